@@ -1,0 +1,1 @@
+"""Lock backends; ``base`` is the contract, every other module fulfils it."""

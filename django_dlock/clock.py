@@ -1,0 +1,34 @@
+"""The clock on which a holder judges its own lease.
+
+``CLOCK_MONOTONIC`` stands still while a machine is suspended, but the lease at the backend
+does not: a laptop that wakes up, or a virtual machine that is resumed, would believe in a
+lease that ended hours ago. ``CLOCK_BOOTTIME`` counts suspension; macOS' ``CLOCK_MONOTONIC``
+does so already (Python's ``time.monotonic`` there does not).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+__all__ = ["DRIFT", "now"]
+
+DRIFT = 0.01
+"""Share of a TTL by which two clocks may drift apart during one lease."""
+
+
+def _pick() -> Callable[[], float]:
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin" and hasattr(time, "CLOCK_MONOTONIC"):
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+    return time.monotonic
+
+
+now: Callable[[], float] = _pick()
+"""Seconds, as a float, from an arbitrary start; never steps, counts suspension.
+
+Always called as ``clock.now()``, so that ``django_dlock.testing.FakeClock`` can take its place.
+"""

@@ -1,0 +1,170 @@
+"""The facts of one lease, as they pass between handle, watchdog, backend and operator.
+
+Only values live here: nothing in this module does I/O or knows a backend.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .process import ProcessIdentity
+
+__all__ = [
+    "Contention",
+    "Fate",
+    "HolderState",
+    "Kind",
+    "Lease",
+    "LeaseInfo",
+    "LeaseRequest",
+    "Renewal",
+]
+
+Kind = Literal["held", "cooling", "parked", "reserved"]
+"""``held`` by a process; ``cooling`` after a release under ``min_hold``; ``parked`` between
+retries of a task; ``reserved`` at enqueue time. Rules about dead processes and about exit
+apply to ``held`` only."""
+
+Fate = Literal["renewed", "released", "expired", "broken", "refused"]
+"""What a backend answers about a lease that somebody claims to own.
+
+``renewed``: it was theirs and lives on. ``released``: it was theirs and now is free, or an
+earlier release of theirs did happen. ``expired``: it was theirs and its TTL ended. ``broken``:
+an operator, or a proof of death, took it away. ``refused``: another owner, or no trace of it
+(the backend lost its data)."""
+
+HolderState = Literal["alive", "silent", "dead", "unknown"]
+"""``alive``: heard of within 15 s. ``silent``: not heard of; it may wake up. ``dead``: proven.
+``unknown``: the lease is of no process (cooling, parked, reserved) or names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """What one attempt to acquire asks for.
+
+    Attributes:
+        name: The lock's name.
+        owner: A nonce, new for every attempt, so that a retry whose first reply was lost finds
+            its own grant, and no two grants ever share an owner.
+        ttl: Seconds.
+        kind: See ``Kind``.
+        metadata: JSON object with the holder's context and the user's own facts.
+        waits: The caller will wait if the name is taken: the backend counts it as a waiter.
+    """
+
+    name: str
+    owner: str
+    ttl: float
+    kind: Kind = "held"
+    metadata: str = "{}"
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A grant limited in time.
+
+    Attributes:
+        token: The fencing token, strictly rising per name.
+        ttl: Seconds, as last confirmed.
+        deadline: When the holder must believe it gone, on ``clock.now()``: the moment the
+            confirmed request was *sent*, plus the TTL, less the drift.
+    """
+
+    name: str
+    owner: str
+    token: int
+    ttl: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Held by another: an answer, not an error.
+
+    Attributes:
+        owner: The present owner, to be named when its death is proven.
+        kind: Of the lease in the way.
+        remaining: Seconds until that lease ends unless it is renewed.
+        now: Seconds since the epoch on the backend's clock, for those who must measure a time
+            across processes (a requeued task).
+        process: The holder's process, where the backend knows it.
+    """
+
+    owner: str
+    kind: Kind
+    remaining: float
+    now: float
+    process: ProcessIdentity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One lease to be renewed.
+
+    Attributes:
+        ttl: Seconds from the moment the request is sent; cut short by ``max_hold``.
+    """
+
+    name: str
+    owner: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """One lease as an operator sees it, read in one go from the backend.
+
+    Attributes:
+        acquired_at: Aware; the backend's clock.
+        age: Seconds since the grant.
+        ttl: Seconds left; ``None`` for a damaged entry that would never end.
+        renewals: How often it was renewed.
+        waiting: How many wait for the name.
+        process: The holder's process.
+        holder_state: See ``HolderState``.
+        metadata: The holder's context (``task_name``, ``task_id``, ``path``, ``user``) and the
+            user's own facts.
+    """
+
+    name: str
+    alias: str
+    kind: Kind
+    owner: str
+    token: int
+    acquired_at: dt.datetime
+    age: float
+    ttl: float | None
+    renewals: int
+    waiting: int
+    process: ProcessIdentity | None
+    holder_state: HolderState
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form that commands print; its keys are part of the public interface."""
+        process = self.process
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            "kind": self.kind,
+            "owner": self.owner,
+            "token": self.token,
+            "holder": {
+                "host": process.host if process else None,
+                "pid": process.pid if process else None,
+                "task_name": self.metadata.get("task_name"),
+                "task_id": self.metadata.get("task_id"),
+                "path": self.metadata.get("path"),
+                "user": self.metadata.get("user"),
+            },
+            "holder_state": self.holder_state,
+            "acquired_at": self.acquired_at.isoformat(),
+            "age": self.age,
+            "ttl": self.ttl,
+            "renewals": self.renewals,
+            "waiting": self.waiting,
+        }
