@@ -1,0 +1,101 @@
+"""Settings of the test project; what differs from place to place comes from the environment.
+
+``DLOCK_DB`` is the SQLite file, ``REDIS_URL`` the Redis of locks, broker and results.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+BASE_DIR = Path(__file__).resolve().parent
+REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
+
+SECRET_KEY = "only for the test project"
+DEBUG = False
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_dlock",
+    "testproject.shop",
+]
+
+MIDDLEWARE = [
+    "testproject.middleware.content_security_policy",
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+ROOT_URLCONF = "testproject.urls"
+WSGI_APPLICATION = "testproject.wsgi.application"
+ASGI_APPLICATION = "testproject.asgi.application"
+STATIC_URL = "static/"
+STATIC_ROOT = os.environ.get("DLOCK_STATIC_ROOT")
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("DLOCK_DB", BASE_DIR / "db.sqlite3"),
+        "OPTIONS": {
+            # Two workers may write only so: a transaction that begins by reading and then wants
+            # to write fails at once under SQLite's deferred mode, whatever the timeout.
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            "timeout": 20,
+        },
+        # A file and not memory, so that workers of a test see it; by pid, so that two runs of
+        # the tests do not share it.
+        "TEST": {"NAME": Path(tempfile.gettempdir()) / f"django-dlock-test-{os.getpid()}.sqlite3"},
+    },
+}
+
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        # Another database than the locks': ``cache.clear()`` is FLUSHDB.
+        "LOCATION": urlsplit(REDIS_URL)._replace(path="/1").geturl(),
+    },
+}
+
+DLOCKS = {
+    "default": {
+        "BACKEND": "django_dlock.backends.redis.RedisBackend",
+        "LOCATION": REDIS_URL,
+    },
+    "local": {"BACKEND": "django_dlock.backends.local.LocalBackend"},
+}
+
+CELERY_BROKER_URL = REDIS_URL
+CELERY_RESULT_BACKEND = REDIS_URL
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TIMEZONE = TIME_ZONE

@@ -1,0 +1,1 @@
+"""A shop that charges orders: what the tests and the demonstration guard."""

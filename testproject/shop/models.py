@@ -1,0 +1,37 @@
+"""Orders, and what was done for them."""
+
+from __future__ import annotations
+
+from django.db import models
+
+__all__ = ["Effect", "Order"]
+
+
+class Order(models.Model):
+    """Something a customer pays for once."""
+
+    number = models.PositiveIntegerField(unique=True)
+    paid = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"Order {self.number}"
+
+
+class Effect(models.Model):
+    """One charge, written by whoever ran the body.
+
+    No unique constraint: nothing but the guard under test may hide a double.
+    """
+
+    order_number = models.PositiveIntegerField()
+    by = models.CharField(max_length=40)
+    delivery = models.CharField(max_length=100, blank=True)
+    token = models.BigIntegerField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["by", "order_number"], name="shop_effect_by_order")]
+
+    def __str__(self) -> str:
+        return f"{self.by} of order {self.order_number}"

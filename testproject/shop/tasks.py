@@ -1,0 +1,42 @@
+"""The same charge, guarded in three ways."""
+
+from __future__ import annotations
+
+from celery import Task, shared_task
+
+from django_dlock import LockedTask
+
+from .models import Effect
+
+__all__ = ["charge", "charge_locked", "charge_plain"]
+
+
+def _charge(task: Task, number: int) -> int:
+    effect = Effect.objects.create(
+        order_number=number, by=task.name, delivery=task.request.id or ""
+    )
+    return effect.pk
+
+
+@shared_task(bind=True)
+def charge_plain(self: Task, number: int) -> int:
+    """Not guarded: charges as often as it is delivered."""
+    return _charge(self, number)
+
+
+@shared_task(base=LockedTask, bind=True, lock_key="order:{number}")
+def charge_locked(self: Task, number: int) -> int:
+    """Never twice at once, but again for every delivery."""
+    return _charge(self, number)
+
+
+@shared_task(
+    base=LockedTask,
+    bind=True,
+    lock_key="order:{number}",
+    idempotency_key="{number}",
+    atomic=True,
+)
+def charge(self: Task, number: int) -> int:
+    """Once per order, whatever queue, worker or Redis do."""
+    return _charge(self, number)
