@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 __all__ = [
     "AcquireTimeout",
     "AlreadyHeld",
+    "AttemptsExhausted",
     "BackendUnavailable",
     "DuplicateRun",
     "IdempotencyConflict",
@@ -96,6 +97,10 @@ class PayloadMismatch(IdempotencyConflict):
 
 class DuplicateRun(IdempotencyConflict):
     """The key has been worked off already and ``if_duplicate`` is ``"fail"``."""
+
+
+class AttemptsExhausted(LockError):
+    """As many runs of one key as ``max_attempts`` allows died in the middle."""
 
 
 class BackendUnavailable(LockError):

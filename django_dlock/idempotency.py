@@ -1,0 +1,315 @@
+"""The idempotency record: claim, complete, wait, fail, forget, purge.
+
+Whether a run counts is decided here, in the record's own database, by the record's attempt
+alone; never by the state of a lease, a queue or a result backend. Every write is one
+conditional statement that names the attempt it was made for, so none needs a lock of its own::
+
+    run A   claim → attempt 1 … stopped ……………………………… complete(attempt 1): 0 rows → StaleToken
+    run B                       lease gone, claim → attempt 2 … complete(attempt 2): 1 row
+
+Times are the database's own (``Now()``). Nothing here knows a task or a view; results are
+text that the caller has encoded.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, models, router, transaction
+from django.db.models.functions import Now
+
+from .exceptions import AttemptsExhausted, LockError, PayloadMismatch, StaleToken
+from .models import IdempotencyRecord
+
+__all__ = [
+    "Claim",
+    "ClaimRequest",
+    "Finished",
+    "InFlight",
+    "claim",
+    "complete",
+    "fail",
+    "has_succeeded",
+    "purge",
+    "wait",
+]
+
+State = IdempotencyRecord.State
+
+_RACES = 100
+"""How many other writers a claim lets pass before it gives up; each of them made progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a run that wants to begin says of itself.
+
+    Attributes:
+        scope, key: What the work is called; compared exactly.
+        payload: Fingerprint of the arguments. Another one under the same key is an error.
+        ttl: How long the record is kept after it was last written.
+        lock_alias, lock_name, owner, token: The lease under which the run begins. ``owner`` is
+            a nonce, so it names this run and no other.
+        max_attempts: How many runs may die in the middle before the key is given up.
+    """
+
+    scope: str
+    key: str
+    payload: str
+    ttl: dt.timedelta
+    lock_alias: str
+    lock_name: str
+    owner: str
+    token: int | None = None
+    task_id: str = ""
+    max_attempts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run, until somebody claims a later attempt.
+
+    Attributes:
+        attempt: Rises with every run of the key; the fence of its record.
+        deaths: How many runs before this one died in the middle.
+        using: The record's database.
+    """
+
+    record_id: int
+    attempt: int
+    deaths: int
+    request: ClaimRequest
+    using: str
+
+    def record(self) -> models.QuerySet[IdempotencyRecord]:
+        """The record, if this run still is the latest."""
+        # The owner as well: a record that was forgotten and made anew counts from 1 again,
+        # and some databases use a primary key twice.
+        return IdempotencyRecord.objects.using(self.using).filter(
+            pk=self.record_id, attempt=self.attempt, owner=self.request.owner
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The key has been worked off; ``result`` is what ``complete`` was given."""
+
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Another run is under way, and the backend says that its owner still holds."""
+
+    lock_alias: str
+    lock_name: str
+    owner: str
+
+
+Holds = Callable[[str, str, str], bool]
+"""``holds(alias, name, owner)``: whether the backend says that the owner holds the name now.
+
+Raises ``BackendUnavailable`` where it does not answer; the record is then not taken over."""
+
+
+def claim(
+    request: ClaimRequest, *, holds: Holds, using: str | None = None
+) -> Claim | Finished | InFlight:
+    """Begin a run of a key, unless it is done or under way.
+
+    Works inside and outside ``transaction.atomic()``. Outside, the claim is committed before
+    this returns, so that a run that dies is counted. An expired record counts as absent.
+
+    Raises:
+        PayloadMismatch: The key is known with another payload.
+        AttemptsExhausted: As many runs as allowed died in the middle; the record is failed now.
+        BackendUnavailable: A run is recorded, and whether its owner lives cannot be told.
+    """
+    using = using or router.db_for_write(IdempotencyRecord)
+    for _ in range(_RACES):
+        record = _read(request, using)
+        if record is None:
+            made = _insert(request, using)
+            if made is not None:
+                return made
+        elif record.expired and record.state != State.RUNNING:
+            claimed = _begin(record, request, using, deaths=0)
+            if claimed is not None:
+                return claimed
+        elif record.payload != request.payload and not record.expired:
+            raise PayloadMismatch(
+                f"key {request.key!r} in scope {request.scope!r} was used with another payload",
+                request.lock_name,
+                request.lock_alias,
+            )
+        elif record.state == State.SUCCEEDED:
+            return Finished(record.result)
+        elif record.state != State.RUNNING:
+            deaths = 0 if record.state == State.FAILED else record.deaths
+            claimed = _begin(record, request, using, deaths=deaths)
+            if claimed is not None:
+                return claimed
+        elif holds(record.lock_alias, record.lock_name, record.owner):
+            return InFlight(record.lock_alias, record.lock_name, record.owner)
+        elif record.deaths + 1 >= request.max_attempts:
+            _give_up(record, request, using)
+        else:
+            claimed = _begin(record, request, using, deaths=record.deaths + 1)
+            if claimed is not None:
+                return claimed
+    raise LockError(
+        f"key {request.key!r} in scope {request.scope!r} changed {_RACES} times during one claim",
+        request.lock_name,
+        request.lock_alias,
+    )
+
+
+def complete(claim: Claim, result: str | None) -> None:
+    """Record the run as succeeded; in the transaction of its effects where there is one.
+
+    Raises:
+        StaleToken: A later attempt was claimed, or the record was forgotten: this run does not
+            count. Raised inside ``atomic``, it rolls the run's effects back.
+    """
+    changed = _end(claim, State.SUCCEEDED, result=result, error="", deaths=0)
+    if not changed:
+        request = claim.request
+        raise StaleToken(
+            f"attempt {claim.attempt} of key {request.key!r} in scope {request.scope!r} "
+            "is not the latest any more",
+            request.lock_name,
+            request.lock_alias,
+        )
+
+
+def wait(claim: Claim, reason: str = "") -> bool:
+    """Record the run as ended without an outcome: another delivery will go on.
+
+    Returns:
+        Whether it still was the latest; otherwise nothing was changed.
+    """
+    return _end(claim, State.WAITING, error=reason)
+
+
+def fail(claim: Claim, error: str) -> bool:
+    """Record the run as failed; a new delivery may take the key.
+
+    Returns:
+        Whether it still was the latest; otherwise nothing was changed.
+    """
+    return _end(claim, State.FAILED, error=error)
+
+
+def has_succeeded(claim: Claim) -> bool:
+    """Whether this very run is recorded as succeeded: the answer after a doubtful COMMIT."""
+    return claim.record().filter(state=State.SUCCEEDED).exists()
+
+
+def purge(
+    *, before: dt.datetime | None = None, batch_size: int = 1000, using: str | None = None
+) -> Iterator[int]:
+    """Delete records whose retention has ended, in batches, each a transaction of its own.
+
+    Args:
+        before: Records that expired before this; the database's present time by default.
+
+    Yields:
+        How many records each batch deleted.
+    """
+    using = using or router.db_for_write(IdempotencyRecord)
+    limit = Now() if before is None else before
+    expired = IdempotencyRecord.objects.using(using).filter(expires_at__lt=limit)
+    while batch := list(expired.order_by("expires_at").values_list("pk", flat=True)[:batch_size]):
+        # Asked again in the deleting statement: a record may have been claimed meanwhile.
+        yield expired.filter(pk__in=batch).delete()[0]
+
+
+def _read(request: ClaimRequest, using: str) -> Any:
+    expired = models.Case(
+        models.When(expires_at__lte=Now(), then=True),
+        default=False,
+        output_field=models.BooleanField(),
+    )
+    found = IdempotencyRecord.objects.for_key(request.scope, request.key).using(using)
+    return found.annotate(expired=expired).first()
+
+
+def _facts(request: ClaimRequest) -> dict[str, Any]:
+    return {
+        "payload": request.payload,
+        "state": State.RUNNING,
+        "lock_alias": request.lock_alias,
+        "lock_name": request.lock_name,
+        "owner": request.owner,
+        "token": request.token,
+        "task_id": request.task_id,
+        "result": None,
+        "error": "",
+        "started_at": Now(),
+        "finished_at": None,
+        "expires_at": Now() + request.ttl,
+    }
+
+
+def _insert(request: ClaimRequest, using: str) -> Claim | None:
+    try:
+        # A savepoint where there is a transaction already: the error must not spoil it.
+        with transaction.atomic(using=using):
+            record = IdempotencyRecord.objects.using(using).create(
+                digest=IdempotencyRecord.digest_of(request.scope, request.key),
+                scope=request.scope,
+                key=request.key,
+                attempt=1,
+                created_at=Now(),
+                **_facts(request),
+            )
+    except IntegrityError:
+        return None
+    return Claim(record.pk, 1, 0, request, using)
+
+
+def _begin(
+    record: IdempotencyRecord, request: ClaimRequest, using: str, *, deaths: int
+) -> Claim | None:
+    changed = _unchanged(record, using).update(
+        attempt=record.attempt + 1, deaths=deaths, **_facts(request)
+    )
+    return Claim(record.pk, record.attempt + 1, deaths, request, using) if changed else None
+
+
+def _give_up(record: IdempotencyRecord, request: ClaimRequest, using: str) -> None:
+    deaths = record.deaths + 1
+    error = AttemptsExhausted(
+        f"{deaths} runs of key {request.key!r} in scope {request.scope!r} died in the middle",
+        request.lock_name,
+        request.lock_alias,
+    )
+    changed = _unchanged(record, using).update(
+        # Counted on, so that the dead run cannot end if it is not as dead as believed.
+        attempt=record.attempt + 1,
+        state=State.FAILED,
+        deaths=deaths,
+        error=str(error),
+        finished_at=Now(),
+        expires_at=Now() + request.ttl,
+    )
+    if changed:
+        raise error
+
+
+def _unchanged(record: IdempotencyRecord, using: str) -> models.QuerySet[IdempotencyRecord]:
+    return IdempotencyRecord.objects.using(using).filter(
+        pk=record.pk, attempt=record.attempt, state=record.state, owner=record.owner
+    )
+
+
+def _end(claim: Claim, state: str, **facts: Any) -> bool:
+    running = claim.record().filter(state=State.RUNNING)
+    return bool(
+        running.update(
+            state=state, finished_at=Now(), expires_at=Now() + claim.request.ttl, **facts
+        )
+    )
