@@ -1,0 +1,87 @@
+"""Servers and backends for the tests.
+
+Every server is started by the tests, on a free port, and never one that the machine runs. A
+missing one skips the tests that need it at home and fails them in CI, each fixture alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from testproject.servers import RedisServer, ServerNotFound
+from tests.proxy import Proxy
+
+NOBODY = "redis://127.0.0.1:1/0"
+"""What the settings point to without a server: never to somebody else's Redis."""
+
+_session_redis: RedisServer | None = None
+_no_redis = "not started"
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip for the want of a service; in CI, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the session's Redis, then load the settings, which read its address."""
+    global _session_redis, _no_redis
+    from django.conf import settings
+
+    if settings.configured:
+        raise pytest.UsageError(
+            "Unset DJANGO_SETTINGS_MODULE and leave out --ds: the settings read REDIS_URL, which "
+            "tests/conftest.py sets when it has started a Redis"
+        )
+    os.environ["REDIS_URL"] = NOBODY
+    # Under xdist each worker has a server of its own, and the process that steers them none.
+    steers = getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not (steers or config.option.help or config.option.collectonly):
+        try:
+            _session_redis = RedisServer().start()
+        except (ServerNotFound, RuntimeError) as error:
+            _no_redis = str(error)
+        else:
+            os.environ["REDIS_URL"] = _session_redis.url
+    os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
+    import django
+
+    django.setup()
+
+
+def pytest_unconfigure() -> None:
+    if _session_redis is not None:
+        _session_redis.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> RedisServer:
+    """The Redis of the settings; not to be stopped or flushed. See ``own_redis`` for that."""
+    if _session_redis is None:
+        missing(_no_redis)
+    return _session_redis
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis of this test alone, that may be paused, killed, restarted and flushed."""
+    try:
+        server = RedisServer().start()
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(own_redis: RedisServer) -> Iterator[Proxy]:
+    """A proxy before ``own_redis``."""
+    with Proxy("127.0.0.1", own_redis.port) as before:
+        yield before

@@ -1,0 +1,230 @@
+"""A TCP proxy before a Redis server that loses what it is told to lose."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+How = Literal["close", "swallow"]
+
+SCRIPTS = ("EVALSHA", "EVAL")
+
+
+class _Requests:
+    """Reads the names of commands out of the bytes of one client."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        self._buffer += data
+        names: list[str] = []
+        while (name := self._one()) is not None:
+            names.append(name)
+        return names
+
+    def _one(self) -> str | None:
+        head, line_end, rest = self._buffer.partition(b"\r\n")
+        if not line_end:
+            return None
+        words: list[bytes] = []
+        for _ in range(int(head[1:])):
+            size, line_end, rest = rest.partition(b"\r\n")
+            if not line_end or len(rest) < int(size[1:]) + 2:
+                return None
+            words.append(rest[: int(size[1:])])
+            rest = rest[int(size[1:]) + 2 :]
+        self._buffer = rest
+        return words[0].decode().upper()
+
+
+class Proxy:
+    """Forwards to ``target`` and counts; a context manager, healthy at first.
+
+    Attributes:
+        commands: The names of all commands forwarded or lost, in order.
+        connections: How many clients have connected so far.
+        replies_dropped: How many replies were lost on request.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._changed = threading.Condition()
+        self._listener: socket.socket | None = None
+        self._pairs: set[_Pair] = set()
+        self._drops: list[tuple[How, tuple[str, ...]]] = []
+        self.black_holed = False
+        self.delay = 0.0
+        self.commands: list[str] = []
+        self.connections = 0
+        self.replies_dropped = 0
+        self.port = 0
+        self.accept()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.refuse()
+
+    # -- faults ------------------------------------------------------------------------
+
+    def drop_replies(
+        self, count: int = 1, *, how: How = "close", of: tuple[str, ...] = SCRIPTS
+    ) -> None:
+        """Lose the replies of the next ``count`` commands after the server executed them.
+
+        ``close`` closes the client's connection instead; ``swallow`` leaves it waiting.
+        """
+        with self._changed:
+            self._drops += [(how, of)] * count
+
+    def black_hole(self) -> None:
+        """Accept connections and bytes from now on, and forward nothing in either direction."""
+        self.black_holed = True
+
+    def heal(self) -> None:
+        """Forward again; connections that may have lost bytes are cut."""
+        self.black_holed = False
+        self.cut()
+
+    def cut(self) -> None:
+        """Close all connections."""
+        with self._changed:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.close()
+
+    def refuse(self) -> None:
+        """Close all connections and refuse new ones."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # Wakes the thread that accepts, which ``close`` alone does not.
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self.cut()
+
+    def accept(self) -> None:
+        """Accept connections (again), on the same port."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(512)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    # -- what happened -----------------------------------------------------------------
+
+    def count(self, *names: str) -> int:
+        """How many commands of these names have passed; of all names without any."""
+        return sum(1 for command in self.commands if not names or command in names)
+
+    def wait_until(self, happened: Callable[[Proxy], bool], timeout: float = 10.0) -> None:
+        """Block until ``happened(self)``; it is asked whenever something passes."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: happened(self), timeout):
+                raise AssertionError(f"did not happen within {timeout} s; saw {self.commands}")
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with self._changed:
+                self.connections += 1
+                self._changed.notify_all()
+            try:
+                server = socket.create_connection(self._target, timeout=5)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            pair = _Pair(self, client, server)
+            with self._changed:
+                self._pairs.add(pair)
+            pair.start()
+
+    def _saw(self, names: list[str]) -> How | None:
+        """Note commands; says how to lose the reply of the last one, if at all."""
+        with self._changed:
+            self.commands += names
+            how: How | None = None
+            for name in names:
+                how = None
+                if self._drops and name in self._drops[0][1]:
+                    how = self._drops.pop(0)[0]
+            self._changed.notify_all()
+            return how
+
+    def _dropped(self) -> None:
+        with self._changed:
+            self.replies_dropped += 1
+            self._changed.notify_all()
+
+    def _gone(self, pair: _Pair) -> None:
+        with self._changed:
+            self._pairs.discard(pair)
+            self._changed.notify_all()
+
+
+class _Pair:
+    """One client and its connection to the server."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy, self._client, self._server = proxy, client, server
+        self._requests = _Requests()
+        self._lose: How | None = None
+
+    def start(self) -> None:
+        for pump in (self._upwards, self._downwards):
+            threading.Thread(target=self._run, args=(pump,), daemon=True).start()
+
+    def close(self) -> None:
+        for end in (self._client, self._server):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def _run(self, pump: Callable[[], None]) -> None:
+        try:
+            pump()
+        except OSError:
+            pass
+        finally:
+            self.close()
+            self._proxy._gone(self)
+
+    def _upwards(self) -> None:
+        while data := self._client.recv(65536):
+            how = self._proxy._saw(self._requests.feed(data))
+            if self._proxy.black_holed:
+                continue
+            if how is not None:
+                self._lose = how
+            self._server.sendall(data)
+
+    def _downwards(self) -> None:
+        while data := self._server.recv(65536):
+            if self._proxy.delay:
+                time.sleep(self._proxy.delay)
+            if self._proxy.black_holed:
+                continue
+            lose, self._lose = self._lose, None
+            if lose is None:
+                self._client.sendall(data)
+                continue
+            self._proxy._dropped()
+            if lose == "close":
+                return
