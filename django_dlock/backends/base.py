@@ -19,6 +19,8 @@ Rules that hold for every method and every backend:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -134,9 +136,7 @@ class BaseLockBackend(ABC):
         """
 
     @abstractmethod
-    def renew(
-        self, renewals: Sequence[Renewal], *, process: str, deadline: float
-    ) -> Fates:
+    def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
         """Prolong each lease whose owner still holds it, and note that ``process`` lives.
 
         One round trip for up to 500 leases. An empty sequence is a bare heartbeat.
@@ -159,9 +159,7 @@ class BaseLockBackend(ABC):
         This default waits on a thread of its own; a backend whose client can send and read
         apart does without.
         """
-        return _ThreadedRenewal(
-            lambda: self.renew(renewals, process=process, deadline=deadline)
-        )
+        return _ThreadedRenewal(lambda: self.renew(renewals, process=process, deadline=deadline))
 
     @abstractmethod
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
@@ -240,6 +238,34 @@ class BaseLockBackend(ABC):
     @abstractmethod
     def goodbye(self, process: str, *, deadline: float) -> None:
         """Note that the process has ended in order; proof of its death from now on."""
+
+    # -- coroutines --------------------------------------------------------------------
+
+    async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Await one of the methods above, by its name.
+
+        This default runs it on a thread of its own: a pool would let many waiters keep the
+        holder's release from getting a thread. A backend with an asynchronous client overrides
+        it. A cancelled call may still be carried out; its caller will ``undo`` it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(settler: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                settler(value)
+
+        def run() -> None:
+            try:
+                outcome, settler = getattr(self, method)(*args, **kwargs), future.set_result
+            except BaseException as error:
+                outcome, settler = error, future.set_exception
+            # The loop may be closed by now: then nobody waits any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, settler, outcome)
+
+        threading.Thread(target=run, name=f"dlock-{method}", daemon=True).start()
+        return await future
 
     # -- housekeeping ------------------------------------------------------------------
 

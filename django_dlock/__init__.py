@@ -1,0 +1,78 @@
+"""Distributed locks for Django and Celery that renew themselves and say when they are lost.
+
+Everything here is loaded at first use: ``import django_dlock`` imports no model, no Celery and
+no client library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .celery import LockedTask
+    from .decorators import locked
+    from .exceptions import (
+        AcquireTimeout,
+        AlreadyHeld,
+        BackendUnavailable,
+        DuplicateRun,
+        IdempotencyConflict,
+        InvalidLockBackend,
+        LeaseLost,
+        LockError,
+        LockNotAcquired,
+        NotHeld,
+        PayloadMismatch,
+        QuorumNotReached,
+        StaleToken,
+    )
+    from .handler import locks
+    from .lock import DEFAULT, Lock
+    from .views import locked_view
+
+__all__ = [
+    "DEFAULT",
+    "AcquireTimeout",
+    "AlreadyHeld",
+    "BackendUnavailable",
+    "DuplicateRun",
+    "IdempotencyConflict",
+    "InvalidLockBackend",
+    "LeaseLost",
+    "Lock",
+    "LockError",
+    "LockNotAcquired",
+    "LockedTask",
+    "NotHeld",
+    "PayloadMismatch",
+    "QuorumNotReached",
+    "StaleToken",
+    "locked",
+    "locked_view",
+    "locks",
+]
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "DEFAULT": "lock",
+    "Lock": "lock",
+    "LockedTask": "celery",
+    "locked": "decorators",
+    "locked_view": "views",
+    "locks": "handler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_ROOMS.get(name, 'exceptions')}"), name)
+    # Found at once from now on.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,134 @@
+"""Delivers signals, ``on_lost`` and the like on a thread of its own.
+
+User code must not run on the renewal thread, and a receiver that hangs must not keep anybody
+from renewing or releasing. The thread starts with the first event and goes after a minute
+without one. When one delivery hangs, another thread takes over the rest of the queue.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from django.dispatch import Signal
+
+from . import clock
+
+__all__ = ["Deliverer", "call", "flush", "nudge", "send"]
+
+logger = logging.getLogger("django_dlock")
+
+HANGING_AFTER = 5.0
+"""Seconds after which a delivery counts as hanging."""
+MAX_HANGING = 8
+"""Threads that may hang in user code before events wait for them."""
+MAX_QUEUED = 100_000
+IDLE = 60.0
+
+Delivery = Callable[[], object]
+
+
+class Deliverer:
+    """A queue of calls and the thread that works it off, in order."""
+
+    def __init__(self) -> None:
+        self._queue: collections.deque[Delivery] = collections.deque()
+        # Reentrant: a signal handler or a finalizer may post while its own thread posts.
+        self._ready = threading.Condition(threading.RLock())
+        self._worker: threading.Thread | None = None
+        self._busy_since: float | None = None
+        self._hanging = 0
+        self._hooked = False
+
+    def post(self, delivery: Delivery) -> None:
+        """Queue a call; never blocks and never raises what the call raises."""
+        with self._ready:
+            if len(self._queue) >= MAX_QUEUED:
+                logger.error("Events are not delivered: %d wait behind a receiver", MAX_QUEUED)
+                return
+            self._queue.append(delivery)
+            self._ready.notify()
+            self._ensure_worker()
+
+    def nudge(self) -> None:
+        """Let another thread take over if a delivery hangs and others wait behind it."""
+        if self._queue:
+            with self._ready:
+                self._ensure_worker()
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until everything posted before has been delivered; false after ``timeout``."""
+        done = threading.Event()
+        self.post(done.set)
+        return done.wait(timeout)
+
+    def after_fork(self) -> None:
+        """Forget thread, lock and queue of the parent."""
+        hooked = self._hooked
+        self.__init__()  # type: ignore[misc]
+        self._hooked = hooked
+
+    def _ensure_worker(self) -> None:
+        worker = self._worker
+        if worker is not None and worker.is_alive():
+            since = self._busy_since
+            hangs = since is not None and clock.now() - since > HANGING_AFTER
+            if not hangs or self._hanging >= MAX_HANGING:
+                return
+            self._hanging += 1
+            logger.error("A receiver of a lock event hangs for %g s", HANGING_AFTER)
+        if not self._hooked and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.after_fork)
+        self._hooked = True
+        self._busy_since = None
+        self._worker = threading.Thread(target=self._run, name="dlock-events", daemon=True)
+        try:
+            self._worker.start()
+        except RuntimeError:
+            # The interpreter is going down; there is nobody left to be told.
+            self._worker = None
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._ready:
+                if self._worker is not me:
+                    # Replaced while a delivery hung here; it has come back after all.
+                    self._hanging -= 1
+                    return
+                self._busy_since = None
+                if not self._queue and not self._ready.wait_for(lambda: self._queue, IDLE):
+                    self._worker = None
+                    return
+                delivery = self._queue.popleft()
+                self._busy_since = clock.now()
+            try:
+                delivery()
+            except BaseException:
+                logger.exception("A callback for a lock event raised")
+
+
+_deliverer = Deliverer()
+nudge = _deliverer.nudge
+flush = _deliverer.flush
+
+
+def call(function: Callable[..., object], *args: Any) -> None:
+    """Call ``function`` on the events thread."""
+    _deliverer.post(lambda: function(*args))
+
+
+def send(signal: Signal, sender: type, **facts: Any) -> None:
+    """Send a signal from the events thread; costs nothing where nobody listens."""
+    if signal.has_listeners(sender):
+        _deliverer.post(lambda: _send(signal, sender, facts))
+
+
+def _send(signal: Signal, sender: type, facts: dict[str, Any]) -> None:
+    for receiver, outcome in signal.send_robust(sender, **facts):
+        if isinstance(outcome, Exception):
+            logger.error("Receiver %r of a lock signal raised", receiver, exc_info=outcome)

@@ -1,0 +1,301 @@
+"""One grant as this process knows it: the lease, who holds it, and how it ended.
+
+A ``Hold`` is shared by the handle, which asks it, and the watchdog, which prolongs it. It has
+no thread lock: the one thing that must happen once, its end, is decided by ``dict.setdefault``,
+which is atomic and safe in signal handlers and finalizers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from . import clock, events, signals
+from .backends.base import BaseLockBackend
+from .lease import Fate, Lease, Renewal
+from .lock_options import LockOptions
+
+__all__ = ["Hold", "HolderKey", "LockState", "holder_ended", "registry"]
+
+logger = logging.getLogger("django_dlock")
+
+LockState = Literal["free", "held", "in_doubt", "lost"]
+
+HolderKey: TypeAlias = object
+"""Who holds: a ``threading.Thread``, an ``asyncio.Task``, or a mark of the handle's own.
+
+The objects themselves and not their ids, which a later thread or task may be given again.
+"""
+
+RENEWALS_PER_TTL = 3
+
+_RELEASED = "released"
+_LOSS_BY_FATE: Mapping[Fate, str] = {"expired": "expired", "broken": "broken"}
+
+
+def holder_ended(key: HolderKey) -> bool:
+    """Whether the thread or task that holds has ended; a handle's own mark never ends."""
+    if isinstance(key, asyncio.Future):
+        return key.done()
+    if isinstance(key, threading.Thread):
+        if not key.is_alive():
+            return True
+        # A thread that Python did not start counts as alive for ever, but the system knows.
+        if isinstance(key, threading._DummyThread) and os.path.isdir("/proc/self/task"):
+            return not os.path.exists(f"/proc/self/task/{key.native_id}")
+    return False
+
+
+class Hold:
+    """See the module.
+
+    Attributes:
+        acquired_at, confirmed_at, deadline: On ``clock.now()``; ``confirmed_at`` is when the
+            last confirmed acquire or renewal was sent.
+        max_end: When renewal must end, by ``max_hold``.
+        due: When the watchdog has to look at it next.
+        renews: Whether the watchdog prolongs it (still).
+        failures: Renewals without an answer since the last confirmed one.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_capped",
+        "_end",
+        "_stopped",
+        "acquired_at",
+        "backend",
+        "confirmed_at",
+        "deadline",
+        "depth",
+        "doubt_told",
+        "due",
+        "failures",
+        "handle",
+        "key",
+        "max_end",
+        "metadata",
+        "min_hold",
+        "name",
+        "on_lost",
+        "outer_transactions",
+        "owner",
+        "renews",
+        "sender",
+        "token",
+        "ttl",
+    )
+
+    def __init__(
+        self,
+        lease: Lease,
+        backend: BaseLockBackend,
+        key: HolderKey,
+        options: LockOptions,
+        *,
+        handle: Any,
+        sender: type,
+    ) -> None:
+        self.name, self.owner, self.token = lease.name, lease.owner, lease.token
+        self.ttl = lease.ttl
+        self.backend = backend
+        self.key = key
+        self.handle = weakref.ref(handle)
+        self.sender = sender
+        self.renews = options.renew
+        self.min_hold = options.min_hold
+        self.metadata = options.metadata
+        self.on_lost = options.on_lost
+        # 0 says to other handles of the holder that this hold is not shared.
+        self.depth = 1 if options.reentrant else 0
+        self.failures = 0
+        self.doubt_told = False
+        self.outer_transactions: tuple[object, ...] = ()
+        self._end: dict[str, tuple[str]] = {}
+        self._stopped = ""
+        # The deadline was counted from the moment of sending.
+        sent_at = lease.deadline - lease.ttl * (1 - clock.DRIFT)
+        self.acquired_at = self.confirmed_at = sent_at
+        self.max_end = sent_at + options.max_hold
+        self.deadline = min(lease.deadline, self.max_end)
+        self._capped = self._reaches_end(sent_at, lease.ttl)
+        self._plan()
+
+    # -- what the holder asks, without I/O ---------------------------------------------
+
+    @property
+    def alias(self) -> str:
+        return self.backend.alias
+
+    @property
+    def state(self) -> LockState:
+        end = self._end.get("how")
+        if end is not None:
+            return "free" if end[0] == _RELEASED else "lost"
+        now = clock.now()
+        if now >= self.deadline:
+            # Said once it must stay said, even if a late renewal is confirmed just now.
+            self.lose(self._deadline_reason())
+            return "lost"
+        return "in_doubt" if self._in_doubt(now) else "held"
+
+    @property
+    def active(self) -> bool:
+        """Held or in doubt."""
+        return (not self._end and clock.now() < self.deadline) or self.state in (
+            "held",
+            "in_doubt",
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Released or lost, as far as anybody has noticed."""
+        return bool(self._end)
+
+    @property
+    def lost_reason(self) -> str | None:
+        return self._end["how"][0] if self.state == "lost" else None
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.deadline - clock.now()) if self.active else 0.0
+
+    # -- how it lives on ---------------------------------------------------------------
+
+    def renewal(self, now: float) -> Renewal:
+        """The next renewal; the last one is cut so that the lease ends with ``max_hold``."""
+        return Renewal(self.name, self.owner, max(min(self.ttl, self.max_end - now), 0.001))
+
+    def confirm(self, sent_at: float, ttl: float) -> None:
+        """A renewal that was sent at ``sent_at`` is confirmed."""
+        if clock.now() >= self.deadline:
+            # A late "yes" must not bring a hold back that was already told lost.
+            self.lose(self._deadline_reason())
+            return
+        self.confirmed_at = sent_at
+        self.deadline = min(sent_at + ttl * (1 - clock.DRIFT), self.max_end)
+        self._capped = self._reaches_end(sent_at, ttl)
+        self.failures = 0
+        self.doubt_told = False
+        self._plan()
+
+    def stop_renewing(self, reason: str) -> None:
+        """Let the lease end with its TTL; ``reason`` is told then."""
+        self.renews = False
+        self._stopped = reason
+        self.due = self.deadline
+
+    def tell_doubt(self, now: float) -> None:
+        """Send ``in_doubt`` once per stretch without a confirmation."""
+        if self._in_doubt(now) and not self.doubt_told:
+            self.doubt_told = True
+            logger.warning(
+                "Lock %r (alias %r): no renewal was confirmed for %.1f s, %.1f s left",
+                self.name,
+                self.alias,
+                now - self.confirmed_at,
+                self.deadline - now,
+            )
+            events.send(signals.in_doubt, self.sender, **self.facts())
+
+    def _reaches_end(self, sent_at: float, ttl: float) -> bool:
+        """Whether this lease was cut so that it ends with ``max_hold``."""
+        return sent_at + ttl >= self.max_end - 1e-6
+
+    def _plan(self) -> None:
+        if self.renews and not self._capped:
+            self.due = self.confirmed_at + self.ttl / RENEWALS_PER_TTL
+        else:
+            self.due = self.deadline
+
+    def _in_doubt(self, now: float) -> bool:
+        # A fixed lease is never in doubt: nobody promised to confirm it again.
+        return self.renews and not self._capped and now - self.confirmed_at >= self.ttl / 2
+
+    # -- how it ends -------------------------------------------------------------------
+
+    def end_released(self) -> bool:
+        """Note that the holder gives it back; false where it had ended already."""
+        return self._finish(_RELEASED)
+
+    def lose(self, reason: str) -> bool:
+        """Note the loss and tell everybody, once; false where it had ended already."""
+        if not self._finish(reason):
+            return False
+        held_for = clock.now() - self.acquired_at
+        logger.warning(
+            "Lock %r (alias %r) was lost after %.1f s: %s", self.name, self.alias, held_for, reason
+        )
+        if self.on_lost is not None:
+            events.call(self._call_on_lost, reason)
+        events.send(signals.lost, self.sender, reason=reason, held_for=held_for, **self.facts())
+        return True
+
+    def lose_silently(self, reason: str) -> bool:
+        """Note the loss without a word, for a forked child and at exit."""
+        return self._finish(reason)
+
+    def lose_by_fate(self, fate: Fate) -> None:
+        self.lose(_LOSS_BY_FATE.get(fate, "refused"))
+
+    def facts(self) -> dict[str, Any]:
+        """What every signal says."""
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            "owner": self.owner,
+            "token": self.token,
+            "metadata": self.metadata,
+        }
+
+    def _finish(self, how: str) -> bool:
+        mine = (how,)
+        won = self._end.setdefault("how", mine) is mine
+        if won:
+            registry.drop(self)
+        return won
+
+    def _deadline_reason(self) -> str:
+        if self._capped:
+            return "max_hold"
+        if self._stopped:
+            return self._stopped
+        return "unreachable" if self.failures else "expired"
+
+    def _call_on_lost(self, reason: str) -> None:
+        handle = self.handle()
+        if handle is not None and self.on_lost is not None:
+            self.on_lost(handle, reason)
+
+
+class _Registry:
+    """Which holds this process has, by alias, name and holder."""
+
+    def __init__(self) -> None:
+        self._holds: dict[tuple[str, str, HolderKey], Hold] = {}
+
+    def find(self, alias: str, name: str, key: HolderKey) -> Hold | None:
+        """The hold of this holder, unless it has ended."""
+        hold = self._holds.get((alias, name, key))
+        return hold if hold is not None and hold.active else None
+
+    def add(self, hold: Hold) -> None:
+        self._holds[hold.alias, hold.name, hold.key] = hold
+
+    def drop(self, hold: Hold) -> None:
+        place = (hold.alias, hold.name, hold.key)
+        if self._holds.get(place) is hold:
+            self._holds.pop(place, None)
+
+    def take_all(self) -> list[Hold]:
+        """All holds; the registry is empty afterwards."""
+        holds, self._holds = self._holds, {}
+        return list(holds.values())
+
+
+registry = _Registry()

@@ -1,0 +1,546 @@
+"""``Lock``: the handle that users hold in their hands."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import clock, conf, events, process, signals, transactions, undo, watchdog
+from .backends.base import BaseLockBackend
+from .exceptions import (
+    AcquireTimeout,
+    AlreadyHeld,
+    BackendUnavailable,
+    LeaseLost,
+    LockError,
+    LockNotAcquired,
+    NotHeld,
+)
+from .handler import locks
+from .hold import Hold, HolderKey, LockState, registry
+from .holdings import Holdings
+from .keys import check_name
+from .lease import Contention, Fate, Lease, LeaseRequest
+from .lock_options import DEFAULT, Default, LockOptions, Seconds
+from .waiting import Flow, acquisition, adrive, drive
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DEFAULT", "Lock"]
+
+logger = logging.getLogger("django_dlock")
+
+# After these the backend has nothing of ours left to be released.
+_NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
+
+
+class Lock:
+    """A lease on a name that no two holders have at a time.
+
+    Args:
+        name: 1 to 255 characters, compared exactly.
+        ttl: Seconds that the lease lives without renewal; the alias's ``TTL`` by default.
+        wait: Seconds of patience; 0 tries once, ``None`` waits for ever.
+        renew: Prolong it in the background while it is held.
+        max_hold: Seconds after which renewal ends and the lease with it.
+        min_hold: Seconds after the acquisition during which the name stays taken even if it is
+            released before.
+        reentrant: The holder may acquire again through handles that all say so.
+        bound: Held by the acquiring thread, or by the task that entered ``async with``, whose
+            end ends the renewal. With ``False`` the handle itself holds, for hand-over.
+        using: Alias in ``DLOCKS``.
+        metadata: JSON-serialisable facts for operators and signals.
+        on_lost: Called once as ``on_lost(lock, reason)`` when the lease ends under its holder,
+            on the events thread.
+        hold_until: ``"commit"`` releases after the outermost transaction of the thread, if it
+            is in one, has ended.
+
+    Raises:
+        TypeError, ValueError: An option is wrong, or the TTL is too short to be renewed: it
+            must be at least 3 times the alias's ``command_timeout``.
+        InvalidLockBackend: ``using`` names no usable alias.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_holdings", "_options", "contention", "name")
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        if "timeout" in options:
+            raise TypeError(
+                "Lock() takes no timeout: in redis-py it is the lease (ttl= here), in "
+                "threading the patience (wait= here)"
+            )
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        wait: Seconds | Default | None = DEFAULT,
+        renew: bool = True,
+        max_hold: Seconds | Default = DEFAULT,
+        min_hold: Seconds | None = None,
+        reentrant: bool = False,
+        bound: bool = True,
+        using: str = "default",
+        metadata: Mapping[str, Any] | None = None,
+        on_lost: Callable[[Lock, str], object] | None = None,
+        hold_until: Literal["release", "commit"] = "release",
+    ) -> None:
+        self.name = check_name(name)
+        self._backend: BaseLockBackend = locks[using]
+        self._options = LockOptions.read(
+            self._backend,
+            ttl=ttl,
+            wait=wait,
+            renew=renew,
+            max_hold=max_hold,
+            min_hold=min_hold,
+            reentrant=reentrant,
+            bound=bound,
+            metadata=metadata,
+            on_lost=on_lost,
+            hold_until=hold_until,
+        )
+        self._holdings = Holdings(bound=bound)
+        self.contention: Contention | None = None
+        """The last holder that an acquire of this handle met."""
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} on {self.alias!r}: {self.state}>"
+
+    # -- questions, without I/O --------------------------------------------------------
+
+    @property
+    def alias(self) -> str:
+        """The alias in ``DLOCKS``."""
+        return self._backend.alias
+
+    @property
+    def state(self) -> LockState:
+        """``free``, ``held``, ``in_doubt`` (nothing confirmed for half the TTL) or ``lost``."""
+        hold = self._holdings.mine()
+        return "free" if hold is None else hold.state
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease is ours as far as can be known here; true in doubt."""
+        hold = self._holdings.mine()
+        return hold is not None and hold.active
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ended under its holder."""
+        return self.state == "lost"
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why: ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``, ``fork``,
+        ``exit``, ``holder_ended`` or ``collected``; ``None`` where it is not lost."""
+        hold = self._holdings.mine()
+        return None if hold is None else hold.lost_reason
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the local deadline; 0 where it is not held."""
+        hold = self._holdings.mine()
+        return 0.0 if hold is None else hold.remaining
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of this grant; ``None`` when free."""
+        hold = self._holdings.mine()
+        return None if hold is None else hold.token
+
+    @property
+    def owner(self) -> str | None:
+        """The random owner of this grant; ``None`` when free."""
+        hold = self._holdings.mine()
+        return None if hold is None else hold.owner
+
+    def check(self) -> None:
+        """Return while held; costs under a microsecond.
+
+        Raises:
+            LeaseLost: The lease is gone.
+            NotHeld: It was never acquired, or is released.
+        """
+        hold = self._holdings.mine()
+        if hold is None:
+            raise self._not_held("checked")
+        if not hold.active:
+            raise self._lost(hold)
+
+    # -- acquire -----------------------------------------------------------------------
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        """Acquire; the shape of ``threading.Lock``.
+
+        Args:
+            blocking: ``False`` tries once.
+            timeout: Seconds of patience; ``None`` means this lock's ``wait``, -1 for ever.
+
+        Returns:
+            False where the patience ended before the name was free.
+
+        Raises:
+            AlreadyHeld: By this very thread, in a blocking call: it would wait for ever.
+            BackendUnavailable: No answer within the patience plus ``command_timeout``.
+        """
+        patience = self._patience(blocking, timeout)
+        return self._acquire(self._holdings.thread_key(), patience, self._request(patience))
+
+    async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        """As ``acquire``, for coroutines; the handle itself holds.
+
+        Not the task: before Python 3.12 ``asyncio.wait_for`` runs this in a task of its own,
+        whose end would end the renewal.
+        """
+        patience = self._patience(blocking, timeout)
+        return await self._aacquire(self._holdings.handle_key(), patience, self._request(patience))
+
+    def __enter__(self) -> Self:
+        patience = self._options.wait
+        request = self._request(patience)
+        try:
+            if self._acquire(self._holdings.thread_key(), patience, request):
+                return self
+        except LockError:
+            raise
+        except BaseException:
+            # An interrupt between the grant and the block: there will be no __exit__.
+            self._take_back(request)
+            raise
+        raise self._not_acquired()
+
+    async def __aenter__(self) -> Self:
+        patience = self._options.wait
+        request = self._request(patience)
+        if await self._aacquire(self._holdings.task_key(), patience, request):
+            return self
+        raise self._not_acquired()
+
+    def _patience(self, blocking: bool, timeout: float | None) -> float | None:
+        if not blocking:
+            if timeout is not None:
+                raise ValueError("acquire(blocking=False) tries once; it takes no timeout")
+            return 0.0
+        if timeout is None:
+            return self._options.wait
+        if timeout == -1:
+            return None
+        return conf.seconds(timeout, what="timeout (seconds, or -1 for ever)")
+
+    def _request(self, patience: float | None) -> LeaseRequest:
+        options = self._options
+        return LeaseRequest(
+            name=self.name,
+            owner=secrets.token_hex(16),
+            ttl=min(options.ttl, options.max_hold),
+            metadata=options.metadata_json,
+            waits=patience != 0,
+        )
+
+    def _acquire(self, key: HolderKey, patience: float | None, request: LeaseRequest) -> bool:
+        known = self._enter_again(key, patience)
+        if known is not None:
+            return known
+        started = clock.now()
+        try:
+            flow = self._flow(request, patience, lambda: False)
+            return self._granted(key, drive(flow, self._backend), started)
+        except BaseException:
+            self._take_back(request)
+            raise
+
+    async def _aacquire(
+        self, key: HolderKey, patience: float | None, request: LeaseRequest
+    ) -> bool:
+        if self._options.hold_until == "commit":
+            raise TypeError(
+                "hold_until='commit' follows the transaction of a thread; a coroutine has none. "
+                "Acquire in the synchronous code that runs the transaction"
+            )
+        known = self._enter_again(key, patience)
+        if known is not None:
+            return known
+        gone = threading.Event()
+        started = clock.now()
+        try:
+            flow = self._flow(request, patience, gone.is_set)
+            return self._granted(key, await adrive(flow, self._backend), started)
+        except BaseException:
+            gone.set()
+            self._take_back(request)
+            raise
+
+    def _flow(
+        self, request: LeaseRequest, patience: float | None, abandoned: Callable[[], bool]
+    ) -> Flow[Lease | None]:
+        self.contention = None
+        return acquisition(
+            self._backend,
+            request,
+            patience=patience,
+            met=self._met,
+            broke=self._broke,
+            abandoned=abandoned,
+        )
+
+    def _enter_again(self, key: HolderKey, patience: float | None) -> bool | None:
+        """The answer to a holder that holds already; ``None`` where it does not."""
+        hold = registry.find(self.alias, self.name, key)
+        if hold is None:
+            return None
+        # A depth of 0 says that the hold's own handle does not share it.
+        if self._options.reentrant and hold.depth:
+            self._holdings.enter_again(hold)
+            return True
+        if patience == 0:
+            return False
+        raise AlreadyHeld(
+            "Already held by this thread, task or handle; waiting for it would be for ever",
+            self.name,
+            self.alias,
+        )
+
+    def _granted(self, key: HolderKey, lease: Lease | None, started: float) -> bool:
+        if lease is None:
+            return False
+        hold = Hold(lease, self._backend, key, self._options, handle=self, sender=Lock)
+        hold.outer_transactions = transactions.outermost()
+        self._holdings.add(hold)
+        events.send(signals.acquired, Lock, waited=clock.now() - started, **hold.facts())
+        return True
+
+    def _take_back(self, request: LeaseRequest) -> None:
+        """Interrupted or unanswered: whatever was granted, nobody will ever hold it."""
+        hold = self._holdings.owned_by(request.owner)
+        if hold is not None:
+            self._holdings.drop(hold)
+            hold.end_released()
+        undo.schedule(self._backend, request)
+
+    def _met(self, contention: Contention) -> None:
+        first, self.contention = self.contention is None, contention
+        if first:
+            logger.info("Lock %r (alias %r) is held by another", self.name, self.alias)
+            events.send(signals.contended, Lock, owner=None, **self._facts())
+
+    def _broke(self, contention: Contention) -> None:
+        events.send(
+            signals.broken, Lock, owner=contention.owner, reason="holder_dead", **self._facts()
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What signals say where this handle has no grant."""
+        metadata = self._options.metadata
+        return {"name": self.name, "alias": self.alias, "token": None, "metadata": metadata}
+
+    # -- renew -------------------------------------------------------------------------
+
+    def renew(self, ttl: Seconds | None = None) -> None:
+        """Prolong the lease now.
+
+        Args:
+            ttl: Seconds from now, also for the renewals that follow; the present TTL by default.
+
+        Raises:
+            LeaseLost: It was refused.
+            NotHeld: There is nothing to renew.
+            BackendUnavailable: No answer; it may or may not be prolonged.
+        """
+        drive(self._renewal(ttl), self._backend)
+
+    async def arenew(self, ttl: Seconds | None = None) -> None:
+        """As ``renew``, for coroutines."""
+        await adrive(self._renewal(ttl), self._backend)
+
+    def _renewal(self, ttl: Seconds | None) -> Flow[None]:
+        hold = self._holdings.current()
+        if hold is None:
+            raise self._not_held("renewed")
+        if not hold.active:
+            raise self._lost(hold)
+        if ttl is not None:
+            hold.ttl = conf.seconds(ttl, what="ttl", minimum=0.1)
+        sent_at = clock.now()
+        renewal = hold.renewal(sent_at)
+        fates = yield (
+            "renew",
+            ([renewal],),
+            {"process": process.current().id, "deadline": self._backend.call_deadline()},
+        )
+        if fates[0] == "renewed":
+            hold.confirm(sent_at, renewal.ttl)
+        else:
+            hold.lose_by_fate(fates[0])
+        if not hold.active:
+            raise self._lost(hold)
+
+    # -- release -----------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give it back; only the owner's own lease is ever freed.
+
+        Raises:
+            LeaseLost: The lease was already gone.
+            NotHeld: There is nothing to release.
+            BackendUnavailable: No answer. Renewal has ended, the release is repeated in the
+                background, and the lease ends with its TTL at the latest.
+        """
+        hold = self._leaving()
+        if hold is None:
+            return
+        if self._options.hold_until == "commit" and transactions.run_after(
+            lambda: self._release_late(hold)
+        ):
+            return
+        database = transactions.open_since(hold.outer_transactions)
+        if database is not None:
+            logger.warning(
+                "Lock %r (alias %r) is released inside a transaction on database %r that began "
+                "before it was acquired: the next holder will not see what was written. Acquire "
+                "it before the transaction, or use hold_until='commit'",
+                self.name,
+                self.alias,
+                database,
+            )
+        drive(self._release(hold), self._backend)
+
+    async def arelease(self) -> None:
+        """As ``release``, for coroutines."""
+        hold = self._leaving()
+        if hold is not None:
+            await adrive(self._release(hold), self._backend)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._has_to_leave():
+            try:
+                self.release()
+            except (LeaseLost, BackendUnavailable) as trouble:
+                self._tell(trouble, error)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._has_to_leave():
+            try:
+                await self.arelease()
+            except (LeaseLost, BackendUnavailable) as trouble:
+                self._tell(trouble, error)
+
+    def _has_to_leave(self) -> bool:
+        """Whether a block that ends has something to release."""
+        hold = self._holdings.current()
+        if hold is None:
+            return False
+        if hold.lost_reason == "fork":
+            # The parent's lock is the parent's affair.
+            self._holdings.drop(hold, lost=True)
+            return False
+        return True
+
+    def _tell(self, trouble: LeaseLost | BackendUnavailable, error: BaseException | None) -> None:
+        """What the end of a block does with trouble at its release."""
+        if isinstance(trouble, BackendUnavailable):
+            # The body ran under a lease that was good to the end. Failing it now would make
+            # its caller repeat work that is done.
+            logger.warning("%s", trouble)
+            return
+        if error is None:
+            raise trouble
+        if sys.version_info >= (3, 11) and not isinstance(error, LeaseLost):
+            error.add_note(f"The lock was lost meanwhile: {trouble}")
+
+    def _leaving(self) -> Hold | None:
+        """The hold to give back, or ``None`` where an outer entry goes on holding."""
+        hold = self._holdings.current()
+        if hold is None:
+            raise self._not_held("released")
+        return hold if self._holdings.leave(hold) else None
+
+    def _release(self, hold: Hold) -> Flow[None]:
+        reason = hold.lost_reason
+        # From here on it is renewed no more, whatever happens.
+        watchdog.unwatch(hold)
+        fate: Fate = "refused"
+        try:
+            if reason not in _NOTHING_TO_RELEASE:
+                fate = yield (
+                    "release",
+                    (hold.name, hold.owner),
+                    {"min_hold": hold.min_hold, "deadline": self._backend.call_deadline()},
+                )
+        except BaseException as error:
+            # Not answered, or interrupted: it may be done or not.
+            undo.schedule(self._backend, LeaseRequest(hold.name, hold.owner, hold.ttl))
+            hold.end_released()
+            if reason is None or not isinstance(error, BackendUnavailable):
+                raise
+        else:
+            if reason is None and fate == "released":
+                self._released(hold)
+            elif reason is None:
+                hold.lose_by_fate(fate)
+        finally:
+            self._holdings.drop(hold, lost=hold.state == "lost")
+        if hold.state == "lost":
+            raise self._lost(hold)
+
+    def _released(self, hold: Hold) -> None:
+        if hold.end_released():
+            held_for = clock.now() - hold.acquired_at
+            events.send(signals.released, Lock, held_for=held_for, **hold.facts())
+
+    def _release_late(self, hold: Hold) -> None:
+        """Release after a transaction; there is no caller left to raise to."""
+        try:
+            drive(self._release(hold), self._backend)
+        except (LeaseLost, BackendUnavailable) as error:
+            logger.warning("After the transaction: %s", error)
+
+    # -- others ------------------------------------------------------------------------
+
+    def locked(self) -> bool:
+        """Whether anybody holds the name; asks the backend.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        return self._backend.locked(self.name, deadline=self._backend.call_deadline())
+
+    async def alocked(self) -> bool:
+        """As ``locked``, for coroutines."""
+        deadline = self._backend.call_deadline()
+        answer: bool = await self._backend.acall("locked", self.name, deadline=deadline)
+        return answer
+
+    def _lost(self, hold: Hold) -> LeaseLost:
+        reason = hold.lost_reason or "released"
+        return LeaseLost(f"The lease is lost: {reason}", self.name, self.alias, reason)
+
+    def _not_held(self, verb: str) -> NotHeld:
+        return NotHeld(f"It is not held, so it cannot be {verb}", self.name, self.alias)
+
+    def _not_acquired(self) -> LockNotAcquired:
+        wait = self._options.wait
+        if not wait:
+            return LockNotAcquired("It is held by another", self.name, self.alias)
+        return AcquireTimeout(
+            f"It is held by another; not free within {wait:g} s", self.name, self.alias
+        )

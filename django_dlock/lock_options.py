@@ -1,0 +1,116 @@
+"""What a ``Lock`` was asked for, validated once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from . import conf
+from .backends.base import BaseLockBackend
+
+__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds"]
+
+
+class Default:
+    """Marks an option that follows the alias's setting."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = Default()
+
+Seconds: TypeAlias = float | dt.timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """All durations are float seconds; ``wait`` of ``None`` waits for ever."""
+
+    ttl: float
+    wait: float | None
+    renew: bool
+    max_hold: float
+    min_hold: float
+    reentrant: bool
+    bound: bool
+    metadata: Mapping[str, Any]
+    metadata_json: str
+    on_lost: Callable[[Any, str], object] | None
+    hold_until: Literal["release", "commit"]
+
+    @classmethod
+    def read(
+        cls,
+        backend: BaseLockBackend,
+        *,
+        ttl: Seconds | None,
+        wait: Seconds | Default | None,
+        renew: bool,
+        max_hold: Seconds | Default,
+        min_hold: Seconds | None,
+        reentrant: bool,
+        bound: bool,
+        metadata: Mapping[str, Any] | None,
+        on_lost: Callable[[Any, str], object] | None,
+        hold_until: Literal["release", "commit"],
+    ) -> LockOptions:
+        """Check what was given against the alias.
+
+        Raises:
+            TypeError, ValueError: Naming the option, what was given and what is allowed.
+        """
+        alias = backend.options
+        own_ttl = alias.ttl if ttl is None else conf.seconds(ttl, what="ttl", minimum=0.1)
+        shortest = 3 * backend.command_timeout
+        if renew and own_ttl < shortest:
+            raise ValueError(
+                f"ttl is {own_ttl:g} s, but a renewed lease needs at least 3 times the "
+                f"command_timeout of alias {alias.alias!r}, {shortest:g} s: raise ttl, lower "
+                f"DLOCKS[{alias.alias!r}]['OPTIONS']['command_timeout'], or say renew=False"
+            )
+        if hold_until not in ("release", "commit"):
+            raise ValueError(f"hold_until is {hold_until!r}; it takes 'release' or 'commit'")
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost is {on_lost!r}; it takes a callable (lock, reason)")
+        facts, encoded = _checked_metadata(metadata)
+        return cls(
+            ttl=own_ttl,
+            wait=_patience(wait, alias.wait),
+            renew=renew,
+            max_hold=alias.max_hold
+            if isinstance(max_hold, Default)
+            else conf.seconds(max_hold, what="max_hold", minimum=0.1),
+            min_hold=0.0 if min_hold is None else conf.seconds(min_hold, what="min_hold"),
+            reentrant=reentrant,
+            bound=bound,
+            metadata=facts,
+            metadata_json=encoded,
+            on_lost=on_lost,
+            hold_until=hold_until,
+        )
+
+
+def _patience(wait: Seconds | Default | None, default: float | None) -> float | None:
+    if isinstance(wait, Default):
+        return default
+    return None if wait is None else conf.seconds(wait, what="wait")
+
+
+_NO_METADATA: tuple[Mapping[str, Any], str] = ({}, "{}")
+
+
+def _checked_metadata(metadata: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], str]:
+    """The facts, and their JSON form."""
+    if not metadata:
+        return _NO_METADATA
+    try:
+        facts = dict(metadata)
+        return facts, json.dumps(facts)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"metadata is {metadata!r}; it takes a dict that JSON can hold: {error}"
+        ) from error

@@ -1,0 +1,70 @@
+"""Where a lock and a database transaction meet: the lock must outlive the transaction.
+
+Django calls ``on_commit`` functions after a commit and silently drops them at a rollback. A
+lock has to be released after either, so the hook is an object whose being dropped is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = ["open_since", "outermost", "run_after"]
+
+
+def _in_atomic() -> Iterator[BaseDatabaseWrapper]:
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            yield connection
+
+
+def outermost() -> tuple[object, ...]:
+    """The outermost ``atomic`` blocks that this thread is in, one per database."""
+    return tuple(connection.atomic_blocks[0] for connection in _in_atomic())
+
+
+def open_since(blocks: tuple[object, ...]) -> str | None:
+    """The database of the first of these blocks that is still open, or ``None``."""
+    for connection in _in_atomic():
+        if any(connection.atomic_blocks[0] is block for block in blocks):
+            return connection.alias
+    return None
+
+
+def run_after(function: Callable[[], object]) -> bool:
+    """Run ``function`` once, after this thread's transactions ended, however they end.
+
+    Returns:
+        False where no transaction is open: nothing was arranged.
+    """
+    for connection in _in_atomic():
+        _Hook(connection, function).arrange()
+        return True
+    return False
+
+
+class _Hook:
+    """Runs when called by a commit or when dropped by a rollback."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, function: Callable[[], object]) -> None:
+        self.connection = connection
+        self.function: Callable[[], object] | None = function
+
+    def arrange(self) -> None:
+        transaction.on_commit(self, using=self.connection.alias, robust=True)
+
+    def __call__(self) -> None:
+        function, self.function = self.function, None
+        # Another database's transaction may still be open.
+        if function is not None and not run_after(function):
+            function()
+
+    def __del__(self) -> None:
+        function, self.function = self.function, None
+        if function is None:
+            return
+        if not run_after(function):
+            # Only a savepoint was rolled back otherwise, and the new hook waits on.
+            function()

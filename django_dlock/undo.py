@@ -1,0 +1,115 @@
+"""Takes back, in the background, attempts of which nobody waits for the answer any more.
+
+An acquire that was interrupted or not answered may have been granted all the same. Nobody
+renews such a lease, so it ends with its TTL at the latest; undone, it is free at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+
+from . import clock
+from .backends.base import BaseLockBackend
+from .exceptions import BackendUnavailable
+from .lease import LeaseRequest
+
+__all__ = ["schedule"]
+
+logger = logging.getLogger("django_dlock")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+# A request may wait in a paused server's socket for longer than its TTL.
+PATIENCE = 60.0
+
+
+@dataclass(order=True)
+class _Job:
+    due: float
+    number: int
+    backend: BaseLockBackend = field(compare=False)
+    request: LeaseRequest = field(compare=False)
+    give_up_at: float = field(compare=False)
+    pause: float = field(default=FIRST_PAUSE, compare=False)
+
+
+class _Undoer:
+    def __init__(self) -> None:
+        self._jobs: list[_Job] = []
+        self._numbers = itertools.count()
+        # Reentrant: a signal handler may interrupt this very thread while it schedules.
+        self._ready = threading.Condition(threading.RLock())
+        self._worker: threading.Thread | None = None
+        self._hooked = False
+
+    def schedule(self, backend: BaseLockBackend, request: LeaseRequest) -> None:
+        now = clock.now()
+        job = _Job(now, next(self._numbers), backend, request, now + request.ttl + PATIENCE)
+        with self._ready:
+            heapq.heappush(self._jobs, job)
+            self._ready.notify()
+            if self._worker is not None and self._worker.is_alive():
+                return
+            if not self._hooked and hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self.after_fork)
+            self._hooked = True
+            self._worker = threading.Thread(target=self._run, name="dlock-undo", daemon=True)
+            try:
+                self._worker.start()
+                return
+            except RuntimeError:
+                # The interpreter is going down: try once here.
+                self._worker = None
+                self._jobs.remove(job)
+        self._try(job)
+
+    def after_fork(self) -> None:
+        # The parent takes its own attempts back.
+        hooked = self._hooked
+        self.__init__()  # type: ignore[misc]
+        self._hooked = hooked
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                if not self._jobs:
+                    self._worker = None
+                    return
+                pause = self._jobs[0].due - clock.now()
+                if pause > 0:
+                    self._ready.wait(pause)
+                    continue
+                job = heapq.heappop(self._jobs)
+            if not self._try(job):
+                with self._ready:
+                    heapq.heappush(self._jobs, job)
+
+    def _try(self, job: _Job) -> bool:
+        """Whether the job is over, done or given up; else it has a new ``due``."""
+        backend, request = job.backend, job.request
+        try:
+            backend.undo(request, deadline=backend.call_deadline())
+        except BackendUnavailable as error:
+            now = clock.now()
+            if now >= job.give_up_at:
+                logger.warning(
+                    "Lock %r (alias %r): could not take back an unanswered attempt: %s",
+                    request.name,
+                    backend.alias,
+                    error,
+                )
+                return True
+            job.due = now + job.pause
+            job.pause = min(job.pause * 2, LONGEST_PAUSE)
+            return False
+        except BaseException:
+            logger.exception("Lock %r (alias %r): undo failed", request.name, backend.alias)
+        return True
+
+
+_undoer = _Undoer()
+schedule = _undoer.schedule
