@@ -128,6 +128,7 @@ class LeaseInfo:
         holder_state: See ``HolderState``.
         metadata: The holder's context (``task_name``, ``task_id``, ``path``, ``user``) and the
             user's own facts.
+        unheard: Seconds since the process was last heard of; ``None`` where that is not known.
     """
 
     name: str
@@ -143,6 +144,7 @@ class LeaseInfo:
     process: ProcessIdentity | None
     holder_state: HolderState
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    unheard: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form that commands print; its keys are part of the public interface."""
