@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .lease import LeaseInfo
+
 __all__ = ["HeldLock", "IdempotencyRecord", "LockEvent"]
 
 
@@ -20,6 +22,8 @@ class HeldLock(models.Model):
 
     name = models.CharField(_("name"), max_length=255, primary_key=True)
     alias = models.CharField(_("alias"), max_length=255)
+    # What the backend said; set on every instance, all of which the admin makes.
+    info: LeaseInfo
 
     class Meta:
         managed = False
@@ -96,7 +100,9 @@ class IdempotencyRecord(models.Model):
     )
     token = models.BigIntegerField(_("fencing token"), null=True, blank=True)
     task_id = models.CharField(_("task id"), max_length=255, blank=True, default="")
-    result = models.TextField(_("result"), null=True, blank=True)
+    result = models.TextField(
+        _("result"), blank=True, default="", help_text=_("Empty where none was stored.")
+    )
     error = models.TextField(_("error"), blank=True, default="")
     created_at = models.DateTimeField(_("created at"))
     started_at = models.DateTimeField(_("started at"))

@@ -1,0 +1,9 @@
+"""Held locks, idempotency records and lock events in the Django admin."""
+
+from __future__ import annotations
+
+from .events import LockEventAdmin
+from .held_locks import HeldLockAdmin
+from .records import IdempotencyRecordAdmin
+
+__all__ = ["HeldLockAdmin", "IdempotencyRecordAdmin", "LockEventAdmin"]

@@ -1,0 +1,59 @@
+"""The list of lock events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from ..models import LockEvent
+from ..operations import duration
+from .base import ReadOnlyAdmin, badge, may_see_users
+
+__all__ = ["LockEventAdmin"]
+
+_LOOKS = {
+    LockEvent.Event.LOST: "bad",
+    LockEvent.Event.TAKEN_OVER: "warn",
+    LockEvent.Event.BROKEN: "warn",
+    LockEvent.Event.MAX_HOLD: "warn",
+    LockEvent.Event.LONG_WAIT: "plain",
+}
+
+
+@admin.register(LockEvent)
+class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
+    """What happened to locks: losses, take-overs, breaks, longest holds, long waits."""
+
+    list_display = ("when", "what", "name", "alias", "why", "held_for", "holder", "token")
+    list_filter = ("event", "alias", "when")
+    search_fields = ("name", "reason", "owner")
+    search_help_text = _("By name, reason or owner")
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        users = ("user",) if may_see_users(request) else ()
+        return (*self.list_display, *users)
+
+    def get_exclude(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
+        return () if may_see_users(request) else ("user",)
+
+    @admin.display(description=_("event"), ordering="event")
+    def what(self, event: LockEvent) -> str:
+        look = _LOOKS.get(LockEvent.Event(event.event), "plain")
+        return badge(look, event.get_event_display())
+
+    @admin.display(description=_("reason"), ordering="reason", empty_value="-")
+    def why(self, event: LockEvent) -> str:
+        return event.reason.replace("_", " ")
+
+    @admin.display(description=_("held for"))
+    def held_for(self, event: LockEvent) -> str | None:
+        seconds = event.detail.get("held_for")
+        return duration(seconds) if isinstance(seconds, int | float) else None
+
+    @admin.display(description=_("holder"))
+    def holder(self, event: LockEvent) -> str | None:
+        detail = event.detail
+        return detail.get("task_name") or detail.get("path") or detail.get("host")
