@@ -1,0 +1,311 @@
+"""The documentation is complete and tells the truth: its samples run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import inspect
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.management import ManagementUtility, get_commands, load_command_class
+from django.test import RequestFactory
+
+import django_dlock
+from django_dlock import Lock, conf, exceptions, signals
+from testproject.celery import app
+from testproject.servers import RedisServer
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+ANY_REDIS = re.compile(r"redis://localhost:6379")
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+# -- samples -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced sample; ``line`` is where it stands in its page, for tracebacks."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(found[1], found[2], text.count("\n", 0, found.start(2)))
+        for found in FENCE.finditer(text)
+    ]
+
+
+class Reader:
+    """Does what a page tells its reader, from top to bottom."""
+
+    def __init__(self, page: Path, settings: Any, redis_url: str) -> None:
+        self.page, self.settings, self.redis_url = page, settings, redis_url
+        self.module = types.ModuleType(f"docs_{page.stem.replace('-', '_').lower()}")
+
+    def run(self) -> dict[str, Any]:
+        for block in blocks(self.page):
+            if block.language == "python":
+                self.python(block)
+            elif block.language == "console":
+                self.console(block)
+        return vars(self.module)
+
+    def python(self, block: Block) -> None:
+        # The page's Redis is the reader's own; here it is that of the tests.
+        source = ANY_REDIS.sub(self.redis_url, block.code)
+        code = compile("\n" * block.line + source, str(self.page), "exec")
+        if block.code.startswith("# settings.py\n"):
+            self.configure(code)
+        else:
+            exec(code, vars(self.module))
+
+    def configure(self, code: types.CodeType) -> None:
+        wanted: dict[str, Any] = {}
+        exec(code, wanted)
+        for name, value in wanted.items():
+            if name == "INSTALLED_APPS":
+                assert set(value) - {...} <= set(self.settings.INSTALLED_APPS)
+            elif name.isupper():
+                setattr(self.settings, name, value)
+        assert conf.problems() == []
+
+    def console(self, block: Block) -> None:
+        for line in block.code.splitlines():
+            assert line.startswith("$ "), f"{self.page.name}: {line}"
+            command = line.removeprefix("$ ").replace('"', "").split()
+            if command[:2] == ["python", "manage.py"]:
+                manage(command[1:])
+            elif command[0] == "make":
+                makefile = (ROOT / "Makefile").read_text()
+                assert re.search(f"^{command[1]}:", makefile, re.MULTILINE), line
+            else:
+                assert command[:2] == ["pip", "install"], line
+                assert extras_of(command[2]) <= defined_extras(), line
+
+
+def manage(command: list[str]) -> None:
+    code: object = 0
+    try:
+        ManagementUtility(command).execute()
+    except SystemExit as exit_:
+        code = exit_.code
+    assert not code, f"{' '.join(command)} ended with {code}"
+
+
+def extras_of(requirement: str) -> set[str]:
+    found = re.fullmatch(r"django-dlock(?:\[([\w,-]+)\])?", requirement)
+    assert found, requirement
+    return set(found[1].split(",")) if found[1] else set()
+
+
+def defined_extras() -> set[str]:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return set(setup["options.extras_require"])
+
+
+Read = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def read(
+    settings: Any,
+    redis_server: RedisServer,
+    transactional_db: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Read]:
+    """Run a page's samples; gives the names that they define."""
+    import testproject.shop.models
+
+    # The reader's own app is called shop.
+    monkeypatch.setitem(sys.modules, "shop", testproject.shop)
+    monkeypatch.setitem(sys.modules, "shop.models", testproject.shop.models)
+    conf_before, tasks_before = dict(app.conf), set(app.tasks)
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+
+    def run(page: str) -> dict[str, Any]:
+        reader = Reader(ROOT / page, settings, redis_server.url.removesuffix("/0"))
+        monkeypatch.setitem(sys.modules, reader.module.__name__, reader.module)
+        return reader.run()
+
+    yield run
+    app.conf.update(
+        {name: conf_before[name] for name in ("task_always_eager", "task_eager_propagates")}
+    )
+    for name in set(app.tasks) - tasks_before:
+        app.tasks.unregister(name)
+
+
+WITH_SAMPLES = [page for page in PAGES if blocks(page)]
+
+
+@pytest.mark.parametrize("page", names(WITH_SAMPLES))
+def test_the_samples_run(page: str, read: Read) -> None:
+    read(page)
+
+
+def test_the_readme_charges_an_order_once(read: Read) -> None:
+    page = read("README.md")
+    assert page["Effect"].objects.filter(order_number=42).count() == 1
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/guard-view.md"])
+def test_the_view_refuses_the_second_click(page: str, read: Read) -> None:
+    checkout = read(page)["checkout"]
+    request = RequestFactory().post("/checkout/")
+    request.user = User(pk=1)
+    assert checkout(request).status_code == 200
+    with Lock("checkout:1", bound=False):
+        response = checkout(request)
+    assert response.status_code == 409
+    assert int(response["Retry-After"]) >= 1
+
+
+def test_the_view_guide_tells_the_truth(read: Read) -> None:
+    page = read("docs/howto/guard-view.md")
+    request = RequestFactory().post("/", headers={"accept": "application/json"})
+    request.user = AnonymousUser()
+    with Lock("order:1", bound=False):
+        refused = page["charge"](request, number=1)
+    assert refused.status_code == 423
+    assert refused["Content-Type"] == "application/problem+json"
+    assert page["refund"](request, number=1).status_code == 200
+    assert page["guarded"](request, number=1).status_code == 200
+    with pytest.raises(TypeError):
+        page["checkout"](request)
+
+
+async def _feed(view: Callable[..., Any]) -> int:
+    response = await view(RequestFactory().get("/"), number=1)
+    status: int = response.status_code
+    return status
+
+
+def test_the_asynchronous_samples_run(read: Read) -> None:
+    import asyncio
+
+    assert asyncio.run(_feed(read("docs/howto/guard-view.md")["feed"])) == 200
+    assert asyncio.run(read("docs/reference/api.md")["refresh"](9)) > 0
+
+
+def test_the_tutorial_charges_twice_with_the_lock_alone(read: Read) -> None:
+    page = read("docs/tutorial.md")
+    assert page["Effect"].objects.filter(order_number=1).count() == 2
+
+
+# -- links and build -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_links_lead_somewhere(page: str) -> None:
+    file = ROOT / page
+    targets = [link for link in LINK.findall(file.read_text()) if "://" not in link]
+    assert [link for link in targets if not (file.parent / link).exists()] == []
+
+
+@pytest.mark.project
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = ["-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path / "html")]
+    build = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-d", str(tmp_path / "doctrees"), *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert build.returncode == 0, build.stderr
+
+
+# -- completeness --------------------------------------------------------------------------
+
+
+def reference(page: str) -> str:
+    return (REFERENCE / page).read_text()
+
+
+def not_told(wanted: set[str], page: str) -> set[str]:
+    """Which of the names do not stand in code on the page."""
+    code = " ".join(re.findall(r"`([^`\n]+)`", reference(page)))
+    told = set(re.findall(r"[\w.-]+", code))
+    return {name for name in wanted if name not in told}
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    assert not_told({"DLOCKS", "command_timeout", *conf._KEYS}, "settings.md") == set()
+
+
+def test_every_parameter_and_member_of_lock_is_in_the_reference() -> None:
+    parameters = set(inspect.signature(Lock.__init__).parameters) - {"self"}
+    members = {name for name in dir(Lock) if not name.startswith("_")}
+    assert not_told(parameters | members, "api.md") == set()
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    public = set(django_dlock.__all__)
+    assert {name for name in public if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_every_error_is_in_the_reference() -> None:
+    assert not_told(set(exceptions.__all__), "errors.md") == set()
+
+
+def test_every_signal_is_in_the_reference() -> None:
+    assert not_told(set(signals.__all__), "signals.md") == set()
+
+
+def check_ids_in_code() -> set[str]:
+    found: set[str] = set()
+    for file in (ROOT / "django_dlock").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                known = re.fullmatch(r"(?:django_dlock\.)?([EWI]\d{3})", node.value)
+                if known:
+                    found.add(known[1])
+    return found
+
+
+def test_the_reference_tells_the_check_ids_of_the_code_and_no_others() -> None:
+    told = set(re.findall(r"`django_dlock\.([EWI]\d{3})`", reference("checks.md")))
+    assert told == check_ids_in_code()
+
+
+OUR_COMMANDS = sorted(name for name, app_ in get_commands().items() if app_ == "django_dlock")
+
+
+@pytest.mark.parametrize("command", OUR_COMMANDS)
+def test_every_option_of_a_command_is_in_the_reference(command: str) -> None:
+    parser = load_command_class("django_dlock", command).create_parser("manage.py", command)
+    ours = parser._option_string_actions.keys() - {"-h", "--help", "-v"}
+    djangos = {"--version", "--verbosity", "--settings", "--pythonpath", "--traceback"}
+    djangos |= {"--no-color", "--force-color", "--skip-checks"}
+    assert not_told({command, *(ours - djangos)}, "commands.md") == set()
+
+
+@pytest.mark.project
+def test_the_license_and_the_changelog_are_there() -> None:
+    assert "BSD 3-Clause" in (ROOT / "LICENSE").read_text()
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()

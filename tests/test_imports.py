@@ -1,0 +1,91 @@
+"""What importing the package costs; each import in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+REPORT = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
+
+FOR_LOCKS = {
+    "django_dlock",
+    "django_dlock.backends",
+    "django_dlock.backends.base",
+    "django_dlock.clock",
+    "django_dlock.conf",
+    "django_dlock.decorators",
+    "django_dlock.events",
+    "django_dlock.exceptions",
+    "django_dlock.handler",
+    "django_dlock.hold",
+    "django_dlock.keys",
+    "django_dlock.lease",
+    "django_dlock.lock",
+    "django_dlock.process",
+    "django_dlock.signals",
+    "django_dlock.transactions",
+    "django_dlock.undo",
+    "django_dlock.views",
+    "django_dlock.waiting",
+    "django_dlock.watchdog",
+}
+"""All of ours that ``Lock``, ``locked`` and ``locked_view`` need."""
+
+OPTIONAL = {"billiard", "celery", "django_redis", "kombu", "prometheus_client", "redis"}
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of all modules that are loaded after ``statement``."""
+    answer = subprocess.run(
+        [sys.executable, "-c", statement + REPORT], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(answer.stdout))
+
+
+def top_level(modules: set[str]) -> set[str]:
+    return {module.partition(".")[0] for module in modules}
+
+
+def test_importing_the_package_loads_nothing_but_itself() -> None:
+    added = modules_after("import django_dlock") - modules_after("import importlib, typing")
+    assert {module for module in added if module.startswith("django")} == {"django_dlock"}
+    assert not top_level(added) & OPTIONAL
+
+
+def test_the_modules_that_locks_and_decorators_add_are_these() -> None:
+    loaded = modules_after("from django_dlock import Lock, locked, locked_view")
+    assert {m for m in loaded if m.partition(".")[0] == "django_dlock"} == FOR_LOCKS
+
+
+def test_locks_and_decorators_load_no_model_no_celery_and_no_client() -> None:
+    loaded = modules_after("from django_dlock import Lock, locked, locked_view")
+    assert not top_level(loaded) & OPTIONAL
+    assert "django.db.models" not in loaded
+
+
+def test_importing_starts_no_thread() -> None:
+    script = (
+        "from django_dlock import Lock, LockedTask, locked, locked_view, locks; import threading; "
+        "print(threading.active_count())"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "1"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import django_dlock
+
+    with pytest.raises(AttributeError, match="no attribute 'Mutex'"):
+        django_dlock.Mutex  # noqa: B018 - the access is what is tested
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import django_dlock
+
+    assert all(getattr(django_dlock, name) is not None for name in django_dlock.__all__)
+    assert set(django_dlock.__all__) <= set(dir(django_dlock))

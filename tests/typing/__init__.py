@@ -1,0 +1,1 @@
+"""Code of users, checked by mypy and never run."""

@@ -1,0 +1,149 @@
+"""What users write and ``mypy --strict`` must accept."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from celery import Celery, shared_task
+from django.db import models
+from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import method_decorator
+from django.views import View
+from typing_extensions import assert_type
+
+from django_dlock import (
+    BackendUnavailable,
+    LeaseLost,
+    Lock,
+    LockedTask,
+    LockError,
+    LockNotAcquired,
+    locked,
+    locked_view,
+    locks,
+)
+from django_dlock.lease import LeaseInfo
+
+
+def holds_a_lock() -> int:
+    with Lock("invoice:42", ttl=dt.timedelta(minutes=1), wait=None) as lock:
+        assert_type(lock, Lock)
+        lock.check()
+        assert_type(lock.remaining, float)
+        assert_type(lock.held, bool)
+        token = lock.token
+        assert_type(token, int | None)
+        return token or 0
+
+
+def tries() -> bool:
+    lock = Lock("report:daily", ttl=300, renew=False, using="default", metadata={"by": "me"})
+    assert_type(lock.acquire(blocking=False), bool)
+    if lock.acquire(timeout=1.5):
+        lock.renew()
+        lock.release()
+    return lock.lost
+
+
+def told(lock: Lock, reason: str) -> None:
+    print(lock.name, reason)
+
+
+def catches() -> None:
+    try:
+        with Lock("stock:7", max_hold=900, on_lost=told, hold_until="commit"):
+            pass
+    except LockNotAcquired as error:
+        assert_type(error.name, str)
+    except LeaseLost as error:
+        assert_type(error.reason, str)
+    except BackendUnavailable as error:
+        base: LockError = error
+        print(base.alias)
+
+
+async def feeds() -> bool:
+    async with Lock("feed:9") as lock:
+        assert_type(lock, Lock)
+    assert_type(await lock.aacquire(timeout=2), bool)
+    await lock.arelease()
+    return await lock.alocked()
+
+
+@locked("rebuild:{account_id}", wait=0)
+def rebuild(account_id: int, full: bool = False) -> str:
+    return f"{account_id} {full}"
+
+
+@locked("sync:{account_id}")
+async def synchronise(account_id: int) -> list[int]:
+    return [account_id]
+
+
+async def decorated_functions_keep_their_signatures() -> None:
+    assert_type(rebuild(7, full=True), str)
+    assert_type(await synchronise(account_id=7), list[int])
+
+
+@locked_view("checkout:{request.user.pk}")
+def checkout(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked_view("order:{number}", if_contended="wait", wait=5, status=423)
+async def order(request: HttpRequest, number: int) -> HttpResponse:
+    return HttpResponse(str(number))
+
+
+@method_decorator(locked_view("cart:{number}"), name="dispatch")
+class Cart(View):
+    def post(self, request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse(str(number))
+
+
+@shared_task(
+    base=LockedTask,
+    bind=True,
+    lock_key="order:{order_id}",
+    idempotency_key="{order_id}",
+    atomic=True,
+)
+def charge(self: LockedTask, order_id: int) -> str:
+    return f"{self.name} {order_id}"
+
+
+class ImportAccount(LockedTask):
+    name = "shop.import_account"
+    lock_key = "import:{account_id}"
+    if_contended = "skip"
+
+    def run(self, account_id: int, since: str | None = None) -> None:
+        print(account_id, since)
+
+
+def registers(app: Celery) -> Any:
+    return app.register_task(ImportAccount())
+
+
+class Account(models.Model):
+    name = models.CharField(max_length=20)
+
+    class Meta:
+        app_label = "typing_account"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def rename(self, name: str) -> None:
+        with Lock(f"account:{self.pk}"):
+            self.name = name
+            self.save(update_fields=["name"])
+
+
+def operates() -> list[str]:
+    infos = locks["default"].list(prefix="invoice:", limit=10)
+    assert_type(infos, list[LeaseInfo])
+    for info in infos:
+        assert_type(locks["default"].break_(info.name, owner=info.owner), bool)
+    return sorted(locks)
