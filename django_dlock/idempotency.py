@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from django.db import IntegrityError, models, router, transaction
 from django.db.models.functions import Now
@@ -37,7 +37,8 @@ __all__ = [
     "wait",
 ]
 
-State = IdempotencyRecord.State
+State: TypeAlias = IdempotencyRecord.State
+Records: TypeAlias = models.QuerySet[IdempotencyRecord]
 
 _RACES = 100
 """How many other writers a claim lets pass before it gives up; each of them made progress."""
@@ -84,11 +85,11 @@ class Claim:
     request: ClaimRequest
     using: str
 
-    def record(self) -> models.QuerySet[IdempotencyRecord]:
+    def record(self) -> Records:
         """The record, if this run still is the latest."""
         # The owner as well: a record that was forgotten and made anew counts from 1 again,
         # and some databases use a primary key twice.
-        return IdempotencyRecord.objects.using(self.using).filter(
+        return _records(self.using).filter(
             pk=self.record_id, attempt=self.attempt, owner=self.request.owner
         )
 
@@ -97,7 +98,7 @@ class Claim:
 class Finished:
     """The key has been worked off; ``result`` is what ``complete`` was given."""
 
-    result: str | None
+    result: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +133,9 @@ def claim(
     for _ in range(_RACES):
         record = _read(request, using)
         if record is None:
-            made = _insert(request, using)
-            if made is not None:
-                return made
+            claimed = _insert(request, using)
         elif record.expired and record.state != State.RUNNING:
             claimed = _begin(record, request, using, deaths=0)
-            if claimed is not None:
-                return claimed
         elif record.payload != request.payload and not record.expired:
             raise PayloadMismatch(
                 f"key {request.key!r} in scope {request.scope!r} was used with another payload",
@@ -150,16 +147,16 @@ def claim(
         elif record.state != State.RUNNING:
             deaths = 0 if record.state == State.FAILED else record.deaths
             claimed = _begin(record, request, using, deaths=deaths)
-            if claimed is not None:
-                return claimed
         elif holds(record.lock_alias, record.lock_name, record.owner):
             return InFlight(record.lock_alias, record.lock_name, record.owner)
         elif record.deaths + 1 >= request.max_attempts:
             _give_up(record, request, using)
+            continue
         else:
             claimed = _begin(record, request, using, deaths=record.deaths + 1)
-            if claimed is not None:
-                return claimed
+        if claimed is not None:
+            return claimed
+        # Somebody else wrote first; see what they made of it.
     raise LockError(
         f"key {request.key!r} in scope {request.scope!r} changed {_RACES} times during one claim",
         request.lock_name,
@@ -167,7 +164,7 @@ def claim(
     )
 
 
-def complete(claim: Claim, result: str | None) -> None:
+def complete(claim: Claim, result: str = "") -> None:
     """Record the run as succeeded; in the transaction of its effects where there is one.
 
     Raises:
@@ -221,10 +218,15 @@ def purge(
     """
     using = using or router.db_for_write(IdempotencyRecord)
     limit = Now() if before is None else before
-    expired = IdempotencyRecord.objects.using(using).filter(expires_at__lt=limit)
+    expired = _records(using).filter(expires_at__lt=limit)
     while batch := list(expired.order_by("expires_at").values_list("pk", flat=True)[:batch_size]):
         # Asked again in the deleting statement: a record may have been claimed meanwhile.
         yield expired.filter(pk__in=batch).delete()[0]
+
+
+def _records(using: str) -> Records:
+    records: Records = IdempotencyRecord.objects.using(using)
+    return records
 
 
 def _read(request: ClaimRequest, using: str) -> Any:
@@ -246,7 +248,7 @@ def _facts(request: ClaimRequest) -> dict[str, Any]:
         "owner": request.owner,
         "token": request.token,
         "task_id": request.task_id,
-        "result": None,
+        "result": "",
         "error": "",
         "started_at": Now(),
         "finished_at": None,
@@ -258,7 +260,7 @@ def _insert(request: ClaimRequest, using: str) -> Claim | None:
     try:
         # A savepoint where there is a transaction already: the error must not spoil it.
         with transaction.atomic(using=using):
-            record = IdempotencyRecord.objects.using(using).create(
+            record = _records(using).create(
                 digest=IdempotencyRecord.digest_of(request.scope, request.key),
                 scope=request.scope,
                 key=request.key,
@@ -281,6 +283,7 @@ def _begin(
 
 
 def _give_up(record: IdempotencyRecord, request: ClaimRequest, using: str) -> None:
+    """Record the key as failed and raise, unless somebody else wrote first."""
     deaths = record.deaths + 1
     error = AttemptsExhausted(
         f"{deaths} runs of key {request.key!r} in scope {request.scope!r} died in the middle",
@@ -300,13 +303,13 @@ def _give_up(record: IdempotencyRecord, request: ClaimRequest, using: str) -> No
         raise error
 
 
-def _unchanged(record: IdempotencyRecord, using: str) -> models.QuerySet[IdempotencyRecord]:
-    return IdempotencyRecord.objects.using(using).filter(
+def _unchanged(record: IdempotencyRecord, using: str) -> Records:
+    return _records(using).filter(
         pk=record.pk, attempt=record.attempt, state=record.state, owner=record.owner
     )
 
 
-def _end(claim: Claim, state: str, **facts: Any) -> bool:
+def _end(claim: Claim, state: State, **facts: Any) -> bool:
     running = claim.record().filter(state=State.RUNNING)
     return bool(
         running.update(

@@ -100,7 +100,15 @@ class Migration(migrations.Migration):
                         blank=True, default="", max_length=255, verbose_name="task id"
                     ),
                 ),
-                ("result", models.TextField(blank=True, null=True, verbose_name="result")),
+                (
+                    "result",
+                    models.TextField(
+                        blank=True,
+                        default="",
+                        help_text="Empty where none was stored.",
+                        verbose_name="result",
+                    ),
+                ),
                 ("error", models.TextField(blank=True, default="", verbose_name="error")),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 ("started_at", models.DateTimeField(verbose_name="started at")),

@@ -1,0 +1,352 @@
+"""The idempotency record, on the databases that people use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.db.models.functions import Now
+from pytest_django import DjangoDbBlocker
+
+from django_dlock import idempotency
+from django_dlock.exceptions import (
+    AttemptsExhausted,
+    BackendUnavailable,
+    PayloadMismatch,
+    StaleToken,
+)
+from django_dlock.idempotency import Claim, ClaimRequest, Finished, InFlight
+from django_dlock.models import IdempotencyRecord
+from tests import postgres
+from tests.conftest import missing
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+State = IdempotencyRecord.State
+POSTGRES = "postgres"
+
+
+@pytest.fixture(scope="module")
+def postgres_alias(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """The alias of a migrated PostgreSQL database."""
+    try:
+        with postgres.database() as url:
+            databases = {"default": {}, POSTGRES: postgres.settings_for(url)}
+            connections.settings[POSTGRES] = connections.configure_settings(databases)[POSTGRES]
+            with django_db_blocker.unblock():
+                call_command("migrate", database=POSTGRES, verbosity=0)
+            yield POSTGRES
+            connections[POSTGRES].close()
+            del connections[POSTGRES], connections.settings[POSTGRES]
+    except postgres.PostgresNotFound as error:
+        missing(str(error))
+
+
+@pytest.fixture(params=["default", POSTGRES])
+def database(request: pytest.FixtureRequest) -> str:
+    """An alias with an empty table of records, outside any transaction."""
+    if request.param == POSTGRES:
+        request.getfixturevalue("postgres_alias")
+    alias: str = request.param
+    IdempotencyRecord.objects.using(alias).all().delete()
+    return alias
+
+
+def alive(*holder: str) -> bool:
+    return True
+
+
+def dead(*holder: str) -> bool:
+    return False
+
+
+def unreachable(*holder: str) -> bool:
+    raise BackendUnavailable("no answer")
+
+
+def request_of(owner: str, key: str = "42", **facts: object) -> ClaimRequest:
+    request = ClaimRequest(
+        scope="shop.charge",
+        key=key,
+        payload="p",
+        ttl=dt.timedelta(days=7),
+        lock_alias="default",
+        lock_name="order:42",
+        owner=owner,
+    )
+    return replace(request, **facts)  # type: ignore[arg-type]
+
+
+def begin(owner: str, using: str, **facts: object) -> Claim:
+    claimed = idempotency.claim(request_of(owner, **facts), holds=dead, using=using)
+    assert isinstance(claimed, Claim)
+    return claimed
+
+
+def record(using: str) -> IdempotencyRecord:
+    return IdempotencyRecord.objects.using(using).get()
+
+
+def test_g12_a_finished_key_answers_with_its_recorded_result(database):
+    idempotency.complete(begin("a", database), '"done"')
+    again = idempotency.claim(request_of("b"), holds=alive, using=database)
+    assert again == Finished('"done"')
+
+
+def test_a_claim_notes_who_runs_under_which_lease(database):
+    begin("a", database, token=7, task_id="t")
+    row = record(database)
+    assert (row.state, row.attempt, row.owner, row.token) == (State.RUNNING, 1, "a", 7)
+    assert (row.lock_alias, row.lock_name, row.task_id) == ("default", "order:42", "t")
+    assert row.expires_at - row.started_at >= dt.timedelta(days=6, hours=23)
+
+
+def test_a_running_key_is_not_taken_from_an_owner_who_still_holds(database):
+    begin("a", database)
+    other = idempotency.claim(request_of("b"), holds=alive, using=database)
+    assert other == InFlight("default", "order:42", "a")
+    assert record(database).owner == "a"
+
+
+def test_the_backend_is_asked_about_the_lease_that_the_record_names(database):
+    begin("a", database, lock_alias="other", lock_name="elsewhere")
+    asked: list[tuple[str, ...]] = []
+
+    def holds(*holder: str) -> bool:
+        asked.append(holder)
+        return True
+
+    idempotency.claim(request_of("b"), holds=holds, using=database)
+    assert asked == [("other", "elsewhere", "a")]
+
+
+def test_g13_a_running_key_is_not_taken_while_the_backend_gives_no_answer(database):
+    begin("a", database)
+    with pytest.raises(BackendUnavailable):
+        idempotency.claim(request_of("b"), holds=unreachable, using=database)
+    assert record(database).attempt == 1
+
+
+def test_g12_a_run_that_was_taken_over_cannot_complete_any_more(database):
+    first = begin("a", database)
+    second = begin("b", database)
+    assert (second.attempt, second.deaths) == (2, 1)
+    with pytest.raises(StaleToken):
+        idempotency.complete(first)
+    idempotency.complete(second, '"second"')
+    assert record(database).result == '"second"'
+
+
+def test_g12_a_stale_completion_rolls_back_what_its_transaction_wrote(database):
+    first = begin("a", database)
+    begin("b", database)
+
+    def body() -> None:
+        with transaction.atomic(using=database):
+            begin("effect", database, key="effect")
+            idempotency.complete(first)
+
+    with pytest.raises(StaleToken):
+        body()
+    assert not IdempotencyRecord.objects.using(database).filter(key="effect").exists()
+
+
+def test_g12_a_forgotten_and_renewed_key_is_not_completed_by_the_old_run(database):
+    old = begin("a", database)
+    assert IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42")
+    new = begin("b", database)
+    # As on a database that gives a primary key out twice.
+    old = replace(old, record_id=new.record_id)
+    with pytest.raises(StaleToken):
+        idempotency.complete(old)
+    assert record(database).state == State.RUNNING
+
+
+def test_g12_many_claims_at_once_grant_one_run(database):
+    barrier = threading.Barrier(6)
+    answers: list[object] = []
+
+    def race(owner: str) -> None:
+        barrier.wait()
+        try:
+            answers.append(idempotency.claim(request_of(owner), holds=alive, using=database))
+        finally:
+            connections[database].close()
+
+    threads = [threading.Thread(target=race, args=(str(n),)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(answer) for answer in answers].count(Claim) == 1
+    assert [type(answer) for answer in answers].count(InFlight) == 5
+
+
+def test_g12_many_take_overs_at_once_grant_one_run_per_attempt(database):
+    begin("dead", database)
+    barrier = threading.Barrier(6)
+    claims: list[Claim] = []
+
+    def race(owner: str) -> None:
+        barrier.wait()
+        try:
+            claims.append(begin(owner, database, max_attempts=100))
+        finally:
+            connections[database].close()
+
+    threads = [threading.Thread(target=race, args=(str(n),)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(claim.attempt for claim in claims) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_lost_race_for_a_new_key_does_not_spoil_the_callers_transaction(database, monkeypatch):
+    winner = begin("a", database)
+    read = idempotency._read
+    blind = [True]
+
+    def read_too_early(*args: object) -> object:
+        return None if blind and blind.pop() else read(*args)
+
+    monkeypatch.setattr(idempotency, "_read", read_too_early)
+    with transaction.atomic(using=database):
+        answer = idempotency.claim(request_of("b"), holds=alive, using=database)
+        assert IdempotencyRecord.objects.using(database).count() == 1
+    assert answer == InFlight("default", "order:42", winner.request.owner)
+
+
+@pytest.mark.parametrize("end", [idempotency.wait, idempotency.fail])
+def test_g13_a_run_that_ended_without_success_leaves_the_key_takeable(database, end):
+    assert end(begin("a", database), "reason")
+    row = record(database)
+    assert (row.error, row.result) == ("reason", "")
+    again = idempotency.claim(request_of("b"), holds=alive, using=database)
+    assert isinstance(again, Claim)
+    assert (again.attempt, again.deaths) == (2, 0)
+
+
+@pytest.mark.parametrize("end", [idempotency.wait, idempotency.fail])
+def test_an_outdated_run_cannot_change_how_the_latest_stands(database, end):
+    first = begin("a", database)
+    begin("b", database)
+    assert not end(first, "late")
+    assert record(database).state == State.RUNNING
+
+
+def test_a_run_that_ended_cannot_end_again(database):
+    claim = begin("a", database)
+    idempotency.complete(claim, "1")
+    assert not idempotency.fail(claim, "late")
+    with pytest.raises(StaleToken):
+        idempotency.complete(claim, "2")
+    assert record(database).result == "1"
+
+
+def test_has_succeeded_tells_this_run_from_others(database):
+    first = begin("a", database)
+    second = begin("b", database)
+    assert not idempotency.has_succeeded(second)
+    idempotency.complete(second)
+    assert idempotency.has_succeeded(second)
+    assert not idempotency.has_succeeded(first)
+
+
+def test_g14_the_same_key_with_another_payload_is_an_error(database):
+    idempotency.complete(begin("a", database))
+    with pytest.raises(PayloadMismatch, match="42"):
+        idempotency.claim(request_of("b", payload="other"), holds=alive, using=database)
+
+
+def test_g14_another_payload_is_an_error_after_a_failed_run_too(database):
+    idempotency.fail(begin("a", database), "x")
+    with pytest.raises(PayloadMismatch):
+        begin("b", database, payload="other")
+
+
+def expire(using: str) -> None:
+    expired = Now() - dt.timedelta(seconds=1)
+    IdempotencyRecord.objects.using(using).update(expires_at=expired)
+
+
+def test_an_expired_record_counts_as_absent(database):
+    idempotency.complete(begin("a", database), "1")
+    expire(database)
+    again = begin("b", database, payload="other")
+    # Not 1: the fence rises all the same.
+    assert again.attempt == 2
+    assert record(database).payload == "other"
+
+
+def test_a_run_longer_than_the_retention_is_not_taken_from_its_holder(database):
+    begin("a", database)
+    expire(database)
+    answer = idempotency.claim(request_of("b"), holds=alive, using=database)
+    assert isinstance(answer, InFlight)
+
+
+def test_keys_are_compared_exactly(database):
+    keys = ["straße", "strasse", "STRASSE", "é", "e\u0301", "a ", "a"]
+    for key in keys:
+        begin("a", database, key=key)
+    assert IdempotencyRecord.objects.using(database).count() == len(keys)
+
+
+def test_scope_and_key_do_not_run_together(database):
+    begin("a", database, scope="a", key="bc")
+    assert begin("b", database, scope="ab", key="c").attempt == 1
+
+
+def test_runs_that_died_are_counted_until_the_key_is_given_up(database):
+    for attempt in (1, 2, 3):
+        assert begin(f"run {attempt}", database, max_attempts=3).attempt == attempt
+    with pytest.raises(AttemptsExhausted, match="3 runs"):
+        begin("run 4", database, max_attempts=3)
+    assert record(database).state == State.FAILED
+
+
+def test_a_key_that_was_given_up_may_be_tried_anew(database):
+    begin("run 1", database, max_attempts=1)
+    with pytest.raises(AttemptsExhausted):
+        begin("run 2", database, max_attempts=1)
+    assert begin("run 3", database, max_attempts=1).deaths == 0
+
+
+def test_deaths_survive_an_orderly_wait_but_not_a_failure(database):
+    begin("dies", database)
+    idempotency.wait(begin("waits", database))
+    third = begin("third", database)
+    assert third.deaths == 1
+    idempotency.fail(third, "x")
+    assert begin("fourth", database).deaths == 0
+
+
+def test_purge_deletes_what_expired_in_batches(database):
+    for number in range(5):
+        begin("a", database, key=str(number))
+    expire(database)
+    begin("a", database, key="kept")
+    assert list(idempotency.purge(batch_size=2, using=database)) == [2, 2, 1]
+    assert record(database).key == "kept"
+
+
+def test_purge_takes_a_moment_of_its_own(database):
+    begin("a", database, ttl=dt.timedelta(days=1))
+    moment = record(database).expires_at
+    assert list(idempotency.purge(before=moment, using=database)) == []
+    later = moment + dt.timedelta(seconds=1)
+    assert list(idempotency.purge(before=later, using=database)) == [1]
+
+
+def test_forget_deletes_only_the_attempt_that_was_seen(database):
+    begin("a", database)
+    begin("b", database)
+
+    assert not IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42", attempt=1)
+    assert IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42", attempt=2)
