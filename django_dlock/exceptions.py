@@ -40,6 +40,8 @@ class LockError(Exception):
 
     def __init__(self, message: str = "", name: str = "", alias: str = "") -> None:
         super().__init__(message, name, alias)
+        # Said again because OSError, a base of TimeoutError, takes the third for a file's name.
+        self.args = (message, name, alias)
         self.message = message
         self.name = name
         self.alias = alias

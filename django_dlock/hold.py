@@ -280,9 +280,11 @@ class _Registry:
         self._holds: dict[tuple[str, str, HolderKey], Hold] = {}
 
     def find(self, alias: str, name: str, key: HolderKey) -> Hold | None:
-        """The hold of this holder, unless it has ended."""
+        """The hold of this holder, unless it has ended or its handle was collected."""
         hold = self._holds.get((alias, name, key))
-        return hold if hold is not None and hold.active else None
+        if hold is None or not hold.active or hold.handle() is None:
+            return None
+        return hold
 
     def add(self, hold: Hold) -> None:
         self._holds[hold.alias, hold.name, hold.key] = hold

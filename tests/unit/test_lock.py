@@ -1,0 +1,461 @@
+"""The handle: what it answers, when it raises, who holds."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import gc
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_dlock import (
+    AcquireTimeout,
+    AlreadyHeld,
+    LeaseLost,
+    Lock,
+    LockError,
+    LockNotAcquired,
+    NotHeld,
+    events,
+    exceptions,
+    locks,
+    signals,
+)
+
+pytestmark = pytest.mark.usefixtures("_fresh_local")
+
+
+@pytest.fixture
+def _fresh_local() -> None:
+    locks.reset()
+
+
+def local(name: str = "it", **options: Any) -> Lock:
+    return Lock(name, using="local", **options)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(function()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+# -- acquire and release -------------------------------------------------------------------
+
+
+def test_a_block_holds_and_releases() -> None:
+    lock = local()
+    assert (lock.state, lock.held, lock.token, lock.owner) == ("free", False, None, None)
+    with lock as entered:
+        assert entered is lock
+        assert (lock.state, lock.held, lock.lost) == ("held", True, False)
+        assert lock.locked()
+        assert 0 < lock.remaining <= 30
+        lock.check()
+    assert (lock.state, lock.held, lock.token, lock.owner) == ("free", False, None, None)
+    assert not lock.locked()
+
+
+def test_acquire_answers_false_and_a_block_raises() -> None:
+    with local():
+        assert in_thread(lambda: local().acquire(blocking=False)) is False
+        assert in_thread(lambda: local().acquire(timeout=0.01)) is False
+
+        def enter(wait: float) -> type[BaseException] | None:
+            try:
+                with local(wait=wait):
+                    return None
+            except LockNotAcquired as error:
+                return type(error)
+
+        assert in_thread(lambda: enter(0)) is LockNotAcquired
+        assert in_thread(lambda: enter(0.01)) is AcquireTimeout
+
+
+def test_the_met_holder_is_told() -> None:
+    lock = local()
+    with local():
+        in_thread(lambda: lock.acquire(blocking=False))
+    assert lock.contention is not None
+    assert 0 < lock.contention.remaining <= 30
+
+
+def test_a_waiter_is_granted_when_the_holder_releases() -> None:
+    holder, waiter = local(), local()
+    waiting = threading.Event()
+    assert holder.acquire()
+
+    def met(**_: Any) -> None:
+        waiting.set()
+
+    signals.contended.connect(met, weak=False, dispatch_uid="met")
+    try:
+        got: list[bool] = []
+        thread = threading.Thread(target=lambda: got.append(waiter.acquire(timeout=-1)))
+        thread.start()
+        assert waiting.wait(5)
+        holder.release()
+        thread.join(5)
+    finally:
+        signals.contended.disconnect(dispatch_uid="met")
+    assert got == [True]
+    waiter.release()
+
+
+def test_release_and_renew_without_a_hold_are_not_held() -> None:
+    lock = local()
+    with pytest.raises(NotHeld):
+        lock.release()
+    with pytest.raises(RuntimeError):
+        lock.renew()
+    with pytest.raises(NotHeld):
+        lock.check()
+
+
+def test_a_second_release_is_not_held() -> None:
+    lock = local()
+    lock.acquire()
+    lock.release()
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+def test_a_handle_may_be_acquired_again_and_gets_a_higher_token() -> None:
+    lock = local()
+    tokens = []
+    for _ in range(3):
+        with lock:
+            tokens.append(lock.token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_any_thread_may_release() -> None:
+    lock = local()
+    lock.acquire()
+    in_thread(lock.release)
+    assert not lock.locked()
+
+
+def test_a_release_inside_the_block_leaves_nothing_to_the_block() -> None:
+    with local() as lock:
+        lock.release()
+    assert lock.state == "free"
+
+
+# -- who holds -----------------------------------------------------------------------------
+
+
+def test_a_second_blocking_acquire_by_the_holder_is_already_held() -> None:
+    with local():
+        with pytest.raises(AlreadyHeld):
+            local().acquire()
+        assert local().acquire(blocking=False) is False
+
+
+def test_reentrant_handles_count_up_without_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = local(reentrant=True), local(reentrant=True)
+    with outer:
+        monkeypatch.setattr(locks["local"], "acquire", None)
+        with inner:
+            assert inner.token == outer.token
+            with outer:
+                pass
+            assert outer.held
+        assert outer.held
+        assert not inner.held
+    assert not outer.locked()
+
+
+def test_reentrance_needs_both_handles_to_say_so() -> None:
+    with local(reentrant=True), pytest.raises(AlreadyHeld):
+        local().acquire()
+    with local(), pytest.raises(AlreadyHeld):
+        local(reentrant=True).acquire()
+
+
+def test_an_unbound_handle_is_its_own_holder() -> None:
+    lock = local(bound=False)
+    lock.acquire()
+    assert local().acquire(blocking=False) is False
+    assert in_thread(lambda: lock.held)
+    with pytest.raises(AlreadyHeld):
+        lock.acquire()
+    in_thread(lock.release)
+    assert not lock.locked()
+
+
+def test_a_shared_handle_keeps_the_holds_of_its_threads_apart() -> None:
+    lock = local()
+    lock.acquire()
+    locks["local"].break_(lock.name, owner=lock.owner or "")
+    assert in_thread(lock.acquire)
+    try:
+        with pytest.raises(LeaseLost):
+            lock.renew()
+        with pytest.raises(LeaseLost):
+            lock.check()
+    finally:
+        with pytest.raises(LeaseLost):
+            lock.release()
+    assert locks["local"].locked(lock.name, deadline=1e12), "the other thread's hold is alive"
+    lock.release()
+
+
+def test_a_collected_handle_leaves_no_trace() -> None:
+    lock = local()
+    lock.acquire()
+    hold = lock._holdings.mine()
+    del lock
+    gc.collect()
+    assert hold is not None
+    assert hold.handle() is None
+
+
+# -- loss ----------------------------------------------------------------------------------
+
+
+def break_it(lock: Lock) -> None:
+    assert locks["local"].break_(lock.name, owner=lock.owner or "")
+
+
+def test_leaving_a_block_after_a_loss_raises() -> None:
+    lock = local()
+    with pytest.raises(LeaseLost) as caught, lock:
+        break_it(lock)
+    assert (caught.value.reason, caught.value.name, caught.value.alias) == ("broken", "it", "local")
+    assert lock.lost_reason == "broken"
+
+
+def test_the_bodys_own_exception_propagates_with_a_note() -> None:
+    with pytest.raises(KeyError) as caught, local() as lock:
+        break_it(lock)
+        raise KeyError("mine")
+    notes = getattr(caught.value, "__notes__", ["lost (before Python 3.11 there are no notes)"])
+    assert "lost" in notes[0]
+
+
+def test_a_refused_renewal_is_a_loss() -> None:
+    lock = local()
+    lock.acquire()
+    break_it(lock)
+    with pytest.raises(LeaseLost):
+        lock.renew()
+    assert lock.lost
+    with pytest.raises(LeaseLost):
+        lock.release()
+    with pytest.raises(NotHeld):
+        lock.release()
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+def test_on_lost_is_called_once_and_off_the_callers_thread() -> None:
+    calls: list[tuple[Lock, str, str]] = []
+
+    def on_lost(lock: Lock, reason: str) -> None:
+        calls.append((lock, reason, threading.current_thread().name))
+
+    lock = local(on_lost=on_lost)
+    with pytest.raises(LeaseLost), lock:
+        break_it(lock)
+        with pytest.raises(LeaseLost):
+            lock.renew()
+    assert events.flush()
+    assert calls == [(lock, "broken", "dlock-events")]
+
+
+def test_a_lost_lease_does_not_free_the_next_holder() -> None:
+    lock = local()
+    lock.acquire()
+    break_it(lock)
+    other = local()
+    assert in_thread(other.acquire)
+    with pytest.raises(LeaseLost):
+        lock.release()
+    assert other.locked()
+    other.release()
+
+
+def test_renew_can_set_another_ttl() -> None:
+    lock = local(ttl=30, renew=False)
+    with lock:
+        lock.renew(ttl=dt.timedelta(minutes=10))
+        assert 500 < lock.remaining <= 600
+
+
+# -- async ---------------------------------------------------------------------------------
+
+
+async def test_async_block_and_twins() -> None:
+    lock = local()
+    async with lock:
+        assert lock.held
+        assert await lock.alocked()
+        await lock.arenew()
+        with pytest.raises(AlreadyHeld):
+            async with local():
+                pass
+    assert not await lock.alocked()
+    assert await lock.aacquire(blocking=False)
+    await lock.arelease()
+    with pytest.raises(NotHeld):
+        await lock.arelease()
+
+
+async def test_two_tasks_exclude_each_other() -> None:
+    inside = 0
+
+    async def work() -> None:
+        nonlocal inside
+        for _ in range(5):
+            async with local():
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await asyncio.gather(*(work() for _ in range(4)))
+
+
+async def test_an_aacquire_in_wait_for_outlives_that_task() -> None:
+    lock = local()
+    assert await asyncio.wait_for(lock.aacquire(), 5)
+    hold = lock._holdings.mine()
+    assert hold is not None
+    assert not isinstance(hold.key, asyncio.Task)
+    await lock.arelease()
+
+
+async def test_g7_a_cancelled_waiter_leaves_nothing() -> None:
+    holder, waiter = local(), local()
+    await holder.aacquire()
+    task = asyncio.create_task(waiter.aacquire(timeout=-1))
+    while waiter.contention is None:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await holder.arelease()
+    # Granted to the cancelled one it would be taken for ever: nobody would release it.
+    assert await local().aacquire(timeout=5)
+
+
+async def test_a_coroutine_cannot_hold_until_commit() -> None:
+    with pytest.raises(TypeError, match="transaction of a thread"):
+        await local(hold_until="commit").aacquire()
+
+
+# -- bad input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"timeout": 5}, TypeError, "ttl= here"),
+        ({"ttl": 0.01, "renew": False}, ValueError, "at least 0.1"),
+        ({"ttl": 2.9}, ValueError, "command_timeout"),
+        ({"ttl": "30"}, TypeError, "timedelta"),
+        ({"ttl": float("nan")}, ValueError, "finite"),
+        ({"ttl": True}, TypeError, "seconds"),
+        ({"wait": -1}, ValueError, "wait"),
+        ({"max_hold": 0}, ValueError, "max_hold"),
+        ({"min_hold": -1}, ValueError, "min_hold"),
+        ({"hold_until": "never"}, ValueError, "commit"),
+        ({"on_lost": 5}, TypeError, "callable"),
+        ({"metadata": {"a": object()}}, TypeError, "JSON"),
+    ],
+)
+def test_a_wrong_option_is_refused_at_construction(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        local(**options)
+
+
+def test_a_fixed_lease_may_be_short() -> None:
+    assert local(ttl=0.1, renew=False).acquire()
+
+
+@pytest.mark.parametrize(
+    ("blocking", "timeout"), [(False, 1.0), (True, -2.0), (True, float("inf"))]
+)
+def test_wrong_patience_is_refused(blocking: bool, timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        local().acquire(blocking, timeout)
+
+
+def test_an_unknown_alias_names_the_known_ones() -> None:
+    with pytest.raises(exceptions.InvalidLockBackend, match="default"):
+        Lock("x", using="elsewhere")
+
+
+# -- errors --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in exceptions.__all__ if n != "InvalidLockBackend"])
+def test_every_error_names_lock_and_alias_and_survives_pickling(name: str) -> None:
+    error_class = getattr(exceptions, name)
+    error = error_class("why", "order:1", "default")
+    twin = pickle.loads(pickle.dumps(error))
+    rebuilt = error_class(*error.args)
+    for each in (error, twin, rebuilt):
+        assert isinstance(each, LockError)
+        assert (each.name, each.alias) == ("order:1", "default")
+        assert "order:1" in str(each)
+        assert "default" in str(each)
+
+
+# -- signals -------------------------------------------------------------------------------
+
+
+def test_signals_tell_the_life_of_a_lock() -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    kinds = ("acquired", "released", "lost")
+    for kind in kinds:
+        getattr(signals, kind).connect(
+            lambda kind=kind, **facts: told.append((kind, facts)), weak=False, dispatch_uid="t"
+        )
+    try:
+        with local(metadata={"why": "test"}):
+            pass
+        with pytest.raises(LeaseLost), local() as lock:
+            break_it(lock)
+        assert events.flush()
+    finally:
+        for kind in kinds:
+            getattr(signals, kind).disconnect(dispatch_uid="t")
+    assert [kind for kind, _ in told] == ["acquired", "released", "acquired", "lost"]
+    for _, facts in told:
+        assert facts["sender"] is Lock
+        assert {"name", "alias", "owner", "token", "metadata"} <= facts.keys()
+    assert told[0][1]["metadata"] == {"why": "test"}
+    assert told[1][1]["held_for"] >= 0
+    assert told[3][1]["reason"] == "broken"
+
+
+def test_a_receiver_that_raises_or_hangs_prevents_nothing() -> None:
+    free = threading.Event()
+
+    def raises(**_: Any) -> None:
+        raise ValueError("receiver")
+
+    def hangs(**_: Any) -> None:
+        free.wait(30)
+
+    signals.acquired.connect(raises, dispatch_uid="r")
+    signals.acquired.connect(hangs, dispatch_uid="h")
+    try:
+        with local() as lock:
+            lock.renew()
+        assert not lock.locked()
+    finally:
+        signals.acquired.disconnect(dispatch_uid="r")
+        signals.acquired.disconnect(dispatch_uid="h")
+        free.set()
+    assert events.flush()

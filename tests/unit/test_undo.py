@@ -1,0 +1,45 @@
+"""Attempts that nobody waits for are taken back, however long the backend is away."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from django_dlock import locks, undo
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import LeaseRequest
+
+
+def test_an_undo_is_repeated_until_the_backend_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = locks["local"]
+    tries: list[str] = []
+    done = threading.Event()
+
+    def answer_third(request: LeaseRequest, **_: Any) -> None:
+        tries.append(request.owner)
+        if len(tries) < 3:
+            raise BackendUnavailable("down")
+        done.set()
+
+    monkeypatch.setattr(undo, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(backend, "undo", answer_third)
+    undo.schedule(backend, LeaseRequest("it", "me", 30))
+    assert done.wait(5)
+    assert tries == ["me", "me", "me"]
+
+
+def test_an_undo_that_meets_a_bug_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = locks["local"]
+    done = threading.Event()
+
+    def answer(request: LeaseRequest, **_: Any) -> None:
+        if request.owner == "first":
+            raise ZeroDivisionError("a bug")
+        done.set()
+
+    monkeypatch.setattr(backend, "undo", answer)
+    undo.schedule(backend, LeaseRequest("it", "first", 30))
+    undo.schedule(backend, LeaseRequest("it", "second", 30))
+    assert done.wait(5)

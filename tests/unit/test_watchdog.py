@@ -1,0 +1,356 @@
+"""The schedule of renewals on a hand-moved clock, and the thread that follows it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_dlock import Lock, clock, events, locks, signals, watchdog
+from django_dlock.backends.base import Fates
+from django_dlock.exceptions import BackendUnavailable, LeaseLost
+from django_dlock.lease import Renewal
+from django_dlock.watchdog import BATCH, Watchdog
+
+pytestmark = pytest.mark.usefixtures("time")
+
+
+class Time:
+    """Hand-moved seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    moved = Time()
+    monkeypatch.setattr(clock, "now", moved)
+    return moved
+
+
+@pytest.fixture
+def dog(monkeypatch: pytest.MonkeyPatch, time: Time) -> Watchdog:
+    """A watchdog whose thread never starts: the tests call ``tick``."""
+    locks.reset()
+    own = Watchdog()
+    monkeypatch.setattr(own, "_poke", lambda: None)
+    monkeypatch.setattr(watchdog, "watch", own.watch)
+    monkeypatch.setattr(watchdog, "unwatch", own.unwatch)
+    return own
+
+
+class Spy:
+    """Stands before the local backend's renewals, counts them, and fails them on request."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.backend = locks["local"]
+        self.calls: list[list[str]] = []
+        self.error: Exception | None = None
+        self.hangs = False
+        self.abandoned = 0
+        self._renew = self.backend.renew
+        monkeypatch.setattr(self.backend, "start_renew", self.start_renew)
+
+    def start_renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Any:
+        self.calls.append([renewal.name for renewal in renewals])
+        if self.hangs:
+            return SimpleNamespace(wait=lambda _: False, abandon=self._abandon)
+        return SimpleNamespace(
+            wait=lambda _: True,
+            result=lambda: self._answer(renewals, process=process, deadline=deadline),
+        )
+
+    def _answer(self, renewals: Sequence[Renewal], **kwargs: Any) -> Fates:
+        if self.error is not None:
+            raise self.error
+        return self._renew(renewals, **kwargs)
+
+    def _abandon(self) -> None:
+        self.abandoned += 1
+
+    @property
+    def renewed(self) -> list[str]:
+        return [name for call in self.calls for name in call]
+
+
+@pytest.fixture
+def spy(dog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> Spy:
+    return Spy(monkeypatch)
+
+
+def held(name: str = "it", **options: Any) -> Lock:
+    lock = Lock(name, using="local", **options)
+    assert lock.acquire(blocking=False)
+    return lock
+
+
+def test_a_lease_is_renewed_after_a_third_of_its_ttl(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = held()
+    time.seconds += 9.9
+    dog.tick()
+    assert spy.renewed == []
+    time.seconds += 0.2
+    dog.tick()
+    assert spy.renewed == ["it"]
+    assert lock.remaining == pytest.approx(29.7)
+
+
+def test_a_fixed_lease_is_never_renewed_and_its_end_is_told(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    calls: list[str] = []
+    lock = held(renew=False, on_lost=lambda lock, reason: calls.append(reason))
+    for _ in range(40):
+        time.seconds += 1
+        dog.tick()
+    assert spy.renewed == []
+    assert events.flush()
+    assert calls == ["expired"]
+    assert lock.lost_reason == "expired"
+
+
+def test_five_hundred_leases_cost_one_call(dog: Watchdog, spy: Spy, time: Time) -> None:
+    kept = [held(f"n{i}") for i in range(BATCH)]
+    time.seconds += 10
+    dog.tick()
+    assert [len(call) for call in spy.calls] == [BATCH]
+    time.seconds += 10
+    dog.tick()
+    assert [len(call) for call in spy.calls] == [BATCH, BATCH]
+    assert all(lock.held for lock in kept)
+
+
+def test_leases_taken_at_different_times_fall_into_step(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    kept = []
+    for i in range(10):
+        kept.append(held(f"n{i}"))
+        time.seconds += 1
+        dog.tick()
+    # After two intervals all have met; from then on one call an interval.
+    for _ in range(30):
+        time.seconds += 1
+        dog.tick()
+    spy.calls.clear()
+    for _ in range(20):
+        time.seconds += 1
+        dog.tick()
+    assert [len(call) for call in spy.calls if call] == [10, 10]
+    assert all(lock.held for lock in kept)
+
+
+def test_a_heartbeat_goes_out_every_five_seconds(dog: Watchdog, spy: Spy, time: Time) -> None:
+    kept = held(ttl=300)
+    for _ in range(20):
+        time.seconds += 1
+        dog.tick()
+    assert kept.held
+    assert len(spy.calls) == 4
+    assert spy.renewed == []
+
+
+def test_g2_a_refusal_is_told_within_one_interval(dog: Watchdog, spy: Spy, time: Time) -> None:
+    told: list[str] = []
+    lock = held(on_lost=lambda lock, reason: told.append(reason))
+    spy.backend.break_("it", owner=lock.owner or "")
+    time.seconds += 10
+    dog.tick()
+    assert lock.lost_reason == "broken"
+    assert events.flush()
+    assert told == ["broken"]
+
+
+def test_g6_a_failed_renewal_is_tried_again_well_before_the_deadline(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held()
+    spy.error = BackendUnavailable("down")
+    time.seconds += 10
+    dog.tick()
+    for _ in range(15):
+        time.seconds += 1
+        dog.tick()
+    assert len(spy.renewed) >= 10
+    assert lock.state == "in_doubt"
+    spy.error = None
+    time.seconds += 1.5
+    dog.tick()
+    assert lock.state == "held"
+    assert lock.remaining == pytest.approx(29.7)
+
+
+def test_g6_any_other_exception_is_survived_too(
+    dog: Watchdog, spy: Spy, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = held()
+    spy.error = ZeroDivisionError("a bug")
+    time.seconds += 10
+    dog.tick()
+    spy.error = None
+    time.seconds += 1.5
+    dog.tick()
+    assert lock.remaining == pytest.approx(29.7)
+
+
+def test_g2_in_doubt_is_told_once_and_then_unreachable(dog: Watchdog, spy: Spy, time: Time) -> None:
+    told: list[str] = []
+
+    def hear(signal: Any, **facts: Any) -> None:
+        told.append(facts.get("reason", "in_doubt"))
+
+    lock = held()
+    spy.error = BackendUnavailable("down")
+    signals.in_doubt.connect(hear)
+    signals.lost.connect(hear)
+    try:
+        while time.seconds < 1040:
+            time.seconds += 0.5
+            dog.tick()
+        assert events.flush()
+    finally:
+        signals.in_doubt.disconnect(hear)
+        signals.lost.disconnect(hear)
+    assert told == ["in_doubt", "unreachable"]
+    assert lock.lost_reason == "unreachable"
+
+
+def test_g2_lost_is_true_at_the_deadline_without_any_thread(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held()
+    time.seconds += 29.69
+    assert lock.held
+    time.seconds += 0.02
+    assert lock.lost
+    with pytest.raises(LeaseLost):
+        lock.check()
+
+
+def test_a_late_yes_does_not_bring_a_lost_hold_back(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = held()
+    hold = lock._holdings.mine()
+    assert hold is not None
+    time.seconds += 30
+    hold.confirm(time.seconds - 1, 30)
+    assert lock.lost
+
+
+def test_g6_renewal_ends_with_the_owning_thread(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = Lock("it", using="local")
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    time.seconds += 10
+    dog.tick()
+    assert spy.renewed == []
+    assert lock.held
+    time.seconds += 20
+    dog.tick()
+    assert lock.lost_reason == "holder_ended"
+
+
+def test_g6_renewal_ends_with_the_handle(dog: Watchdog, spy: Spy, time: Time) -> None:
+    held()
+    gc.collect()
+    time.seconds += 10
+    dog.tick()
+    assert spy.renewed == []
+
+
+def test_g6_max_hold_cuts_the_last_renewal(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = held(max_hold=50)
+    while time.seconds < 1045:
+        time.seconds += 1
+        dog.tick()
+        assert lock.held
+    assert lock.remaining <= 5
+    assert (spy.backend.get("it") or pytest.fail("free")).ttl == pytest.approx(5, abs=0.1)
+    time.seconds += 5.1
+    dog.tick()
+    assert lock.lost_reason == "max_hold"
+    renewals = len(spy.renewed)
+    time.seconds += 60
+    dog.tick()
+    assert len(spy.renewed) == renewals
+
+
+def test_a_released_lease_is_renewed_no_more(dog: Watchdog, spy: Spy, time: Time) -> None:
+    held().release()
+    time.seconds += 10
+    dog.tick()
+    assert spy.renewed == []
+
+
+def test_an_answer_that_comes_after_the_release_is_nobodys(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    told: list[str] = []
+    lock = held(on_lost=lambda lock, reason: told.append(reason))
+    answer = spy._answer
+
+    def release_first(*args: Any, **kwargs: Any) -> Fates:
+        lock.release()
+        return answer(*args, **kwargs)
+
+    spy._answer = release_first  # type: ignore[method-assign]
+    time.seconds += 10
+    dog.tick()
+    assert events.flush()
+    assert lock.state == "free"
+    assert told == []
+
+
+def test_a_hanging_backend_is_abandoned_at_the_command_timeout_and_tried_again(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held()
+    spy.hangs = True
+    time.seconds += 10
+    wakes_at = dog.tick()
+    assert wakes_at <= time.seconds + 0.1
+    time.seconds += 1.1
+    dog.tick()
+    assert spy.abandoned == 1
+    spy.hangs = False
+    time.seconds += 1.5
+    dog.tick()
+    assert lock.remaining == pytest.approx(29.7)
+
+
+def test_the_deadline_is_told_while_the_backend_hangs(dog: Watchdog, spy: Spy, time: Time) -> None:
+    told: list[str] = []
+    lock = held(on_lost=lambda lock, reason: told.append(reason))
+    time.seconds += 29
+    spy.hangs = True
+    dog.tick()
+    time.seconds += 0.9
+    dog.tick()
+    assert events.flush()
+    assert lock.lost
+    assert len(told) == 1
+
+
+def test_a_step_without_anything_due_asks_nobody(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = held()
+    for _ in range(4):
+        time.seconds += 1
+        dog.tick()
+    assert spy.calls == []
+    assert lock.held
+
+
+def test_a_late_thread_says_so(dog: Watchdog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "django_dlock"):
+        dog._note_lateness(time.seconds - 7)
+    assert dog.lateness == pytest.approx(7)
+    assert "7.0 s late" in caplog.text
