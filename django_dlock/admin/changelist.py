@@ -98,7 +98,8 @@ SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "kind": lambda info: info.kind,
     "holder": lambda info: (info.process.host, info.process.pid) if info.process else ("", 0),
     "holder_state": lambda info: info.holder_state,
-    "age": lambda info: info.age,
+    # Not the age itself: each alias tells that as of another moment.
+    "age": lambda info: -info.acquired_at.timestamp(),
     # A damaged entry would never end: the longest of all.
     "ttl": lambda info: float("inf") if info.ttl is None else info.ttl,
     "renewals": lambda info: info.renewals,

@@ -1,0 +1,493 @@
+"""The page of held locks and its guarded release."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from django_dlock import events, locks, process, signals
+from django_dlock.backends.local import LocalBackend
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.models import LockEvent
+
+LOCAL = "django_dlock.backends.local.LocalBackend"
+LIST = "/admin/django_dlock/heldlock/"
+
+pytestmark = pytest.mark.django_db
+
+
+class DownBackend(LocalBackend):
+    """An alias of which nobody answers."""
+
+    def get(self, name):
+        raise BackendUnavailable("nobody answers", name, self.alias)
+
+    def list(self, **_):
+        raise BackendUnavailable("nobody answers", "", self.alias)
+
+    def count(self, **_):
+        return len(self.list())
+
+
+class UnansweredBreak(LocalBackend):
+    """The break is carried out, and its answer is lost."""
+
+    def break_(self, name, *, owner, reason="broken"):
+        super().break_(name, owner=owner, reason=reason)
+        raise BackendUnavailable("no answer", name, self.alias)
+
+
+class ChangesHands(LocalBackend):
+    """The lock has another owner just before the break."""
+
+    def break_(self, name, *, owner, reason="broken"):
+        return False
+
+
+@pytest.fixture(autouse=True)
+def aliases(settings):
+    use(settings, default=LOCAL)
+    yield
+    locks.reset()
+
+
+def use(settings, **backends):
+    settings.DLOCKS = {alias: {"BACKEND": backend} for alias, backend in backends.items()}
+    locks.reset()
+
+
+def hold(name, alias="default", owner=None, **facts):
+    backend = locks[alias]
+    request = LeaseRequest(name=name, owner=owner or f"owner of {name}", ttl=30, **facts)
+    lease = backend.acquire(request, deadline=backend.call_deadline())
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def say_goodbye(alias="default"):
+    backend = locks[alias]
+    backend.goodbye(process.current().id, deadline=backend.call_deadline())
+
+
+def visitor(*permissions, staff=True):
+    user = User.objects.create_user(f"visitor-{User.objects.count()}", is_staff=staff)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    client.user = user
+    return client
+
+
+@pytest.fixture
+def operator():
+    return visitor("view_heldlock", "release_heldlock")
+
+
+def page_of(name, alias="default", step="change"):
+    return reverse(f"admin:django_dlock_heldlock_{step}", args=[quote(f"{alias}/{name}")])
+
+
+def names_on(response):
+    cells = re.findall(r'class="field-lock_name">(.*?)</th>', response.content.decode(), re.DOTALL)
+    return [unescape(re.sub(r"<.*?>", "", cell)) for cell in cells]
+
+
+def release(client, name, *, owner=None, force=False, follow=True, alias="default"):
+    answers = {"owner": owner or f"owner of {name}", **({"force": "on"} if force else {})}
+    return client.post(page_of(name, alias, "release"), answers, follow=follow)
+
+
+def messages_on(response):
+    return [str(message) for message in response.context["messages"]]
+
+
+# -- the list -----------------------------------------------------------------------------
+
+
+def test_the_list_shows_what_an_operator_must_know(admin_client):
+    lease = hold("invoice:42", metadata='{"task_name": "shop.charge", "task_id": "t-1"}')
+    page = admin_client.get(LIST).content.decode()
+    me = process.current()
+    for fact in ("invoice:42", f"{me.host} · {me.pid}", "shop.charge", "t-1", str(lease.token)):
+        assert fact in page
+    assert re.search(r'dlock-good">alive<', page)
+    assert re.search(r'class="field-ttl">(29\.\d|30\.0)s<', page)
+
+
+def test_the_list_is_live_from_every_alias(admin_client, settings):
+    use(settings, one=LOCAL, two=LOCAL)
+    hold("a", "one")
+    hold("a", "two")
+    assert names_on(admin_client.get(LIST)) == ["a", "a"]
+    assert names_on(admin_client.get(LIST + "?alias=two")) == ["a"]
+
+
+def test_the_list_says_so_when_nothing_is_held(admin_client):
+    assert "No lock is held now." in admin_client.get(LIST).content.decode()
+    hold("a")
+    assert "No lock that is held now matches." in admin_client.get(LIST + "?q=b").content.decode()
+
+
+def test_the_list_can_be_searched(admin_client):
+    hold("invoice:1")
+    hold("Invoice:2")
+    hold("order:1")
+    assert names_on(admin_client.get(LIST + "?q=nvoice")) == ["invoice:1", "Invoice:2"]
+    assert names_on(admin_client.get(LIST + "?q=invoice")) == ["invoice:1"]
+
+
+def test_the_list_can_be_filtered_by_kind_and_state(admin_client):
+    hold("held")
+    hold("parked", kind="parked")
+    assert names_on(admin_client.get(LIST + "?kind=parked")) == ["parked"]
+    assert names_on(admin_client.get(LIST + "?holder_state=alive")) == ["held"]
+    assert names_on(admin_client.get(LIST + "?holder_state=unknown&kind=held")) == []
+
+
+def test_the_list_can_be_sorted_by_every_column(admin_client):
+    for name in ("b", "a", "c"):
+        hold(name)
+    headers = admin_client.get(LIST).content.decode()
+    columns = re.findall(r'<th scope="col" class="sortable column-(\w+)', headers)
+    assert {"lock_name", "holder", "age", "ttl", "waiting", "kind", "alias", "token"} <= set(
+        columns
+    )
+    for column in range(len(columns)):
+        assert sorted(names_on(admin_client.get(f"{LIST}?o={column}"))) == ["a", "b", "c"]
+    assert names_on(admin_client.get(LIST + "?o=0")) == ["a", "b", "c"]
+    assert names_on(admin_client.get(LIST + "?o=-0")) == ["c", "b", "a"]
+
+
+def test_the_oldest_come_first_until_another_order_is_asked_for(admin_client):
+    for name in ("b", "a", "c"):
+        hold(name)
+    age = admin_client.get(LIST).context["cl"].list_display.index("age")
+    assert names_on(admin_client.get(LIST)) == ["b", "a", "c"]
+    assert names_on(admin_client.get(f"{LIST}?o={age}")) == ["c", "a", "b"]
+
+
+def test_the_list_has_pages(admin_client):
+    for number in range(120):
+        hold(f"lock:{number:03}")
+    first, last = admin_client.get(LIST), admin_client.get(LIST + "?p=3")
+    assert names_on(first) == [f"lock:{number:03}" for number in range(50)]
+    assert names_on(last) == [f"lock:{number:03}" for number in range(100, 120)]
+    assert names_on(admin_client.get(LIST + "?p=2&o=-0"))[0] == "lock:069"
+    assert len(names_on(admin_client.get(LIST + "?all="))) == 120
+    assert "120 held locks" in first.content.decode()
+
+
+def test_pages_in_order_of_age_run_through_all_aliases(admin_client, settings):
+    use(settings, one=LOCAL, two=LOCAL)
+    for number in range(60):
+        hold(f"lock:{number:03}", ("one", "two")[number % 2])
+    assert names_on(admin_client.get(LIST))[:2] == ["lock:000", "lock:001"]
+    assert names_on(admin_client.get(LIST + "?p=2")) == [f"lock:{n:03}" for n in range(50, 60)]
+
+
+def test_a_page_that_has_vanished_is_the_last_one(admin_client):
+    hold("a")
+    assert names_on(admin_client.get(LIST + "?p=99")) == ["a"]
+
+
+def test_a_page_in_order_of_age_reads_no_more_than_it_needs(admin_client, monkeypatch):
+    for number in range(60):
+        hold(f"lock:{number:03}")
+    limits = []
+    original = LocalBackend.list
+
+    def spy(self, **options):
+        limits.append(options.get("limit"))
+        return original(self, **options)
+
+    monkeypatch.setattr(LocalBackend, "count", lambda self, **_: 60)
+    monkeypatch.setattr(LocalBackend, "list", spy)
+    admin_client.get(LIST)
+    assert limits == [50]
+
+
+@pytest.mark.parametrize("query", ["?name=x", "?foo=bar", "?kind__x=1"])
+def test_an_unknown_filter_leads_back_to_the_list(admin_client, query):
+    response = admin_client.get(LIST + query)
+    assert response.status_code in (302, 400)
+
+
+def test_an_alias_that_does_not_answer_is_named_and_hides_no_other(admin_client, settings):
+    use(settings, default=f"{__name__}.DownBackend", spare=LOCAL, wrong="no.such.Backend")
+    hold("a", "spare")
+    response = admin_client.get(LIST)
+    page = unescape(response.content.decode())
+    assert response.status_code == 200
+    assert names_on(response) == ["a"]
+    assert "Alias “default” gave no answer" in page
+    assert "nobody answers" in page
+    assert "Alias “wrong” gave no answer" in page
+    assert "No lock is held now." not in page
+
+
+def test_the_list_holds_nothing_inline(admin_client):
+    """A strict Content-Security-Policy would block it."""
+    hold("a")
+    for url in (LIST, page_of("a"), page_of("a", step="release")):
+        page = admin_client.get(url).content.decode()
+        assert "<style" not in page
+        assert not re.search(r"\son\w+=", page)
+        assert not re.search(r"\sstyle=", page)
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", page))
+        assert not re.search(r'(src|href)="(https?:)?//', page)
+
+
+# -- one lock -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/b", "a//b/", "naïve ☂ 鍵", "\"quotes\" & 'more' <b>", "50%_2F", "?x=1#y", "../change/"],
+)
+def test_a_lock_of_any_name_can_be_shown_and_released(admin_client, name):
+    hold(name)
+    response = admin_client.get(LIST)
+    assert names_on(response) == [name]
+    href = unescape(re.search(r'field-lock_name"><a href="(.*?)"', response.content.decode())[1])
+    page = admin_client.get(href)
+    assert page.context["original"].info.name == name
+    release(admin_client, name, force=True)
+    assert locks["default"].get(name) is None
+
+
+def test_an_alias_of_any_name_works(admin_client, settings):
+    use(settings, **{"a/b é": LOCAL})
+    hold("n/m", "a/b é")
+    response = admin_client.get(LIST)
+    href = unescape(re.search(r'field-lock_name"><a href="(.*?)"', response.content.decode())[1])
+    assert admin_client.get(href).context["original"].info.alias == "a/b é"
+
+
+def test_the_page_of_one_lock_shows_its_facts(admin_client):
+    hold("a", metadata='{"path": "/pay/", "note": "<b>"}')
+    page = admin_client.get(page_of("a")).content.decode()
+    assert "owner of a" in page
+    assert "&quot;note&quot;: &quot;&lt;b&gt;&quot;" in page
+
+
+@pytest.mark.parametrize("step", ["change", "release", "history"])
+def test_a_lock_that_is_not_held_any_more_leads_to_the_list(admin_client, step):
+    response = admin_client.get(page_of("gone", step=step), follow=True)
+    assert response.redirect_chain == [(LIST, 302)]
+    assert messages_on(response) == ["The lock “gone” is not held any more."]
+
+
+@pytest.mark.parametrize("step", ["change", "release", "history"])
+def test_an_alias_that_does_not_answer_is_named_on_every_page(admin_client, settings, step):
+    use(settings, default=f"{__name__}.DownBackend")
+    response = admin_client.get(page_of("a", step=step), follow=True)
+    assert response.redirect_chain == [(LIST, 302)]
+    assert "nobody answers" in messages_on(response)[0]
+
+
+def test_the_user_behind_a_request_is_shown_only_to_those_who_may_see_users():
+    hold("a", metadata='{"path": "/pay/", "user": "grace"}')
+    for url in (LIST, page_of("a")):
+        assert b"grace" not in visitor("view_heldlock").get(url).content
+        assert b"grace" in visitor("view_heldlock", "view_user").get(url).content
+
+
+# -- the release --------------------------------------------------------------------------
+
+
+def test_looking_at_the_confirmation_changes_nothing(operator):
+    hold("a")
+    say_goodbye()
+    assert operator.get(page_of("a", step="release")).status_code == 200
+    assert (
+        operator.get(page_of("a", step="release") + "?owner=owner+of+a&force=on").status_code == 200
+    )
+    assert locks["default"].get("a") is not None
+    assert not LogEntry.objects.exists()
+
+
+def test_a_dead_holders_lock_is_released_and_written_down(operator):
+    lease = hold("a", metadata='{"task_name": "shop.charge", "user": "ada"}')
+    say_goodbye()
+    response = release(operator, "a")
+    assert messages_on(response) == ["The lock “a” of alias “default” was released."]
+    assert locks["default"].get("a") is None
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.object_repr) == (
+        operator.user,
+        "default/a",
+        "default/a",
+    )
+    assert "owner of a" in entry.change_message
+    event = LockEvent.objects.get()
+    assert (event.event, event.name, event.alias, event.reason) == (
+        "broken",
+        "a",
+        "default",
+        "operator",
+    )
+    assert (event.owner, event.token) == ("owner of a", lease.token)
+    assert event.user == operator.user.username
+    assert event.detail["task_name"] == "shop.charge"
+    assert "user" not in event.detail
+
+
+def test_a_live_holders_lock_is_released_only_by_force(operator):
+    hold("a")
+    page = operator.get(page_of("a", step="release")).content.decode()
+    assert 'name="force"' in page
+    refused = release(operator, "a")
+    assert refused.status_code == 200
+    assert "Its holder may be at work" in refused.content.decode()
+    assert locks["default"].get("a") is not None
+    assert not LockEvent.objects.exists()
+    assert "Its holder works on" in messages_on(release(operator, "a", force=True))[0]
+    assert locks["default"].get("a") is None
+
+
+def test_a_parked_lease_is_released_only_by_force(operator):
+    hold("a", kind="parked")
+    release(operator, "a")
+    assert locks["default"].get("a") is not None
+    release(operator, "a", force=True)
+    assert locks["default"].get("a") is None
+
+
+def test_a_lock_that_has_changed_hands_is_left_alone(operator):
+    hold("a", owner="the next one")
+    response = release(operator, "a", force=True)
+    assert messages_on(response) == [
+        "The lock “a” has changed hands since you looked. Nothing was done."
+    ]
+    assert locks["default"].get("a").owner == "the next one"
+    assert not LogEntry.objects.exists()
+
+
+def test_a_lock_that_changes_hands_at_the_last_moment_leaves_no_trace(operator, settings):
+    use(settings, default=f"{__name__}.ChangesHands")
+    hold("a")
+    response = release(operator, "a", force=True)
+    assert "has changed hands" in messages_on(response)[0]
+    assert not LogEntry.objects.exists()
+    assert not LockEvent.objects.exists()
+
+
+def test_a_release_without_an_answer_is_written_down_as_such(operator, settings):
+    use(settings, default=f"{__name__}.UnansweredBreak")
+    hold("a")
+    response = release(operator, "a", force=True)
+    assert "may or may not have been released" in messages_on(response)[0]
+    assert "may or may not" in LogEntry.objects.get().change_message
+    assert not LockEvent.objects.exists()
+
+
+def test_a_release_sends_broken(operator):
+    hold("a")
+    sent = []
+
+    def receiver(sender, **facts):
+        sent.append((sender.__name__, facts["name"], facts["owner"], facts["reason"]))
+
+    signals.broken.connect(receiver)
+    try:
+        release(operator, "a", force=True)
+        assert events.flush()
+    finally:
+        signals.broken.disconnect(receiver)
+    assert sent == [("Lock", "a", "owner of a", "operator")]
+
+
+def test_a_release_needs_the_csrf_token(operator):
+    hold("a")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(operator.user)
+    assert release(client, "a", force=True, follow=False).status_code == 403
+    assert locks["default"].get("a") is not None
+
+
+@pytest.mark.parametrize("answers", [{}, {"owner": ""}, {"force": "on"}])
+def test_a_release_that_names_no_owner_is_refused(operator, answers):
+    hold("a")
+    assert operator.post(page_of("a", step="release"), answers).status_code == 200
+    assert locks["default"].get("a") is not None
+
+
+# -- permissions --------------------------------------------------------------------------
+
+
+def statuses(client):
+    """List, one lock, the confirmation, the release."""
+    hold("a")
+    answers = (
+        client.get(LIST),
+        client.get(page_of("a")),
+        client.get(page_of("a", step="release")),
+        release(client, "a", force=True, follow=False),
+    )
+    released = locks["default"].get("a") is None
+    return [answer.status_code for answer in answers], released
+
+
+def test_an_anonymous_visitor_is_sent_to_the_login():
+    client = Client()
+    assert statuses(client) == ([302, 302, 302, 302], False)
+    assert client.get(LIST)["Location"].startswith("/admin/login/")
+
+
+def test_a_user_who_is_not_staff_is_sent_to_the_login():
+    client = visitor("view_heldlock", "release_heldlock", staff=False)
+    assert statuses(client) == ([302, 302, 302, 302], False)
+
+
+def test_staff_without_permission_see_nothing():
+    client = visitor()
+    assert statuses(client) == ([403, 403, 403, 403], False)
+    # Nor do they learn which locks exist.
+    assert client.get(page_of("no such lock")).status_code == 403
+    assert b"Held locks" not in client.get("/admin/").content
+
+
+def test_those_who_may_look_may_not_release():
+    client = visitor("view_heldlock")
+    assert statuses(client) == ([200, 200, 403, 403], False)
+    assert b"/release/" not in client.get(LIST).content
+    assert b"/release/" not in client.get(page_of("a")).content
+
+
+def test_the_permission_to_release_alone_opens_nothing():
+    assert statuses(visitor("release_heldlock")) == ([403, 403, 403, 403], False)
+
+
+def test_those_who_may_look_and_release_do():
+    client = visitor("view_heldlock", "release_heldlock")
+    hold("b")
+    assert b"/release/" in client.get(LIST).content
+    assert statuses(client) == ([200, 200, 200, 302], True)
+
+
+def test_the_superuser_may_do_everything(admin_client):
+    assert statuses(admin_client) == ([200, 200, 200, 302], True)
+
+
+def test_nobody_adds_changes_or_deletes_a_held_lock(admin_client):
+    hold("a")
+    assert admin_client.get(LIST + "add/").status_code == 403
+    assert admin_client.post(page_of("a"), {}).status_code == 403
+    assert admin_client.post(page_of("a", step="delete"), {"post": "yes"}).status_code == 403
+    assert locks["default"].get("a") is not None
+
+
+def test_the_log_entry_leads_to_the_lock(operator, admin_client):
+    hold("a/b")
+    release(operator, "a/b", force=True)
+    hold("a/b", owner="the next one")
+    url = LogEntry.objects.get().get_admin_url()
+    assert admin_client.get(url).context["original"].info.name == "a/b"

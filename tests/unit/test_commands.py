@@ -1,0 +1,400 @@
+"""The commands: what they show, what they clear, and how they end."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
+from django.utils import timezone
+
+from django_dlock import locks, process, signals
+from django_dlock.backends.local import LocalBackend
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import Lease, LeaseInfo, LeaseRequest
+from django_dlock.management.commands.clear_stale_locks import _is_stale
+from django_dlock.models import IdempotencyRecord, LockEvent
+
+LOCAL = "django_dlock.backends.local.LocalBackend"
+KEYS = {
+    "name",
+    "alias",
+    "kind",
+    "owner",
+    "token",
+    "holder",
+    "holder_state",
+    "acquired_at",
+    "age",
+    "ttl",
+    "renewals",
+    "waiting",
+}
+
+
+class DownBackend(LocalBackend):
+    """An alias of which nobody answers."""
+
+    def list(self, **_):
+        raise BackendUnavailable("nobody answers", "", self.alias)
+
+    def count(self, **_):
+        return len(self.list())
+
+
+class BreaksNothing(LocalBackend):
+    """Every lock changes hands between the look and the break."""
+
+    def break_(self, name, *, owner, reason="broken"):
+        return False
+
+
+@pytest.fixture(autouse=True)
+def aliases(settings):
+    settings.DLOCKS = {"one": {"BACKEND": LOCAL}, "two": {"BACKEND": LOCAL}}
+    locks.reset()
+    yield
+    locks.reset()
+
+
+def hold(name, alias="one", owner="owner", **facts):
+    backend = locks[alias]
+    request = LeaseRequest(name=name, owner=owner, ttl=30, **facts)
+    lease = backend.acquire(request, deadline=backend.call_deadline())
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def say_goodbye(alias="one"):
+    """This process tells that it is dead, which is a proof."""
+    backend = locks[alias]
+    backend.goodbye(process.current().id, deadline=backend.call_deadline())
+
+
+def run(command, **options):
+    out, err = io.StringIO(), io.StringIO()
+    call_command(command, stdout=out, stderr=err, **options)
+    return SimpleNamespace(out=out.getvalue(), err=err.getvalue())
+
+
+def run_json(command, **options):
+    return json.loads(run(command, format="json", **options).out)
+
+
+def exit_code(command, **options):
+    with pytest.raises(CommandError) as caught:
+        run(command, **options)
+    return caught.value.returncode
+
+
+# -- list_locks ---------------------------------------------------------------------------
+
+
+def test_list_locks_shows_the_locks_of_every_alias():
+    hold("invoice:1", metadata='{"task_name": "shop.charge"}')
+    hold("report:daily", alias="two")
+    out = run("list_locks").out
+    assert out.splitlines()[0].split()[:3] == ["NAME", "STATE", "HOLDER"]
+    assert "invoice:1" in out
+    assert "shop.charge" in out
+    assert "report:daily" in out
+
+
+def test_list_locks_says_so_when_nothing_is_held():
+    assert run("list_locks").out == "No lock is held.\n"
+
+
+def test_list_locks_prints_exactly_the_promised_keys_as_json():
+    hold("invoice:1", metadata='{"path": "/pay/", "user": "ada"}')
+    (lock,) = run_json("list_locks")
+    assert set(lock) == KEYS
+    assert set(lock["holder"]) == {"host", "pid", "task_name", "task_id", "path", "user"}
+    assert (lock["name"], lock["alias"], lock["holder"]["path"]) == ("invoice:1", "one", "/pay/")
+    assert dt.datetime.fromisoformat(lock["acquired_at"]).tzinfo is not None
+
+
+def test_list_locks_prints_an_empty_list_as_json():
+    assert run_json("list_locks") == []
+
+
+def test_list_locks_can_be_limited_to_one_alias():
+    hold("a")
+    hold("b", alias="two")
+    assert [lock["name"] for lock in run_json("list_locks", using="two")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("invoice:*", ["invoice:1", "invoice:[x]"]),
+        ("*:1", ["invoice:1", "order:1"]),
+        ("invoice:[x]", ["invoice:[x]"]),
+        ("invoice", []),
+        ("*", ["invoice:1", "invoice:[x]", "order:1"]),
+        ("i*c*1", ["invoice:1"]),
+        ("INVOICE:*", []),
+    ],
+)
+def test_only_the_star_is_special_in_a_name_pattern(pattern, names):
+    for number, name in enumerate(["invoice:1", "invoice:[x]", "order:1"]):
+        hold(name, owner=f"owner-{number}")
+    assert [lock["name"] for lock in run_json("list_locks", name=pattern)] == names
+
+
+def test_an_alias_that_does_not_answer_hides_no_other_and_ends_in_exit_code_1(settings):
+    settings.DLOCKS = {
+        "down": {"BACKEND": f"{__name__}.DownBackend"},
+        "up": {"BACKEND": LOCAL},
+    }
+    locks.reset()
+    hold("order:1", alias="up")
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="nobody answers") as caught:
+        call_command("list_locks", format="json", stdout=out)
+    assert caught.value.returncode == 1
+    assert [lock["name"] for lock in json.loads(out.getvalue())] == ["order:1"]
+
+
+def test_an_alias_that_is_set_wrongly_ends_in_exit_code_1(settings):
+    settings.DLOCKS = {"one": {"BACKEND": "no.such.Backend"}}
+    locks.reset()
+    assert exit_code("list_locks") == 1
+
+
+@pytest.mark.parametrize("command", ["list_locks", "clear_stale_locks"])
+def test_an_unknown_alias_is_wrong_usage(command):
+    assert exit_code(command, using="three") == 2
+
+
+def test_a_name_cannot_smuggle_escape_sequences_into_the_terminal():
+    hold("a", metadata='{"path": "/\\u001b[2J"}')
+    out = run("list_locks").out
+    assert "\x1b" not in out
+    assert "/?[2J" in out
+
+
+def test_the_table_fits_a_terminal(monkeypatch):
+    hold("invoice:" + "x" * 200, metadata='{"task_name": "%s"}' % ("t" * 200))
+    monkeypatch.setenv("COLUMNS", "90")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    call_command("list_locks", stdout=terminal, no_color=True)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 90
+    assert "…" in lines[1]
+    assert "x" * 200 in run("list_locks").out
+
+
+# -- clear_stale_locks --------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_clear_stale_locks_frees_what_a_dead_process_holds_and_writes_it_down():
+    lease = hold("order:1", metadata='{"task_name": "shop.charge", "user": "ada"}')
+    say_goodbye()
+    assert [lock["name"] for lock in run_json("clear_stale_locks")] == ["order:1"]
+    assert locks["one"].get("order:1") is None
+    assert locks["one"].last_end("order:1") == ("owner", "broken")
+    event = LockEvent.objects.get()
+    assert (event.event, event.name, event.alias) == ("broken", "order:1", "one")
+    assert (event.reason, event.owner, event.token) == ("command", "owner", lease.token)
+    assert event.detail["task_name"] == "shop.charge"
+    assert "user" not in event.detail
+
+
+@pytest.mark.django_db
+def test_clear_stale_locks_sends_broken_before_it_ends():
+    hold("order:1")
+    say_goodbye()
+    sent = []
+
+    def receiver(sender, **facts):
+        sent.append((sender.__name__, facts["name"], facts["reason"], facts["alias"]))
+
+    signals.broken.connect(receiver)
+    try:
+        run("clear_stale_locks")
+    finally:
+        signals.broken.disconnect(receiver)
+    assert sent == [("Lock", "order:1", "command", "one")]
+    # The command has written the row; the receivers of the package write no second one.
+    assert LockEvent.objects.count() == 1
+
+
+def test_clear_stale_locks_leaves_a_live_holder_alone():
+    hold("order:1")
+    assert run("clear_stale_locks").out == "Nothing was cleared.\n"
+    assert locks["one"].get("order:1") is not None
+
+
+def test_a_dry_run_changes_nothing():
+    hold("order:1")
+    say_goodbye()
+    out = run("clear_stale_locks", dry_run=True).out
+    assert "order:1" in out
+    assert "1 would be cleared." in out
+    assert locks["one"].get("order:1") is not None
+
+
+def test_a_lock_that_changed_hands_after_the_look_is_not_cleared(settings):
+    settings.DLOCKS = {"one": {"BACKEND": f"{__name__}.BreaksNothing"}}
+    locks.reset()
+    hold("order:1")
+    say_goodbye()
+    assert run_json("clear_stale_locks") == []
+    assert locks["one"].get("order:1") is not None
+
+
+@pytest.mark.django_db
+def test_force_clears_what_the_pattern_selects_and_nothing_else():
+    hold("order:1", owner="a")
+    hold("order:2", owner="b")
+    hold("invoice:1", owner="c")
+    cleared = run_json("clear_stale_locks", force=True, name="order:*")
+    assert [lock["name"] for lock in cleared] == ["order:1", "order:2"]
+    assert [info.name for info in locks["one"].list()] == ["invoice:1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"force": True}, {"silent_for": -1.0}, {"older_than": -1.0}, {"older_than": float("nan")}],
+)
+def test_contradictory_or_impossible_options_are_wrong_usage(options):
+    hold("order:1")
+    assert exit_code("clear_stale_locks", **options) == 2
+    assert locks["one"].get("order:1") is not None
+
+
+@pytest.mark.django_db
+def test_older_than_alone_clears_leases_of_no_process_only():
+    hold("order:1", owner="a")
+    hold("order:2", owner="b", kind="parked")
+    assert [lock["name"] for lock in run_json("clear_stale_locks", older_than=0.0)] == ["order:2"]
+
+
+@pytest.mark.django_db(databases=[])
+def test_a_database_that_does_not_answer_keeps_no_lock_from_being_cleared(monkeypatch):
+    def refuse(*args, **facts):
+        raise DatabaseError("no database")
+
+    monkeypatch.setattr("django_dlock.lock_events.record", refuse)
+    hold("order:1")
+    say_goodbye()
+    answer = run("clear_stale_locks")
+    assert "1 cleared." in answer.out
+    assert "no database" in answer.err
+    assert locks["one"].get("order:1") is None
+
+
+def test_an_alias_that_does_not_answer_fails_the_clearing(settings):
+    settings.DLOCKS = {"down": {"BACKEND": f"{__name__}.DownBackend"}}
+    locks.reset()
+    assert exit_code("clear_stale_locks") == 1
+
+
+def info(**facts):
+    values = {
+        "name": "n",
+        "alias": "one",
+        "kind": "held",
+        "owner": "o",
+        "token": 1,
+        "acquired_at": timezone.now(),
+        "age": 100.0,
+        "ttl": 30.0,
+        "renewals": 0,
+        "waiting": 0,
+        "process": process.current(),
+        "holder_state": "alive",
+        "unheard": 0.0,
+        **facts,
+    }
+    return LeaseInfo(**values)
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "stale"),
+    [
+        ({}, {}, False),
+        ({"holder_state": "dead"}, {}, True),
+        ({"ttl": None}, {}, True),
+        ({"holder_state": "silent", "unheard": 60.0}, {}, False),
+        ({"holder_state": "silent", "unheard": 60.0}, {"silent_for": 60.0}, True),
+        ({"holder_state": "silent", "unheard": 60.0}, {"silent_for": 61.0}, False),
+        ({"holder_state": "silent", "unheard": None}, {"silent_for": 0.0}, False),
+        ({"holder_state": "silent", "unheard": 60.0}, {"older_than": 50.0}, False),
+        ({"unheard": 60.0}, {"silent_for": 10.0}, False),
+        ({}, {"older_than": 50.0}, False),
+        ({}, {"older_than": 50.0, "force": True}, True),
+        ({}, {"older_than": 101.0, "force": True}, False),
+        ({}, {"name": "n", "force": True}, True),
+        ({"holder_state": "unknown", "kind": "parked"}, {}, False),
+        ({"holder_state": "unknown", "kind": "parked"}, {"older_than": 50.0}, True),
+    ],
+)
+def test_what_counts_as_stale(facts, options, stale):
+    defaults = {"silent_for": None, "older_than": None, "force": False, "name": None}
+    assert _is_stale(info(**facts), {**defaults, **options}) is stale
+
+
+# -- purge_idempotency_records ------------------------------------------------------------
+
+
+def make_records(expired, kept):
+    now = timezone.now()
+    for number in range(expired + kept):
+        age = dt.timedelta(days=1 if number >= expired else -1)
+        IdempotencyRecord.objects.create(
+            digest=IdempotencyRecord.digest_of("shop", str(number)),
+            scope="shop",
+            key=str(number),
+            state="succeeded",
+            attempt=1,
+            owner="o",
+            created_at=now,
+            started_at=now,
+            expires_at=now + age,
+        )
+
+
+@pytest.mark.django_db
+def test_purging_deletes_what_is_past_its_retention_in_batches():
+    make_records(expired=5, kept=2)
+    answer = run("purge_idempotency_records", batch_size=2)
+    assert answer.out == "5 expired records were deleted.\n"
+    assert answer.err.splitlines() == [f"{count} deleted so far" for count in (2, 4, 5)]
+    assert IdempotencyRecord.objects.count() == 2
+
+
+@pytest.mark.django_db
+def test_purging_answers_in_json():
+    make_records(expired=1, kept=0)
+    assert run_json("purge_idempotency_records", using="default", verbosity=0) == {"deleted": 1}
+
+
+@pytest.mark.parametrize("options", [{"using": "nowhere"}, {"batch_size": 0}])
+def test_purging_refuses_wrong_usage(options):
+    assert exit_code("purge_idempotency_records", **options) == 2
+
+
+@pytest.mark.django_db
+def test_purging_fails_with_exit_code_1_when_the_database_does_not_answer(monkeypatch):
+    def purge(**options):
+        yield 3
+        raise DatabaseError("gone")
+
+    monkeypatch.setattr("django_dlock.idempotency.purge", purge)
+    assert exit_code("purge_idempotency_records") == 1
+
+
+def test_the_exit_code_reaches_the_shell():
+    """``call_command`` raises; a shell sees only the number."""
+    from django.core.management import execute_from_command_line
+
+    with pytest.raises(SystemExit) as caught:
+        execute_from_command_line(["manage.py", "list_locks", "--using", "three"])
+    assert caught.value.code == 2
