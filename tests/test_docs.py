@@ -143,6 +143,7 @@ def read(
     # The reader's own app is called shop.
     monkeypatch.setitem(sys.modules, "shop", testproject.shop)
     monkeypatch.setitem(sys.modules, "shop.models", testproject.shop.models)
+    monkeypatch.setitem(sys.modules, "shop.celery", sys.modules["testproject.celery"])
     conf_before, tasks_before = dict(app.conf), set(app.tasks)
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
