@@ -335,9 +335,17 @@ async def test_an_aacquire_in_wait_for_outlives_that_task() -> None:
 async def test_g7_a_cancelled_waiter_leaves_nothing() -> None:
     holder, waiter = local(), local()
     await holder.aacquire()
-    task = asyncio.create_task(waiter.aacquire(timeout=-1))
-    while waiter.contention is None:
-        await asyncio.sleep(0)
+    loop, waits = asyncio.get_running_loop(), asyncio.Event()
+
+    def met(**_: Any) -> None:
+        loop.call_soon_threadsafe(waits.set)
+
+    signals.contended.connect(met)
+    try:
+        task = asyncio.create_task(waiter.aacquire(timeout=-1))
+        await waits.wait()
+    finally:
+        signals.contended.disconnect(met)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,0 +1,110 @@
+"""G15: a lock outlives the transaction it guards."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from django.db import transaction
+
+from django_dlock import Lock, locks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    locks.reset()
+
+
+def guard(**options: object) -> Lock:
+    return Lock("it", using="local", **options)  # type: ignore[arg-type]
+
+
+def test_g15_a_release_inside_the_transaction_names_the_cure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with transaction.atomic(), guard():
+        pass
+    assert "hold_until='commit'" in caplog.text
+
+
+def test_g15_a_release_after_the_transaction_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "django_dlock"):
+        with guard(), transaction.atomic():
+            pass
+        with transaction.atomic():
+            lock = guard()
+            lock.acquire()
+        lock.release()
+        # Acquired in one transaction, released in another that began later.
+        with transaction.atomic():
+            lock.acquire()
+        with transaction.atomic():
+            lock.release()
+    assert caplog.text == ""
+
+
+def test_g15_hold_until_commit_releases_after_the_commit() -> None:
+    with transaction.atomic():
+        with guard(hold_until="commit") as lock:
+            pass
+        assert lock.locked()
+        assert lock.held
+    assert not lock.locked()
+    assert lock.state == "free"
+
+
+def test_g15_hold_until_commit_waits_for_the_commit_itself() -> None:
+    at_commit: list[bool] = []
+    lock = guard(hold_until="commit")
+    connection = transaction.get_connection()
+    commit = connection._commit
+
+    def spy() -> None:
+        at_commit.append(lock.locked())
+        commit()
+
+    connection._commit = spy  # type: ignore[method-assign]
+    try:
+        with transaction.atomic(), lock:
+            pass
+    finally:
+        del connection._commit
+    assert at_commit == [True]
+    assert not lock.locked()
+
+
+def test_g15_hold_until_commit_releases_after_a_rollback() -> None:
+    lock = guard(hold_until="commit")
+    with pytest.raises(KeyError), transaction.atomic():
+        with lock:
+            pass
+        assert lock.locked()
+        raise KeyError
+    assert not lock.locked()
+
+
+def test_g15_a_rolled_back_savepoint_does_not_release() -> None:
+    lock = guard(hold_until="commit")
+    with transaction.atomic():
+        with pytest.raises(KeyError), transaction.atomic():
+            with lock:
+                pass
+            raise KeyError
+        assert lock.locked(), "the outer transaction is still open"
+    assert not lock.locked()
+
+
+def test_hold_until_commit_without_a_transaction_releases_at_once() -> None:
+    with guard(hold_until="commit") as lock:
+        pass
+    assert not lock.locked()
+
+
+def test_a_loss_before_the_commit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with transaction.atomic():
+        with guard(hold_until="commit") as lock:
+            pass
+        locks["local"].break_("it", owner=lock.owner or "")
+    assert "After the transaction" in caplog.text

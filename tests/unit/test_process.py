@@ -1,0 +1,102 @@
+"""Death is believed only where it is proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from django_dlock import process
+from django_dlock.process import ProcessIdentity, current, death_proof
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux' /proc")
+
+
+def other(**facts: object) -> ProcessIdentity:
+    return dataclasses.replace(current(), **{"id": "other", **facts})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> ProcessIdentity:
+    """This process, on a machine that tells all of its facts."""
+    me = dataclasses.replace(current(), machine_id="m1", boot_id="b1", pid_namespace="ns1")
+    monkeypatch.setattr(process, "_current", me)
+    return me
+
+
+def a_dead_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_an_identity_survives_its_json_form() -> None:
+    assert ProcessIdentity.from_dict(current().as_dict()) == current()
+
+
+def test_the_living_are_not_dead(machine: ProcessIdentity) -> None:
+    assert death_proof(machine) is None
+
+
+def test_a_pid_that_is_no_more_is_gone(machine: ProcessIdentity) -> None:
+    assert death_proof(other(pid=a_dead_pid())) == "gone"
+
+
+@linux
+def test_a_pid_that_was_given_again_is_gone(machine: ProcessIdentity) -> None:
+    assert death_proof(other(start_time="1")) == "gone"
+
+
+@linux
+def test_a_zombie_is_gone_before_it_is_reaped(machine: ProcessIdentity) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.read()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert death_proof(other(pid=child.pid, start_time="")) == "gone"
+    finally:
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "facts", [{"pid_namespace": "ns2"}, {"boot_id": ""}, {"boot_id": "b2", "machine_id": "m2"}]
+)
+def test_nothing_is_proven_across_machines_and_containers(
+    machine: ProcessIdentity, facts: dict[str, str]
+) -> None:
+    # The same pid in another container is another process, whatever happened to it here.
+    assert death_proof(other(pid=a_dead_pid(), **facts), silent=True) is None
+
+
+def test_another_boot_of_the_same_machine_proves_death_of_the_silent_only(
+    machine: ProcessIdentity,
+) -> None:
+    before = other(boot_id="b0")
+    assert death_proof(before, silent=True) == "rebooted"
+    # Cloned machines share a machine id; a heartbeat refutes the proof.
+    assert death_proof(before) is None
+
+
+def test_without_a_machine_id_another_boot_proves_nothing(
+    machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_current", dataclasses.replace(machine, machine_id=""))
+    assert death_proof(other(machine_id="", boot_id="b0"), silent=True) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_forked_child_has_an_identity_of_its_own() -> None:
+    mine = current().id
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, current().id.encode())
+        os._exit(0)
+    os.wait()
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        assert answer.read() not in ("", mine)
