@@ -276,6 +276,7 @@ class LocalBackend(BaseLockBackend):
 
     def _info(self, name: str, entry: _Entry, now: float) -> LeaseInfo:
         process = entry.process
+        unheard = now - self._heard.get(process.id, entry.at)
         return LeaseInfo(
             name=name,
             alias=self.alias,
@@ -291,10 +292,11 @@ class LocalBackend(BaseLockBackend):
             holder_state=holder_state(
                 entry.kind,
                 process,
-                unheard=now - self._heard.get(process.id, entry.at),
+                unheard=unheard,
                 goodbye=process.id in self._gone,
             ),
             metadata=json_object(entry.metadata),
+            unheard=unheard,
         )
 
     def _forget_waiter(self, request: LeaseRequest) -> None:
