@@ -119,6 +119,6 @@ def _try_to_record(
             detail={"held_for": held_for, **_context(metadata or {})},
         )
     except DatabaseError as error:
-        logger.warning("The event %r of lock %r was not written: %s", event, name, error)
+        logger.warning("The event %s of lock %r was not written: %s", event, name, error)
     finally:
         close_old_connections()

@@ -1,0 +1,78 @@
+"""What happens to locks ends in a row, and a database that fails ends in a log line."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import DatabaseError
+
+from django_dlock import Lock, events, lock_events, signals
+from django_dlock.models import LockEvent
+
+FACTS = {
+    "name": "order:1",
+    "alias": "default",
+    "owner": "o",
+    "token": 7,
+    "metadata": {"task_name": "shop.charge", "user": "ada", "note": "x" * 1000},
+}
+
+
+@pytest.fixture(autouse=True)
+def listening():
+    lock_events.connect()
+
+
+def send(signal, **facts):
+    """Send it over the events thread, which has a database connection of its own."""
+    events.send(signal, Lock, **{**FACTS, **facts})
+    assert events.flush()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_loss_is_written_down():
+    send(signals.lost, reason="expired", held_for=31.5)
+    event = LockEvent.objects.get()
+    assert (event.event, event.name, event.alias) == ("lost", "order:1", "default")
+    assert (event.owner, event.token, event.reason) == ("o", 7, "expired")
+    assert event.detail == {"held_for": 31.5, "task_name": "shop.charge"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_longest_hold_is_an_event_of_its_own():
+    send(signals.lost, reason="max_hold", held_for=900.0)
+    assert LockEvent.objects.get().event == "max_hold"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_take_over_from_a_dead_holder_is_written_down():
+    send(signals.broken, reason="holder_dead", owner="the dead one")
+    event = LockEvent.objects.get()
+    assert (event.event, event.owner, event.reason) == (
+        "taken_over",
+        "the dead one",
+        "holder_dead",
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("reason", ["operator", "command"])
+def test_what_an_operator_broke_is_written_down_by_the_one_who_asked(reason):
+    send(signals.broken, reason=reason)
+    assert not LockEvent.objects.exists()
+
+
+def test_a_database_that_fails_costs_the_row_and_a_log_line(monkeypatch, caplog):
+    def refuse(*args, **facts):
+        raise DatabaseError("no database")
+
+    monkeypatch.setattr(lock_events, "record", refuse)
+    send(signals.lost, reason="expired", held_for=1.0)
+    assert "no database" in caplog.text
+    assert "order:1" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_listening_twice_writes_one_row():
+    lock_events.connect()
+    send(signals.lost, reason="expired", held_for=1.0)
+    assert LockEvent.objects.count() == 1
