@@ -1,0 +1,397 @@
+"""The Lua that the Redis backend runs; each script is one atomic step.
+
+Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock lie in one slot:
+
+* ``…:l:<name>`` hash of one name. ``owner`` until a release or a break; ``until`` and ``at`` in
+  milliseconds and ``token`` in microseconds on the server's clock; ``ttl`` in milliseconds;
+  ``kind``; ``n`` renewals; ``pid`` and ``proc`` the holder's process, as id and as JSON; ``meta``
+  JSON; ``last`` and ``how`` the owner before and how its lease ended. The key outlives the lease
+  by a TTL, at least a minute, for the memory of its end.
+* ``…:q:<name>`` sorted set of waiters by when they are forgotten; ``…:w:<name>`` the list on
+  which they block.
+* ``…:index`` sorted set of the names that are held, by token, so in order of their grant.
+* ``…:beats`` sorted set of processes by when they were last heard of; negative after a goodbye.
+* ``…:clock`` the highest token given out; ``…:u:<owner>`` an attempt that was taken back.
+
+Numbers are formatted by hand: Lua's ``tostring`` keeps 14 digits, a token has 16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+__all__ = [
+    "ACQUIRE",
+    "BREAK",
+    "COUNT",
+    "FATES",
+    "GET",
+    "GOODBYE",
+    "LAST_END",
+    "LIST",
+    "LOCKED",
+    "RELEASE",
+    "RENEW",
+    "UNDO",
+    "Script",
+]
+
+
+@dataclass(frozen=True)
+class Script:
+    """Lua source and the digest by which the server knows it."""
+
+    source: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", digest)
+
+
+# ``now`` in ms, and whether a hash's lease lives. One without an end counts as living: somebody
+# tampered with it, and only an operator may say that it is over.
+_COMMON = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function text(number) return string.format('%.0f', number) end
+local function lives(owner, till) return owner and (not till or tonumber(till) > now) end
+local function memory(ttl) return math.max(tonumber(ttl or 0), 60000) end
+local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
+"""
+
+# Wakes the waiter that has waited longest. One token at the most, kept for a moment for one who
+# is counted already but does not block yet.
+_WAKE = """
+local function wake(waiters, list)
+  if redis.call('ZCARD', waiters) == 0 then return end
+  redis.call('ZREMRANGEBYSCORE', waiters, '-inf', text(now))
+  if redis.call('ZCARD', waiters) == 0 then return end
+  redis.call('DEL', list)
+  redis.call('RPUSH', list, '1')
+  redis.call('PEXPIRE', list, 5000)
+end
+local function free(lock, index, name, owner, how, ttl)
+  redis.call('HDEL', lock, 'owner', 'until')
+  redis.call('HSET', lock, 'last', owner, 'how', how)
+  redis.call('PEXPIRE', lock, text(memory(ttl)))
+  redis.call('ZREM', index, name)
+end
+"""
+
+ACQUIRE = Script(
+    _COMMON
+    + """
+-- KEYS: lock, waiters, index, clock, undone
+-- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, '1' if it will wait
+-- Returns {token} or {'', owner, kind, remaining ms, process JSON, now ms}.
+local name, me, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'last', 'how', 'proc',
+  'ttl')
+local owner, till, kind, token, last, how, proc = unpack(l, 1, 7)
+local living = lives(owner, till)
+if owner and not living then last, how = owner, end_of(kind) end
+local undone = redis.call('EXISTS', KEYS[5]) == 1
+
+if living and owner == me and kind ~= 'cooling' and not undone then
+  local new = math.max(tonumber(till or 0), now + ttl)
+  redis.call('HSET', KEYS[1], 'until', text(new))
+  redis.call('PEXPIRE', KEYS[1], text(new - now + memory(ttl)))
+  redis.call('ZREM', KEYS[2], me)
+  return {token}
+end
+-- The late packet of an attempt whose lease was given back or broken since must not revive it.
+local over = not living and last == me and how ~= 'expired'
+if living or undone or over then
+  local remaining = 0
+  if living then
+    remaining = till and tonumber(till) - now or 10000
+  end
+  if ARGV[8] == '1' and living and not undone then
+    local forget = math.min(remaining, 10000) + 5000
+    redis.call('ZADD', KEYS[2], text(now + forget), me)
+    redis.call('PEXPIRE', KEYS[2], text(forget + 60000))
+  else
+    redis.call('ZREM', KEYS[2], me)
+  end
+  if not living then return {'', '', 'held', '0', '', text(now)} end
+  return {'', owner, kind or 'held', text(remaining), proc or '', text(now)}
+end
+
+-- Above all that the bucket has given out, so that tokens rise when the clock steps back; above
+-- the clock, so that they rise when the server has lost its data.
+local highest = math.max(tonumber(token or 0), tonumber(redis.call('GET', KEYS[4]) or 0))
+local new = text(math.max(highest + 1, time[1] * 1000000 + time[2]))
+redis.call('SET', KEYS[4], new)
+redis.call('HSET', KEYS[1], 'owner', me, 'until', text(now + ttl), 'kind', ARGV[4],
+  'token', new, 'ttl', ARGV[3], 'at', text(now), 'n', '0', 'pid', ARGV[5], 'proc', ARGV[6],
+  'meta', ARGV[7])
+if last then redis.call('HSET', KEYS[1], 'last', last, 'how', how) end
+redis.call('PEXPIRE', KEYS[1], text(ttl + memory(ttl)))
+redis.call('ZADD', KEYS[3], new, name)
+redis.call('ZREM', KEYS[2], me)
+return {new}
+"""
+)
+
+RELEASE = Script(
+    _COMMON
+    + _WAKE
+    + """
+-- KEYS: lock, waiters, index, wake list
+-- ARGV: name, owner, min_hold ms
+-- Returns the fate.
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'last', 'how')
+local owner, till, kind, ttl, at, last, how = unpack(l, 1, 7)
+if owner ~= ARGV[2] then return last == ARGV[2] and how or 'refused' end
+if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
+local cool = tonumber(at or 0) + tonumber(ARGV[3])
+if cool > now then
+  redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', text(cool))
+  redis.call('PEXPIRE', KEYS[1], text(cool - now + memory(ttl)))
+else
+  free(KEYS[1], KEYS[3], ARGV[1], owner, 'released', ttl)
+end
+-- While it cools, too: waiters sleep until an end that no longer holds.
+wake(KEYS[2], KEYS[4])
+return 'released'
+"""
+)
+
+UNDO = Script(
+    _COMMON
+    + _WAKE
+    + """
+-- KEYS: lock, waiters, index, wake list, undone
+-- ARGV: name, owner, ms for which the attempt cannot be granted any more
+redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
+redis.call('ZREM', KEYS[2], ARGV[2])
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl')
+local owner, till, kind, ttl = unpack(l, 1, 4)
+local living = lives(owner, till)
+if living and owner == ARGV[2] and kind ~= 'cooling' then
+  free(KEYS[1], KEYS[3], ARGV[1], owner, 'released', ttl)
+  living = false
+end
+-- It may have been woken and never come to try: the next one is.
+if not living then wake(KEYS[2], KEYS[4]) end
+"""
+)
+
+BREAK = Script(
+    _COMMON
+    + _WAKE
+    + """
+-- KEYS: lock, waiters, index, wake list
+-- ARGV: name, owner
+-- Returns 1, or 0 where the owner does not have it.
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl')
+local owner, till, ttl = unpack(l, 1, 3)
+if owner ~= ARGV[2] then return 0 end
+if not lives(owner, till) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
+free(KEYS[1], KEYS[3], ARGV[1], owner, 'broken', ttl)
+wake(KEYS[2], KEYS[4])
+return 1
+"""
+)
+
+FATES = {
+    "n": "renewed",
+    "r": "released",
+    "e": "expired",
+    "b": "broken",
+    "f": "refused",
+}
+"""What the letters of ``RENEW``'s answer mean."""
+
+RENEW = Script(
+    _COMMON
+    + """
+-- KEYS: beats, index, lock...
+-- ARGV: process id, prefix of lock keys, then owner and ttl ms of each lock
+-- Returns one letter per lock, see FATES.
+redis.call('ZADD', KEYS[1], text(now), ARGV[1])
+local day = 86400000
+redis.call('ZREMRANGEBYSCORE', KEYS[1], text(day - now), text(now - day))
+local letters = {released = 'r', expired = 'e', broken = 'b'}
+local fates = {}
+for i = 3, #KEYS do
+  local me, ttl = ARGV[2 * i - 3], tonumber(ARGV[2 * i - 2])
+  local l = redis.call('HMGET', KEYS[i], 'owner', 'until', 'kind', 'last', 'how', 'n')
+  local owner, till, kind, last, how, n = unpack(l, 1, 6)
+  if owner ~= me then
+    fates[#fates + 1] = last == me and letters[how] or 'f'
+  elseif kind == 'cooling' or not lives(owner, till) then
+    fates[#fates + 1] = letters[end_of(kind)]
+  else
+    redis.call('HSET', KEYS[i], 'until', text(now + ttl), 'ttl', text(ttl),
+      'n', text(tonumber(n or 0) + 1))
+    redis.call('PEXPIRE', KEYS[i], text(ttl + memory(ttl)))
+    fates[#fates + 1] = 'n'
+  end
+end
+-- Names whose lease ended unseen leave the index little by little.
+local some = redis.call('ZRANDMEMBER', KEYS[2], 3)
+for _, name in ipairs(some) do
+  local l = redis.call('HMGET', ARGV[2] .. name, 'owner', 'until')
+  if not lives(l[1], l[2]) and redis.call('PTTL', ARGV[2] .. name) ~= -1 then
+    redis.call('ZREM', KEYS[2], name)
+  end
+end
+return table.concat(fates)
+"""
+)
+
+LOCKED = Script(
+    _COMMON
+    + """
+-- KEYS: lock
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until')
+return lives(l[1], l[2]) and 1 or 0
+"""
+)
+
+LAST_END = Script(
+    _COMMON
+    + """
+-- KEYS: lock
+-- Returns {owner, fate} or nothing.
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'last', 'how')
+local owner, till, kind, last, how = unpack(l, 1, 5)
+if lives(owner, till) then return false end
+if owner then return {owner, end_of(kind)} end
+return last and {last, how}
+"""
+)
+
+GOODBYE = Script(
+    _COMMON
+    + """
+-- KEYS: beats
+-- ARGV: process id
+redis.call('ZADD', KEYS[1], text(-now), ARGV[1])
+"""
+)
+
+# A row for ``LeaseInfo``, nothing for a name that is free. A key without a TTL is shown although
+# its lease is over: it would stay for ever.
+_ROW = """
+local function row(lock, waiters, beats, name)
+  local l = redis.call('HMGET', lock, 'owner', 'until', 'kind', 'token', 'at', 'n', 'proc', 'meta',
+    'pid', 'ttl')
+  local owner, till = l[1], l[2]
+  local damaged = owner and (not till or redis.call('PTTL', lock) == -1)
+  if not lives(owner, till) and not damaged then return nil end
+  local waiting = redis.call('ZCOUNT', waiters, text(now), '+inf')
+  local beat = l[9] and redis.call('ZSCORE', beats, l[9]) or '0'
+  local heard = math.max(tonumber(beat or 0), tonumber(l[5] or 0),
+    tonumber(till or 0) - tonumber(l[10] or 0))
+  return {name, owner, l[3] or 'held', l[4] or '0', l[5] or text(now), l[6] or '0', l[7] or '',
+    l[8] or '', damaged and '' or text(till - now), waiting, text(now - heard),
+    tonumber(beat or 0) < 0 and 1 or 0, text(now)}
+end
+"""
+
+GET = Script(
+    _COMMON
+    + _ROW
+    + """
+-- KEYS: lock, waiters, beats
+-- ARGV: name
+-- Returns a row or nothing.
+return row(KEYS[1], KEYS[2], KEYS[3], ARGV[1]) or false
+"""
+)
+
+# Goes through the index, first from a rank on, then by token, which stays right while names come
+# and go. Ends that were not seen are taken out on the way; a small index is cleaned as a whole
+# before, so that ranks and counts are exact.
+_SCAN = """
+local function stale(lock)
+  local l = redis.call('HMGET', lock, 'owner', 'until')
+  return not lives(l[1], l[2]) and (not l[1] or redis.call('PTTL', lock) ~= -1)
+end
+local function clean(index, locks)
+  if redis.call('ZCARD', index) > 1000 then return end
+  for _, name in ipairs(redis.call('ZRANGE', index, 0, -1)) do
+    if stale(locks .. name) then redis.call('ZREM', index, name) end
+  end
+end
+local function stride(index, cursor, rank, size, newest)
+  if cursor == '' then
+    local range = newest and 'ZREVRANGE' or 'ZRANGE'
+    return redis.call(range, index, rank, rank + size - 1, 'WITHSCORES')
+  elseif newest then
+    return redis.call('ZREVRANGEBYSCORE', index, '(' .. cursor, '-inf', 'WITHSCORES',
+      'LIMIT', 0, size)
+  end
+  return redis.call('ZRANGEBYSCORE', index, '(' .. cursor, '+inf', 'WITHSCORES', 'LIMIT', 0, size)
+end
+local function matches(name, prefix, contains)
+  return string.sub(name, 1, #prefix) == prefix and
+    (contains == '' or string.find(name, contains, 1, true))
+end
+"""
+
+LIST = Script(
+    _COMMON
+    + _ROW
+    + _SCAN
+    + """
+-- KEYS: index, beats
+-- ARGV: prefix of lock keys, prefix of waiter keys, cursor ('' at first), first rank,
+--   matches to skip, rows wanted, '1' for newest first, prefix, contains
+-- Returns {cursor or '' at the end, matches still to skip, row...}.
+local cursor, skip, want = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6])
+if cursor == '' then clean(KEYS[1], ARGV[1]) end
+-- A search reads names in great strides, a page no more than it shows.
+local size = (ARGV[8] ~= '' or ARGV[9] ~= '') and 5000 or want
+local names = stride(KEYS[1], cursor, tonumber(ARGV[4]), size, ARGV[7] == '1')
+local rows = {'', 0}
+for i = 1, #names, 2 do
+  local name = names[i]
+  if matches(name, ARGV[8], ARGV[9]) then
+    local found = row(ARGV[1] .. name, ARGV[2] .. name, KEYS[2], name)
+    if not found then
+      redis.call('ZREM', KEYS[1], name)
+    elseif skip > 0 then
+      skip = skip - 1
+    else
+      rows[#rows + 1] = found
+    end
+  end
+  cursor = names[i + 1]
+  if #rows - 2 == want then break end
+end
+if #rows - 2 == want or #names == 2 * size then rows[1] = cursor end
+rows[2] = skip
+return rows
+"""
+)
+
+COUNT = Script(
+    _COMMON
+    + _SCAN
+    + """
+-- KEYS: index
+-- ARGV: prefix of lock keys, cursor ('' at first), prefix, contains
+-- Returns {cursor or '' at the end, matches}.
+local cursor, found = ARGV[2], 0
+if cursor == '' then clean(KEYS[1], ARGV[1]) end
+if ARGV[3] == '' and ARGV[4] == '' then return {'', redis.call('ZCARD', KEYS[1])} end
+local names = stride(KEYS[1], cursor, 0, 5000, false)
+for i = 1, #names, 2 do
+  local name = names[i]
+  if matches(name, ARGV[3], ARGV[4]) then
+    if stale(ARGV[1] .. name) then
+      redis.call('ZREM', KEYS[1], name)
+    else
+      found = found + 1
+    end
+  end
+  cursor = names[i + 1]
+end
+return {#names == 10000 and cursor or '', found}
+"""
+)
