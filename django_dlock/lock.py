@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import clock, conf, events, process, signals, transactions, undo, watchdog
-from .backends.base import BaseLockBackend
 from .exceptions import (
     AcquireTimeout,
     AlreadyHeld,
@@ -19,14 +18,14 @@ from .exceptions import (
     LeaseLost,
     LockError,
     LockNotAcquired,
-    NotHeld,
 )
 from .handler import locks
-from .hold import Hold, HolderKey, LockState, registry
+from .hold import Hold, HolderKey, registry
 from .holdings import Holdings
 from .keys import check_name
 from .lease import Contention, Fate, Lease, LeaseRequest
 from .lock_options import DEFAULT, Default, LockOptions, Seconds
+from .lock_view import LockView
 from .waiting import Flow, acquisition, adrive, drive
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ logger = logging.getLogger("django_dlock")
 _NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
 
 
-class Lock:
+class Lock(LockView):
     """A lease on a name that no two holders have at a time.
 
     Args:
@@ -67,7 +66,7 @@ class Lock:
         InvalidLockBackend: ``using`` names no usable alias.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_holdings", "_options", "contention", "name")
+    __slots__ = ("_options",)
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         if "timeout" in options:
@@ -93,10 +92,10 @@ class Lock:
         on_lost: Callable[[Lock, str], object] | None = None,
         hold_until: Literal["release", "commit"] = "release",
     ) -> None:
-        self.name = check_name(name)
-        self._backend: BaseLockBackend = locks[using]
+        backend = locks[using]
+        super().__init__(check_name(name), backend, Holdings(bound=bound))
         self._options = LockOptions.read(
-            self._backend,
+            backend,
             ttl=ttl,
             wait=wait,
             renew=renew,
@@ -108,74 +107,6 @@ class Lock:
             on_lost=on_lost,
             hold_until=hold_until,
         )
-        self._holdings = Holdings(bound=bound)
-        self.contention: Contention | None = None
-        """The last holder that an acquire of this handle met."""
-
-    def __repr__(self) -> str:
-        return f"<Lock {self.name!r} on {self.alias!r}: {self.state}>"
-
-    # -- questions, without I/O --------------------------------------------------------
-
-    @property
-    def alias(self) -> str:
-        """The alias in ``DLOCKS``."""
-        return self._backend.alias
-
-    @property
-    def state(self) -> LockState:
-        """``free``, ``held``, ``in_doubt`` (nothing confirmed for half the TTL) or ``lost``."""
-        hold = self._holdings.mine()
-        return "free" if hold is None else hold.state
-
-    @property
-    def held(self) -> bool:
-        """Whether the lease is ours as far as can be known here; true in doubt."""
-        hold = self._holdings.mine()
-        return hold is not None and hold.active
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease ended under its holder."""
-        return self.state == "lost"
-
-    @property
-    def lost_reason(self) -> str | None:
-        """Why: ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``, ``fork``,
-        ``exit``, ``holder_ended`` or ``collected``; ``None`` where it is not lost."""
-        hold = self._holdings.mine()
-        return None if hold is None else hold.lost_reason
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the local deadline; 0 where it is not held."""
-        hold = self._holdings.mine()
-        return 0.0 if hold is None else hold.remaining
-
-    @property
-    def token(self) -> int | None:
-        """The fencing token of this grant; ``None`` when free."""
-        hold = self._holdings.mine()
-        return None if hold is None else hold.token
-
-    @property
-    def owner(self) -> str | None:
-        """The random owner of this grant; ``None`` when free."""
-        hold = self._holdings.mine()
-        return None if hold is None else hold.owner
-
-    def check(self) -> None:
-        """Return while held; costs under a microsecond.
-
-        Raises:
-            LeaseLost: The lease is gone.
-            NotHeld: It was never acquired, or is released.
-        """
-        hold = self._holdings.mine()
-        if hold is None:
-            raise self._not_held("checked")
-        if not hold.active:
-            raise self._lost(hold)
 
     # -- acquire -----------------------------------------------------------------------
 
@@ -529,13 +460,6 @@ class Lock:
         deadline = self._backend.call_deadline()
         answer: bool = await self._backend.acall("locked", self.name, deadline=deadline)
         return answer
-
-    def _lost(self, hold: Hold) -> LeaseLost:
-        reason = hold.lost_reason or "released"
-        return LeaseLost(f"The lease is lost: {reason}", self.name, self.alias, reason)
-
-    def _not_held(self, verb: str) -> NotHeld:
-        return NotHeld(f"It is not held, so it cannot be {verb}", self.name, self.alias)
 
     def _not_acquired(self) -> LockNotAcquired:
         wait = self._options.wait
