@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -193,10 +194,8 @@ class _Pair:
 
     def close(self) -> None:
         for end in (self._client, self._server):
-            try:
+            with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def _run(self, pump: Callable[[], None]) -> None:
         try:

@@ -36,6 +36,11 @@ UNDONE_FOR = 120.0
 ROWS_PER_CALL = 200
 
 
+# Named here because inside the class ``list`` is a method.
+Strings = list[str]
+Arguments = list[str | int]
+
+
 def _ms(seconds: float) -> int:
     # Up, and one more for the server's own rounding: the backend's end is never the earlier.
     return math.ceil(seconds * 1000) + 1
@@ -181,11 +186,11 @@ class RedisBackend(BaseLockBackend):
             raise
         return _SentRenewal(self._connections, connection, deadline, on_a_thread, self._unavailable)
 
-    def _renew_keys(self, renewals: Sequence[Renewal]) -> list[str]:
+    def _renew_keys(self, renewals: Sequence[Renewal]) -> Strings:
         return [self._beats, self._index, *(self._locks + renewal.name for renewal in renewals)]
 
-    def _renew_args(self, renewals: Sequence[Renewal], process: str) -> list[str | int]:
-        args: list[str | int] = [process, self._locks]
+    def _renew_args(self, renewals: Sequence[Renewal], process: str) -> Arguments:
+        args: Arguments = [process, self._locks]
         for renewal in renewals:
             args += (renewal.owner, _ms(renewal.ttl))
         return args
@@ -280,7 +285,7 @@ class RedisBackend(BaseLockBackend):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _keys(self, name: str) -> list[str]:
+    def _keys(self, name: str) -> Strings:
         return [self._locks + name, self._waiters + name, self._index, self._wakes + name]
 
     def _ask(
@@ -338,10 +343,11 @@ class RedisBackend(BaseLockBackend):
                 cast(Kind, kind), process, unheard=unheard / 1000, goodbye=bool(goodbye)
             ),
             metadata=json_object(metadata),
+            unheard=unheard / 1000,
         )
 
 
-class _Interrupted(Exception):  # noqa: N818
+class _Interrupted(Exception):
     """The waiter is told to stop; its connection still owes a reply and is dropped."""
 
 

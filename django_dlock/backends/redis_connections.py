@@ -48,7 +48,7 @@ class _Attempt:
             connection = self._make()
             connection.connect()
             self.connection = connection
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
             self.error = error
         finally:
             self.done.set()

@@ -49,14 +49,12 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
                 f"{place}['OPTIONS'] has the unknown key {key!r}; "
                 f"known: {['command_timeout', *OPTIONS]}"
             )
+    cache = options.cache
     try:
         extra = _mapping(options, "connection_kwargs")
-        if options.cache is not None:
-            pool = _cache_pool(options.cache)
-        else:
-            pool = _location_pool(options)
+        pool = _location_pool(options) if cache is None else _cache_pool(cache)
     except (ImportError, LookupError, NotImplementedError, TypeError, ValueError) as error:
-        source = "CACHE" if options.cache is not None else "LOCATION"
+        source = "CACHE" if cache is not None else "LOCATION"
         raise InvalidLockBackend(
             f"{place}: cannot connect by its {source!r} and 'OPTIONS': {error}"
         ) from error
@@ -89,7 +87,7 @@ def _location_pool(options: AliasOptions) -> ConnectionPool:
     location = options.location or ""
     if sentinels is None:
         return ConnectionPool.from_url(location)
-    parsed: dict[str, Any] = dict(parse_url(location))
+    parsed: dict[str, Any] = dict(parse_url(location))  # type: ignore[no-untyped-call]
     # As django-redis has it: the URL's host is the service, its scheme says whether TLS is on.
     service = options.options.get("service_name") or parsed.get("host")
     if not service:
@@ -100,9 +98,13 @@ def _location_pool(options: AliasOptions) -> ConnectionPool:
         "socket_timeout": options.command_timeout,
         **_mapping(options, "sentinel_kwargs"),
     }
-    manager = Sentinel([tuple(pair) for pair in sentinels], sentinel_kwargs=sentinel_kwargs)
+    manager = Sentinel(  # type: ignore[no-untyped-call]
+        [tuple(pair) for pair in sentinels], sentinel_kwargs=sentinel_kwargs
+    )
     tls = location.startswith("rediss://")
-    return SentinelConnectionPool(service, manager, ssl=tls, **parsed)
+    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        service, manager, ssl=tls, **parsed
+    )
 
 
 def _cache_pool(alias: str) -> ConnectionPool:
