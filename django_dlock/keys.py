@@ -320,8 +320,8 @@ class _Digest:
         if parameter is None or parameter.default is parameter.empty:
             return False
         try:
-            # By their tagged form and not by ==, for which True is 1.
-            return json.dumps(_tag(value)) == json.dumps(_tag(self._normal(parameter.default)))
+            # Not the values themselves: for == 1 is True.
+            return bool(_tag(value) == _tag(self._normal(parameter.default)))
         except _Unstable:
             # A default that has no stable form is nobody's value; an argument is told later.
             return False

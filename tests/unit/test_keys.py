@@ -1,0 +1,365 @@
+"""Names and keys: what is refused, what is the same key, what is another."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import inspect
+import json
+import uuid
+import zoneinfo
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_dlock.keys import (
+    ALL_ARGUMENTS,
+    MAX_KEY,
+    KeySpec,
+    check_name,
+    compile_key,
+    fingerprint,
+)
+
+UUID = uuid.UUID("12345678123456781234567812345678")
+WHAT = "the key of the test"
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+
+
+def rebuild(account_id: Any, full: Any = False, *, since: Any = None) -> None: ...
+
+
+def open_ended(first: Any, *rest: Any, **options: Any) -> None: ...
+
+
+def key_of(
+    spec: KeySpec,
+    *args: Any,
+    function: Callable[..., Any] = rebuild,
+    normalise: Callable[[Any], Any] | None = None,
+    **kwargs: Any,
+) -> str:
+    signature = inspect.signature(function)
+    key = compile_key(spec, signature, what=WHAT, prefix="shop.rebuild", normalise=normalise)
+    return key(args, kwargs)
+
+
+# -- names ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "invoice:42", "Käse 🧀", " ", "ü" * 255])
+def test_a_name_of_1_to_255_characters_is_taken_as_it_is(name: str) -> None:
+    assert check_name(name) is name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "a\x00", "\x7f", "\x85", "\ud800"])
+def test_a_bad_name_is_a_value_error(name: str) -> None:
+    with pytest.raises(ValueError, match="A lock's name has"):
+        check_name(name)
+
+
+def test_a_name_that_is_no_string_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="not 42"):
+        check_name(42)  # type: ignore[arg-type]
+
+
+# -- templates -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x y", "x y"),
+        (1, "1"),
+        (-1, "-1"),
+        (0, "0"),
+        (UUID, str(UUID)),
+        (dt.date(2026, 1, 2), "2026-01-02"),
+        (dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.timezone.utc), "2026-01-02T03:04:00+00:00"),
+        (Colour.RED, "red"),
+        (Size.SMALL, "1"),
+    ],
+)
+def test_a_template_renders_plain_values_as_plain_text(value: object, text: str) -> None:
+    assert key_of("order:{account_id}", value) == f"order:{text}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "", True, 1.5, decimal.Decimal(1), b"x", [1], {}, object(), dt.timedelta(1)],
+)
+def test_a_template_refuses_what_has_no_plain_text(value: object) -> None:
+    with pytest.raises(TypeError, match=r"the key of the test: the field \{account_id\}"):
+        key_of("order:{account_id}", value)
+
+
+def test_the_key_of_an_anonymous_user_is_a_type_error_that_says_so() -> None:
+    def checkout(request: Any) -> None: ...
+
+    request = SimpleNamespace(user=SimpleNamespace(pk=None))
+    with pytest.raises(TypeError, match=r"\{request.user.pk\}.* is None \(an anonymous user"):
+        key_of("checkout:{request.user.pk}", request, function=checkout)
+
+
+def test_a_template_reaches_attributes_and_indexes() -> None:
+    user = SimpleNamespace(pk=7, tags=["a", {"x": "y"}])
+    assert key_of("{account_id.pk}:{account_id.tags[1][x]}", user) == "7:y"
+
+
+@pytest.mark.parametrize("field", ["account_id.nope", "account_id[3]", "account_id[x]"])
+def test_a_field_that_cannot_be_looked_up_is_named(field: str) -> None:
+    with pytest.raises(TypeError, match="cannot be looked up"):
+        key_of(f"{{{field}}}", ["a"])
+
+
+def test_a_template_takes_format_specs() -> None:
+    day = dt.date(2026, 3, 1)
+    assert key_of("{account_id:06d}:{since:%Y-%m}", 42, since=day) == "000042:2026-03"
+    with pytest.raises(TypeError, match="is 'x': Unknown format code"):
+        key_of("{account_id:06d}", "x")
+
+
+def test_a_template_is_the_same_for_positions_keywords_and_defaults() -> None:
+    def named(account_id: int, kind: str = "daily") -> None: ...
+
+    keys = [
+        key_of("{account_id}-{kind}", 1, function=named),
+        key_of("{account_id}-{kind}", 1, "daily", function=named),
+        key_of("{account_id}-{kind}", kind="daily", account_id=1, function=named),
+    ]
+    assert keys == ["1-daily"] * 3
+
+
+def test_a_template_reaches_what_starred_parameters_take_in() -> None:
+    assert key_of("{rest[0]}:{number}", 1, "a", number=3, function=open_ended) == "a:3"
+    with pytest.raises(TypeError, match="cannot be looked up"):
+        key_of("{number}", 1, function=open_ended)
+
+
+def test_a_template_without_a_field_is_one_key_for_all_calls() -> None:
+    assert key_of("nightly", 1) == key_of("nightly", 2) == "nightly"
+    assert key_of("{{nightly}}", 1) == "{nightly}"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("", "it is empty"),
+        ("{}", "has no name"),
+        ("{0}", "has no name"),
+        ("{.pk}", "has no name"),
+        ("{account id}", "does not begin with an argument's name"),
+        ("{account_id", "expected '}'"),
+        ("account_id}", "Single '}'"),
+        ("{account_id!r}", "!r is not allowed"),
+        ("{account_id:{full}}", "cannot hold a field"),
+        ("a\n{account_id}", "control characters"),
+        ("{account_id}{full}", "nothing stands before the field 'full'"),
+    ],
+)
+def test_a_malformed_template_is_refused_before_any_call(template: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as refused:
+        compile_key(template, inspect.signature(rebuild), what=WHAT)
+    assert WHAT in str(refused.value)
+
+
+@pytest.mark.parametrize("spec", ["{acount_id.pk}", ["acount_id"]])
+def test_an_unknown_argument_is_refused_with_the_known_ones(spec: KeySpec) -> None:
+    with pytest.raises(ValueError, match=r"'acount_id'.*known arguments: account_id, full, since"):
+        compile_key(spec, inspect.signature(rebuild), what=WHAT)
+
+
+def test_a_call_that_does_not_fit_the_signature_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="the key of the test: missing a required argument"):
+        key_of("{account_id}")
+
+
+def test_a_long_key_ends_in_a_digest() -> None:
+    longest, longer, other = "x" * MAX_KEY, "x" * (MAX_KEY + 1), "x" * MAX_KEY + "y"
+    assert key_of("{account_id}", longest) == longest
+    keys = {key_of("{account_id}", longer), key_of("{account_id}", other)}
+    assert [len(key) for key in keys] == [MAX_KEY, MAX_KEY]
+    assert all(key.startswith("x" * 100) for key in keys)
+    assert len(key_of(lambda *_: longer, 1)) == MAX_KEY
+
+
+# -- digests -------------------------------------------------------------------------------
+
+
+def test_a_digest_begins_with_its_prefix_and_version() -> None:
+    prefix, version, digest = key_of(ALL_ARGUMENTS, 1).split(":")
+    assert (prefix, version, len(digest)) == ("shop.rebuild", "v1", 32)
+
+
+def test_a_digest_never_changes_between_releases() -> None:
+    # A changed value would let two workers of different releases work on one key.
+    digest = fingerprint({"b": ["x", None], "a": 1}, what=WHAT)
+    assert digest == "v1:043c33c0e4540a5f4c0f83e8dbedad14"
+
+
+def test_positions_keywords_and_defaults_make_the_same_digest() -> None:
+    keys = {
+        key_of(ALL_ARGUMENTS, 1),
+        key_of(ALL_ARGUMENTS, account_id=1),
+        key_of(ALL_ARGUMENTS, 1, False),
+        key_of(ALL_ARGUMENTS, full=False, account_id=1, since=None),
+    }
+    assert len(keys) == 1
+
+
+def test_a_new_optional_parameter_changes_no_digest() -> None:
+    def newer(account_id: int, full: bool = False, *, since: Any = None, deep: int = 3) -> None: ...
+
+    assert key_of(ALL_ARGUMENTS, 1, full=True) == key_of(
+        ALL_ARGUMENTS, 1, full=True, function=newer
+    )
+
+
+def test_what_only_equals_the_default_is_not_the_default() -> None:
+    assert key_of(ALL_ARGUMENTS, 1, 0) != key_of(ALL_ARGUMENTS, 1, False)
+
+
+DISTINCT = [
+    1,
+    "1",
+    1.0,
+    True,
+    None,
+    "",
+    "None",
+    b"1",
+    decimal.Decimal(1),
+    [1],
+    ["1"],
+    [[1]],
+    [1, 2],
+    [2, 1],
+    {1},
+    {"1": 1},
+    {1: 1},
+    {"a": [1]},
+    [],
+    {},
+    dt.date(2026, 1, 1),
+    dt.datetime(2026, 1, 1),  # noqa: DTZ001 - naive on purpose
+    dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc),
+    dt.time(1),
+    dt.timedelta(seconds=1),
+    UUID,
+    str(UUID),
+]
+
+
+def test_values_of_other_types_and_structures_make_other_digests() -> None:
+    assert len({key_of(ALL_ARGUMENTS, value) for value in DISTINCT}) == len(DISTINCT)
+
+
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+
+SAME = [
+    ((1, 2), [1, 2]),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ({1, 2, 3}, frozenset([3, 2, 1])),
+    (Colour.RED, "red"),
+    (Size.SMALL, 1),
+    (b"x", bytearray(b"x")),
+    (
+        dt.datetime(2026, 1, 1, 12, tzinfo=dt.timezone.utc),
+        dt.datetime(2026, 1, 1, 13, tzinfo=BERLIN),
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_what_a_serializer_makes_equal_is_the_same_digest(one: object, other: object) -> None:
+    assert key_of(ALL_ARGUMENTS, one) == key_of(ALL_ARGUMENTS, other)
+
+
+def test_a_list_of_names_leaves_the_other_arguments_out() -> None:
+    assert key_of(["account_id"], 1, True) == key_of(["account_id"], 1)
+    assert key_of(["account_id"], 1) != key_of(["account_id"], 2)
+    assert key_of(["account_id", "full"], 1, True) == key_of(["full", "account_id"], 1, True)
+
+
+def test_starred_arguments_are_part_of_the_digest() -> None:
+    def key(*args: Any, **kwargs: Any) -> str:
+        return key_of(ALL_ARGUMENTS, *args, function=open_ended, **kwargs)
+
+    assert len({key(1), key(1, 2), key(1, 3), key(1, x=2), key(1, x=3), key(1, y=2)}) == 6
+    assert key(1, a=1, b=2) == key(1, b=2, a=1)
+    assert key_of(["x"], 1, x=2, function=open_ended) != key_of(["x"], 1, function=open_ended)
+
+
+def test_arguments_are_digested_as_the_other_side_of_a_queue_sees_them() -> None:
+    def listed(items: Any, order: Any = (1, 2)) -> None: ...
+
+    def key(*args: Any) -> str:
+        def through_json(value: Any) -> Any:
+            return json.loads(json.dumps(value))
+
+        return key_of(ALL_ARGUMENTS, *args, function=listed, normalise=through_json)
+
+    assert key({1: "a"}) == key({"1": "a"}) == key({"1": "a"}, [1, 2])
+
+
+class Thing:
+    """Has no stable form: its repr is a memory address."""
+
+
+thing = Thing()
+
+
+@pytest.mark.parametrize("value", [Thing(), [Thing()], {"a": Thing()}, len, range(3)])
+def test_an_argument_without_a_stable_form_is_named_with_the_way_out(value: object) -> None:
+    with pytest.raises(TypeError, match=r"the argument 'account_id' holds .*primary key"):
+        key_of(ALL_ARGUMENTS, value)
+
+
+def test_a_default_without_a_stable_form_is_no_obstacle() -> None:
+    def function(name: str, marker: Any = thing) -> None: ...
+
+    assert key_of(ALL_ARGUMENTS, "a", function=function) != key_of(
+        ALL_ARGUMENTS, "a", 1, function=function
+    )
+
+
+def test_an_empty_list_of_names_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty list"):
+        key_of([], 1)
+
+
+# -- callables -----------------------------------------------------------------------------
+
+
+def test_a_callable_gets_the_arguments_as_they_were_passed() -> None:
+    assert key_of(lambda *args, **kwargs: f"{args}{kwargs}", 1, full=2) == "(1,){'full': 2}"
+
+
+@pytest.mark.parametrize("answer", [None, "", 1, b"x"])
+def test_a_callable_must_give_a_string(answer: Any) -> None:
+    with pytest.raises(TypeError, match="must give a string, not empty"):
+        key_of(lambda account_id: answer, 1)
+
+
+def test_a_coroutine_function_cannot_make_a_key() -> None:
+    async def key(account_id: int) -> str:
+        return str(account_id)
+
+    with pytest.raises(TypeError, match="coroutine function"):
+        key_of(key, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", [None, 7, [1], {"a": 1}])
+def test_a_key_that_is_neither_is_refused(spec: Any) -> None:
+    with pytest.raises(TypeError, match="it takes a template"):
+        key_of(spec, 1)
