@@ -1,0 +1,94 @@
+"""A process that ends in order gives back what it holds, whatever kind of process it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from django_dlock import locks
+from testproject.servers import RedisServer
+
+HEAD = """
+import os, sys
+import django
+django.setup()
+from django_dlock import Lock
+
+def hold():
+    # Kept alive by the module, as a careless program does.
+    global lock
+    lock = Lock("exit")
+    assert lock.acquire(blocking=False), "taken"
+
+"""
+
+ENDS = {
+    "a main process": "hold()",
+    "an exception": "hold(); raise SystemExit(3)",
+    "a thread's lock": """
+import threading
+thread = threading.Thread(target=hold); thread.start(); thread.join()
+""",
+    "a forked child of multiprocessing": """
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=hold); child.start(); child.join()
+assert child.exitcode == 0
+Lock("other").acquire()
+os._exit(0)
+""",
+    "a pool child": """
+import multiprocessing
+pool = multiprocessing.get_context("fork").Pool(1)
+pool.apply(hold); pool.close(); pool.join()
+os._exit(0)
+""",
+    "a child of billiard": """
+import billiard
+child = billiard.get_context("fork").Process(target=hold); child.start(); child.join()
+assert child.exitcode == 0
+os._exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_orderly_end_gives_leases_back(how: str, redis_server: RedisServer) -> None:
+    backend = locks["default"]
+    process = subprocess.run(
+        [sys.executable, "-c", HEAD + ENDS[how]],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode in (0, 3), process.stderr
+    last = backend.last_end("exit")
+    assert last is not None, "it is free again"
+    assert last[1] == "released", process.stderr
+
+
+def test_g8_an_exit_of_a_forked_child_does_not_release_the_parents(
+    redis_server: RedisServer,
+) -> None:
+    script = """
+hold()
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+os.waitpid(pid, 0)
+assert lock.locked(), "freed by the child"
+lock.release()
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", HEAD + script],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
