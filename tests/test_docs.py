@@ -20,7 +20,7 @@ from django.core.management import ManagementUtility, get_commands, load_command
 from django.test import RequestFactory
 
 import django_dlock
-from django_dlock import Lock, conf, exceptions, signals
+from django_dlock import Lock, conf, exceptions, locks, signals
 from testproject.celery import app
 from testproject.servers import RedisServer
 
@@ -91,6 +91,8 @@ class Reader:
             elif name.isupper():
                 setattr(self.settings, name, value)
         assert conf.problems() == []
+        # Built, which connects to nothing, so that the backend's own options are read, too.
+        assert locks.all()
 
     def console(self, block: Block) -> None:
         for line in block.code.splitlines():
@@ -255,7 +257,10 @@ def not_told(wanted: set[str], page: str) -> set[str]:
 
 
 def test_every_setting_is_in_the_reference() -> None:
-    assert not_told({"DLOCKS", "command_timeout", *conf._KEYS}, "settings.md") == set()
+    from django_dlock.backends import redis_parameters
+
+    wanted = {"DLOCKS", "command_timeout", *conf._KEYS, *redis_parameters.OPTIONS}
+    assert not_told(wanted, "settings.md") == set()
 
 
 def test_every_parameter_and_member_of_lock_is_in_the_reference() -> None:
