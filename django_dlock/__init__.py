@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .exceptions import (
         AcquireTimeout,
         AlreadyHeld,
+        AttemptsExhausted,
         BackendUnavailable,
         DuplicateRun,
         IdempotencyConflict,
@@ -35,6 +36,7 @@ __all__ = [
     "DEFAULT",
     "AcquireTimeout",
     "AlreadyHeld",
+    "AttemptsExhausted",
     "BackendUnavailable",
     "DuplicateRun",
     "IdempotencyConflict",

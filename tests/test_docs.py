@@ -279,6 +279,23 @@ def test_every_error_is_in_the_reference() -> None:
     assert not_told(set(exceptions.__all__), "errors.md") == set()
 
 
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    tree = re.search(r"```text\n(.*?)```", reference("errors.md"), re.DOTALL)
+    assert tree
+    path: list[str] = []
+    for line in tree[1].splitlines():
+        found = re.match(r"([│├└─ ]*)(\w+)", line)
+        assert found, line
+        path[len(found[1]) // 3 :] = [found[2]]
+        bases = getattr(exceptions, path[-1]).__mro__[1:]
+        if len(path) > 1:
+            assert getattr(exceptions, path[-2]) is bases[0], line
+
+
+def test_every_error_can_be_imported_from_the_package() -> None:
+    assert set(exceptions.__all__) <= set(django_dlock.__all__)
+
+
 def test_every_signal_is_in_the_reference() -> None:
     assert not_told(set(signals.__all__), "signals.md") == set()
 
