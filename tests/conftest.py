@@ -7,11 +7,15 @@ missing one skips the tests that need it at home and fails them in CI, each fixt
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.local import LocalBackend
+from django_dlock.backends.redis import RedisBackend
 from testproject.servers import RedisServer, ServerNotFound
 from tests.proxy import Proxy
 
@@ -85,3 +89,23 @@ def proxy(own_redis: RedisServer) -> Iterator[Proxy]:
     """A proxy before ``own_redis``."""
     with Proxy("127.0.0.1", own_redis.port) as before:
         yield before
+
+
+@pytest.fixture
+def local_backend() -> LocalBackend:
+    return LocalBackend(AliasOptions(alias="local", backend="local"))
+
+
+@pytest.fixture
+def redis_backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
+    """The Redis backend on the session's server, with a key space of its own."""
+    backend = RedisBackend(
+        AliasOptions(
+            alias="redis",
+            backend="redis",
+            location=redis_server.url,
+            key_prefix=f"test-{secrets.token_hex(4)}",
+        )
+    )
+    yield backend
+    backend.close()

@@ -152,6 +152,7 @@ class LocalBackend(BaseLockBackend):
         now = clock.now()
         with self._changed:
             self._heard[process] = now
+            self._gone.discard(process)
             return [self._renew(renewal, now) for renewal in renewals]
 
     def _renew(self, renewal: Renewal, now: float) -> Fate:

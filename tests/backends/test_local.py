@@ -1,0 +1,50 @@
+"""The in-process backend keeps the contract, and tells what it cannot do."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.local import LocalBackend
+from django_dlock.exceptions import InvalidLockBackend
+from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.testing import BackendContract, FakeClock
+
+
+@pytest.fixture
+def backend(local_backend: LocalBackend) -> LocalBackend:
+    return local_backend
+
+
+class TestLocal(BackendContract):
+    pass
+
+
+def test_it_says_that_no_other_process_sees_its_leases(local_backend):
+    assert not local_backend.is_shared
+
+
+def test_an_unknown_option_is_refused_by_name():
+    options = AliasOptions(alias="x", backend="local", options={"sentinels": []})
+    with pytest.raises(InvalidLockBackend, match="sentinels"):
+        LocalBackend(options)
+
+
+def test_it_counts_on_the_fake_clock(local_backend):
+    with FakeClock() as time:
+        deadline = time() + 1
+        lease = local_backend.acquire(LeaseRequest("a", "one", 30.0), deadline=deadline)
+        assert isinstance(lease, Lease)
+        assert lease.deadline == time() + 29.7
+        time.advance(29.9)
+        assert local_backend.locked("a", deadline=deadline)
+        time.advance(0.2)
+        assert not local_backend.locked("a", deadline=deadline)
+
+
+def test_names_long_over_are_forgotten(local_backend):
+    with FakeClock() as time:
+        for number in range(3000):
+            local_backend.acquire(LeaseRequest(f"n{number}", "o", 1.0), deadline=time() + 1)
+            time.advance(1.0)
+        assert len(local_backend._entries) < 1200

@@ -1,0 +1,17 @@
+"""The Redis backend keeps the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.testing import BackendContract
+
+
+@pytest.fixture
+def backend(redis_backend: RedisBackend) -> RedisBackend:
+    return redis_backend
+
+
+class TestRedis(BackendContract):
+    pass
