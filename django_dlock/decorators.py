@@ -1,0 +1,138 @@
+"""``locked``: a function that runs under a lock."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+
+from . import conf
+from .keys import KeySpec, compile_key
+from .lock import Lock
+from .lock_options import Default, Seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["LockKeywords", "check_options", "full_name", "locked"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LockKeywords(TypedDict, total=False):
+    """The options of ``Lock``."""
+
+    ttl: Seconds | None
+    wait: Seconds | Default | None
+    renew: bool
+    max_hold: Seconds | Default
+    min_hold: Seconds | None
+    reentrant: bool
+    bound: bool
+    using: str
+    metadata: Mapping[str, Any] | None
+    on_lost: Callable[[Lock, str], object] | None
+    hold_until: Literal["release", "commit"]
+
+
+def locked(
+    key: KeySpec, **options: Unpack[LockKeywords]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run each call of a function, sync or async, under the lock that ``key`` names.
+
+    Every call makes a ``Lock`` of its own.
+
+    Args:
+        key: A template over the bound arguments, defaults included (``"rebuild:{account_id}"``,
+            in a method also ``"{self.pk}"``), a list of argument names, of which a digest is
+            made, or a callable that gets the arguments.
+        options: Those of ``Lock``.
+
+    Raises:
+        TypeError, ValueError: At decoration: an option or the key is wrong. At a call: an
+            argument has no stable form.
+        LockNotAcquired: At a call: held by another, for longer than ``wait``.
+        AlreadyHeld: At a call: the caller itself holds the name, and not both sides say
+            ``reentrant=True``.
+        LeaseLost: After a call: it ended normally, but no longer under the lock.
+        BackendUnavailable: At a call: the lock's backend did not answer.
+    """
+    check_options(options)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        _refuse_what_cannot_be_held(function)
+        name = full_name(function)
+        make_key = compile_key(
+            key, inspect.signature(function), what=f"The key of @locked on {name}", prefix=name
+        )
+        if iscoroutinefunction(function):
+            if options.get("hold_until") == "commit":
+                raise ValueError(
+                    f"@locked on {name}: hold_until='commit' follows the transaction of a "
+                    "thread; a coroutine has none"
+                )
+            body = cast("Callable[P, Awaitable[Any]]", function)
+
+            async def awaits(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with Lock(make_key(args, kwargs), **options):
+                    return await body(*args, **kwargs)
+
+            return cast("Callable[P, R]", functools.wraps(function)(awaits))
+
+        @functools.wraps(function)
+        def calls(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Lock(make_key(args, kwargs), **options):
+                return function(*args, **kwargs)
+
+        return calls
+
+    return decorate
+
+
+def check_options(options: LockKeywords) -> None:
+    """Refuse wrong options of ``Lock`` before there is a name to lock; does no I/O.
+
+    Raises:
+        TypeError, ValueError: Naming the option.
+        InvalidLockBackend: ``using`` is no alias.
+    """
+    try:
+        ready = not conf.problems()
+    except ImproperlyConfigured:
+        # A module may be imported where no settings are.
+        ready = False
+    if ready:
+        Lock("options", **options)
+    else:
+        # Values are judged by the alias's settings. A system check tells what is wrong with
+        # those; raising here would hide it, for checks import the modules that decorate.
+        inspect.signature(Lock.__init__).bind(None, "options", **options)
+
+
+def full_name(function: Callable[..., Any]) -> str:
+    """Module and qualified name: the same in every process."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _refuse_what_cannot_be_held(function: Any) -> None:
+    if isinstance(function, classmethod | staticmethod):
+        raise TypeError(
+            f"@locked stands below @{type(function).__name__}, not above it, on "
+            f"{full_name(function.__func__)}"
+        )
+    if (
+        isinstance(function, type)
+        or not callable(function)
+        or not hasattr(function, "__qualname__")
+    ):
+        raise TypeError(f"@locked takes a function or method, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"@locked on {full_name(function)}: a call of a generator function runs nothing yet, "
+            "so the lock would be gone before its first step. Take the Lock inside it"
+        )
