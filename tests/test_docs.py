@@ -20,7 +20,7 @@ from django.core.management import ManagementUtility, get_commands, load_command
 from django.test import RequestFactory
 
 import django_dlock
-from django_dlock import Lock, conf, exceptions, locks, signals
+from django_dlock import Lock, LockedTask, conf, exceptions, locks, signals
 from testproject.celery import app
 from testproject.servers import RedisServer
 
@@ -267,6 +267,12 @@ def test_every_parameter_and_member_of_lock_is_in_the_reference() -> None:
     parameters = set(inspect.signature(Lock.__init__).parameters) - {"self"}
     members = {name for name in dir(Lock) if not name.startswith("_")}
     assert not_told(parameters | members, "api.md") == set()
+
+
+def test_every_option_of_locked_task_is_in_the_reference() -> None:
+    options = set(inspect.get_annotations(LockedTask))
+    assert "if_contended" in options
+    assert not_told(options, "tasks.md") == set()
 
 
 def test_every_public_name_is_in_the_reference() -> None:
