@@ -14,6 +14,7 @@ from .backends.base import BaseLockBackend
 from .exceptions import BackendUnavailable, InvalidLockBackend
 from .handler import locks
 from .lease import LeaseInfo
+from .lock import Lock
 
 __all__ = ["Survey", "break_lease", "duration", "is_running"]
 
@@ -76,8 +77,6 @@ def break_lease(info: LeaseInfo, *, reason: str) -> bool:
     Raises:
         BackendUnavailable: The outcome is unknown; it may be repeated.
     """
-    from .lock import Lock
-
     if not locks[info.alias].break_(info.name, owner=info.owner, reason=reason):
         return False
     events.send(

@@ -8,9 +8,10 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import models
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 
 __all__ = ["CHANGE", "DELETION", "ReadOnlyAdmin", "badge", "log", "may_see_users"]
 
@@ -35,6 +36,13 @@ class ReadOnlyAdmin(_ModelAdmin[M]):
     class Media:
         css = {"all": ("django_dlock/admin.css",)}
 
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        # Django's own title asks to select one, as if that were all there is to do.
+        title = capfirst(self.opts.verbose_name_plural)
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -57,8 +65,10 @@ def badge(look: str, text: Any) -> SafeString:
 
 def log(request: HttpRequest, obj: models.Model, flag: int, message: str) -> None:
     """Write the admin's log entry about ``obj``, whose table may not exist."""
+    # Never anonymous: every view of the admin asks for staff first.
+    user_id: Any = request.user.pk
     LogEntry.objects.create(
-        user_id=request.user.pk,
+        user_id=user_id,
         content_type=ContentType.objects.get_for_model(obj),
         object_id=str(obj.pk),
         object_repr=str(obj)[:200],

@@ -186,7 +186,9 @@ class HeldLockChangeList(ChangeList):
         ``infos`` may be the beginning of what there is; ``result_count`` counts all.
         """
         self.show_full_result_count = False
-        self.full_result_count = None
+        # Where nothing is left out, there is no "show all" to offer.
+        narrowed = self.query or self.has_active_filters
+        self.full_result_count = None if narrowed else self.result_count
         self.show_admin_actions = False
         self.can_show_all = self.result_count <= self.list_max_show_all
         self.multi_page = self.result_count > self.list_per_page

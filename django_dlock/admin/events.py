@@ -27,7 +27,7 @@ _LOOKS = {
 class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
     """What happened to locks: losses, take-overs, breaks, longest holds, long waits."""
 
-    list_display = ("when", "what", "name", "alias", "why", "held_for", "holder", "token")
+    list_display = ("when", "what", "name", "why", "held_for", "holder", "alias", "token")
     list_filter = ("event", "alias", "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
@@ -55,5 +55,5 @@ class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
 
     @admin.display(description=_("holder"))
     def holder(self, event: LockEvent) -> str | None:
-        detail = event.detail
-        return detail.get("task_name") or detail.get("path") or detail.get("host")
+        facts = (event.detail.get(key) for key in ("task_name", "path", "host"))
+        return next((str(fact) for fact in facts if fact), None)

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpRespons
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
+from django.utils.timezone import localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -59,10 +60,11 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
     list_display = (
         "lock_name",
         "holder_state",
-        "holder",
         "age",
         "ttl",
+        "holder",
         "waiting",
+        "release_link",
         "kind",
         "alias",
         "renewals",
@@ -106,8 +108,8 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
         return HeldLockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        release = ("release_link",) if self.has_release_permission(request) else ()
-        return (*self.list_display, *release)
+        hidden = () if self.has_release_permission(request) else ("release_link",)
+        return tuple(column for column in self.list_display if column not in hidden)
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
@@ -124,12 +126,6 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
             text = gettext("The lock “%(name)s” is not held any more.") % {"name": name}
             self._refuse(request, text, messages.WARNING)
         return as_row(info, request)
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        title = gettext("Held locks")
-        return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def changeform_view(
         self,
@@ -194,8 +190,8 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
         return duration(row.info.age)
 
     @admin.display(description=_("acquired at"))
-    def acquired_at(self, row: HeldLock) -> Any:
-        return row.info.acquired_at
+    def acquired_at(self, row: HeldLock) -> str:
+        return f"{localtime(row.info.acquired_at):%Y-%m-%d %H:%M:%S %Z}"
 
     @admin.display(description=_("TTL left"), ordering="ttl")
     def ttl(self, row: HeldLock) -> str:

@@ -44,10 +44,10 @@ class IdempotencyRecordAdmin(ReadOnlyAdmin[IdempotencyRecord]):
         "state_badge",
         "attempt",
         "deaths",
-        "task_id",
         "started_at",
         "finished_at",
         "expires_at",
+        "task_id",
     )
     list_filter = ("state", "scope", "created_at", "expires_at")
     search_fields = ("key", "scope", "task_id", "lock_name")

@@ -1,0 +1,1 @@
+"""The admin pages in a real browser."""
