@@ -1,0 +1,122 @@
+"""Stops a running body from another thread, and nothing but the body.
+
+CPython can set an exception in another thread (``PyThreadState_SetAsyncExc``). It takes a
+class, lands between any two bytecodes, may be swallowed by an ``except Exception``, and waits
+for a call into C to return. So it is repeated until the body ends, and must never strike
+outside it: not in COMMIT, not in a release, not in our own records.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery.exceptions import Ignore
+
+from ..exceptions import LeaseLost
+from ..lock import Lock
+
+__all__ = ["BodyGuard", "LeaseAborted"]
+
+logger = logging.getLogger("django_dlock")
+
+T = TypeVar("T")
+
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 1.0
+
+
+class LeaseAborted(LeaseLost, Ignore):
+    """The lease was lost, so the body that runs under it is stopped.
+
+    Also an ``Ignore``, for Celery's automatic retries let only its own predicates pass, and a
+    stopped run must not publish a retry beside its message.
+    """
+
+    def __init__(
+        self,
+        message: str = "The lease was lost while the task was running",
+        name: str = "",
+        alias: str = "",
+        reason: str = "",
+    ) -> None:
+        super().__init__(message, name, alias, reason)
+
+
+class BodyGuard:
+    """Runs one body; ``interrupt`` may be called from any thread, before, during and after.
+
+    Attributes:
+        reason: Why the lease was lost; ``None`` while it is not.
+        struck: Whether the body has been interrupted.
+    """
+
+    def __init__(self) -> None:
+        # Plain, because only a lock written in C is taken and given back by ``with`` without a
+        # moment in between at which an exception would leave it locked for ever.
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: int | None = None
+        self._closing = False
+        self.reason: str | None = None
+        self.struck = False
+
+    def run(self, body: Callable[[], T]) -> T:
+        """Call ``body``; when this returns or raises, nothing will strike any more.
+
+        Raises:
+            LeaseAborted: The lease was lost before the body began, or while it ran.
+        """
+        try:
+            self._begin()
+            return body()
+        finally:
+            # ``try`` comes first, because between ``finally`` and ``try`` nothing can strike.
+            # Once ``_closing`` is stored nobody does, but one exception may be on its way.
+            try:
+                self._close()
+            except LeaseAborted:
+                self._close()
+            self._ended.set()
+
+    def interrupt(self, lock: Lock, reason: str) -> None:
+        """The ``on_lost`` of the lock."""
+        with self._lock:
+            self.reason = reason
+        # Not on the thread of all events: a body may go on for long before it notices.
+        threading.Thread(target=self._insist, name="dlock-abort", daemon=True).start()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self.reason is not None:
+                raise LeaseAborted(reason=self.reason)
+            self._thread = threading.get_ident()
+
+    def _close(self) -> None:
+        self._closing = True
+        with self._lock:
+            _set_exception(threading.get_ident(), None)
+
+    def _insist(self) -> None:
+        pause = FIRST_PAUSE
+        while self._strike() and not self._ended.wait(pause):
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _strike(self) -> bool:
+        with self._lock:
+            if self._thread is None or self._closing:
+                return False
+            self.struck = True
+            if _set_exception(self._thread, LeaseAborted):
+                return True
+        logger.warning("A task that lost its lease cannot be stopped in this pool; it goes on")
+        return False
+
+
+def _set_exception(thread: int, kind: type[BaseException] | None) -> bool:
+    """Raise ``kind`` in a thread soon, or with ``None`` take back what was not raised yet."""
+    exception: Any = None if kind is None else ctypes.py_object(kind)
+    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception))

@@ -1,0 +1,150 @@
+"""How a delivery gets its lock, and what it does when it does not get it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ..exceptions import AcquireTimeout, BackendUnavailable, LockNotAcquired
+from ..handler import locks
+from ..lease import Contention
+from ..lock import Lock
+from . import fallback
+from .requeue import PutBack, Trail
+
+if TYPE_CHECKING:
+    from .delivery import Delivery
+
+__all__ = ["Hold", "NoHold", "Skipped", "acquire", "contended", "unavailable"]
+
+
+class Hold(Protocol):
+    """What a delivery holds while it runs: a ``Lock``, or what stands for one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alias(self) -> str: ...
+    @property
+    def owner(self) -> str | None: ...
+    @property
+    def token(self) -> int | None: ...
+    def release(self) -> None: ...
+
+
+class NoHold:
+    """For a task that excludes nobody."""
+
+    name = alias = ""
+    owner = None
+    token = None
+
+    def release(self) -> None:
+        """There is nothing to release."""
+
+
+class Skipped(Exception):
+    """The delivery ends as a success without a result."""
+
+
+def acquire(delivery: Delivery) -> Hold:
+    """The lock of a delivery, held.
+
+    Raises:
+        Skipped, PutBack: As the task's options say for contention and outages.
+        LockNotAcquired: Held by another, and the options say to fail.
+        BackendUnavailable: No answer, and the options say to fail.
+    """
+    options = delivery.options
+    if options.lock_key is None:
+        return NoHold()
+    lock = _lock(delivery, options.lock_key(delivery.args, delivery.kwargs))
+    try:
+        granted = lock.acquire() if _waits(delivery) else lock.acquire(blocking=False)
+    except BackendUnavailable as error:
+        if options.if_unavailable != "local":
+            unavailable(delivery, error)
+        return _locally(delivery, lock)
+    if not granted:
+        contended(delivery, lock.name, lock.alias, lock.contention)
+    return lock
+
+
+def contended(delivery: Delivery, name: str, alias: str, contention: Contention | None) -> NoReturn:
+    """Do as ``if_contended`` says.
+
+    Args:
+        contention: ``None`` where the backend's clock is not known.
+    """
+    options = delivery.options
+    policy = options.if_contended
+    if delivery.eager:
+        policy = "wait" if policy == "requeue" else policy
+    elif policy != "requeue" and _is_copy(delivery, name, alias):
+        # Another delivery of this very task runs, or died a moment ago. Ending this one would
+        # lose the task, or overwrite the result of the one that runs.
+        policy = "requeue"
+    if policy == "skip":
+        raise Skipped
+    if policy == "wait":
+        raise AcquireTimeout("It is held by another for longer than lock_wait", name, alias)
+    if policy == "fail":
+        raise LockNotAcquired("It is held by another", name, alias)
+    trail = Trail.of(delivery.request)
+    since = trail.since
+    if contention is not None:
+        since = contention.now if since is None else since
+        if contention.now - since >= options.contention_timeout:
+            raise LockNotAcquired(
+                f"It was held by others for {contention.now - since:.0f} s, longer than the "
+                f"contention_timeout of {options.contention_timeout:g} s",
+                name,
+                alias,
+            )
+    raise PutBack(LockNotAcquired("It is held by another", name, alias), Trail(trail.count, since))
+
+
+def unavailable(delivery: Delivery, error: BackendUnavailable) -> NoReturn:
+    """Do as ``if_unavailable`` says; ``local`` has no answer here and puts back."""
+    policy = delivery.options.if_unavailable
+    if policy == "fail":
+        raise error
+    if policy == "skip":
+        raise Skipped from error
+    raise PutBack(error, Trail.of(delivery.request)) from error
+
+
+def _lock(delivery: Delivery, name: str) -> Lock:
+    task, request, options = delivery.task, delivery.request, delivery.options
+    arguments: dict[str, Any] = dict(options.lock)
+    hard_limit = (request.timelimit or (None, None))[0] or task.time_limit
+    if hard_limit and not options.max_hold_set:
+        arguments["max_hold"] = float(hard_limit)
+    return Lock(
+        name,
+        metadata={"task_name": task.name, "task_id": request.id},
+        on_lost=None if delivery.guard is None else delivery.guard.interrupt,
+        # In eager mode the caller may be in a transaction, of which the body is a part.
+        hold_until="commit",
+        **arguments,
+    )
+
+
+def _waits(delivery: Delivery) -> bool:
+    policy = delivery.options.if_contended
+    return policy == "wait" or (delivery.eager and policy == "requeue")
+
+
+def _locally(delivery: Delivery, lock: Lock) -> Hold:
+    answer = fallback.acquire(lock, locks[lock.alias].options.max_hold)
+    if isinstance(answer, Contention):
+        contended(delivery, lock.name, lock.alias, None)
+    return answer
+
+
+def _is_copy(delivery: Delivery, name: str, alias: str) -> bool:
+    """Whether the holder is another delivery of the same task id."""
+    try:
+        holder = locks[alias].get(name)
+    except BackendUnavailable as error:
+        raise PutBack(error, Trail.of(delivery.request)) from error
+    return holder is not None and holder.metadata.get("task_id") == delivery.request.id
