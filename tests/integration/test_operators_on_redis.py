@@ -89,17 +89,28 @@ def test_an_entry_without_a_ttl_is_shown_and_cleared(admin_client, own_redis, dl
     client.close()
 
 
-def test_a_live_holder_is_told_of_the_release_and_a_waiter_goes_on(admin_client, dlocks):
-    lock = Lock("order:1", bound=False)
+def test_a_live_holder_is_told_of_the_release(admin_client, dlocks):
+    lock = Lock("order:1")
     lock.acquire()
     refused = release(admin_client, "order:1", owner=lock.owner)
     assert "Its holder may be at work" in refused.content.decode()
+    lock.renew()
     release(admin_client, "order:1", owner=lock.owner, force="on")
-    with Lock("order:1", wait=0):
-        pass
     with pytest.raises(LeaseLost) as caught:
-        lock.release()
+        lock.renew()
     assert caught.value.reason == "broken"
+
+
+def test_a_waiter_goes_on_after_a_release(admin_client, holder, dlocks):
+    holder.do("from django_dlock import Lock")
+    lock = Lock("order:1")
+    lock.acquire()
+    holder.begin("Lock('order:1', wait=None).acquire()")
+    while locks["default"].get("order:1").waiting == 0:
+        assert not holder.answered
+    assert list_locks()[0]["waiting"] == 1
+    release(admin_client, "order:1", owner=lock.owner, force="on")
+    assert holder.answer() is True
 
 
 def test_a_lock_that_changed_hands_between_look_and_click_is_left_alone(admin_client, dlocks):
