@@ -247,7 +247,10 @@ class Lock(LockView):
         hold = Hold(lease, self._backend, key, self._options, handle=self, sender=Lock)
         hold.outer_transactions = transactions.outermost()
         self._holdings.add(hold)
-        events.send(signals.acquired, Lock, waited=clock.now() - started, **hold.facts())
+        waited = clock.now() - started
+        events.send(signals.acquired, Lock, waited=waited, **hold.facts())
+        if waited >= signals.LONG_WAIT:
+            events.send(signals.waited_long, Lock, waited=waited, **hold.facts())
         return True
 
     def _take_back(self, request: LeaseRequest) -> None:

@@ -29,6 +29,7 @@ def connect() -> None:
     """Listen to the signals that end in a row; called once, when the apps are ready."""
     signals.lost.connect(_on_lost, dispatch_uid="django_dlock.lock_events.lost")
     signals.broken.connect(_on_broken, dispatch_uid="django_dlock.lock_events.broken")
+    signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.lock_events.waited")
 
 
 def record(
@@ -94,18 +95,22 @@ def _on_broken(sender: object, *, reason: str, **facts: Any) -> None:
         _try_to_record(LockEvent.Event.TAKEN_OVER, reason=reason, **facts)
 
 
+def _on_long_wait(sender: object, **facts: Any) -> None:
+    _try_to_record(LockEvent.Event.LONG_WAIT, **facts)
+
+
 def _try_to_record(
     event: str,
     *,
     name: str,
     alias: str,
-    reason: str,
+    reason: str = "",
     owner: str | None = None,
     token: int | None = None,
     metadata: Mapping[str, Any] | None = None,
-    held_for: float | None = None,
-    **_: Any,
+    **facts: Any,
 ) -> None:
+    times = {key: facts[key] for key in ("held_for", "waited") if facts.get(key) is not None}
     # This thread sees no request begin or end, which is when Django would do it.
     close_old_connections()
     try:
@@ -116,7 +121,7 @@ def _try_to_record(
             owner=owner,
             token=token,
             reason=reason,
-            detail={"held_for": held_for, **_context(metadata or {})},
+            detail={**times, **_context(metadata or {})},
         )
     except DatabaseError as error:
         logger.warning("The event %s of lock %r was not written: %s", event, name, error)

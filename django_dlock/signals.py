@@ -25,3 +25,9 @@ released = Signal()
 """The holder gave it back; ``held_for``."""
 broken = Signal()
 """An operator, or a proof of death, ended somebody's lease; ``reason``."""
+
+LONG_WAIT = 30.0
+"""Seconds of waiting from which on a grant is written to the lock events."""
+waited_long = Signal()
+"""Not public; ``acquired`` after a long wait, for the lock events. A receiver of ``acquired``
+itself would cost every acquire a hand-over to the events thread."""

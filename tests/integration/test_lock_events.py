@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import DatabaseError
 
-from django_dlock import Lock, events, lock_events, signals
+from django_dlock import Lock, events, lock_events, locks, signals
 from django_dlock.models import LockEvent
 
 FACTS = {
@@ -52,6 +52,22 @@ def test_a_take_over_from_a_dead_holder_is_written_down():
         "the dead one",
         "holder_dead",
     )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_long_wait_is_written_down_and_a_short_one_is_not(settings, monkeypatch):
+    settings.DLOCKS = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
+    locks.reset()
+    with Lock("short"):
+        pass
+    monkeypatch.setattr(signals, "LONG_WAIT", 0.0)
+    with Lock("long"):
+        pass
+    assert events.flush()
+    event = LockEvent.objects.get()
+    assert (event.event, event.name) == ("long_wait", "long")
+    assert event.detail["waited"] >= 0
+    locks.reset()
 
 
 @pytest.mark.django_db(transaction=True)
