@@ -18,17 +18,16 @@ from .lock_options import Default, Seconds
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["LockKeywords", "check_options", "full_name", "locked"]
+__all__ = ["CommonKeywords", "LockKeywords", "check_options", "full_name", "locked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LockKeywords(TypedDict, total=False):
-    """The options of ``Lock``."""
+class CommonKeywords(TypedDict, total=False):
+    """The options of ``Lock``, but for ``wait``, which has another default for views."""
 
     ttl: Seconds | None
-    wait: Seconds | Default | None
     renew: bool
     max_hold: Seconds | Default
     min_hold: Seconds | None
@@ -38,6 +37,12 @@ class LockKeywords(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     on_lost: Callable[[Lock, str], object] | None
     hold_until: Literal["release", "commit"]
+
+
+class LockKeywords(CommonKeywords, total=False):
+    """The options of ``Lock``."""
+
+    wait: Seconds | Default | None
 
 
 def locked(

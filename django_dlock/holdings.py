@@ -86,6 +86,22 @@ class Holdings:
             self._forget(hold)
         return False
 
+    def hand_over(self) -> None:
+        """Make the handle itself the holder: the hold then outlives its thread or task."""
+        hold = self.current()
+        # One that other handles share stays with the holder they have in common.
+        if hold is None or hold.depth > 1:
+            return
+        self._forget(hold)
+        registry.drop(hold)
+        hold.key = self._mark
+        self._holds[hold.key] = hold
+        self._depths[hold.key] = 1
+        registry.add(hold)
+        if hold.ended:
+            # Lost between the two, when the registry did not have it to drop.
+            registry.drop(hold)
+
     def drop(self, hold: Hold, *, lost: bool = False) -> None:
         """It is over: renew it no more and forget it, but for the memory of a loss."""
         watchdog.unwatch(hold)

@@ -277,6 +277,14 @@ class Lock(LockView):
         metadata = self._options.metadata
         return {"name": self.name, "alias": self.alias, "token": None, "metadata": metadata}
 
+    def hand_over(self) -> None:
+        """Let the handle itself hold from now on, as with ``bound=False``.
+
+        For a hold that has to outlive the thread or task that acquired it. The handle must be
+        kept: once it is collected, renewal ends. Does nothing where nothing is held.
+        """
+        self._holdings.hand_over()
+
     # -- renew -------------------------------------------------------------------------
 
     def renew(self, ttl: Seconds | None = None) -> None:
