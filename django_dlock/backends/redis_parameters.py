@@ -25,6 +25,8 @@ _NOT_OURS = (
     "parser_class",
     "cache",
     "cache_config",
+    # Deprecated; ``retry`` says it all.
+    "retry_on_timeout",
     # Of the pool whose connections we do not share.
     "max_connections",
     "maint_notifications_config",
@@ -52,28 +54,17 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
     cache = options.cache
     try:
         extra = _mapping(options, "connection_kwargs")
-        pool = _location_pool(options) if cache is None else _cache_pool(cache)
+        pool = _location_pool(options, timeout) if cache is None else _cache_pool(cache, timeout)
     except (ImportError, LookupError, NotImplementedError, TypeError, ValueError) as error:
         source = "CACHE" if cache is not None else "LOCATION"
         raise InvalidLockBackend(
             f"{place}: cannot connect by its {source!r} and 'OPTIONS': {error}"
         ) from error
     connection_class = pool.connection_class
-    kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in _NOT_OURS}
-    kwargs.update(extra)
-    kwargs.update(
-        # Replies as RESP2 gives them: nothing that the server pushes comes in between.
-        protocol=2,
-        decode_responses=False,
-        encoding="utf-8",
-        health_check_interval=0,
-        # Our commands are repeated here, within the caller's deadline, or not at all.
-        retry=Retry(NoBackoff(), 0),
-        retry_on_timeout=False,
-        retry_on_error=[],
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-    )
+    kwargs = _ours(pool.connection_kwargs)
+    # Replies as RESP2 gives them: nothing that the server pushes comes in between.
+    kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
+    kwargs.update(_bounded(timeout))
 
     def make(_keep_alive: ConnectionPool = pool) -> Any:
         # A Sentinel's connection knows its pool by a weak reference only.
@@ -82,7 +73,23 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
     return make
 
 
-def _location_pool(options: AliasOptions) -> ConnectionPool:
+def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key not in _NOT_OURS}
+
+
+def _bounded(timeout: float) -> dict[str, Any]:
+    """What keeps a connection from doing more than asked, or for longer."""
+    return {
+        "health_check_interval": 0,
+        # Our commands are repeated within the caller's deadline, or not at all.
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+    }
+
+
+def _location_pool(options: AliasOptions, timeout: float) -> ConnectionPool:
     sentinels = options.options.get("sentinels")
     location = options.location or ""
     if sentinels is None:
@@ -94,20 +101,24 @@ def _location_pool(options: AliasOptions) -> ConnectionPool:
         raise ValueError("'sentinels' needs 'service_name', or the service as the URL's host")
     for key in ("host", "port", "connection_class"):
         parsed.pop(key, None)
-    sentinel_kwargs = {
-        "socket_timeout": options.command_timeout,
-        **_mapping(options, "sentinel_kwargs"),
-    }
-    manager = Sentinel(  # type: ignore[no-untyped-call]
-        [tuple(pair) for pair in sentinels], sentinel_kwargs=sentinel_kwargs
-    )
-    tls = location.startswith("rediss://")
-    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
-        service, manager, ssl=tls, **parsed
+    if location.startswith("rediss://"):
+        parsed["ssl"] = True
+    return _sentinel_pool(
+        service,
+        [tuple(pair) for pair in sentinels],
+        {**_ours(_mapping(options, "sentinel_kwargs")), **_bounded(timeout)},
+        parsed,
     )
 
 
-def _cache_pool(alias: str) -> ConnectionPool:
+def _sentinel_pool(
+    service: str, addresses: Any, sentinel_kwargs: dict[str, Any], kwargs: dict[str, Any]
+) -> ConnectionPool:
+    manager = Sentinel(addresses, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]
+    return SentinelConnectionPool(service, manager, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _cache_pool(alias: str, timeout: float) -> ConnectionPool:
     """The pool by which the cache writes; nothing is connected, changed or shared."""
     from django.core.cache import caches
 
@@ -118,7 +129,18 @@ def _cache_pool(alias: str) -> ConnectionPool:
         # django-redis; its client knows replicas, Sentinels and factories of the project.
         client = cache.client.get_client(write=True)
     pool: ConnectionPool = client.connection_pool
-    return pool
+    if not isinstance(pool, SentinelConnectionPool):
+        return pool
+    # The cache's own would ask a Sentinel that is down ten times over.
+    manager = pool.sentinel_manager
+    places = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+    kwargs = _ours(pool.connection_kwargs)
+    return _sentinel_pool(
+        pool.service_name,
+        [(place["host"], place["port"]) for place in places],
+        {**_ours(manager.sentinel_kwargs), **_bounded(timeout)},
+        {**kwargs, "connection_class": pool.connection_class},
+    )
 
 
 def _mapping(options: AliasOptions, key: str) -> dict[str, Any]:

@@ -148,8 +148,9 @@ if owner ~= ARGV[2] then return last == ARGV[2] and how or 'refused' end
 if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
 local cool = tonumber(at or 0) + tonumber(ARGV[3])
 if cool > now then
-  redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', text(cool))
+  -- In this order for a server out of memory, see RENEW.
   redis.call('PEXPIRE', KEYS[1], text(cool - now + memory(ttl)))
+  redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', text(cool))
 else
   free(KEYS[1], KEYS[3], ARGV[1], owner, 'released', ttl)
 end
@@ -165,8 +166,9 @@ UNDO = Script(
     + """
 -- KEYS: lock, waiters, index, wake list, undone
 -- ARGV: name, owner, ms for which the attempt cannot be granted any more
-redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
+-- In this order for a server out of memory, see RENEW.
 redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl')
 local owner, till, kind, ttl = unpack(l, 1, 4)
 local living = lives(owner, till)
@@ -211,9 +213,11 @@ RENEW = Script(
 -- KEYS: beats, index, lock...
 -- ARGV: process id, prefix of lock keys, then owner and ttl ms of each lock
 -- Returns one letter per lock, see FATES.
-redis.call('ZADD', KEYS[1], text(now), ARGV[1])
 local day = 86400000
+-- First, because a server out of memory refuses ``ZADD`` and ``HSET`` until the script has
+-- written something that takes no memory: it grants nothing more, but what is held is renewed.
 redis.call('ZREMRANGEBYSCORE', KEYS[1], text(day - now), text(now - day))
+redis.call('ZADD', KEYS[1], text(now), ARGV[1])
 local letters = {released = 'r', expired = 'e', broken = 'b'}
 local fates = {}
 for i = 3, #KEYS do

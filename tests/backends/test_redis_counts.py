@@ -1,0 +1,205 @@
+"""What an operation costs, counted at the server and on the wire; never measured in time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.process import current
+from testproject.servers import RedisServer
+from tests.proxy import Proxy
+
+from .tools import backend_for, calls, client, grant, refuse, release, renew, request, wait
+
+SCRIPTS = ("EVALSHA", "EVAL")
+
+
+@pytest.fixture
+def backend(proxy):
+    backend = backend_for(proxy.url)
+    lease = grant(backend, request("warm"))
+    renew(backend, lease)
+    release(backend, lease)
+    return backend
+
+
+def test_an_uncontended_acquire_and_release_take_two_commands(backend, proxy, own_redis):
+    before, seen = calls(own_redis), proxy.count()
+    release(backend, grant(backend, request()))
+    after = calls(own_redis)
+    assert after["evalsha"] - before["evalsha"] == 2
+    assert proxy.commands[seen:] == ["EVALSHA", "EVALSHA"]
+
+
+def test_500_leases_are_renewed_in_one_round_trip(backend, proxy):
+    leases = [grant(backend, request(f"n{number}")) for number in range(501)]
+    seen = proxy.count()
+    assert renew(backend, *leases[:500]) == ["renewed"] * 500
+    assert proxy.count() - seen == 1
+    renew(backend, *leases)
+    assert proxy.count() - seen == 3
+
+
+@pytest.mark.parametrize("leases", [1, 101])
+def test_a_sent_renewal_takes_one_command(backend, proxy, leases):
+    held = [grant(backend, request(f"n{number}")) for number in range(leases)]
+    seen = proxy.count()
+    pending = backend.start_renew(held, process=current().id, deadline=backend.call_deadline())
+    assert pending.result() == ["renewed"] * leases
+    assert proxy.count() - seen == 1
+
+
+def test_a_waiter_sends_one_command_while_it_waits(backend, proxy, own_redis):
+    grant(backend_for(own_redis.url), request())
+    attempt = request(waits=True)
+    met = refuse(backend, attempt)
+    seen = proxy.count(*SCRIPTS, "BLPOP")
+    wait(backend, attempt, met, 1.5)
+    refuse(backend, attempt)
+    assert proxy.count(*SCRIPTS, "BLPOP") - seen == 2
+
+
+def test_one_release_wakes_one_waiter_in_the_order_of_their_coming(backend, own_redis, proxy):
+    holder = backend_for(own_redis.url)
+    lease = grant(holder, request())
+    woken: list[int] = []
+    waiters = []
+    for number in range(4):
+        attempt = request(waits=True)
+        met = refuse(backend, attempt)
+
+        def sleep(number=number, attempt=attempt, met=met):
+            wait(backend, attempt, met, 30.0)
+            woken.append(number)
+            lease = grant(backend, attempt)
+            release(backend, lease)
+
+        waiters.append(threading.Thread(target=sleep))
+        waiters[-1].start()
+        proxy.wait_until(lambda p, blocked=number + 1: p.count("BLPOP") == blocked)
+    # The proxy has seen the last one; the server has it blocked when it says so.
+    with client(own_redis) as asking:
+        while asking.info("clients")["blocked_clients"] < 4:
+            pass
+    before = proxy.count("BLPOP")
+    release(holder, lease)
+    for waiter in waiters:
+        waiter.join(10)
+    assert woken == [0, 1, 2, 3]
+    assert proxy.count("BLPOP") == before
+
+
+def test_a_dead_waiter_keeps_no_wake_up_from_the_living(own_redis):
+    lease = grant(backend_for(own_redis.url), request())
+    with Proxy("127.0.0.1", own_redis.port) as dying:
+        doomed = backend_for(dying.url)
+        attempt = request(waits=True)
+        met = refuse(doomed, attempt)
+
+        def die():
+            with contextlib.suppress(BackendUnavailable):
+                wait(doomed, attempt, met, 30.0)
+
+        first = threading.Thread(target=die)
+        first.start()
+        dying.wait_until(lambda p: p.count("BLPOP") == 1)
+        dying.refuse()
+        first.join(10)
+        assert not first.is_alive()
+    living = backend_for(own_redis.url)
+    attempt = request(waits=True)
+    met = refuse(living, attempt)
+    second = threading.Thread(target=wait, args=(living, attempt, met, 30.0))
+    second.start()
+    release(backend_for(own_redis.url), lease)
+    second.join(10)
+    assert not second.is_alive()
+
+
+def test_lists_never_walk_the_key_space(own_redis):
+    backend = backend_for(own_redis.url)
+    for number in range(30):
+        grant(backend, request(f"n{number}"))
+    backend.list(prefix="n", contains="1")
+    backend.count(contains="2")
+    assert not {"scan", "keys"} & set(calls(own_redis))
+
+
+def test_a_page_reads_no_more_locks_than_it_shows(own_redis):
+    backend = backend_for(own_redis.url)
+    for number in range(1500):
+        grant(backend, request(f"n{number}"))
+    before = calls(own_redis)
+    page = backend.list(limit=20)
+    assert [info.name for info in page] == [f"n{number}" for number in range(20)]
+    assert calls(own_redis)["hmget"] - before["hmget"] == 20
+    newest = backend.list(newest_first=True, offset=1000, limit=2)
+    assert [info.name for info in newest] == ["n499", "n498"]
+    assert len(backend.list()) == 1500
+    assert backend.count() == backend.count(prefix="n") == 1500
+    assert [info.name for info in backend.list(contains="149", offset=2, limit=3)] == [
+        "n1490",
+        "n1491",
+        "n1492",
+    ]
+
+
+def test_stale_names_leave_the_index_by_the_heartbeats(own_redis):
+    backend = backend_for(own_redis.url)
+    with client(own_redis) as stranger:
+        stranger.zadd("{dlock:0}:index", {f"stale{number}": number for number in range(30)})
+        while stranger.zcard("{dlock:0}:index"):
+            renew(backend)
+
+
+def test_all_keys_but_three_of_the_bucket_end_by_themselves(own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    refuse(backend, request(waits=True))
+    renew(backend, lease)
+    release(backend, lease)
+    backend.undo(request(), deadline=backend.call_deadline())
+    with client(own_redis) as asking:
+        lasting = {key for key in asking.scan_iter() if asking.pttl(key) == -1}
+    assert lasting <= {"{dlock:0}:index", "{dlock:0}:beats", "{dlock:0}:clock"}
+
+
+def test_a_key_without_an_end_is_listed_and_can_be_broken(own_redis):
+    backend = backend_for(own_redis.url)
+    owners = {name: grant(backend, request(name)).owner for name in ("a", "b")}
+    with client(own_redis) as stranger:
+        stranger.persist("{dlock:0}:l:a")
+        stranger.hdel("{dlock:0}:l:b", "until")
+    assert [(info.name, info.ttl) for info in backend.list()] == [("a", None), ("b", None)]
+    met = refuse(backend, request("b"))
+    assert met.remaining > 0
+    for name, owner in owners.items():
+        assert backend.break_(name, owner=owner)
+    assert backend.list() == []
+    with client(own_redis) as asking:
+        assert asking.pttl("{dlock:0}:l:a") > 0
+
+
+def test_a_silent_process_is_told_from_a_living_one(own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    key = "{dlock:0}:l:name"
+    with client(own_redis) as stranger:
+        # As 20 s ago, on the server's clock.
+        for field in ("at", "until"):
+            stranger.hincrby(key, field, -20_000)
+        assert backend.get("name").holder_state == "silent"
+        assert backend.get("name").unheard >= 20
+        renew(backend)
+        assert backend.get("name").holder_state == "alive"
+    assert release(backend, lease) == "released"
+
+
+def test_two_prefixes_are_two_name_spaces(redis_server: RedisServer):
+    one, two = (backend_for(redis_server.url, key_prefix=prefix) for prefix in ("p1", "p2"))
+    first, second = grant(one, request()), grant(two, request())
+    assert one.count() == two.count() == 1
+    assert (release(one, first), release(two, second)) == ("released", "released")

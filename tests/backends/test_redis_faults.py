@@ -1,0 +1,356 @@
+"""Replies that are lost, servers that stop, restart and forget: nothing is orphaned or untold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from django_dlock import clock
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import Contention
+from django_dlock.process import current
+
+from .tools import backend_for, client, grant, refuse, release, renew, request, wait
+
+TOLERANCE = 0.5
+"""Seconds that a loaded machine may add to a bounded call."""
+
+
+def warm(backend):
+    """Load the scripts, so that the next reply is not about a missing one."""
+    attempt = request("warm")
+    lease = grant(backend, attempt)
+    renew(backend, lease)
+    release(backend, lease)
+    backend.undo(attempt, deadline=backend.call_deadline())
+
+
+# -- lost replies ----------------------------------------------------------------------
+
+
+def test_g5_an_acquire_whose_reply_was_cut_off_finds_its_own_grant(proxy, own_redis):
+    backend = backend_for(proxy.url)
+    warm(backend)
+    proxy.drop_replies()
+    lease = grant(backend, request())
+    assert proxy.replies_dropped == 1
+    assert backend_for(own_redis.url).get("name").owner == lease.owner
+    assert renew(backend, lease) == ["renewed"]
+
+
+def test_g5_an_acquire_whose_reply_was_swallowed_is_unknown_and_can_be_repeated(proxy, own_redis):
+    backend = backend_for(proxy.url, command_timeout=0.3)
+    warm(backend)
+    attempt = request()
+    proxy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable) as unknown:
+        grant(backend, attempt)
+    assert (unknown.value.name, unknown.value.alias) == ("name", "redis")
+    assert unknown.value.__cause__ is not None
+    granted = backend_for(own_redis.url).get("name")
+    assert granted.owner == attempt.owner
+    assert grant(backend, attempt).token == granted.token
+
+
+def test_g5_an_acquire_whose_reply_was_swallowed_can_be_undone(proxy, own_redis):
+    backend = backend_for(proxy.url, command_timeout=0.3)
+    warm(backend)
+    attempt = request()
+    proxy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable):
+        grant(backend, attempt)
+    backend.undo(attempt, deadline=backend.call_deadline())
+    grant(backend, request())
+
+
+@pytest.mark.parametrize("how", ["close", "swallow"])
+def test_g5_a_release_whose_reply_was_lost_is_a_success(proxy, how):
+    backend = backend_for(proxy.url, command_timeout=0.3)
+    warm(backend)
+    lease = grant(backend, request())
+    proxy.drop_replies(how=how)
+    if how == "swallow":
+        with pytest.raises(BackendUnavailable):
+            release(backend, lease)
+    assert release(backend, lease) == "released"
+    assert proxy.replies_dropped == 1
+
+
+@pytest.mark.parametrize("how", ["close", "swallow"])
+def test_g5_a_renewal_whose_reply_was_lost_is_repeated(proxy, how):
+    backend = backend_for(proxy.url, command_timeout=0.3)
+    warm(backend)
+    lease = grant(backend, request())
+    proxy.drop_replies(how=how)
+    if how == "swallow":
+        with pytest.raises(BackendUnavailable):
+            renew(backend, lease)
+    assert renew(backend, lease) == ["renewed"]
+    assert proxy.replies_dropped == 1
+
+
+def test_a_sent_renewal_whose_reply_was_cut_off_is_repeated(proxy):
+    backend = backend_for(proxy.url)
+    warm(backend)
+    renewals = [request()]
+    lease = grant(backend, renewals[0])
+    proxy.drop_replies()
+    pending = backend.start_renew([lease], process=current().id, deadline=backend.call_deadline())
+    assert pending.wait(1.0)
+    assert pending.result() == ["renewed"]
+    assert proxy.replies_dropped == 1
+
+
+def test_a_late_reply_never_answers_the_next_command(proxy):
+    backend = backend_for(proxy.url, command_timeout=0.2)
+    warm(backend)
+    lease = grant(backend, request())
+    proxy.delay = 0.5
+    with pytest.raises(BackendUnavailable):
+        backend.get("name")
+    proxy.delay = 0.0
+    assert release(backend, lease) == "released"
+    assert backend.get("name") is None
+
+
+def test_the_reply_lost_to_an_interrupt_never_answers_the_next_command(own_redis):
+    backend = backend_for(own_redis.url, command_timeout=5.0)
+    warm(backend)
+    lease = grant(backend, request())
+    own_redis.pause()
+    main = threading.main_thread().ident
+    threading.Timer(0.2, signal.pthread_kill, args=(main, signal.SIGINT)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            backend.get("name")
+    finally:
+        own_redis.resume()
+    assert release(backend, lease) == "released"
+
+
+# -- bounded calls ---------------------------------------------------------------------
+
+
+def assert_bounded(backend, *, fresh=False):
+    if fresh:
+        backend.close()
+    for call in (
+        lambda: grant(backend, request("unanswered")),
+        lambda: backend.release("name", "o", min_hold=0.0, deadline=backend.call_deadline()),
+        lambda: backend.undo(request(), deadline=backend.call_deadline()),
+        lambda: backend.get("name"),
+    ):
+        before = clock.now()
+        with pytest.raises(BackendUnavailable):
+            call()
+        assert clock.now() - before < backend.command_timeout + TOLERANCE
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_g10_calls_end_in_time_while_the_server_is_paused(own_redis, fresh):
+    backend = backend_for(own_redis.url, command_timeout=0.3)
+    warm(backend)
+    own_redis.pause()
+    try:
+        assert_bounded(backend, fresh=fresh)
+    finally:
+        own_redis.resume()
+    grant(backend, request())
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_g10_calls_end_in_time_behind_a_black_hole(proxy, fresh):
+    backend = backend_for(proxy.url, command_timeout=0.3)
+    warm(backend)
+    proxy.black_hole()
+    assert_bounded(backend, fresh=fresh)
+    proxy.heal()
+    grant(backend, request())
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_g10_calls_end_in_time_while_the_server_is_down(own_redis, fresh):
+    backend = backend_for(own_redis.url, command_timeout=0.3)
+    warm(backend)
+    own_redis.kill()
+    assert_bounded(backend, fresh=fresh)
+    own_redis.restart()
+    grant(backend, request())
+
+
+def test_g10_an_address_that_does_not_resolve_in_time_does_not_pile_up_threads(monkeypatch):
+    # A name server cannot be made to hang from here; a resolver that waits is the same to us.
+    answers = threading.Event()
+
+    def hang(*args, **kwargs):
+        answers.wait()
+        raise OSError("no such host")
+
+    monkeypatch.setattr("socket.getaddrinfo", hang)
+    backend = backend_for("redis://nowhere.invalid:6379/0", command_timeout=0.1)
+    try:
+        assert_bounded(backend)
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("dlock-connect") == 1
+    finally:
+        answers.set()
+
+
+def test_g10_a_wait_ends_in_time_while_the_server_is_paused(own_redis):
+    backend = backend_for(own_redis.url, command_timeout=0.3)
+    grant(backend, request())
+    attempt = request(waits=True)
+    met = refuse(backend, attempt)
+    own_redis.pause()
+    try:
+        before = clock.now()
+        with pytest.raises(BackendUnavailable):
+            wait(backend, attempt, met, 0.5)
+        assert clock.now() - before < 0.5 + 0.3 + TOLERANCE
+    finally:
+        own_redis.resume()
+
+
+def test_g10_many_callers_find_a_server_that_is_back(own_redis):
+    backend = backend_for(own_redis.url, command_timeout=1.0)
+    leases = [grant(backend, request(f"n{number}")) for number in range(4)]
+    own_redis.restart()
+    # Every pooled connection is broken now; each call finds that out by itself.
+    assert [renew(backend, lease) for lease in leases] == [["refused"]] * 4
+
+
+# -- late attempts ---------------------------------------------------------------------
+
+
+def test_g5_an_attempt_that_a_paused_server_reads_after_its_undo_is_not_granted(own_redis):
+    # acquire ──► paused server's socket          undo ──► another socket
+    #             the server wakes up and reads the two in any order
+    backend = backend_for(own_redis.url, command_timeout=0.3)
+    warm(backend)
+    attempt = request()
+    own_redis.pause()
+    for call in (backend.acquire, backend.undo):
+        with pytest.raises(BackendUnavailable):
+            call(attempt, deadline=backend.call_deadline())
+    own_redis.resume()
+    backend.undo(attempt, deadline=backend.call_deadline())
+    assert not backend.locked("name", deadline=backend.call_deadline())
+    assert isinstance(backend.acquire(attempt, deadline=backend.call_deadline()), Contention)
+    grant(backend, request())
+
+
+# -- a server that forgets -------------------------------------------------------------
+
+
+def test_scripts_survive_script_flush(own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    client(own_redis).script_flush()
+    assert renew(backend, lease) == ["renewed"]
+    client(own_redis).script_flush()
+    pending = backend.start_renew([lease], process=current().id, deadline=backend.call_deadline())
+    assert pending.result() == ["renewed"]
+    client(own_redis).script_flush()
+    assert release(backend, lease) == "released"
+
+
+@pytest.mark.parametrize("loss", ["flush", "restart"])
+def test_g2_data_loss_is_told_by_the_next_renewal(own_redis, loss):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    client(own_redis).flushall() if loss == "flush" else own_redis.restart()
+    assert renew(backend, lease) == ["refused"]
+    assert release(backend, lease) == "refused"
+
+
+@pytest.mark.parametrize("loss", ["flush", "restart"])
+def test_g3_tokens_rise_through_data_loss(own_redis, loss):
+    backend = backend_for(own_redis.url)
+    before = [grant(backend, request(f"n{number}")).token for number in range(200)]
+    client(own_redis).flushall() if loss == "flush" else own_redis.restart()
+    assert grant(backend, request("n0")).token > max(before)
+
+
+def test_g3_tokens_rise_while_the_clock_of_the_server_is_behind(own_redis):
+    # As after a step back of an hour: the bucket's highest token lies ahead of the clock.
+    backend = backend_for(own_redis.url)
+    first = grant(backend, request())
+    ahead = first.token + 3_600_000_000
+    client(own_redis).set("{dlock:0}:clock", ahead)
+    assert grant(backend, request("other")).token == ahead + 1
+    release(backend, first)
+    assert grant(backend, request()).token == ahead + 2
+
+
+def test_g3_the_token_of_a_name_rises_although_the_highest_is_forgotten(own_redis):
+    backend = backend_for(own_redis.url)
+    first = grant(backend, request())
+    ahead = first.token + 3_600_000_000
+    client(own_redis).hset("{dlock:0}:l:name", "token", ahead)
+    client(own_redis).delete("{dlock:0}:clock")
+    release(backend, first)
+    assert grant(backend, request()).token == ahead + 1
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("set", "{dlock:0}:l:name"), ("set", "{dlock:0}:index")]
+)
+def test_the_refusal_of_a_server_is_no_contention(own_redis, command, key):
+    backend = backend_for(own_redis.url)
+    getattr(client(own_redis), command)(key, "a stranger's")
+    with pytest.raises(BackendUnavailable, match="WRONGTYPE"):
+        grant(backend, request())
+
+
+def test_g1_a_full_server_grants_nothing_and_renews_what_is_held(own_redis):
+    backend = backend_for(own_redis.url)
+    warm(backend)
+    lease, cooling, undone = (grant(backend, request(name)) for name in ("a", "b", "c"))
+    client(own_redis).config_set("maxmemory", "1")
+    with pytest.raises(BackendUnavailable, match="memory"):
+        grant(backend, request("other"))
+    assert renew(backend, lease, cooling) == ["renewed", "renewed"]
+    assert release(backend, lease) == "released"
+    deadline = backend.call_deadline()
+    assert backend.release("b", cooling.owner, min_hold=60.0, deadline=deadline) == "released"
+    backend.undo(request("c"), deadline=deadline)
+    assert renew(backend, undone) == ["renewed"]
+
+
+def test_a_read_only_server_is_unavailable(own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    with client(own_redis) as admin:
+        admin.replicaof("127.0.0.1", "1")
+        with pytest.raises(BackendUnavailable, match=r"READONLY|read only"):
+            renew(backend, lease)
+        admin.replicaof("NO", "ONE")
+    assert renew(backend, lease) == ["renewed"]
+
+
+def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    waiting = request(waits=True)
+    met = refuse(backend, waiting)
+    waiter = threading.Thread(target=wait, args=(backend, waiting, met, 30.0))
+    waiter.start()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            backend.after_fork()
+            grant(backend, request("child"))
+            backend.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert waiter.is_alive()
+    assert release(backend, lease) == "released"
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert backend.get("child") is not None
