@@ -1,0 +1,227 @@
+"""Feeds the stream, does the harm, waits until all is quiet, and tells what came of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from django_dlock import clock
+
+from .broker import Broker
+from .journal import Event
+from .report import LOCKED, PLAIN, RECORD, Tally, table, verdict
+from .stage import Stage
+from .stream import Fault, Order, orders
+
+__all__ = ["Show", "run"]
+
+COLUMNS = (PLAIN, LOCKED, RECORD)
+KILLS: tuple[Fault, ...] = ("kill", "kill after the effect")
+
+TICK = 0.05
+PACE = 0.1
+"""Seconds between two orders of the stream."""
+LATER = 0.5
+"""Seconds from the first end of an order's body to its late duplicate."""
+PAUSE = 1.0
+"""Seconds for which Redis is stopped: less than is left of a lease when a renewal is due."""
+LONGEST = 45.0
+"""Seconds after which the stream is given up."""
+
+
+class Show:
+    """One performance: a loop over the journal, the broker and what is due."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.broker = Broker(COLUMNS)
+        self.orders = {order.number: order for order in orders()}
+        self.events: list[Event] = []
+        self.began = clock.now()
+        self._due: list[tuple[float, Callable[[], None]]] = []
+        self._stopped: dict[tuple[str, int], Event] = {}
+        self._started_last: set[str] = set()
+
+    def say(self, text: str) -> None:
+        _clear_line()
+        print(f"{clock.now() - self.began:5.1f} s  {text}", flush=True)
+
+    # -- the parts -----------------------------------------------------------------------
+
+    def wait_for_workers(self, count: int, patience: float = 30.0) -> None:
+        """Until so many are ready.
+
+        Raises:
+            RuntimeError: One ended before, or they take too long.
+        """
+        deadline = clock.now() + patience
+        while sum(event.kind == "ready" for event in self.events) < count:
+            if self.stage.dead() or clock.now() > deadline:
+                raise RuntimeError("the workers did not start")
+            time.sleep(TICK)
+            self.events += self.stage.journal.new()
+
+    def play(self) -> bool:
+        """The whole stream and its faults; whether all of it came to an end."""
+        for index, order in enumerate(self.orders.values()):
+            self._later(index * PACE, lambda order=order: self._publish(order))
+        give_up = clock.now() + LONGEST
+        quiet = 0
+        # Twice in a row: a message that is being put back is nowhere to be seen for a moment
+        # only if its count and that of the queues are not taken at once.
+        while quiet < 2:
+            if clock.now() > give_up or self.stage.dead():
+                return False
+            self._tick()
+            idle = not self._due and not self._stopped and self.broker.is_empty()
+            quiet = quiet + 1 if idle else 0
+        return True
+
+    def tallies(self) -> dict[str, Tally]:
+        from testproject.shop.models import Effect
+
+        now = clock.now()
+        self.events += self.stage.journal.new()
+        return {
+            column: Tally.of(
+                list(self.orders),
+                [event for event in self.events if event.column == column],
+                list(Effect.objects.filter(by=column).values_list("order_number", flat=True)),
+                now,
+            )
+            for column in COLUMNS
+        }
+
+    # -- the loop ------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        time.sleep(TICK)
+        for event in self.stage.journal.new():
+            self.events.append(event)
+            self._react(event)
+        now = clock.now()
+        for item in [item for item in self._due if item[0] <= now]:
+            self._due.remove(item)
+            item[1]()
+        self.broker.restore_visible()
+        self._show_progress()
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        self._due.append((clock.now() + seconds, what))
+
+    def _publish(self, order: Order) -> None:
+        for column in COLUMNS:
+            for _ in range(order.copies):
+                self._send(column, order)
+
+    def _send(self, column: str, order: Order) -> None:
+        from .tasks import TASKS
+
+        arguments = (order.number, order.work, order.tail)
+        TASKS[column].apply_async(arguments, queue=column)
+
+    def _react(self, event: Event) -> None:
+        order = self.orders.get(event.order)
+        if order is None:
+            return
+        if event.kind == "end":
+            if event.first and order.later:
+                self._later(LATER, lambda: self._send(event.column, order))
+            stopped = self._stopped.pop((event.column, event.order), None)
+            if stopped is not None:
+                self._wake(stopped)
+        elif event.first:
+            self._harm(order, event)
+
+    # -- the harm ------------------------------------------------------------------------
+
+    def _harm(self, order: Order, event: Event) -> None:
+        what = (order.fault, event.kind)
+        if what == ("kill", "start"):
+            self._later(0.5, lambda: self._kill(event))
+        elif what == ("kill after the effect", "effect"):
+            self._kill(event)
+        elif what == ("stop", "start"):
+            self._stop(event)
+        elif what == ("redis", "start"):
+            self._started_last.add(event.column)
+            if len(self._started_last) == len(COLUMNS):
+                self._later(0.5, self._pause_redis)
+
+    def _kill(self, event: Event) -> None:
+        # Noted before, so that it is never after the start of whoever takes over.
+        self._note("killed", event)
+        os.kill(event.pid, signal.SIGKILL)
+        self.say(f"{event.column}: killed a worker in the middle of order {event.order}")
+
+    def _stop(self, event: Event) -> None:
+        os.kill(event.pid, signal.SIGSTOP)
+        self._note("stopped", event)
+        self._stopped[event.column, event.order] = event
+        self.say(f"{event.column}: stopped a worker in order {event.order}, beyond its lease")
+
+    def _wake(self, event: Event) -> None:
+        # Only now that the other has ended: that a worker which wakes up runs beside its
+        # successor until it looks is what no lock can prevent.
+        self._note("woken", event)
+        os.kill(event.pid, signal.SIGCONT)
+        self.say(f"{event.column}: woke it up after another finished order {event.order}")
+
+    def _pause_redis(self) -> None:
+        self.say(f"all: stopped Redis for {PAUSE:g} s in the middle of a body")
+        self.stage.redis.pause()
+        time.sleep(PAUSE)
+        self.stage.redis.resume()
+
+    def _note(self, kind: str, event: Event) -> None:
+        noted = Event(kind, event.column, event.order, event.run, event.pid, True, clock.now())
+        self.stage.journal.write(noted)
+
+    def _show_progress(self) -> None:
+        if sys.stdout.isatty():
+            bodies = sum(event.kind == "start" for event in self.events)
+            ended = sum(event.kind == "end" for event in self.events)
+            seconds = clock.now() - self.began
+            print(f"\r{seconds:5.1f} s  {bodies} bodies began, {ended} ended ", end="", flush=True)
+
+
+def _clear_line() -> None:
+    if sys.stdout.isatty():
+        print("\r\033[K", end="")
+
+
+def run() -> int:
+    """The demonstration from beginning to end; its exit code."""
+    print("Three ways to guard one stream of orders: what plain Celery, a lock, and a lock with")
+    print("an idempotency record make of duplicates, slow bodies, killed workers and a stopped")
+    print("Redis. A lease lives for 3 s, Redis redelivers after 4 s, a slow body takes 6 s.\n")
+    with Stage() as stage:
+        show = Show(stage)
+        show.say(f"Redis on port {stage.redis.port}, SQLite migrated; starting workers")
+        for column in COLUMNS:
+            for number in (1, 2):
+                stage.start_worker([column], f"{column}{number}")
+        try:
+            show.wait_for_workers(2 * len(COLUMNS))
+            show.say(f"6 workers ready; {len(show.orders)} orders for each of 3 tasks")
+            settled = show.play()
+        except RuntimeError as error:
+            print(f"{error}\n{stage.logs()}", file=sys.stderr)
+            return 1
+        show.say("everything delivered" if settled else "given up")
+        tallies = show.tallies()
+        failures = verdict(tallies, kills=len(KILLS))
+        if not settled:
+            failures.append("messages were still under way, or a worker ended by itself")
+        logs = stage.logs() if failures else ""
+    print(f"\n{table(tallies)}\n")
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    if failures:
+        print(logs, file=sys.stderr)
+        return 1
+    print("Plain Celery doubled; the lock kept bodies apart; with the record, once per order.")
+    return 0
