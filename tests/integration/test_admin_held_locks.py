@@ -27,10 +27,13 @@ pytestmark = pytest.mark.django_db
 class DownBackend(LocalBackend):
     """An alias of which nobody answers."""
 
+    asked = 0
+
     def get(self, name):
         raise BackendUnavailable("nobody answers", name, self.alias)
 
     def list(self, **_):
+        DownBackend.asked += 1
         raise BackendUnavailable("nobody answers", "", self.alias)
 
     def count(self, **_):
@@ -182,6 +185,8 @@ def test_the_list_has_pages(admin_client):
     assert names_on(last) == [f"lock:{number:03}" for number in range(100, 120)]
     assert names_on(admin_client.get(LIST + "?p=2&o=-0"))[0] == "lock:069"
     assert len(names_on(admin_client.get(LIST + "?all="))) == 120
+    age = first.context["cl"].list_display.index("age")
+    assert names_on(admin_client.get(f"{LIST}?o={age}"))[0] == "lock:119"
     assert "120 held locks" in first.content.decode()
 
 
@@ -211,7 +216,9 @@ def test_a_page_in_order_of_age_reads_no_more_than_it_needs(admin_client, monkey
     monkeypatch.setattr(LocalBackend, "count", lambda self, **_: 60)
     monkeypatch.setattr(LocalBackend, "list", spy)
     admin_client.get(LIST)
-    assert limits == [50]
+    admin_client.get(LIST + "?p=2")
+    admin_client.get(LIST + "?p=9999")
+    assert limits == [50, 100, 100]
 
 
 @pytest.mark.parametrize("query", ["?name=x", "?foo=bar", "?kind__x=1"])
@@ -283,6 +290,14 @@ def test_a_lock_that_is_not_held_any_more_leads_to_the_list(admin_client, step):
     response = admin_client.get(page_of("gone", step=step), follow=True)
     assert response.redirect_chain == [(LIST, 302)]
     assert messages_on(response) == ["The lock “gone” is not held any more."]
+
+
+def test_an_alias_that_does_not_answer_is_asked_only_once(admin_client, settings):
+    """Each question to a dead server costs its whole command timeout."""
+    use(settings, default=f"{__name__}.DownBackend")
+    DownBackend.asked = 0
+    admin_client.get(LIST)
+    assert DownBackend.asked == 1
 
 
 @pytest.mark.parametrize("step", ["change", "release", "history"])

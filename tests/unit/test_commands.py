@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 from django.utils import timezone
 
-from django_dlock import locks, process, signals
+from django_dlock import events, locks, process, signals
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest
@@ -216,6 +217,10 @@ def test_clear_stale_locks_sends_broken_before_it_ends():
         sent.append((sender.__name__, facts["name"], facts["reason"], facts["alias"]))
 
     signals.broken.connect(receiver)
+    # The events thread is busy at first: the command waits for it.
+    gate = threading.Event()
+    events.call(gate.wait)
+    threading.Timer(0.2, gate.set).start()
     try:
         run("clear_stale_locks")
     finally:
