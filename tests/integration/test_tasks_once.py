@@ -1,0 +1,160 @@
+"""What tasks promise on real workers: once per key, never lost, released after the commit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+
+from django_dlock import AttemptsExhausted
+from testproject.servers import RedisServer, ServerNotFound
+from tests import postgres
+from tests.conftest import missing
+from tests.workers import PATIENCE, Place, Site, eventually
+
+orders = itertools.count(1)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """Two workers of one broker and one database: a prefork one and a solo one."""
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    try:
+        with RedisServer() as redis:
+            if request.param == "sqlite":
+                with Site(redis, directory) as made:
+                    yield _staffed(made)
+            else:
+                with postgres.database() as url, Site(redis, directory, postgres=url) as made:
+                    yield _staffed(made)
+    except (ServerNotFound, postgres.PostgresNotFound) as error:
+        missing(str(error))
+
+
+def _staffed(site: Site) -> Site:
+    site.worker("prefork")
+    site.worker("solo", 1)
+    return site
+
+
+@pytest.fixture
+def place(site: Site) -> Place:
+    return site.place()
+
+
+@pytest.fixture
+def order() -> int:
+    return next(orders)
+
+
+def result(found: AsyncResult) -> object:
+    return found.get(timeout=PATIENCE)
+
+
+def test_g12_duplicates_at_once_have_one_effect_and_one_result(site, place, order):
+    sent = [site.send("charge", order, str(place)) for _ in range(4)]
+    assert [result(each) for each in sent] == [1, 1, 1, 1]
+    assert site.effects(order) == 1
+
+
+def test_g12_one_message_published_twice_has_one_effect(site, place, order):
+    task_id = str(uuid.uuid4())
+    for _ in range(2):
+        found = site.send("charge", order, str(place), task_id=task_id)
+    assert result(found) == 1
+    late = site.send("charge", order, str(place))
+    assert result(late) == 1
+    assert site.effects(order) == 1
+
+
+def test_g12_a_late_duplicate_gets_the_recorded_result(site, place, order):
+    assert result(site.send("charge", order, str(place))) == 1
+    assert result(site.send("charge", order, str(place))) == 1
+    assert len(place.lines(f"began-{order}")) == site.effects(order) == 1
+
+
+def test_a_body_longer_than_its_ttl_keeps_others_out(site, place, order):
+    first = site.send("charge", order, str(place), "go")
+    place.wait(f"began-{order}")
+    second = site.send("charge", order, str(place), "go")
+    key = f"order:{order}"
+    began = _token(site, key)
+    eventually(lambda: _renewals(site, key) > 4, why="renewed for longer than its TTL")
+    assert _token(site, key) == began
+    assert len(place.lines(f"began-{order}")) == 1
+    place.open("go")
+    assert (result(first), result(second)) == (1, 1)
+    assert site.effects(order) == 1
+
+
+def _backend(site: Site):
+    from django_dlock.backends.base import AliasOptions
+    from django_dlock.backends.redis import RedisBackend
+
+    return RedisBackend(AliasOptions(alias="watch", backend="", location=site.redis.url))
+
+
+def _token(site: Site, key: str) -> int:
+    return _backend(site).get(key).token
+
+
+def _renewals(site: Site, key: str) -> int:
+    return _backend(site).get(key).renewals
+
+
+def test_g12_g13_a_child_killed_in_the_middle_is_run_again_and_counts_once(site, place, order):
+    sent = site.send("charge", order, str(place), "never", queue="prefork")
+    pid = int(place.wait(f"began-{order}")[0].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    assert result(sent) == 2
+    assert site.effects(order) == 1
+    assert site.record(order) == ("succeeded", 2, 0)
+
+
+def test_g13_a_task_that_always_dies_fails_after_max_attempts(site, place, order):
+    sent = site.send("killed", order, str(place), queue="prefork")
+    with pytest.raises(AttemptsExhausted, match="2 runs"):
+        result(sent)
+    assert len(place.lines(f"began-{order}")) == 2
+    assert site.effects(order) == 0
+    assert site.record(order) == ("failed", 3, 2)
+
+
+@pytest.mark.parametrize("how", ["retry", "reject"])
+def test_g12_a_run_that_comes_again_by_itself_counts_once(site, place, order, how):
+    assert result(site.send("ends", order, str(place), how)) == 2
+    assert len(place.lines(f"began-{order}")) == 2
+    assert site.effects(order) == 1
+    assert site.record(order)[0] == "succeeded"
+
+
+def test_g12_an_ignored_run_commits_and_is_recorded(site, place, order):
+    site.send("ends", order, str(place), "ignore")
+    eventually(lambda: site.effects(order) == 1)
+    assert site.record(order)[0] == "succeeded"
+    assert result(site.send("ends", order, str(place), "ignore")) is None
+    assert site.effects(order) == 1
+
+
+@pytest.mark.parametrize("how", ["raise", "soft limit", "unserialisable"])
+def test_g13_a_failed_run_leaves_no_effect_and_a_takeable_key(site, place, order, how):
+    failed = site.send("ends", order, str(place), how)
+    with pytest.raises(Exception, match=r".*"):
+        result(failed)
+    assert failed.state == "FAILURE"
+    assert site.effects(order) == 0
+    assert site.record(order)[0] == "failed"
+    assert result(site.send("ends", order, str(place), how)) == 2
+    assert site.effects(order) == 1
+
+
+def test_autoretry_passes_through_the_lock(site, place, order):
+    assert result(site.send("retries", order, str(place))) == 1

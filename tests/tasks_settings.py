@@ -1,0 +1,23 @@
+"""Settings of the workers in the tests: the site's, plus what a test says by environment."""
+
+from __future__ import annotations
+
+import os
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import DLOCKS
+from tests.postgres import settings_for
+
+if url := os.environ.get("TASKS_POSTGRES"):
+    DATABASES = {"default": settings_for(url)}
+
+DLOCKS["default"] |= {"TTL": float(os.environ.get("TASKS_TTL", "2")), "OPTIONS": {"command_timeout": 0.5}}
+
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "visibility_timeout": float(os.environ.get("TASKS_VISIBILITY_TIMEOUT", "3600")),
+    # How often a worker looks for messages whose visibility timeout is over.
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_SEND_TASK_EVENTS = False

@@ -1,0 +1,192 @@
+"""Real Celery workers, their broker and their database, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from celery import Celery
+
+from testproject.servers import RedisServer
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 30.0
+
+T = TypeVar("T")
+
+
+def eventually(ask: Callable[[], T], patience: float = PATIENCE, why: str = "") -> T:
+    """What ``ask`` answers once it is true.
+
+    Raises:
+        AssertionError: It was not within ``patience`` seconds.
+    """
+    deadline = time.monotonic() + patience
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"not within {patience:g} s: {why or ask}"
+        time.sleep(0.02)
+    return answer
+
+
+class Site:
+    """A Redis, a migrated database, and the workers on them; a context manager.
+
+    Args:
+        directory: Where database, logs and the tests' own files are kept.
+        postgres: URL of a database to use instead of a SQLite file.
+        env: More environment, see ``tests/tasks_settings.py``.
+    """
+
+    def __init__(
+        self, redis: RedisServer, directory: Path, *, postgres: str | None = None, **env: str
+    ) -> None:
+        self.redis, self.directory, self.postgres = redis, directory, postgres
+        self.env = {
+            **os.environ,
+            **env,
+            "REDIS_URL": redis.url,
+            "DLOCK_DB": str(directory / "db.sqlite3"),
+            "DJANGO_SETTINGS_MODULE": "tests.tasks_settings",
+            "TASKS_POSTGRES": postgres or "",
+            "PYTHONPATH": str(ROOT),
+            "CELERY_SKIP_CHECKS": "1",
+        }
+        self.app = Celery("client", broker=redis.url, backend=redis.url, set_as_current=False)
+        self.workers: list[Worker] = []
+
+    def __enter__(self) -> Site:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            [sys.executable, "-m", "django", "migrate", "--verbosity=0", "--skip-checks"],
+            cwd=ROOT,
+            env=self.env,
+            check=True,
+            timeout=60,
+        )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for worker in self.workers:
+            worker.stop()
+        self.app.close()
+
+    def worker(self, pool: str = "prefork", concurrency: int = 2) -> Worker:
+        """A started worker of the common queue and of one that is named after its pool."""
+        worker = Worker(self, pool, concurrency)
+        self.workers.append(worker)
+        return worker
+
+    def place(self) -> Place:
+        """A new directory through which one test and its bodies speak."""
+        path = self.directory / f"place-{uuid.uuid4().hex[:8]}"
+        path.mkdir()
+        return Place(path)
+
+    def send(self, task: str, *args: Any, task_id: str | None = None, **options: Any) -> Any:
+        """Publish one message."""
+        return self.app.send_task(f"tests.tasks_app.{task}", args, task_id=task_id, **options)
+
+    def query(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Rows of what is committed; ``?`` stands for a parameter."""
+        if self.postgres:
+            import psycopg
+
+            with psycopg.connect(self.postgres) as connection:
+                return connection.execute(sql.replace("?", "%s"), parameters).fetchall()
+        connection_ = sqlite3.connect(self.directory / "db.sqlite3", timeout=20)
+        try:
+            return connection_.execute(sql, parameters).fetchall()
+        finally:
+            connection_.close()
+
+    def effects(self, order: int) -> int:
+        """How many effects of an order are committed."""
+        return self.query("SELECT count(*) FROM shop_effect WHERE order_number = ?", order)[0][0]
+
+    def record(self, order: int) -> tuple[str, int, int]:
+        """State, attempt and deaths of an order's record."""
+        return self.query(
+            "SELECT state, attempt, deaths FROM django_dlock_idempotencyrecord WHERE key = ?",
+            str(order),
+        )[0]
+
+
+class Place:
+    """The files of one test; see ``tests/tasks_app.py``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self, gate: str) -> None:
+        """Let the bodies that wait for ``gate`` go on."""
+        (self.path / gate).touch()
+
+    def lines(self, what: str) -> list[str]:
+        """What was noted so far."""
+        try:
+            return (self.path / what).read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def wait(self, what: str, count: int = 1) -> list[str]:
+        """The lines, once there are so many."""
+        eventually(lambda: len(self.lines(what)) >= count, why=f"{count} × {what}")
+        return self.lines(what)
+
+
+class Worker:
+    """One ``celery worker``, in a session of its own."""
+
+    def __init__(self, site: Site, pool: str, concurrency: int) -> None:
+        self.log = site.directory / f"worker-{uuid.uuid4().hex[:8]}.log"
+        command = [sys.executable, "-m", "celery", "-A", "tests.tasks_app", "worker"]
+        command += ["-P", pool, "-c", str(concurrency), "-l", "INFO", "-n", f"{self.log.stem}@%h"]
+        command += ["-Q", f"celery,{pool}", "--without-gossip", "--without-mingle"]
+        command += ["--without-heartbeat"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=site.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            eventually(lambda: " ready." in self.output or self.process.poll() is not None)
+            assert self.process.poll() is None, self.output
+        except AssertionError:
+            self.kill()
+            raise
+
+    @property
+    def output(self) -> str:
+        """The log so far."""
+        return self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End in order, or after a while at once."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End at once, as a crash does, with all children."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
