@@ -196,7 +196,7 @@ def test_the_view_guide_tells_the_truth(read: Read) -> None:
     assert refused.status_code == 423
     assert refused["Content-Type"] == "application/problem+json"
     assert page["refund"](request, number=1).status_code == 200
-    assert page["guarded"](request, number=1).status_code == 200
+    assert page["basket"](request, number=1).status_code == 200
     with pytest.raises(TypeError):
         page["checkout"](request)
 
