@@ -121,7 +121,9 @@ def check_options(options: LockKeywords) -> None:
 
 def full_name(function: Callable[..., Any]) -> str:
     """Module and qualified name: the same in every process."""
-    return f"{function.__module__}.{function.__qualname__}"
+    # A callable object has no name of its own.
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{function.__module__}.{name}"
 
 
 def _refuse_what_cannot_be_held(function: Any) -> None:

@@ -239,6 +239,16 @@ class BaseLockBackend(ABC):
     def goodbye(self, process: str, *, deadline: float) -> None:
         """Note that the process has ended in order; proof of its death from now on."""
 
+    def eviction_policy(self) -> str | None:
+        """How the store drops data of ours when it is full; ``None`` where it does not.
+
+        For a check before a deployment.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        return None
+
     # -- coroutines --------------------------------------------------------------------
 
     async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:

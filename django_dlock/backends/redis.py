@@ -275,6 +275,24 @@ class RedisBackend(BaseLockBackend):
     def goodbye(self, process: str, *, deadline: float) -> None:
         self._run(scripts.GOODBYE, [self._beats], [process], deadline=deadline, name="")
 
+    def eviction_policy(self) -> str | None:
+        deadline = self.call_deadline()
+
+        def talk(connection: Any) -> Any:
+            # Not CONFIG GET, which hosted servers refuse.
+            connection.send_command("INFO", "memory")
+            return self._connections.read(connection, deadline)
+
+        try:
+            lines = _text(self._connections.call(talk, deadline=deadline)).splitlines()
+        except FAILURES as error:
+            self._unavailable(error)
+        memory = dict(line.split(":", 1) for line in lines if ":" in line)
+        policy = memory.get("maxmemory_policy", "noeviction")
+        # Every lock has a TTL, so that "volatile-..." takes locks, too.
+        limited = memory.get("maxmemory", "0") != "0"
+        return policy if limited and policy != "noeviction" else None
+
     # -- housekeeping ------------------------------------------------------------------
 
     def after_fork(self) -> None:
