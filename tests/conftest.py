@@ -6,6 +6,7 @@ missing one skips the tests that need it at home and fails them in CI, each fixt
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -58,6 +59,16 @@ def pytest_configure(config: pytest.Config) -> None:
     import django
 
     django.setup()
+
+
+def pytest_sessionfinish() -> None:
+    """Give leases back while the servers are there, and before the summary is printed."""
+    from django_dlock import watchdog
+
+    logger = logging.getLogger("django_dlock")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    watchdog.shutdown()
 
 
 def pytest_unconfigure() -> None:
