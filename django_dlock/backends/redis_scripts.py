@@ -146,7 +146,9 @@ local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'l
 local owner, till, kind, ttl, at, last, how = unpack(l, 1, 7)
 if owner ~= ARGV[2] then return last == ARGV[2] and how or 'refused' end
 if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
-local cool = tonumber(at or 0) + tonumber(ARGV[3])
+-- The clock may have stepped back since the grant: then from now, or the name would stay taken
+-- for as long as the step.
+local cool = math.min(tonumber(at or 0), now) + tonumber(ARGV[3])
 if cool > now then
   -- In this order for a server out of memory, see RENEW.
   redis.call('PEXPIRE', KEYS[1], text(cool - now + memory(ttl)))
