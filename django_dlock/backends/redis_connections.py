@@ -76,7 +76,8 @@ class RedisConnections:
         self._idle, self._late = collections.deque(), collections.deque()
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections, and those that came too late for their caller."""
+        self._late.clear()
         while (connection := self.idle()) is not None:
             connection.disconnect()
 

@@ -23,7 +23,7 @@ class FakeClock:
         """Let so many seconds pass."""
         self._now += seconds
 
-    def __enter__(self) -> FakeClock:  # noqa: PYI034 - Self is newer than Python 3.10
+    def __enter__(self) -> FakeClock:
         self._real = clock.now
         clock.now = self
         return self

@@ -64,14 +64,17 @@ class ContractTools:
     def wait(
         self, backend: BaseLockBackend, request: LeaseRequest, met: Contention
     ) -> Lease | None:
+        """Wait for what must come before the waiter's patience ends."""
         until = clock.now() + self.PATIENCE
-        return backend.wait(
+        handed_over = backend.wait(
             request,
             met,
             until=until,
             deadline=until + backend.command_timeout,
             interrupted=lambda: False,
         )
+        assert clock.now() < until, "nothing woke the waiter"
+        return handed_over
 
     def acquire_waiting(self, backend: BaseLockBackend, request: LeaseRequest) -> Lease:
         """Acquire as a patient caller does."""

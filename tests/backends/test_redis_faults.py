@@ -105,15 +105,25 @@ def test_a_sent_renewal_whose_reply_was_cut_off_is_repeated(proxy):
 
 
 def test_a_late_reply_never_answers_the_next_command(proxy):
-    backend = backend_for(proxy.url, command_timeout=0.2)
+    backend = backend_for(proxy.url, command_timeout=10.0)
     warm(backend)
     lease = grant(backend, request())
     proxy.delay = 0.5
+    # Patience of the caller, far shorter than that of the socket.
     with pytest.raises(BackendUnavailable):
-        backend.get("name")
+        backend.locked("name", deadline=clock.now() + 0.1)
     proxy.delay = 0.0
     assert release(backend, lease) == "released"
     assert backend.get("name") is None
+
+
+def test_g2_the_deadline_of_a_slow_answer_counts_from_the_request(proxy):
+    backend = backend_for(proxy.url, command_timeout=10.0)
+    warm(backend)
+    proxy.delay = 1.0
+    before = clock.now()
+    lease = grant(backend, request(ttl=10.0))
+    assert lease.deadline < before + 9.9 + 0.9
 
 
 def test_the_reply_lost_to_an_interrupt_never_answers_the_next_command(own_redis):
@@ -338,6 +348,11 @@ def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_re
     met = refuse(backend, waiting)
     waiter = threading.Thread(target=wait, args=(backend, waiting, met, 30.0))
     waiter.start()
+    stats = client(own_redis)
+    while stats.info("clients")["blocked_clients"] == 0:
+        pass
+    renew(backend, lease)  # Leaves an idle connection that the child must not use.
+    before = stats.info("stats")["total_connections_received"]
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -349,6 +364,7 @@ def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_re
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert stats.info("stats")["total_connections_received"] == before + 1
     assert waiter.is_alive()
     assert release(backend, lease) == "released"
     waiter.join(10)
