@@ -334,6 +334,23 @@ def test_every_option_of_a_command_is_in_the_reference(command: str) -> None:
     assert not_told({command, *(ours - djangos)}, "commands.md") == set()
 
 
+def files_by_guarantee() -> dict[str, set[str]]:
+    """Guarantee → files with tests that bear its number in their name, such as ``test_g5_``."""
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(r"def test_((?:g\d+_)+)", file.read_text()):
+            for number in re.findall(r"g(\d+)_", name):
+                found.setdefault(f"G{number}", set()).add(str(file.relative_to(ROOT)))
+    return found
+
+
+def test_the_table_of_guarantees_names_the_tests_of_each() -> None:
+    rows = re.findall(r"^\| (G\d+) .*\| ([^|]*) \|$", reference("guarantees.md"), re.MULTILINE)
+    told = {guarantee: set(re.findall(r"`([^`]+)`", tests)) for guarantee, tests in rows}
+    assert all(told.values())
+    assert told == files_by_guarantee()
+
+
 @pytest.mark.project
 def test_the_license_and_the_changelog_are_there() -> None:
     assert "BSD 3-Clause" in (ROOT / "LICENSE").read_text()
