@@ -1,0 +1,52 @@
+"""Lock aliases with short leases, for tests that wait for ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from django.test import override_settings
+
+from django_dlock import locks, watchdog
+from tests.proxy import SCRIPTS, Proxy
+
+TTL = 1.0
+TIMEOUT = 0.2
+"""Command timeout of the aliases."""
+LONG = 60.0
+"""A TTL that no test outlives: what ends before it did not end by itself."""
+
+Dlocks: TypeAlias = dict[str, dict[str, Any]]
+
+
+def alias(location: str, **entry: Any) -> dict[str, Any]:
+    """An entry of ``DLOCKS``."""
+    options = {"command_timeout": TIMEOUT, **entry.pop("OPTIONS", {})}
+    return {
+        "BACKEND": "django_dlock.backends.redis.RedisBackend",
+        "LOCATION": location,
+        "TTL": TTL,
+        "OPTIONS": options,
+        **entry,
+    }
+
+
+@contextmanager
+def configured(dlocks: Dlocks, **settings: Any) -> Iterator[None]:
+    """The settings for a while; backends are built anew, and what is held then is given back."""
+    with override_settings(DLOCKS=dlocks, **settings):
+        locks.reset()
+        try:
+            yield
+        finally:
+            watchdog.shutdown()
+            locks.reset()
+
+
+@contextmanager
+def another(proxy: Proxy, commands: int = 1) -> Iterator[None]:
+    """Ends once so many scripts more than at the beginning have passed the proxy."""
+    enough = proxy.count(*SCRIPTS) + commands
+    yield
+    proxy.wait_until(lambda proxy: proxy.count(*SCRIPTS) >= enough)

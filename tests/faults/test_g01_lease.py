@@ -1,0 +1,76 @@
+"""G1: while the holder runs and reaches the backend once per TTL, nobody else acquires."""
+
+from __future__ import annotations
+
+import redis
+
+from django_dlock import Lock, locks
+from testproject.servers import RedisServer
+from tests.faults.aliases import Dlocks, another
+from tests.faults.holder import Holder
+from tests.proxy import Proxy
+
+
+def stranger() -> Lock:
+    """A handle that is not the test's own thread, so that it meets the lock as others do."""
+    return Lock("it", bound=False)
+
+
+def test_g1_a_body_that_outlives_its_ttl_keeps_every_waiter_out(
+    through_proxy: Proxy, holder: Holder
+) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    holder.begin("waiter = Lock('it'); waiter.acquire(timeout=20); say(waiter.token)")
+    with another(through_proxy, commands=9):
+        pass
+    assert lock.held
+    token = lock.token or 0
+    assert not holder.answered
+    lock.release()
+    holder.answer()
+    [[entered]] = holder.said
+    assert entered > token
+
+
+def test_g1_connections_cut_again_and_again_lose_nothing(through_proxy: Proxy) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    for _ in range(8):
+        with another(through_proxy):
+            through_proxy.cut()
+        assert not stranger().acquire(blocking=False)
+    assert lock.held
+    lock.release()
+
+
+def test_g1_pauses_of_the_server_shorter_than_a_lease_lose_nothing(
+    own_redis: RedisServer, through_proxy: Proxy
+) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    for _ in range(4):
+        # Until a renewal is under way that is not answered.
+        with another(through_proxy):
+            own_redis.pause()
+        own_redis.resume()
+        assert not stranger().acquire(timeout=0.1)
+    assert lock.held
+    lock.release()
+    assert stranger().acquire(blocking=False)
+
+
+def test_g1_forgotten_scripts_and_killed_clients_lose_nothing(
+    own_redis: RedisServer, dlocks: Dlocks
+) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    with redis.Redis(port=own_redis.port) as admin:
+        for _ in range(8):
+            admin.script_flush()
+            admin.client_kill_filter(_type="normal", skipme=True)
+            assert not stranger().acquire(timeout=0.3)
+    assert lock.held
+    info = locks["default"].get("it")
+    assert info is not None
+    assert info.renewals >= 6

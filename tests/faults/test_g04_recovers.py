@@ -1,0 +1,99 @@
+"""G4: a dead holder's lock is free soon, and a living one's is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_dlock import Lock, clock, events, signals
+from tests.faults.aliases import LONG, TTL, Dlocks, alias
+from tests.faults.conftest import NewHolder
+from tests.faults.holder import Holder
+from tests.proxy import Proxy
+
+SLACK = 1.0
+"""Seconds for a busy machine."""
+
+HOLD = f"lock = Lock('it', ttl={LONG}); lock.acquire()"
+
+ELSEWHERE = """
+import dataclasses
+from django_dlock import process
+process._current = dataclasses.replace(process.current(), boot_id="of another machine")
+"""
+"""Makes a holder one of another machine, of which nothing can be proven from here."""
+
+
+def test_g4_a_killed_holders_lock_is_free_after_its_ttl(dlocks: Dlocks, holder: Holder) -> None:
+    holder.do(ELSEWHERE)
+    holder.do("lock = Lock('it'); lock.acquire()")
+    holder.kill()
+    killed_at = clock.now()
+    assert Lock("it").acquire(timeout=TTL + 1 + SLACK)
+    assert clock.now() - killed_at <= TTL + 1 + SLACK
+
+
+def test_g4_a_waiter_on_the_same_machine_follows_a_killed_holder_within_a_second(
+    proxy: Proxy, new_holder: NewHolder
+) -> None:
+    holder, waiter = new_holder(), new_holder(dlocks={"default": alias(proxy.url)})
+    holder.do(HOLD)
+    waiter.begin(f"waiter = Lock('it'); waiter.acquire(timeout={LONG})")
+    # It has met the living holder, and blocks.
+    proxy.wait_until(lambda proxy: bool(proxy.count("BLPOP")))
+    holder.kill()
+    waiter.answer(timeout=1 + SLACK)
+    assert waiter.do("waiter.held")
+
+
+@pytest.mark.parametrize("how", ["kill", "kill_unreaped"])
+def test_g4_a_newcomer_follows_a_dead_holder_at_once(
+    how: str, dlocks: Dlocks, holder: Holder
+) -> None:
+    told: list[str] = []
+
+    def hear(reason: str, **facts: object) -> None:
+        told.append(reason)
+
+    holder.do(HOLD)
+    getattr(holder, how)()
+    signals.broken.connect(hear)
+    try:
+        with Lock("it", wait=0):
+            pass
+        assert events.flush()
+    finally:
+        signals.broken.disconnect(hear)
+    assert told == ["holder_dead"]
+
+
+def test_g4_a_stopped_holder_is_not_dead(dlocks: Dlocks, holder: Holder) -> None:
+    holder.do(HOLD)
+    holder.pause()
+    assert not Lock("it").acquire(timeout=1.5)
+    holder.resume()
+    assert holder.do("lock.held")
+    holder.do("lock.release()")
+
+
+def test_g4_a_holder_elsewhere_is_not_declared_dead(dlocks: Dlocks, holder: Holder) -> None:
+    holder.do(ELSEWHERE)
+    holder.do(HOLD)
+    holder.kill()
+    assert not Lock("it").acquire(timeout=1.5)
+
+
+def test_g4_a_process_that_ends_in_order_leaves_nothing_behind(
+    dlocks: Dlocks, holder: Holder
+) -> None:
+    holder.do(HOLD)
+    assert holder.end() == 0
+    assert not Lock("it").locked()
+
+
+def test_g4_a_chain_of_dead_holders_blocks_nobody(dlocks: Dlocks, new_holder: NewHolder) -> None:
+    for _ in range(3):
+        holder = new_holder()
+        holder.do(HOLD)
+        assert holder.do("lock.held")
+        holder.kill()
+    assert Lock("it").acquire(blocking=False)

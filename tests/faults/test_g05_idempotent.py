@@ -1,0 +1,164 @@
+"""G5: a lost reply never orphans a lock, blocks its owner, or passes for a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from django_dlock import BackendUnavailable, LeaseLost, Lock, locks
+from testproject.servers import RedisServer
+from tests.faults.aliases import LONG, Dlocks, alias, configured
+from tests.faults.holder import Holder
+from tests.proxy import How, Proxy
+
+RETRIES: dict[str, Any] = {
+    "retry": Retry(ExponentialBackoff(base=0.01), 10),
+    "retry_on_timeout": True,
+    "retry_on_error": [redis.exceptions.ConnectionError, redis.exceptions.TimeoutError],
+}
+"""The client's own silent retries, as a project may have them for its cache."""
+
+CACHES: dict[str, dict[str, Any]] = {
+    "Django's cache": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+    },
+    "Django's cache with retries": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "OPTIONS": RETRIES,
+    },
+    "django-redis with retries": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "OPTIONS": {"CONNECTION_POOL_KWARGS": RETRIES},
+    },
+}
+
+
+@pytest.fixture(params=["a URL", *CACHES])
+def lossy(request: pytest.FixtureRequest, dlocks: Dlocks, proxy: Proxy) -> Iterator[Proxy]:
+    """The proxy through which ``default`` connects, in every way; ``direct`` does not."""
+    cache = CACHES.get(request.param)
+    entry = alias(proxy.url, TTL=LONG)
+    caches: dict[str, Any] = {}
+    if cache is not None:
+        entry["CACHE"] = "default"
+        del entry["LOCATION"]
+        caches = {"CACHES": {"default": {**cache, "LOCATION": proxy.url}}}
+    with configured({"default": entry, "direct": dlocks["default"]}, **caches):
+        # Connections and scripts are there: the next command is the one that matters.
+        with Lock("warm"):
+            pass
+        yield proxy
+
+
+def stranger() -> Lock:
+    return Lock("it", using="direct")
+
+
+def test_g5_an_acquire_whose_reply_was_lost_finds_its_own_grant(lossy: Proxy) -> None:
+    lock = Lock("it")
+    lossy.drop_replies()
+    assert lock.acquire(blocking=False)
+    assert lossy.replies_dropped == 1
+    lock.renew()
+    lock.release()
+    assert stranger().acquire(blocking=False)
+
+
+def test_g5_an_acquire_that_was_never_answered_is_taken_back(lossy: Proxy) -> None:
+    lock = Lock("it")
+    lossy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable):
+        lock.acquire(blocking=False)
+    assert (lock.state, lock.token) == ("free", None)
+    # The lease itself would last much longer.
+    assert stranger().acquire(timeout=LONG / 4)
+    assert lossy.replies_dropped == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_g5_a_release_whose_reply_was_lost_is_no_loss(lossy: Proxy, times: int) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    lossy.drop_replies(times)
+    if times == 1:
+        lock.release()
+    else:
+        # Cut off twice: nobody knows, which is not the same as lost.
+        with pytest.raises(BackendUnavailable):
+            lock.release()
+    assert lock.state == "free"
+    assert lock.lost_reason is None
+    assert stranger().acquire(timeout=LONG / 4)
+
+
+def test_g5_a_release_that_was_never_answered_is_repeated_in_the_background(
+    lossy: Proxy, own_redis: RedisServer
+) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    # Neither executed nor answered.
+    lossy.black_hole()
+    with pytest.raises(BackendUnavailable):
+        lock.release()
+    assert lock.state == "free"
+    lossy.heal()
+    assert stranger().acquire(timeout=LONG / 4)
+
+
+@pytest.mark.parametrize("how", ["close", "swallow"])
+def test_g5_a_renewal_whose_reply_was_lost_is_no_loss(lossy: Proxy, how: How) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    lossy.drop_replies(how=how)
+    if how == "close":
+        lock.renew()
+    else:
+        with pytest.raises(BackendUnavailable):
+            lock.renew()
+    assert lock.held
+    lock.renew()
+    assert lossy.replies_dropped == 1
+    lock.release()
+
+
+def test_g5_a_lost_reply_is_told_apart_from_a_broken_lease(lossy: Proxy) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    assert locks["direct"].break_("it", owner=lock.owner or "")
+    lossy.drop_replies()
+    with pytest.raises(LeaseLost) as caught:
+        lock.release()
+    assert caught.value.reason == "broken"
+
+
+def test_g5_a_lost_reply_is_told_apart_from_an_expired_lease(
+    lossy: Proxy, own_redis: RedisServer
+) -> None:
+    lock = Lock("it", ttl=0.3, renew=False)
+    lock.acquire()
+    assert stranger().acquire(timeout=5)
+    lossy.drop_replies()
+    with pytest.raises(LeaseLost) as caught:
+        lock.release()
+    assert caught.value.reason == "expired"
+    assert stranger().locked()
+
+
+def test_g5_an_attempt_that_a_paused_server_read_late_is_taken_back(
+    own_redis: RedisServer, dlocks: Dlocks, holder: Holder
+) -> None:
+    with configured({"default": {**dlocks["default"], "TTL": LONG}}):
+        with Lock("warm"):
+            pass
+        own_redis.pause()
+        lock = Lock("it")
+        with pytest.raises(BackendUnavailable):
+            lock.acquire(blocking=False)
+        # The server now executes what lies in its sockets, and what comes after it.
+        own_redis.resume()
+        assert holder.do(f"Lock('it').acquire(timeout={LONG / 4})")
