@@ -10,7 +10,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from . import conf
@@ -41,26 +41,23 @@ def check_settings(
     app_configs: Sequence[AppConfig] | None = None, **_: Any
 ) -> list[checks.CheckMessage]:
     """Errors in ``DLOCKS``, E001 to E007; E008 where a backend refuses its alias."""
-    problems = conf.problems()
     found: list[checks.CheckMessage] = [
         checks.Error(problem.message, hint=problem.hint, id=f"django_dlock.{problem.id}")
-        for problem in problems
+        for problem in conf.problems()
     ]
-    if problems:
-        return found
-    for alias in conf.aliases():
-        try:
-            # Makes the backend, which connects to nothing.
-            locks[alias]
-        except ImproperlyConfigured as error:
-            found.append(
-                checks.Error(
-                    str(error),
-                    hint="Name a backend that can be imported, and give it what it takes.",
-                    id="django_dlock.E008",
-                )
-            )
-    return found
+    return found or [error for alias in conf.aliases() for error in _refused(alias)]
+
+
+def _refused(alias: str) -> Iterator[checks.CheckMessage]:
+    try:
+        # Makes the backend, which connects to nothing.
+        locks[alias]
+    except ImproperlyConfigured as error:
+        yield checks.Error(
+            str(error),
+            hint="Name a backend that can be imported, and give it what it takes.",
+            id="django_dlock.E008",
+        )
 
 
 # -- locks beside a cache ------------------------------------------------------------------
@@ -99,37 +96,41 @@ def check_shared_caches(
 
 
 def _cure(options: AliasOptions, database: int) -> str:
-    """One line for the settings."""
+    """One line for the settings; repeats no value of theirs, which may be a password."""
+    if conf.configured() is not None:
+        place = f"DLOCKS[{options.alias!r}].setdefault('OPTIONS', {{}})"
+        return f"{place}.setdefault('connection_kwargs', {{}})['db'] = {database}"
     own = {"connection_kwargs": {"db": database}}
-    if conf.configured() is None:
-        entry = {"BACKEND": options.backend, "CACHE": options.cache, "OPTIONS": own}
-        return f"DLOCKS = {{{options.alias!r}: {entry!r}}}"
-    return f"DLOCKS[{options.alias!r}]['OPTIONS'] = { ({**options.options, **own})!r}"
+    entry = {"BACKEND": options.backend, "CACHE": options.cache, "OPTIONS": own}
+    return f"DLOCKS = {{{options.alias!r}: {entry!r}}}"
 
 
 def _place_of_locks(options: AliasOptions) -> Place | None:
-    kwargs = options.options.get("connection_kwargs")
-    own = kwargs if isinstance(kwargs, Mapping) else {}
     if options.cache is not None:
-        return _place_of_cache(settings.CACHES[options.cache], own)
-    return None if options.location is None else _place(options.location, own)
+        place = _place_of_cache(settings.CACHES[options.cache])
+    else:
+        place = None if options.location is None else _place(options.location, {})
+    own = options.options.get("connection_kwargs")
+    if place is None or not isinstance(own, Mapping) or "db" not in own:
+        return place
+    return place[0], str(own["db"])
 
 
-def _place_of_cache(cache: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Place | None:
+def _place_of_cache(cache: Mapping[str, Any]) -> Place | None:
     location = cache.get("LOCATION") or ""
     if isinstance(location, str):
         location = location.replace(";", ",").split(",")
-    # Writes, clear() among them, go to the first.
-    first = str(location[0]).strip() if location else ""
     options = cache.get("OPTIONS") or {}
-    kwargs = {**options, **options.get("CONNECTION_POOL_KWARGS", {}), **(own or {})}
-    return _place(first, kwargs) if first else None
+    # Writes, clear() among them, go to the first.
+    return _place(location[0].strip(), {**options, **options.get("CONNECTION_POOL_KWARGS", {})})
 
 
 def _place(url: str, kwargs: Mapping[str, Any]) -> Place | None:
-    """What a client would connect to; ``None`` where the address is no URL."""
+    """What a client connects to; ``None`` where the address is no URL.
+
+    As in redis-py, a database in the URL wins over the one in ``kwargs``.
+    """
     parts = urlsplit(url)
-    query = parse_qs(parts.query)
     if parts.scheme == "unix":
         server, path = parts.path, ""
     elif parts.scheme in ("redis", "rediss"):
@@ -138,8 +139,8 @@ def _place(url: str, kwargs: Mapping[str, Any]) -> Place | None:
         path = parts.path.strip("/")
     else:
         return None
-    database = kwargs.get("db") or query.get("db", [path])[0] or 0
-    return server, str(database)
+    query = parse_qs(parts.query).get("db", [path])[0]
+    return server, query or str(kwargs.get("db", 0))
 
 
 # -- what only matters in production -------------------------------------------------------
@@ -207,6 +208,8 @@ def check_migrations(
     """W005: migrations of ours are not applied."""
     found: list[checks.CheckMessage] = []
     for alias in databases or ():
+        if not router.allow_migrate(alias, "django_dlock"):
+            continue
         executor = MigrationExecutor(connections[alias])
         ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_dlock"]
         missing = [migration.name for migration, _ in executor.migration_plan(ours)]

@@ -1,0 +1,222 @@
+"""System checks: each id, and the silence of settings that are in order."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.core import checks as django_checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connection, connections
+from django.test import override_settings
+
+import django_dlock
+from django_dlock import checks, locks
+from testproject.servers import RedisServer
+
+REDIS = "django_dlock.backends.redis.RedisBackend"
+LOCAL = "django_dlock.backends.local.LocalBackend"
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+
+
+def ids(messages: list[django_checks.CheckMessage]) -> list[str]:
+    return [str(message.id).removeprefix("django_dlock.") for message in messages]
+
+
+def entry(location: str = "redis://h/0", **more: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": REDIS, "LOCATION": location, **more}}
+
+
+def cache(location: Any, backend: str = DJANGO, **options: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+
+
+def test_the_checks_are_part_of_manage_py_check() -> None:
+    with (
+        override_settings(DLOCKS={"default": {"BACKEND": 7}}),
+        pytest.raises(SystemCheckError) as refused,
+    ):
+        call_command("check")
+    assert "django_dlock.E004" in str(refused.value)
+
+
+def test_settings_in_order_are_met_with_silence() -> None:
+    found = checks.check_settings() + checks.check_shared_caches()
+    assert found == []
+
+
+def test_every_id_in_the_code_belongs_to_one_message() -> None:
+    root = Path(django_dlock.__file__).parent
+    places: dict[str, set[str]] = {}
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.fullmatch(r"django_dlock\.([EW]\d{3})", node.value)
+                if found:
+                    places.setdefault(found[1], set()).add(f"{file}:{node.lineno}")
+    assert {check_id for check_id, where in places.items() if len(where) > 1} == set()
+    assert {"E008", "W001", "W002", "W003", "W004", "W005"} <= set(places)
+
+
+# -- errors --------------------------------------------------------------------------------
+
+
+def test_a_problem_of_the_settings_is_an_error_with_its_hint() -> None:
+    with override_settings(DLOCKS=entry(TTLL=3)):
+        (error,) = checks.check_settings()
+    assert (error.id, error.level) == ("django_dlock.E003", django_checks.ERROR)
+    assert "'TTLL'" in error.msg
+    assert "'TTL'" in str(error.hint)
+
+
+def test_a_project_without_a_place_for_locks_is_told_so() -> None:
+    memory = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    with override_settings(DLOCKS=None, CACHES=memory):
+        (error,) = checks.check_settings()
+    assert error.id == "django_dlock.E002"
+    assert "not a Redis cache" in error.msg
+
+
+@pytest.mark.parametrize(
+    "dlocks",
+    [
+        {"default": {"BACKEND": "nowhere.Backend"}},
+        {"default": {"BACKEND": "django.http.HttpRequest"}},
+        entry(OPTIONS={"colour": "red"}),
+    ],
+)
+def test_e008_a_backend_that_cannot_be_made(dlocks: dict[str, Any]) -> None:
+    with override_settings(DLOCKS=dlocks):
+        assert ids(checks.check_settings()) == ["E008"]
+
+
+# -- W001 ----------------------------------------------------------------------------------
+
+SHARED = [
+    (entry("redis://h:6379/0"), cache("redis://h")),
+    (entry("redis://user:secret@localhost/2"), cache("redis://127.0.0.1:6379/2")),
+    (entry("rediss://h/1"), cache(["redis://h/1", "redis://replica/1"])),
+    (entry("redis://h/1"), cache("redis://h/1;redis://replica/1")),
+    (entry("redis://h?db=3"), cache("redis://h", db=3)),
+    (entry("redis://h/3"), cache("redis://h/3", db=4)),
+    (entry("unix:///run/redis.sock?db=1"), cache("unix:///run/redis.sock?db=1")),
+    (entry("redis://h/4"), cache("redis://h/4", DJANGO_REDIS)),
+    (entry("redis://h/4"), cache("redis://h", DJANGO_REDIS, CONNECTION_POOL_KWARGS={"db": 4})),
+    ({"default": {"BACKEND": REDIS, "CACHE": "default"}}, cache("redis://h/0")),
+    (None, cache("redis://h/0")),
+]
+
+APART = [
+    (entry("redis://h/0"), cache("redis://h/1")),
+    (entry("redis://h/0"), cache("redis://other/0")),
+    (entry("redis://h:6380/0"), cache("redis://h/0")),
+    (entry("unix:///run/redis.sock"), cache("unix:///run/other.sock")),
+    (entry(OPTIONS={"connection_kwargs": {"db": 5}}), cache("redis://h/0")),
+    (entry(), {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}),
+    ({"default": {"BACKEND": LOCAL}}, cache("redis://h/0")),
+]
+
+
+@pytest.mark.parametrize(("dlocks", "caches"), SHARED)
+def test_w001_locks_in_the_database_of_a_cache(dlocks: Any, caches: Any) -> None:
+    with override_settings(DLOCKS=dlocks, CACHES=caches):
+        (warning,) = checks.check_shared_caches()
+    assert warning.id == "django_dlock.W001"
+    assert "secret" not in f"{warning.msg}{warning.hint}"
+
+
+@pytest.mark.parametrize(("dlocks", "caches"), APART)
+def test_locks_and_caches_apart_are_in_order(dlocks: Any, caches: Any) -> None:
+    with override_settings(DLOCKS=dlocks, CACHES=caches):
+        assert checks.check_shared_caches() == []
+
+
+@pytest.mark.parametrize(("dlocks", "caches"), SHARED)
+def test_the_cure_of_w001_is_one_line_that_cures_it(dlocks: Any, caches: Any) -> None:
+    namespace = {"DLOCKS": copy.deepcopy(dlocks)}
+    with override_settings(DLOCKS=dlocks, CACHES=caches):
+        (warning,) = checks.check_shared_caches()
+    exec(str(warning.hint).partition(": ")[2], namespace)
+    with override_settings(DLOCKS=namespace["DLOCKS"], CACHES=caches):
+        assert checks.check_shared_caches() == []
+        assert checks.check_settings() == []
+
+
+def test_wrong_settings_are_told_once_and_not_by_every_check() -> None:
+    with override_settings(DLOCKS={"default": {"BACKEND": 7}}):
+        assert checks.check_shared_caches() == []
+        assert checks.check_deployment() == []
+
+
+# -- deployment ----------------------------------------------------------------------------
+
+
+def test_w002_locks_of_one_process() -> None:
+    with override_settings(DLOCKS={"default": {"BACKEND": LOCAL}}):
+        assert ids(checks.check_deployment()) == ["W002"]
+
+
+def test_w003_a_redis_that_evicts_when_it_is_full(own_redis: RedisServer) -> None:
+    client = redis.Redis.from_url(own_redis.url)
+    with override_settings(DLOCKS=entry(own_redis.url)):
+        assert checks.check_deployment() == []
+        client.config_set("maxmemory-policy", "volatile-ttl")
+        # Without a limit it is never full.
+        assert checks.check_deployment() == []
+        client.config_set("maxmemory", "100mb")
+        (warning,) = checks.check_deployment()
+        assert warning.id == "django_dlock.W003"
+        assert "'volatile-ttl'" in warning.msg
+        client.config_set("maxmemory-policy", "noeviction")
+        assert checks.check_deployment() == []
+
+
+def test_a_redis_that_does_not_answer_fails_no_check(own_redis: RedisServer) -> None:
+    own_redis.stop()
+    with override_settings(DLOCKS=entry(own_redis.url)):
+        assert checks.check_deployment() == []
+
+
+def test_w004_sqlite_with_deferred_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/x.sqlite3", "OPTIONS": {}}
+    with override_settings(DLOCKS=entry("redis://127.0.0.1:1/0")):
+        monkeypatch.setattr(connections, "settings", {"default": sqlite})
+        (warning,) = checks.check_deployment()
+        assert warning.id == "django_dlock.W004"
+        for cured in (
+            {**sqlite, "OPTIONS": {"transaction_mode": "immediate"}},
+            {**sqlite, "NAME": ":memory:"},
+            {**sqlite, "ENGINE": "django.db.backends.postgresql"},
+        ):
+            monkeypatch.setattr(connections, "settings", {"default": cured})
+            assert checks.check_deployment() == []
+
+
+@pytest.mark.django_db
+def test_w005_migrations_that_are_not_applied() -> None:
+    assert checks.check_migrations(databases=["default"]) == []
+    assert checks.check_migrations() == []
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'django_dlock'")
+    (warning,) = checks.check_migrations(databases=["default"])
+    assert warning.id == "django_dlock.W005"
+    assert "0001_initial" in warning.msg
+
+
+# -- the app -------------------------------------------------------------------------------
+
+
+def test_changed_settings_are_used_at_once() -> None:
+    before = locks["default"]
+    with override_settings(DLOCKS={"default": {"BACKEND": LOCAL}}):
+        assert type(locks["default"]).__name__ == "LocalBackend"
+    assert type(locks["default"]) is type(before)
+    assert locks["default"].options.location == settings.DLOCKS["default"]["LOCATION"]
