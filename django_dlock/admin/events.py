@@ -27,7 +27,7 @@ _LOOKS = {
 class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
     """What happened to locks: losses, take-overs, breaks, longest holds, long waits."""
 
-    list_display = ("when", "what", "name", "why", "held_for", "waited", "holder", "alias", "token")
+    list_display = ("when", "what", "name", "why", "duration", "holder", "alias", "token")
     list_filter = ("event", "alias", "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
@@ -48,20 +48,15 @@ class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
     def why(self, event: LockEvent) -> str:
         return event.reason.replace("_", " ")
 
-    @admin.display(description=_("held for"))
-    def held_for(self, event: LockEvent) -> str | None:
-        return _duration_in(event, "held_for")
-
-    @admin.display(description=_("waited"))
-    def waited(self, event: LockEvent) -> str | None:
-        return _duration_in(event, "waited")
+    @admin.display(description=_("duration"))
+    def duration(self, event: LockEvent) -> str | None:
+        for fact, text in (("held_for", _("held %s")), ("waited", _("waited %s"))):
+            seconds = event.detail.get(fact)
+            if isinstance(seconds, int | float):
+                return str(text) % duration(seconds)
+        return None
 
     @admin.display(description=_("holder"))
     def holder(self, event: LockEvent) -> str | None:
         facts = (event.detail.get(key) for key in ("task_name", "path", "host"))
         return next((str(fact) for fact in facts if fact), None)
-
-
-def _duration_in(event: LockEvent, fact: str) -> str | None:
-    seconds = event.detail.get(fact)
-    return duration(seconds) if isinstance(seconds, int | float) else None

@@ -40,8 +40,8 @@ class IdempotencyRecordAdmin(ReadOnlyAdmin[IdempotencyRecord]):
 
     list_display = (
         "key",
-        "scope",
         "state_badge",
+        "scope",
         "attempt",
         "deaths",
         "started_at",

@@ -263,7 +263,7 @@ def test_events_can_be_searched_and_filtered(admin_client):
     make_event("order:1", reason="expired", detail={"held_for": 90.5, "task_name": "shop.charge"})
     make_event("order:2", event="broken", reason="operator", user="grace")
     page = admin_client.get(EVENTS).content.decode()
-    for text in ("1m 30s", "shop.charge", "expired", "grace"):
+    for text in ("held 1m 30s", "shop.charge", "expired", "grace"):
         assert text in page
     for query, names in (
         ("?event__exact=broken", ["order:2"]),

@@ -18,7 +18,8 @@ from tests.faults.holder import Holder
 
 LIST = "/admin/django_dlock/heldlock/"
 
-pytestmark = pytest.mark.django_db
+# Not in a transaction: losses are written down by a thread with a connection of its own.
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
