@@ -125,7 +125,9 @@ class RedisServer:
     # -- life --------------------------------------------------------------------------
 
     def start(self) -> RedisServer:
-        """Start the process and wait until it answers."""
+        """Start the process, unless it runs, and wait until it answers."""
+        if self._process is not None:
+            return self
         binary = find_redis_server()
         if binary is None:
             raise ServerNotFound(

@@ -174,10 +174,13 @@ class Proxy:
             self.replies_dropped += 1
             self._changed.notify_all()
 
-    def _gone(self, pair: _Pair) -> None:
+    def _ended(self, pair: _Pair) -> bool:
+        """Note that one pump of the pair has ended; whether it was the last."""
         with self._changed:
+            pair._pumps -= 1
             self._pairs.discard(pair)
             self._changed.notify_all()
+            return pair._pumps == 0
 
 
 class _Pair:
@@ -187,6 +190,7 @@ class _Pair:
         self._proxy, self._client, self._server = proxy, client, server
         self._requests = _Requests()
         self._lose: How | None = None
+        self._pumps = 2
 
     def start(self) -> None:
         for pump in (self._upwards, self._downwards):
@@ -204,7 +208,9 @@ class _Pair:
             pass
         finally:
             self.close()
-            self._proxy._gone(self)
+            if self._proxy._ended(self):
+                self._client.close()
+                self._server.close()
 
     def _upwards(self) -> None:
         while data := self._client.recv(65536):
