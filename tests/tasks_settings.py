@@ -11,7 +11,12 @@ from tests.postgres import settings_for
 if url := os.environ.get("TASKS_POSTGRES"):
     DATABASES = {"default": settings_for(url)}
 
-DLOCKS["default"] |= {"TTL": float(os.environ.get("TASKS_TTL", "2")), "OPTIONS": {"command_timeout": 0.5}}
+DLOCKS["default"] |= {
+    "TTL": 1.5,
+    "OPTIONS": {"command_timeout": 0.5},
+    # A Redis apart from the broker's, where a test hurts the one and not the other.
+    "LOCATION": os.environ.get("TASKS_LOCKS") or os.environ["REDIS_URL"],
+}
 
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": float(os.environ.get("TASKS_VISIBILITY_TIMEOUT", "3600")),

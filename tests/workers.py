@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 from celery import Celery
 
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.lease import LeaseInfo
 from testproject.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,11 +45,18 @@ class Site:
     Args:
         directory: Where database, logs and the tests' own files are kept.
         postgres: URL of a database to use instead of a SQLite file.
+        locks: URL of another Redis for the locks.
         env: More environment, see ``tests/tasks_settings.py``.
     """
 
     def __init__(
-        self, redis: RedisServer, directory: Path, *, postgres: str | None = None, **env: str
+        self,
+        redis: RedisServer,
+        directory: Path,
+        *,
+        postgres: str | None = None,
+        locks: str | None = None,
+        **env: str,
     ) -> None:
         self.redis, self.directory, self.postgres = redis, directory, postgres
         self.env = {
@@ -56,13 +66,17 @@ class Site:
             "DLOCK_DB": str(directory / "db.sqlite3"),
             "DJANGO_SETTINGS_MODULE": "tests.tasks_settings",
             "TASKS_POSTGRES": postgres or "",
+            "TASKS_LOCKS": locks or "",
             "PYTHONPATH": str(ROOT),
             "CELERY_SKIP_CHECKS": "1",
         }
         self.app = Celery("client", broker=redis.url, backend=redis.url, set_as_current=False)
         self.workers: list[Worker] = []
+        self.locks = RedisBackend(
+            AliasOptions(alias="workers", backend="", location=locks or redis.url)
+        )
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> Site:  # noqa: PYI034 - Self is newer than Python 3.10
         self.directory.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             [sys.executable, "-m", "django", "migrate", "--verbosity=0", "--skip-checks"],
@@ -77,6 +91,7 @@ class Site:
         for worker in self.workers:
             worker.stop()
         self.app.close()
+        self.locks.close()
 
     def worker(self, pool: str = "prefork", concurrency: int = 2) -> Worker:
         """A started worker of the common queue and of one that is named after its pool."""
@@ -118,6 +133,16 @@ class Site:
             str(order),
         )[0]
 
+    def lease(self, order: int) -> LeaseInfo | None:
+        """Who holds an order's lock."""
+        return self.locks.get(f"order:{order}")
+
+    def break_lock(self, order: int) -> None:
+        """Take an order's lock away from its holder, as an operator does."""
+        lease = self.lease(order)
+        assert lease is not None
+        assert self.locks.break_(lease.name, owner=lease.owner, reason="operator")
+
 
 class Place:
     """The files of one test; see ``tests/tasks_app.py``."""
@@ -141,7 +166,7 @@ class Place:
 
     def wait(self, what: str, count: int = 1) -> list[str]:
         """The lines, once there are so many."""
-        eventually(lambda: len(self.lines(what)) >= count, why=f"{count} × {what}")
+        eventually(lambda: len(self.lines(what)) >= count, why=f"{count} of {what}")
         return self.lines(what)
 
 

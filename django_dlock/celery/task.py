@@ -10,6 +10,7 @@ from celery import Celery, Task
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import NotRegistered
 
+from ..exceptions import LockNotAcquired
 from ..lock_options import DEFAULT, Default, Seconds
 from .delivery import Delivery, Run
 from .options import TaskOptions
@@ -59,6 +60,8 @@ class LockedTask(_Base):
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
+    # Expected under contention; Celery then logs the failure without a traceback.
+    throws = (LockNotAcquired,)
 
     lock_key: Key | Default | None = DEFAULT
     lock_ttl: Seconds | None = None

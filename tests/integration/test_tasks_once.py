@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
 from django_dlock import AttemptsExhausted
+from django_dlock.lease import Lease, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
 from tests import postgres
 from tests.conftest import missing
@@ -85,29 +87,27 @@ def test_a_body_longer_than_its_ttl_keeps_others_out(site, place, order):
     first = site.send("charge", order, str(place), "go")
     place.wait(f"began-{order}")
     second = site.send("charge", order, str(place), "go")
-    key = f"order:{order}"
-    began = _token(site, key)
-    eventually(lambda: _renewals(site, key) > 4, why="renewed for longer than its TTL")
-    assert _token(site, key) == began
+    token = site.lease(order).token
+    # At three renewals per TTL.
+    eventually(lambda: site.lease(order).renewals > 4, why="renewed for longer than the TTL")
+    assert site.lease(order).token == token
     assert len(place.lines(f"began-{order}")) == 1
     place.open("go")
     assert (result(first), result(second)) == (1, 1)
     assert site.effects(order) == 1
 
 
-def _backend(site: Site):
-    from django_dlock.backends.base import AliasOptions
-    from django_dlock.backends.redis import RedisBackend
-
-    return RedisBackend(AliasOptions(alias="watch", backend="", location=site.redis.url))
-
-
-def _token(site: Site, key: str) -> int:
-    return _backend(site).get(key).token
-
-
-def _renewals(site: Site, key: str) -> int:
-    return _backend(site).get(key).renewals
+def test_g15_the_lock_is_released_only_after_the_commit(site, place, order):
+    """The next holder of the lock finds what the body wrote."""
+    site.send("charge", order, str(place), "go")
+    place.wait(f"began-{order}")
+    request = LeaseRequest(f"order:{order}", "test", 5)
+    place.open("go")
+    eventually(
+        lambda: isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
+    )
+    assert site.effects(order) == 1
+    site.locks.release(request.name, "test", min_hold=0, deadline=site.locks.call_deadline())
 
 
 def test_g12_g13_a_child_killed_in_the_middle_is_run_again_and_counts_once(site, place, order):
@@ -154,6 +154,15 @@ def test_g13_a_failed_run_leaves_no_effect_and_a_takeable_key(site, place, order
     assert site.record(order)[0] == "failed"
     assert result(site.send("ends", order, str(place), how)) == 2
     assert site.effects(order) == 1
+
+
+def test_g13_a_soft_limit_in_the_middle_rolls_back_and_fails(site, place, order):
+    sent = site.send("limited", order, str(place), queue="prefork")
+    with pytest.raises(SoftTimeLimitExceeded):
+        result(sent)
+    assert site.effects(order) == 0
+    assert site.record(order)[0] == "failed"
+    assert site.lease(order) is None
 
 
 def test_autoretry_passes_through_the_lock(site, place, order):

@@ -1,0 +1,192 @@
+"""Tasks on real workers whose locks, broker and database let them down."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult
+
+from django_dlock.lease import Lease, LeaseRequest
+from testproject.servers import RedisServer, ServerNotFound
+from tests import postgres
+from tests.conftest import missing
+from tests.workers import PATIENCE, Place, Site, eventually
+
+
+def result(found: AsyncResult) -> object:
+    return found.get(timeout=PATIENCE)
+
+
+def started() -> Iterator[RedisServer]:
+    try:
+        with RedisServer() as server:
+            yield server
+    except ServerNotFound as error:
+        missing(str(error))
+
+
+broker = pytest.fixture(scope="module", name="broker")(started)
+locks = pytest.fixture(scope="module", name="locks")(started)
+
+
+@pytest.fixture(scope="module")
+def site(
+    broker: RedisServer, locks: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """A prefork worker whose locks are on a Redis of their own."""
+    with Site(broker, tmp_path_factory.mktemp("faults"), locks=locks.url) as site:
+        site.worker("prefork")
+        yield site
+
+
+@pytest.fixture
+def place(site: Site) -> Place:
+    return site.place()
+
+
+def hold(site: Site, order: int) -> None:
+    """Hold an order's lock from outside."""
+    request = LeaseRequest(f"order:{order}", "test", 60)
+    assert isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
+
+
+def let_go(site: Site, order: int) -> None:
+    deadline = site.locks.call_deadline()
+    site.locks.release(f"order:{order}", "test", min_hold=0, deadline=deadline)
+
+
+def put_back(site: Site) -> int:
+    """How often a worker put a message back so far."""
+    return sum(worker.output.count("is put back") for worker in site.workers)
+
+
+def test_g12_a_body_whose_lock_is_broken_is_stopped_and_run_again(site, place):
+    sent = site.send("charge", 1, str(place), "never")
+    place.wait("began-1")
+    site.break_lock(1)
+    assert result(sent) == 2
+    assert len(place.lines("ended-1")) == site.effects(1) == 1
+    # Stopped in order, so nothing died.
+    assert site.record(1) == ("succeeded", 2, 0)
+
+
+def test_the_lock_alone_stops_a_body_that_lost_it_too(site, place):
+    sent = site.send("locked", 2, str(place), "never")
+    place.wait("began-2")
+    site.break_lock(2)
+    assert result(sent) == 2
+    assert len(place.lines("ended-2")) == 1
+
+
+def test_g12_a_redis_that_lost_everything_in_the_middle_doubles_nothing(site, place, locks):
+    sent = [site.send("charge", 3, str(place), "never") for _ in range(2)]
+    place.wait("began-3")
+    locks.restart()
+    assert [result(each) for each in sent] == [2, 2]
+    assert len(place.lines("ended-3")) == site.effects(3) == 1
+
+
+def test_g13_a_lock_backend_that_is_away_puts_tasks_back(site, place, locks):
+    before = put_back(site)
+    locks.kill()
+    sent = site.send("charge", 4, str(place))
+    eventually(lambda: put_back(site) > before)
+    assert sent.state == "RETRY"
+    locks.restart()
+    assert result(sent) == 1
+    assert site.effects(4) == 1
+
+
+def test_a_requeued_task_keeps_its_chain_link_and_chord(site, place):
+    hold(site, 5)
+    before = put_back(site)
+    task = "tests.tasks_app.locked"
+    collect = site.app.signature("tests.tasks_app.collect", (str(place), 5))
+    chained = chain(
+        site.app.signature(task, (5, str(place))).set(link=collect), collect
+    ).apply_async()
+    chorded = chord(group(site.app.signature(task, (5, str(place))) for _ in range(2)), collect)()
+    eventually(lambda: put_back(site) - before >= 3)
+    assert place.lines("began-5") == []
+    let_go(site, 5)
+    assert isinstance(result(chained), int)
+    assert sorted(result(chorded)) == [1, 1] or len(result(chorded)) == 2
+    # The link, the end of the chain, and the chord's body.
+    assert len(place.wait("collected-5", 3)) == 3
+    assert len(place.lines("began-5")) == 3
+
+
+def test_a_requeued_task_says_so_and_counts_no_retry(site, place):
+    hold(site, 6)
+    sent = site.send("retries", 6, str(place), retries=1)
+    eventually(lambda: sent.state == "RETRY")
+    assert type(sent.result).__name__ == "LockNotAcquired"
+    let_go(site, 6)
+    assert result(sent) == 2
+    assert place.lines("tried-6") == ["1", "2"]
+
+
+def test_g12_g13_a_worker_killed_with_all_its_children_loses_and_doubles_nothing(
+    broker, locks, tmp_path
+):
+    """Nobody is left to put the message back: the broker does, after its visibility timeout."""
+    with Site(broker, tmp_path, locks=locks.url, TASKS_VISIBILITY_TIMEOUT="2") as site:
+        place = site.place()
+        first = site.worker("solo", 1)
+        sent = site.send("charge", 7, str(place), "never", queue="solo")
+        place.wait("began-7")
+        first.kill()
+        site.worker("solo", 1)
+        assert result(sent) == 2
+        assert site.effects(7) == 1
+        assert site.record(7) == ("succeeded", 2, 0)
+
+
+def test_g12_a_body_longer_than_the_visibility_timeout_is_not_run_beside_itself(
+    broker, locks, tmp_path
+):
+    with Site(broker, tmp_path, locks=locks.url, TASKS_VISIBILITY_TIMEOUT="2") as site:
+        place = site.place()
+        site.worker("solo", 1)
+        sent = site.send("charge", 8, str(place), "go", queue="solo")
+        place.wait("began-8")
+        site.worker("solo", 1)
+        eventually(lambda: put_back(site) >= 1, why="the copy met the original")
+        place.open("go")
+        assert result(sent) == 1
+        eventually(lambda: broker_is_idle(site), why="the copies have ended")
+        assert len(place.lines("began-8")) == site.effects(8) == 1
+
+
+def broker_is_idle(site: Site) -> bool:
+    """No message waits, and none is unacknowledged."""
+    with site.app.connection_for_read() as connection:
+        client = connection.default_channel.client
+        return client.llen("solo") == client.hlen("unacked") == 0
+
+
+def test_g12_a_run_that_was_overtaken_rolls_back_and_learns_the_result(own_redis, tmp_path):
+    """With ``if_lost="finish"``: only the attempt keeps the late run from counting."""
+    try:
+        with postgres.database() as url, Site(own_redis, tmp_path, postgres=url) as site:
+            overtake(site)
+    except postgres.PostgresNotFound as error:
+        missing(str(error))
+
+
+def overtake(site: Site) -> None:
+    place = site.place()
+    site.worker("prefork")
+    slow = site.send("stubborn", 9, str(place), "go", task_id=str(uuid.uuid4()))
+    place.wait("began-9")
+    site.break_lock(9)
+    fast = site.send("stubborn", 9, str(place), "go")
+    assert result(fast) == 2
+    place.open("go")
+    assert result(slow) == 2
+    assert len(place.lines("ended-9")) == 2
+    assert site.effects(9) == 1
+    assert site.record(9) == ("succeeded", 2, 0)

@@ -1,0 +1,105 @@
+"""Stopping a body from another thread, and never anything but the body."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+
+import pytest
+
+from django_dlock.celery.abort import BodyGuard, LeaseAborted
+from django_dlock.exceptions import LeaseLost
+
+
+def interrupt(guard: BodyGuard) -> None:
+    guard.interrupt(None, "broken")
+
+
+def spin_until(stop: threading.Event) -> None:
+    """Bytecode, so that there is something to strike between."""
+    while not stop.wait(0.001):
+        pass
+
+
+def test_a_body_is_stopped_by_a_lease_lost():
+    guard = BodyGuard()
+    never = threading.Event()
+
+    def body() -> None:
+        interrupt(guard)
+        spin_until(never)
+
+    with pytest.raises(LeaseLost):
+        guard.run(body)
+    assert guard.struck
+    assert guard.reason == "broken"
+
+
+def test_a_body_that_swallows_the_exception_is_stopped_again():
+    guard = BodyGuard()
+    swallowed = []
+
+    def body() -> None:
+        while len(swallowed) < 3:
+            try:
+                if not swallowed:
+                    interrupt(guard)
+                spin_until(threading.Event())
+            except Exception as error:
+                swallowed.append(type(error))
+
+    guard.run(body)
+    assert swallowed == [LeaseAborted] * 3
+
+
+def test_a_loss_before_the_body_keeps_it_from_beginning():
+    guard = BodyGuard()
+    interrupt(guard)
+    with pytest.raises(LeaseAborted):
+        guard.run(pytest.fail)
+
+
+def test_a_loss_after_the_body_strikes_nobody():
+    guard = BodyGuard()
+    assert guard.run(lambda: "done") == "done"
+    guard._insist()
+    assert not guard.struck
+
+
+def test_nothing_strikes_once_the_body_has_ended():
+    """The loss comes while the body returns, again and again; what follows is never hit."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(300):
+            guard = BodyGuard()
+            ready = threading.Event()
+
+            def lose(guard: BodyGuard = guard, ready: threading.Event = ready) -> None:
+                ready.wait()
+                interrupt(guard)
+
+            loser = threading.Thread(target=lose)
+            loser.start()
+            try:
+                guard.run(ready.set)
+            except LeaseAborted:
+                pass
+            # Bookkeeping: any exception here fails the test.
+            loser.join()
+            sum(range(200))
+            assert guard._ended.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_the_own_exception_of_a_body_goes_through():
+    with pytest.raises(ZeroDivisionError):
+        BodyGuard().run(lambda: 1 // 0)
+
+
+def test_the_exception_survives_pickling_and_needs_no_argument():
+    error = pickle.loads(pickle.dumps(LeaseAborted()))
+    assert isinstance(error, LeaseLost)
+    assert "lease was lost" in str(error)

@@ -1,0 +1,228 @@
+"""Options of ``LockedTask``: what is refused when a task is registered."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+
+import pytest
+from celery import Celery
+from celery.exceptions import NotRegistered
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dlock import LockedTask
+from django_dlock.celery.checks import check_tasks
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery("options", broker="memory://", set_as_current=False)
+
+
+def body(order_id, full=False):
+    return order_id
+
+
+def task(app: Celery, function=body, **options):
+    options = {"name": f"t{next(numbers)}", "shared": False, **options}
+    return app.task(base=LockedTask, **options)(function)
+
+
+def key(made: LockedTask, *args, **kwargs) -> str:
+    return made.dlock_options.lock_key(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lock_key": "o:{order}"}, "order_id"),
+        ({"lock_key": ["order"]}, "order_id"),
+        ({"lock_key": 7}, "lock_key"),
+        ({"idempotency_key": "{order}"}, "order_id"),
+        ({"idempotency_key": "{order_id}", "idempotency_payload": ["x"]}, "idempotency_payload"),
+        ({"idempotency_key": "{order_id}", "idempotency_payload": "full"}, "list"),
+        ({"if_contended": "retry"}, "'requeue', 'wait', 'skip', 'fail'"),
+        ({"if_unavailable": "ignore"}, "'local'"),
+        ({"if_lost": "die"}, "'abort', 'finish'"),
+        ({"if_duplicate": "x"}, "'return'"),
+        ({"lock_ttl": "30"}, "lock_ttl"),
+        ({"lock_ttl": 0.05}, "lock_ttl"),
+        ({"lock_max_hold": -1}, "lock_max_hold"),
+        ({"contention_timeout": None}, "contention_timeout"),
+        ({"atomic": 1, "idempotency_key": "{order_id}"}, "True or False"),
+        ({"atomic": True}, "idempotency_key"),
+        ({"idempotency_scope": "s"}, "idempotency_key"),
+        ({"idempotency_key": "{order_id}", "idempotency_ttl": 0}, "idempotency_ttl"),
+        ({"idempotency_key": "{order_id}", "idempotency_using": "x"}, "DATABASES"),
+        ({"idempotency_key": "{order_id}", "max_attempts": 0}, "max_attempts"),
+        ({"idempotency_key": "{order_id}", "lock_key": None}, "no exclusion"),
+        ({"idempotency_key": "{order_id}", "acks_late": False}, "acks_late"),
+        (
+            {"idempotency_key": "{order_id}", "reject_on_worker_lost": False},
+            "reject_on_worker_lost",
+        ),
+        ({"lock_key": None, "lock_ttl": 30}, "no exclusion"),
+        ({"lock_across_retries": True}, "not support"),
+        ({"unique_until": "done"}, "not support"),
+        ({"unique_ttl": 60}, "not support"),
+        ({"lock_tll": 30}, "did you mean 'lock_ttl'"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(app, options, message):
+    made = task(app, **options)
+    with pytest.raises(ImproperlyConfigured, match=message) as caught:
+        made.name  # noqa: B018 - a proxy: this is when Celery makes the task
+    assert any(option in str(caught.value) for option in options)
+
+
+def test_the_name_of_the_task_is_in_the_message(app):
+    with pytest.raises(ImproperlyConfigured, match=r"shop\.charge"):
+        task(app, name="shop.charge", lock_key="{x}", lazy=False)
+
+
+def test_a_bound_task_knows_its_own_arguments_only(app):
+    def bound(self, order_id):
+        return order_id
+
+    made = task(app, bound, bind=True, lock_key="o:{order_id}")
+    assert key(made, 5) == "o:5"
+    with pytest.raises(ImproperlyConfigured, match="self"):
+        task(app, bound, bind=True, lock_key="o:{self}").name  # noqa: B018
+
+
+def test_a_class_based_task_is_read_alike(app):
+    class Import(LockedTask):
+        name = "import"
+        lock_key = "import:{account_id}"
+
+        def run(self, account_id, since=None):
+            return account_id
+
+    assert key(app.register_task(Import()), account_id=3) == "import:3"
+
+
+def test_a_class_based_task_without_a_name_has_a_key_of_its_own(app):
+    class Import(LockedTask):
+        def run(self, account_id):
+            return account_id
+
+    assert "Import" in key(app.register_task(Import()), 1)
+
+
+def test_a_class_based_task_with_a_wrong_option_is_refused(app):
+    class Import(LockedTask):
+        name = "import"
+        lock_key = "import:{acount_id}"
+
+        def run(self, account_id):
+            return account_id
+
+    with pytest.raises(ImproperlyConfigured, match="account_id"):
+        app.register_task(Import())
+
+
+def test_a_task_that_was_never_registered_cannot_be_sent(app):
+    class Import(LockedTask):
+        name = "never registered"
+        lock_key = "x"
+
+        def run(self):
+            return None
+
+    for send in (Import().delay, Import().apply_async):
+        with pytest.raises(NotRegistered, match="register_task"):
+            send()
+
+
+def test_the_default_key_is_per_task_and_typed(app):
+    one, other = task(app), task(app)
+    assert key(one, 1) == key(one, order_id=1) == key(one, 1, full=False)
+    assert len({key(one, 1), key(one, "1"), key(one, 2), key(one, 1, True), key(other, 1)}) == 5
+
+
+@pytest.mark.parametrize("value", [(1, 2), {"a": (1,)}, dt.date(2024, 2, 29), {1: "int key"}])
+def test_the_key_at_enqueue_equals_the_key_at_the_worker(app, value):
+    """The worker gets what the serializer made of the argument."""
+    from kombu import serialization
+
+    made = task(app)
+    content_type, encoding, data = serialization.dumps(value, "json")
+    received = serialization.loads(data, content_type, encoding, accept=[content_type])
+    assert key(made, value) == key(made, received)
+
+
+def test_the_idempotency_key_is_the_locks_key_too(app):
+    assert key(task(app, idempotency_key="{order_id}"), 42) == "42"
+    own = task(app, idempotency_key="{order_id}", lock_key="order:{order_id}")
+    assert key(own, 42) == "order:42"
+
+
+def test_a_scope_survives_a_renamed_task(app):
+    made = task(app, idempotency_key=["order_id"], idempotency_scope="charge")
+    again = task(app, idempotency_key=["order_id"], idempotency_scope="charge")
+    assert made.dlock_options.record.key((1,), {}) == again.dlock_options.record.key((1,), {})
+
+
+def test_a_task_without_a_lock_is_possible(app):
+    assert task(app, lock_key=None).dlock_options.lock_key is None
+
+
+def test_the_payload_may_be_some_arguments_or_none(app):
+    def fingerprint(**options):
+        made = task(app, idempotency_key="{order_id}", **options)
+        payload = made.dlock_options.record.payload
+        return payload((1,), {"full": True}), payload((1,), {"full": False})
+
+    assert len(set(fingerprint())) == 2
+    assert len(set(fingerprint(idempotency_payload=["order_id"]))) == 1
+    assert set(fingerprint(idempotency_payload=[])) == {""}
+
+
+# -- system checks -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked():
+    """An app that is current, as it is in a project."""
+    from celery import current_app
+
+    before = current_app._get_current_object()
+    made = Celery("checked", broker="redis://127.0.0.1:1/0")
+    made.set_current()
+    yield made
+    before.set_current()
+
+
+def ids(app: Celery, **options) -> list[str]:
+    task(app, lazy=False, **options)
+    return [warning.id for warning in check_tasks()]
+
+
+def test_a_task_as_it_should_be_raises_no_warning(checked):
+    assert ids(checked, idempotency_key="{order_id}", time_limit=60) == []
+
+
+@pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
+def test_turned_off_acknowledgement_is_a_warning(checked, option):
+    assert ids(checked, **{option: False}) == ["django_dlock.W101"]
+
+
+def test_a_task_that_comes_back_when_it_fails_is_a_warning(checked):
+    assert ids(checked, acks_on_failure_or_timeout=False) == ["django_dlock.W102"]
+
+
+def test_a_time_limit_beyond_the_visibility_timeout_is_a_warning(checked):
+    assert ids(checked, time_limit=7200) == ["django_dlock.W103"]
+    checked.conf.broker_transport_options = {"visibility_timeout": 10000}
+    assert check_tasks() == []
+
+
+def test_g14_retention_shorter_than_the_visibility_timeout_is_a_warning(checked):
+    assert ids(checked, idempotency_key="{order_id}", idempotency_ttl=3600) == ["django_dlock.W104"]
+
+
+def test_another_broker_has_no_visibility_timeout(checked):
+    checked.conf.broker_url = "amqp://"
+    assert ids(checked, time_limit=7200) == []
