@@ -14,21 +14,26 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 __all__ = ["open_since", "outermost", "run_after"]
 
 
-def _in_atomic() -> Iterator[BaseDatabaseWrapper]:
+def _in_atomic() -> Iterator[tuple[BaseDatabaseWrapper, object]]:
+    """The connections in a transaction of this thread, and their outermost blocks."""
     for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block:
-            yield connection
+        for block in connection.atomic_blocks:
+            # ``TestCase`` runs every test in a transaction that never ends while the test
+            # looks; like Django's ``durable``, we behave as if it were not there.
+            if not getattr(block, "_from_testcase", False):
+                yield connection, block
+                break
 
 
 def outermost() -> tuple[object, ...]:
     """The outermost ``atomic`` blocks that this thread is in, one per database."""
-    return tuple(connection.atomic_blocks[0] for connection in _in_atomic())
+    return tuple(block for _, block in _in_atomic())
 
 
 def open_since(blocks: tuple[object, ...]) -> str | None:
     """The database of the first of these blocks that is still open, or ``None``."""
-    for connection in _in_atomic():
-        if any(connection.atomic_blocks[0] is block for block in blocks):
+    for connection, outer in _in_atomic():
+        if any(outer is block for block in blocks):
             return connection.alias
     return None
 
@@ -39,7 +44,7 @@ def run_after(function: Callable[[], object]) -> bool:
     Returns:
         False where no transaction is open: nothing was arranged.
     """
-    for connection in _in_atomic():
+    for connection, _ in _in_atomic():
         _Hook(connection, function).arrange()
         return True
     return False
