@@ -76,7 +76,7 @@ class Site:
             AliasOptions(alias="workers", backend="", location=locks or redis.url)
         )
 
-    def __enter__(self) -> Site:  # noqa: PYI034 - Self is newer than Python 3.10
+    def __enter__(self) -> Site:
         self.directory.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             [sys.executable, "-m", "django", "migrate", "--verbosity=0", "--skip-checks"],
