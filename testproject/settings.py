@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 BASE_DIR = Path(__file__).resolve().parent
@@ -62,7 +63,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 TIME_ZONE = "UTC"
 
-DATABASES = {
+DATABASES: dict[str, Any] = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DLOCK_DB", BASE_DIR / "db.sqlite3"),
@@ -87,7 +88,7 @@ CACHES = {
     },
 }
 
-DLOCKS = {
+DLOCKS: dict[str, Any] = {
     "default": {
         "BACKEND": "django_dlock.backends.redis.RedisBackend",
         "LOCATION": REDIS_URL,

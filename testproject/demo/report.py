@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
 from .journal import Event
 
-__all__ = ["LOCKED", "PLAIN", "RECORD", "Span", "Tally", "overlaps", "spans", "table", "verdict"]
+__all__ = [
+    "COLUMNS",
+    "LOCKED",
+    "PLAIN",
+    "RECORD",
+    "TITLES",
+    "Span",
+    "Tally",
+    "overlaps",
+    "spans",
+    "table",
+    "takeovers",
+    "verdict",
+]
 
 PLAIN, LOCKED, RECORD = "plain", "locked", "record"
 TITLES = {PLAIN: "plain Celery", LOCKED: "lock alone", RECORD: "lock + record"}
+COLUMNS = tuple(TITLES)
+WIDTH = max(len(title) for title in TITLES.values())
 
 
 class Span(NamedTuple):
@@ -66,9 +82,12 @@ def takeovers(events: Collection[Event], found: Collection[Span]) -> list[float]
     kills = [event for event in events if event.kind == "killed"]
     return [
         min(
-            (span.start - kill.at for span in found if span.order == kill.order and
-             span.run != kill.run and span.start >= kill.at),
-            default=float("inf"),
+            (
+                span.start - kill.at
+                for span in found
+                if span.order == kill.order and span.run != kill.run and span.start >= kill.at
+            ),
+            default=math.inf,
         )
         for kill in kills
     ]
@@ -137,29 +156,29 @@ def verdict(tallies: Mapping[str, Tally], *, kills: int) -> list[str]:
     return failures
 
 
+def _longest(tally: Tally) -> str:
+    longest = max(tally.takeovers, default=math.inf)
+    return "none" if longest == math.inf else f"{longest:.1f} s"
+
+
+ROWS: tuple[tuple[str, Callable[[Tally], object]], ...] = (
+    ("orders", lambda tally: tally.orders),
+    ("deliveries", lambda tally: tally.deliveries),
+    ("bodies run", lambda tally: tally.bodies),
+    ("effects", lambda tally: tally.effects),
+    ("double effects", lambda tally: tally.doubles),
+    ("lost orders", lambda tally: tally.lost),
+    ("overlaps of bodies per key", lambda tally: tally.overlaps),
+    ("take-over after a kill", _longest),
+)
+
+
 def table(tallies: Mapping[str, Tally]) -> str:
     """The tallies as text of less than 80 columns."""
-    rows: list[tuple[str, list[str]]] = [
-        (name, [str(getattr(tallies[column], field)) for column in TITLES])
-        for name, field in (
-            ("orders", "orders"),
-            ("deliveries", "deliveries"),
-            ("bodies run", "bodies"),
-            ("effects", "effects"),
-            ("double effects", "doubles"),
-            ("lost orders", "lost"),
-            ("overlaps of bodies per key", "overlaps"),
-        )
-    ]
-    rows.append(("take-over after a kill", [_longest(tallies[column]) for column in TITLES]))
-    widths = [max(len(name) for name, _ in rows), *(max(len(t), 13) for t in TITLES.values())]
-    lines = [("", list(TITLES.values())), ("-" * widths[0], ["-" * w for w in widths[1:]]), *rows]
+    rows = [(name, [str(value(tallies[column])) for column in TITLES]) for name, value in ROWS]
+    names = max(len(name) for name, _ in rows)
+    rows = [("", list(TITLES.values())), ("-" * names, ["-" * WIDTH] * len(TITLES)), *rows]
     return "\n".join(
-        "  ".join([name.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))])
-        for name, cells in lines
+        "  ".join([name.ljust(names), *(cell.rjust(WIDTH) for cell in cells)])
+        for name, cells in rows
     )
-
-
-def _longest(tally: Tally) -> str:
-    longest = max(tally.takeovers, default=float("inf"))
-    return "none" if longest == float("inf") else f"{longest:.1f} s"

@@ -7,18 +7,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from django_dlock import clock
 
 from .broker import Broker
-from .journal import Event
-from .report import LOCKED, PLAIN, RECORD, Tally, table, verdict
+from .journal import Event, Kind
+from .report import COLUMNS, TITLES, Tally, table, verdict
 from .stage import Stage
 from .stream import Fault, Order, orders
 
 __all__ = ["Show", "run"]
 
-COLUMNS = (PLAIN, LOCKED, RECORD)
 KILLS: tuple[Fault, ...] = ("kill", "kill after the effect")
 
 TICK = 0.05
@@ -67,7 +67,7 @@ class Show:
     def play(self) -> bool:
         """The whole stream and its faults; whether all of it came to an end."""
         for index, order in enumerate(self.orders.values()):
-            self._later(index * PACE, lambda order=order: self._publish(order))
+            self._later(index * PACE, partial(self._publish, order))
         give_up = clock.now() + LONGEST
         quiet = 0
         # Twice in a row: a message that is being put back is nowhere to be seen for a moment
@@ -99,8 +99,9 @@ class Show:
 
     def _tick(self) -> None:
         time.sleep(TICK)
-        for event in self.stage.journal.new():
-            self.events.append(event)
+        news = self.stage.journal.new()
+        self.events += news
+        for event in news:
             self._react(event)
         now = clock.now()
         for item in [item for item in self._due if item[0] <= now]:
@@ -129,7 +130,7 @@ class Show:
             return
         if event.kind == "end":
             if event.first and order.later:
-                self._later(LATER, lambda: self._send(event.column, order))
+                self._later(LATER, partial(self._send, event.column, order))
             stopped = self._stopped.pop((event.column, event.order), None)
             if stopped is not None:
                 self._wake(stopped)
@@ -139,9 +140,11 @@ class Show:
     # -- the harm ------------------------------------------------------------------------
 
     def _harm(self, order: Order, event: Event) -> None:
+        if self._is_over(event):
+            return
         what = (order.fault, event.kind)
         if what == ("kill", "start"):
-            self._later(0.5, lambda: self._kill(event))
+            self._later(0.5, partial(self._kill, event))
         elif what == ("kill after the effect", "effect"):
             self._kill(event)
         elif what == ("stop", "start"):
@@ -151,32 +154,41 @@ class Show:
             if len(self._started_last) == len(COLUMNS):
                 self._later(0.5, self._pause_redis)
 
+    def _is_over(self, event: Event) -> bool:
+        """Whether the body has ended: its process may be in another one by now."""
+        return any(other.kind == "end" and other.run == event.run for other in self.events)
+
     def _kill(self, event: Event) -> None:
+        if self._is_over(event):
+            return
         # Noted before, so that it is never after the start of whoever takes over.
         self._note("killed", event)
         os.kill(event.pid, signal.SIGKILL)
-        self.say(f"{event.column}: killed a worker in the middle of order {event.order}")
+        self._tell(event, f"killed a worker in the middle of order {event.order}")
 
     def _stop(self, event: Event) -> None:
         os.kill(event.pid, signal.SIGSTOP)
         self._note("stopped", event)
         self._stopped[event.column, event.order] = event
-        self.say(f"{event.column}: stopped a worker in order {event.order}, beyond its lease")
+        self._tell(event, f"stopped a worker in order {event.order}, beyond its lease")
 
     def _wake(self, event: Event) -> None:
         # Only now that the other has ended: that a worker which wakes up runs beside its
         # successor until it looks is what no lock can prevent.
         self._note("woken", event)
         os.kill(event.pid, signal.SIGCONT)
-        self.say(f"{event.column}: woke it up after another finished order {event.order}")
+        self._tell(event, f"woke it up after another finished order {event.order}")
 
     def _pause_redis(self) -> None:
-        self.say(f"all: stopped Redis for {PAUSE:g} s in the middle of a body")
+        self.say(f"Redis: stopped for {PAUSE:g} s in the middle of slow bodies")
         self.stage.redis.pause()
         time.sleep(PAUSE)
         self.stage.redis.resume()
 
-    def _note(self, kind: str, event: Event) -> None:
+    def _tell(self, event: Event, text: str) -> None:
+        self.say(f"{TITLES[event.column]}: {text}")
+
+    def _note(self, kind: Kind, event: Event) -> None:
         noted = Event(kind, event.column, event.order, event.run, event.pid, True, clock.now())
         self.stage.journal.write(noted)
 

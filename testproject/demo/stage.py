@@ -18,8 +18,6 @@ from .journal import Journal
 __all__ = ["Stage"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE = 3.0
-"""Seconds that a process is given to end by itself."""
 
 
 class Stage:
@@ -54,7 +52,7 @@ class Stage:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def start_worker(self, queues: Sequence[str], name: str, *, children: int = 2) -> None:
+    def start_worker(self, queues: Sequence[str], name: str, *, children: int = 4) -> None:
         self.start(
             *("-m", "celery", "-A", "testproject", "worker", "--pool", "prefork"),
             *("--concurrency", str(children), "--queues", ",".join(queues)),
@@ -72,6 +70,8 @@ class Stage:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
+                # What they leave there when they are killed goes away with the stage.
+                env={**os.environ, "TMPDIR": str(self.directory)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -81,7 +81,7 @@ class Stage:
         # Ends the session when this process is killed and cleans nothing up: the pipe ends.
         self._sitters.append(
             subprocess.Popen(
-                ["sh", "-c", 'read -r line || kill -9 -- "-$0"', str(process.pid)],
+                ["sh", "-c", 'read -r line || kill -9 "-$0"', str(process.pid)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -96,26 +96,19 @@ class Stage:
 
     def logs(self, characters: int = 2000) -> str:
         """The end of every log that has something to tell."""
-        texts = {path.stem: path.read_text(errors="replace") for path in self.directory.glob("*.log")}
-        return "\n".join(f"--- {name}\n{text[-characters:]}" for name, text in texts.items() if text)
+        logs = sorted(self.directory.glob("*.log"))
+        texts = {log.stem: log.read_text(errors="replace")[-characters:] for log in logs}
+        return "\n".join(f"--- {name}\n{text}" for name, text in texts.items() if text)
 
     def _end_processes(self) -> None:
+        # By force: what they would end in order goes away with the stage. Also where one has
+        # ended already, for its children may have outlived it.
         for process in self._processes:
-            _signal_session(process, signal.SIGCONT)
-            process.terminate()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
-            # Also when it has ended in order: children may have outlived it.
-            _signal_session(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for sitter in self._sitters:
             sitter.communicate(b"\n")
-
-
-def _signal_session(process: subprocess.Popen[bytes], what: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, what)
 
 
 def _set_up_django() -> None:

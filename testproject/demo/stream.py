@@ -42,8 +42,8 @@ def orders() -> Iterator[Order]:
         yield Order(next(number), work=LONG, copies=2)
         yield Order(next(number), copies=2)
         yield Order(next(number), later=True)
-    yield Order(next(number), work=2.0, fault="kill")
-    yield Order(next(number), tail=2.0, fault="kill after the effect")
+    yield Order(next(number), work=2.0, copies=2, fault="kill")
+    yield Order(next(number), tail=2.0, copies=2, fault="kill after the effect")
     yield Order(next(number), work=1.0, fault="stop")
     for _ in range(4):
         yield Order(next(number), copies=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery import Task, shared_task
 
 from django_dlock import LockedTask
@@ -11,7 +13,7 @@ from .models import Effect
 __all__ = ["charge", "charge_locked", "charge_plain"]
 
 
-def _charge(task: Task, number: int) -> int:
+def _charge(task: Task[Any, Any], number: int) -> int:
     effect = Effect.objects.create(
         order_number=number, by=task.name, delivery=task.request.id or ""
     )
@@ -19,13 +21,13 @@ def _charge(task: Task, number: int) -> int:
 
 
 @shared_task(bind=True)
-def charge_plain(self: Task, number: int) -> int:
+def charge_plain(self: Task[Any, Any], number: int) -> int:
     """Not guarded: charges as often as it is delivered."""
     return _charge(self, number)
 
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{number}")
-def charge_locked(self: Task, number: int) -> int:
+def charge_locked(self: Task[Any, Any], number: int) -> int:
     """Never twice at once, but again for every delivery."""
     return _charge(self, number)
 
@@ -37,6 +39,6 @@ def charge_locked(self: Task, number: int) -> int:
     idempotency_key="{number}",
     atomic=True,
 )
-def charge(self: Task, number: int) -> int:
+def charge(self: Task[Any, Any], number: int) -> int:
     """Once per order, whatever queue, worker or Redis do."""
     return _charge(self, number)
