@@ -59,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     import django
 
     django.setup()
+    if steers:
+        # Else its workers would load the settings before they know of a server.
+        del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
 def pytest_sessionfinish() -> None:
