@@ -48,7 +48,10 @@ def _warnings(task: Any) -> Iterator[checks.CheckMessage]:
                 obj=task.name,
                 id="django_dlock.W101",
             )
-    if not (task.acks_on_failure and task.acks_on_timeout):
+    # Celery 5.5 has one option for both.
+    both = getattr(task, "acks_on_failure_or_timeout", None)
+    options = (getattr(task, name, both) for name in ("acks_on_failure", "acks_on_timeout"))
+    if any(option is False for option in options):
         yield checks.Warning(
             f"Task {task.name!r} is not acknowledged when it fails: it comes back for ever.",
             hint="Leave task_acks_on_failure_or_timeout as it is.",
