@@ -16,7 +16,7 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 
-from django_dlock import Lock, locked_view, locks
+from django_dlock import Lock, locked_view, locks, signals
 
 pytestmark = pytest.mark.urls(__name__)
 
@@ -124,17 +124,21 @@ async def test_a_stream_holds_the_lock_until_its_end_under_asgi(kind: str) -> No
     assert not held()
 
 
-def test_a_stream_is_sent_by_another_thread_than_the_one_that_acquired() -> None:
-    lost = threading.Event()
-    view = locked_view("stream", using="local", ttl=3, on_lost=lambda *_: lost.set())(
+def test_a_stream_is_renewed_after_the_thread_that_acquired_has_ended() -> None:
+    renewed = threading.Event()
+
+    def told(sender: object, **_: Any) -> None:
+        renewed.set()
+
+    signals.renewed.connect(told)
+    view = locked_view("stream", using="local", ttl=3)(
         lambda request: StreamingHttpResponse(chunks())
     )
     responses: list[StreamingHttpResponse] = []
     acquirer = threading.Thread(target=lambda: responses.append(view(RequestFactory().get("/"))))
     acquirer.start()
     acquirer.join()
-    # Longer than a renewal interval: the end of the thread that acquired would be noticed.
-    assert not lost.wait(1.5)
+    assert renewed.wait(20)
     assert body(responses[0]) == b"held held held "
     responses[0].close()
 
