@@ -193,7 +193,7 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
                 "E003", f"DLOCKS[{alias!r}] has the unknown key {key!r}.", f"Known: {list(_KEYS)}."
             )
     backend = read.text("BACKEND", None)
-    if backend is None:
+    if entry.get("BACKEND") is None:
         read.wrong("E004", f"{read.place('BACKEND')} is missing.", f"Set it, to {REDIS_BACKEND!r}.")
     cache, location = read.text("CACHE", None), read.text("LOCATION", None)
     if backend == REDIS_BACKEND and (cache is None) == (location is None):

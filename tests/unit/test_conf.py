@@ -1,0 +1,198 @@
+"""``DLOCKS``: what is read from it, what is wrong in it, and how that is told."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from typing import Any
+
+import pytest
+from django.core.cache.backends.redis import RedisCache
+from django.test import override_settings
+
+from django_dlock import Lock, conf, locks
+from django_dlock.exceptions import InvalidLockBackend
+
+REDIS = "django_dlock.backends.redis.RedisBackend"
+LOCAL = "django_dlock.backends.local.LocalBackend"
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+MEMORY = "django.core.cache.backends.locmem.LocMemCache"
+
+
+class OurCache(RedisCache):
+    """A project's own, over Django's."""
+
+
+def redis_cache(backend: str = DJANGO) -> dict[str, Any]:
+    return {"default": {"BACKEND": backend, "LOCATION": "redis://h/1"}}
+
+
+def read(**entry: Any) -> Any:
+    with override_settings(DLOCKS={"default": {"BACKEND": LOCAL, **entry}}):
+        return conf.alias_options("default")
+
+
+def problems(dlocks: Any, caches: Any = None) -> list[conf.Problem]:
+    with override_settings(DLOCKS=dlocks, CACHES=caches or redis_cache()):
+        return conf.problems()
+
+
+# -- what is read --------------------------------------------------------------------------
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    options = read()
+    assert (options.alias, options.backend, options.key_prefix) == ("default", LOCAL, "dlock")
+    assert (options.ttl, options.wait, options.max_hold) == (30.0, 10.0, 86400.0)
+    assert (options.command_timeout, dict(options.options)) == (1.0, {})
+
+
+def test_every_key_is_read() -> None:
+    options = read(
+        LOCATION="redis://h/1",
+        KEY_PREFIX="shop",
+        TTL=60,
+        WAIT=dt.timedelta(minutes=1),
+        MAX_HOLD=3600,
+        OPTIONS={"command_timeout": 0.5, "more": 1},
+    )
+    assert (options.location, options.key_prefix) == ("redis://h/1", "shop")
+    assert (options.ttl, options.wait, options.max_hold) == (60.0, 60.0, 3600.0)
+    # The rest is the backend's own.
+    assert (options.command_timeout, dict(options.options)) == (0.5, {"more": 1})
+
+
+@pytest.mark.parametrize(("wait", "read_as"), [(None, None), (0, 0.0)])
+def test_wait_may_be_for_ever_or_not_at_all(wait: Any, read_as: Any) -> None:
+    assert read(WAIT=wait).wait == read_as
+
+
+@pytest.mark.parametrize("backend", [DJANGO, DJANGO_REDIS, f"{__name__}.OurCache"])
+def test_without_dlocks_the_default_follows_a_redis_cache(backend: str) -> None:
+    with override_settings(DLOCKS=None, CACHES=redis_cache(backend)):
+        assert conf.aliases() == ["default"]
+        options = conf.alias_options("default")
+        assert conf.problems() == []
+    assert (options.backend, options.cache) == (REDIS, "default")
+
+
+def test_without_dlocks_and_a_redis_cache_there_is_no_place_and_no_silent_one() -> None:
+    with override_settings(DLOCKS=None, CACHES={"default": {"BACKEND": MEMORY}}):
+        with pytest.raises(InvalidLockBackend, match=r"not a Redis cache\. Set DLOCKS = "):
+            Lock("it")
+        with pytest.raises(InvalidLockBackend, match=r"'other'.* 'default' only"):
+            conf.alias_options("other")
+
+
+def test_aliases_are_those_of_dlocks() -> None:
+    with override_settings(DLOCKS={"a": {"BACKEND": LOCAL}, "b": {"BACKEND": LOCAL}}):
+        assert list(locks) == ["a", "b"]
+        with pytest.raises(InvalidLockBackend, match=r"'default' in DLOCKS.*\['a', 'b'\]"):
+            Lock("it")
+
+
+# -- what is wrong -------------------------------------------------------------------------
+
+WRONG = [
+    ("E001", ["default"], "must be a dict of aliases"),
+    ("E001", "redis://h/0", "must be a dict of aliases"),
+    ("E002", {"default": "redis://h/0"}, "must be a dict"),
+    ("E003", {"default": {"BACKEND": LOCAL, "TTLL": 3}}, "unknown key 'TTLL'"),
+    ("E003", {"default": {"BACKEND": LOCAL, "TIMEOUT": 3}}, "unknown key 'TIMEOUT'"),
+    ("E004", {"default": {}}, r"\['BACKEND'\] is missing"),
+    ("E004", {"default": {"BACKEND": 7}}, r"\['BACKEND'\] is 7"),
+    ("E004", {"default": {"BACKEND": LOCAL, "KEY_PREFIX": ""}}, r"\['KEY_PREFIX'\] is ''"),
+    ("E004", {"default": {"BACKEND": LOCAL, "LOCATION": 6379}}, r"\['LOCATION'\] is 6379"),
+    ("E004", {"default": {"BACKEND": LOCAL, "OPTIONS": []}}, r"\['OPTIONS'\] is \[\]"),
+    ("E005", {"default": {"BACKEND": LOCAL, "TTL": "30"}}, r"\['TTL'\] is '30'.*a number"),
+    ("E005", {"default": {"BACKEND": LOCAL, "TTL": True}}, r"\['TTL'\] is True"),
+    ("E005", {"default": {"BACKEND": LOCAL, "TTL": math.inf}}, r"\['TTL'\] is inf.*finite"),
+    ("E005", {"default": {"BACKEND": LOCAL, "WAIT": -1}}, r"\['WAIT'\] is -1.*at least 0"),
+    ("E005", {"default": {"BACKEND": LOCAL, "WAIT": math.nan}}, r"\['WAIT'\] is nan"),
+    ("E005", {"default": {"BACKEND": LOCAL, "MAX_HOLD": 0}}, r"\['MAX_HOLD'\] is 0"),
+    (
+        "E005",
+        {"default": {"BACKEND": LOCAL, "OPTIONS": {"command_timeout": 0}}},
+        r"\['command_timeout'\] is 0.*more than 0",
+    ),
+    ("E006", {"default": {"BACKEND": REDIS}}, "either 'CACHE' or 'LOCATION'"),
+    (
+        "E006",
+        {"default": {"BACKEND": REDIS, "CACHE": "default", "LOCATION": "redis://h/0"}},
+        "either 'CACHE' or 'LOCATION'",
+    ),
+    ("E006", {"default": {"BACKEND": REDIS, "CACHE": "locks"}}, "CACHES does not define"),
+    ("E007", {"default": {"BACKEND": LOCAL, "TTL": 2.9}}, "less than 3 times the command_timeout"),
+    (
+        "E007",
+        {"default": {"BACKEND": LOCAL, "OPTIONS": {"command_timeout": 11}}},
+        "less than 3 times the command_timeout of 11 s",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check_id", "dlocks", "message"), WRONG)
+def test_a_wrong_setting_is_told_by_a_check_and_raised_at_first_use(
+    check_id: str, dlocks: Any, message: str
+) -> None:
+    found = problems(dlocks)
+    assert [problem.id for problem in found] == [check_id]
+    assert found[0].hint
+    with (
+        override_settings(DLOCKS=dlocks, CACHES=redis_cache()),
+        pytest.raises(InvalidLockBackend, match=message),
+    ):
+        Lock("it")
+
+
+def test_a_cache_that_is_no_redis_is_told() -> None:
+    caches = {"default": {"BACKEND": MEMORY}}
+    (problem,) = problems({"default": {"BACKEND": REDIS, "CACHE": "default"}}, caches)
+    assert problem.id == "E006"
+    assert "not a Redis cache" in problem.message
+
+
+def test_a_cache_that_cannot_be_imported_is_no_redis() -> None:
+    assert not conf.is_redis_cache("nowhere.Cache")
+
+
+def test_everything_wrong_over_all_aliases_is_told_at_once() -> None:
+    found = problems({"a": {"BACKEND": LOCAL, "TTL": "x", "X": 1}, "b": 3, "c": {"BACKEND": LOCAL}})
+    assert sorted(problem.id for problem in found) == ["E002", "E003", "E005"]
+
+
+def test_one_wrong_alias_does_not_stop_the_others() -> None:
+    with override_settings(DLOCKS={"default": {"BACKEND": LOCAL}, "bad": {"BACKEND": 7}}):
+        with Lock("it"):
+            pass
+        with pytest.raises(InvalidLockBackend):
+            Lock("it", using="bad")
+
+
+# -- durations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(1, 1.0), (0.5, 0.5), (0, 0.0), (dt.timedelta(minutes=1), 60.0)]
+)
+def test_a_duration_is_a_number_of_seconds_or_a_timedelta(value: Any, number: float) -> None:
+    assert conf.seconds(value, what="it") == number
+
+
+@pytest.mark.parametrize("value", ["1", None, True, [1], 1j])
+def test_a_duration_of_another_type_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"it is .*seconds .* or a timedelta"):
+        conf.seconds(value, what="it")
+
+
+@pytest.mark.parametrize("value", [-1, -0.001, math.inf, math.nan, dt.timedelta(seconds=-1)])
+def test_a_duration_out_of_range_is_a_value_error(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"it is .* must be finite and at least 0 seconds"):
+        conf.seconds(value, what="it")
+
+
+def test_a_duration_may_have_to_be_more_than_its_minimum() -> None:
+    assert conf.seconds(0.1, what="it", above=True) == 0.1
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        conf.seconds(0, what="it", above=True)
