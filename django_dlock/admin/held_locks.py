@@ -11,7 +11,13 @@ from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseRedirect,
+)
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
@@ -42,7 +48,7 @@ __all__ = ["HeldLockAdmin"]
 _LOOKS = {"alive": "good", "silent": "warn", "dead": "bad", "unknown": "plain"}
 
 
-class _NotShown(Exception):
+class _NotShown(Http404):
     """The lock of this page is not held any more, or its alias does not answer."""
 
 

@@ -497,6 +497,7 @@ def test_nobody_adds_changes_or_deletes_a_held_lock(admin_client):
     assert admin_client.get(LIST + "add/").status_code == 403
     assert admin_client.post(page_of("a"), {}).status_code == 403
     assert admin_client.post(page_of("a", step="delete"), {"post": "yes"}).status_code == 403
+    assert admin_client.get(page_of("gone", step="delete")).status_code == 404
     assert locks["default"].get("a") is not None
 
 
