@@ -175,7 +175,7 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
 
     @admin.display(description=_("kind"), ordering="kind")
     def kind(self, row: HeldLock) -> Any:
-        return dict(KINDS)[row.info.kind]
+        return dict(KINDS).get(row.info.kind, row.info.kind)
 
     @admin.display(description=_("state"), ordering="holder_state")
     def holder_state(self, row: HeldLock) -> str:

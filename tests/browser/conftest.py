@@ -28,7 +28,10 @@ ARGUMENTS = (
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """One browser for all tests, with a profile of its own."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    try:
+        from selenium import webdriver
+    except ImportError:
+        missing("selenium is not installed")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if not (chromium and driver):
