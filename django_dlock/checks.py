@@ -11,7 +11,6 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
-from django.db.migrations.executor import MigrationExecutor
 
 from . import conf
 from .backends.base import AliasOptions, BaseLockBackend
@@ -206,6 +205,9 @@ def check_migrations(
     **_: Any,
 ) -> list[checks.CheckMessage]:
     """W005: migrations of ours are not applied."""
+    # Not needed by a process that only serves.
+    from django.db.migrations.executor import MigrationExecutor
+
     found: list[checks.CheckMessage] = []
     for alias in databases or ():
         if not router.allow_migrate(alias, "django_dlock"):

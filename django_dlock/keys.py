@@ -157,10 +157,12 @@ def _sha(text: str) -> str:
 
 
 def _fit(key: str) -> str:
-    if len(key) <= MAX_KEY:
+    """The key as a lock's name: one that is too long or cannot be a name ends in a digest."""
+    name = _REFUSED.sub("?", key)
+    if name == key and len(key) <= MAX_KEY:
         return key
     digest = _sha(key)
-    return f"{key[: MAX_KEY - len(digest) - 1]}~{digest}"
+    return f"{name[: MAX_KEY - len(digest) - 1]}~{digest}"
 
 
 class _Arguments:

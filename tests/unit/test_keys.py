@@ -193,6 +193,13 @@ def test_a_long_key_ends_in_a_digest() -> None:
     assert len(key_of(lambda *_: longer, 1)) == MAX_KEY
 
 
+@pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\ud800b"])
+def test_a_value_from_outside_that_cannot_be_in_a_name_ends_in_a_digest(value: str) -> None:
+    name = key_of("order:{account_id}", value)
+    assert check_name(name).startswith("order:a?b~")
+    assert name != key_of("order:{account_id}", "a\tb")
+
+
 # -- digests -------------------------------------------------------------------------------
 
 

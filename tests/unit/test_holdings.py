@@ -1,0 +1,50 @@
+"""Handing a hold over from its thread to its handle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from django_dlock import AlreadyHeld, Lock, LockNotAcquired, locks
+
+
+@pytest.fixture(autouse=True)
+def _fresh_local() -> Iterator[None]:
+    locks.reset()
+    yield
+    assert not local().locked()
+
+
+def local(**options: bool) -> Lock:
+    return Lock("it", using="local", wait=0, **options)  # type: ignore[arg-type]
+
+
+def test_after_handing_over_the_thread_is_as_any_other() -> None:
+    lock = local()
+    assert lock.acquire()
+    with pytest.raises(AlreadyHeld):
+        Lock("it", using="local").acquire(timeout=1)
+    lock.hand_over()
+    with pytest.raises(LockNotAcquired), local():
+        pass
+    assert lock.held
+    thread = threading.Thread(target=lock.release)
+    thread.start()
+    thread.join()
+    assert lock.state == "free"
+
+
+def test_handing_over_what_is_not_held_does_nothing() -> None:
+    lock = local()
+    lock.hand_over()
+    assert lock.state == "free"
+
+
+def test_what_reentrant_handles_share_stays_with_their_thread() -> None:
+    outer, inner = local(reentrant=True), local(reentrant=True)
+    with outer, inner:
+        inner.hand_over()
+        with local(reentrant=True) as third:
+            assert third.token == outer.token == inner.token
