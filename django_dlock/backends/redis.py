@@ -20,6 +20,7 @@ from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos, PendingRenew
 from .describe import holder_state, json_object, process_from_json
 from .redis_connections import CUT, FAILURES, RedisConnections
 from .redis_parameters import connection_maker
+from .redis_renewal import SentRenewal, fates_of, text
 from .redis_scripts import Script
 
 __all__ = ["RedisBackend"]
@@ -105,7 +106,7 @@ class RedisBackend(BaseLockBackend):
                 # lives, and a late "yes" must not pass for a fresh one.
                 deadline=sent_at + request.ttl * (1 - clock.DRIFT),
             )
-        _, holder, kind, remaining, process_json, now = (_text(field) for field in answer)
+        _, holder, kind, remaining, process_json, now = (text(field) for field in answer)
         return Contention(
             owner=holder,
             kind=cast(Kind, kind),
@@ -161,7 +162,7 @@ class RedisBackend(BaseLockBackend):
                 deadline=deadline,
                 name="",
             )
-            fates += _fates(answer)
+            fates += fates_of(answer)
         return fates
 
     def start_renew(
@@ -184,7 +185,7 @@ class RedisBackend(BaseLockBackend):
         except BaseException:
             connection.disconnect()
             raise
-        return _SentRenewal(self._connections, connection, deadline, on_a_thread, self._unavailable)
+        return SentRenewal(self._connections, connection, deadline, on_a_thread, self._unavailable)
 
     def _renew_keys(self, renewals: Sequence[Renewal]) -> Strings:
         return [self._beats, self._index, *(self._locks + renewal.name for renewal in renewals)]
@@ -203,7 +204,7 @@ class RedisBackend(BaseLockBackend):
             deadline=deadline,
             name=name,
         )
-        return cast(Fate, _text(answer))
+        return cast(Fate, text(answer))
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
         self._run(
@@ -248,7 +249,7 @@ class RedisBackend(BaseLockBackend):
                 [self._index, self._beats],
                 [self._locks, self._waiters, cursor, rank, skip, wanted, order, prefix, contains],
             )
-            cursor, skip = _text(answer[0]), int(answer[1])
+            cursor, skip = text(answer[0]), int(answer[1])
             infos += map(self._info, answer[2:])
             if not cursor:
                 break
@@ -260,7 +261,7 @@ class RedisBackend(BaseLockBackend):
             answer = self._ask(
                 scripts.COUNT, [self._index], [self._locks, cursor, prefix, contains]
             )
-            cursor = _text(answer[0])
+            cursor = text(answer[0])
             found += int(answer[1])
             if not cursor:
                 return found
@@ -270,7 +271,7 @@ class RedisBackend(BaseLockBackend):
 
     def last_end(self, name: str) -> tuple[str, Fate] | None:
         answer = self._ask(scripts.LAST_END, [self._locks + name], [], name=name)
-        return (_text(answer[0]), cast(Fate, _text(answer[1]))) if answer else None
+        return (text(answer[0]), cast(Fate, text(answer[1]))) if answer else None
 
     def goodbye(self, process: str, *, deadline: float) -> None:
         self._run(scripts.GOODBYE, [self._beats], [process], deadline=deadline, name="")
@@ -284,7 +285,7 @@ class RedisBackend(BaseLockBackend):
             return self._connections.read(connection, deadline)
 
         try:
-            lines = _text(self._connections.call(talk, deadline=deadline)).splitlines()
+            lines = text(self._connections.call(talk, deadline=deadline)).splitlines()
         except FAILURES as error:
             self._unavailable(error)
         memory = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -342,7 +343,7 @@ class RedisBackend(BaseLockBackend):
         raise BackendUnavailable(f"Redis gave no answer: {error}", name, self.alias) from error
 
     def _info(self, row: Sequence[Any]) -> LeaseInfo:
-        name, owner, kind, token, at, renewals, process_json, metadata, ttl = map(_text, row[:9])
+        name, owner, kind, token, at, renewals, process_json, metadata, ttl = map(text, row[:9])
         waiting, unheard, goodbye, now = (int(field) for field in row[9:])
         process = process_from_json(process_json)
         return LeaseInfo(
@@ -367,61 +368,3 @@ class RedisBackend(BaseLockBackend):
 
 class _Interrupted(Exception):
     """The waiter is told to stop; its connection still owes a reply and is dropped."""
-
-
-class _SentRenewal:
-    """A renewal that is on its way on a connection of ours; a thread repeats it if that breaks."""
-
-    def __init__(
-        self,
-        connections: RedisConnections,
-        connection: Any,
-        deadline: float,
-        repeat: Callable[[], PendingRenewal],
-        unavailable: Callable[[BaseException], NoReturn],
-    ) -> None:
-        self._connections, self._connection, self._deadline = connections, connection, deadline
-        self._repeat, self._unavailable = repeat, unavailable
-        self._repeated: PendingRenewal | None = None
-
-    def wait(self, timeout: float) -> bool:
-        if self._repeated is not None:
-            return self._repeated.wait(timeout)
-        try:
-            return bool(self._connection.can_read(timeout=timeout))
-        except FAILURES:
-            # ``result`` meets the same break.
-            return True
-
-    def result(self) -> Fates:
-        if self._repeated is None:
-            try:
-                answer = self._connections.read(self._connection, self._deadline)
-            except (*CUT, errors.NoScriptError):
-                self._connection.disconnect()
-                self._repeated = self._repeat()
-            except FAILURES as error:
-                self._connection.disconnect()
-                self._unavailable(error)
-            except BaseException:
-                self._connection.disconnect()
-                raise
-            else:
-                self._connections.give_back(self._connection)
-                return _fates(answer)
-        return self._repeated.result()
-
-    def abandon(self) -> None:
-        if self._repeated is None:
-            self._connection.disconnect()
-        else:
-            self._repeated.abandon()
-
-
-def _text(field: Any) -> str:
-    # A stranger's bytes in a name must not keep the operator from seeing the other names.
-    return field.decode("utf-8", "replace") if isinstance(field, bytes) else str(field)
-
-
-def _fates(answer: Any) -> Fates:
-    return [cast(Fate, scripts.FATES[letter]) for letter in _text(answer)]

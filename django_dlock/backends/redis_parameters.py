@@ -9,6 +9,7 @@ from django.core.cache.backends.redis import RedisCache
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
+from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -55,21 +56,30 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
     try:
         extra = _mapping(options, "connection_kwargs")
         pool = _location_pool(options, timeout) if cache is None else _cache_pool(cache, timeout)
-    except (ImportError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        connection_class = pool.connection_class
+        kwargs = _ours(pool.connection_kwargs)
+        # Replies as RESP2 gives them: nothing that the server pushes comes in between.
+        kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
+        kwargs.update(_bounded(timeout))
+
+        def make(_keep_alive: ConnectionPool = pool) -> Any:
+            # A Sentinel's connection knows its pool by a weak reference only.
+            return connection_class(**kwargs)
+
+        # Never connected: what its class refuses is told here and not by a first acquire.
+        make()
+    except (
+        ImportError,
+        LookupError,
+        NotImplementedError,
+        RedisError,
+        TypeError,
+        ValueError,
+    ) as error:
         source = "CACHE" if cache is not None else "LOCATION"
         raise InvalidLockBackend(
             f"{place}: cannot connect by its {source!r} and 'OPTIONS': {error}"
         ) from error
-    connection_class = pool.connection_class
-    kwargs = _ours(pool.connection_kwargs)
-    # Replies as RESP2 gives them: nothing that the server pushes comes in between.
-    kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
-    kwargs.update(_bounded(timeout))
-
-    def make(_keep_alive: ConnectionPool = pool) -> Any:
-        # A Sentinel's connection knows its pool by a weak reference only.
-        return connection_class(**kwargs)
-
     return make
 
 

@@ -211,6 +211,7 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
         ("http://h/0", {}, "must specify one of the following schemes"),
         ("redis://h:port/0", {}, "LOCATION"),
         ("redis://h/0", {"connection_kwargs": ["a"]}, "connection_kwargs.*must be a dict"),
+        ("redis://h/0", {"connection_kwargs": {"sock_timeout": 1}}, "sock_timeout"),
         ("redis:///0", {"sentinels": [("h", 1)]}, "service_name"),
         ("redis://h/0", {"sentinels": [1]}, "LOCATION"),
     ],

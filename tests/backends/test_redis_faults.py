@@ -104,6 +104,22 @@ def test_a_sent_renewal_whose_reply_was_cut_off_is_repeated(proxy):
     assert proxy.replies_dropped == 1
 
 
+def test_g6_a_sent_renewal_that_breaks_and_then_hangs_blocks_nobody(proxy):
+    backend = backend_for(proxy.url, command_timeout=2.0)
+    warm(backend)
+    lease = grant(backend, request())
+    proxy.drop_replies(how="swallow")
+    pending = backend.start_renew([lease], process=current().id, deadline=backend.call_deadline())
+    proxy.wait_until(lambda p: p.replies_dropped == 1)
+    proxy.black_hole()
+    proxy.cut()
+    # The break is seen at once; its repetition hangs on another thread.
+    assert not pending.wait(0.2)
+    assert not pending.wait(0.2)
+    with pytest.raises(BackendUnavailable):
+        pending.result()
+
+
 def test_a_late_reply_never_answers_the_next_command(proxy):
     backend = backend_for(proxy.url, command_timeout=10.0)
     warm(backend)
