@@ -175,6 +175,17 @@ def test_the_readme_charges_an_order_once(read: Read) -> None:
     assert page["Effect"].objects.filter(order_number=42).count() == 1
 
 
+def test_the_readme_shows_the_table_of_the_demonstration() -> None:
+    from testproject.demo.report import ROWS, TITLES
+
+    table = re.search(
+        r"^\| \|(.*)\|\n\| --- .*\n((?:\|.*\n)+)", (ROOT / "README.md").read_text(), re.M
+    )
+    assert table
+    assert [cell.strip() for cell in table[1].split("|")] == list(TITLES.values())
+    assert re.findall(r"^\| ([^|]+) \|", table[2], re.M) == [name for name, _value in ROWS]
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/guard-view.md"])
 def test_the_view_refuses_the_second_click(page: str, read: Read) -> None:
     checkout = read(page)["checkout"]
