@@ -179,11 +179,11 @@ def test_the_readme_shows_the_table_of_the_demonstration() -> None:
     from testproject.demo.report import ROWS, TITLES
 
     table = re.search(
-        r"^\| \|(.*)\|\n\| --- .*\n((?:\|.*\n)+)", (ROOT / "README.md").read_text(), re.M
+        r"^\| \|(.*)\|\n\| --- .*\n((?:\|.*\n)+)", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     assert table
     assert [cell.strip() for cell in table[1].split("|")] == list(TITLES.values())
-    assert re.findall(r"^\| ([^|]+) \|", table[2], re.M) == [name for name, _value in ROWS]
+    assert re.findall(r"^\| ([^|]+) \|", table[2], re.MULTILINE) == [name for name, _value in ROWS]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/guard-view.md"])
