@@ -8,6 +8,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from testproject.servers import ServerNotFound
+
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
@@ -31,6 +33,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130
+    except ServerNotFound as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from .broker import Broker
 from .journal import Event, Kind
 from .report import COLUMNS, TITLES, Tally, table, verdict
 from .stage import Stage
-from .stream import Fault, Order, orders
+from .stream import LONG, Fault, Order, orders
 
 __all__ = ["Show", "run"]
 
@@ -28,8 +29,11 @@ LATER = 0.5
 """Seconds from the first end of an order's body to its late duplicate."""
 PAUSE = 1.0
 """Seconds for which Redis is stopped: less than is left of a lease when a renewal is due."""
+QUIET = 1.0
+"""Seconds without a message after which all is over. For a moment, a message that a worker took
+from its queue is neither there nor with the worker yet."""
 LONGEST = 45.0
-"""Seconds after which the stream is given up."""
+"""Seconds after which the workers, or the stream, are given up."""
 
 
 class Show:
@@ -49,35 +53,33 @@ class Show:
         _clear_line()
         print(f"{clock.now() - self.began:5.1f} s  {text}", flush=True)
 
+    def close(self) -> None:
+        self.broker.close()
+
     # -- the parts -----------------------------------------------------------------------
 
-    def wait_for_workers(self, count: int, patience: float = 30.0) -> None:
-        """Until so many are ready.
-
-        Raises:
-            RuntimeError: One ended before, or they take too long.
-        """
-        deadline = clock.now() + patience
+    def wait_for_workers(self, count: int) -> bool:
+        """Until so many are ready; false where one ended before, or it takes too long."""
+        give_up = clock.now() + LONGEST
         while sum(event.kind == "ready" for event in self.events) < count:
-            if self.stage.dead() or clock.now() > deadline:
-                raise RuntimeError("the workers did not start")
+            if self.stage.dead() or clock.now() > give_up:
+                return False
             time.sleep(TICK)
             self.events += self.stage.journal.new()
+        return True
 
     def play(self) -> bool:
         """The whole stream and its faults; whether all of it came to an end."""
         for index, order in enumerate(self.orders.values()):
             self._later(index * PACE, partial(self._publish, order))
         give_up = clock.now() + LONGEST
-        quiet = 0
-        # Twice in a row: a message that is being put back is nowhere to be seen for a moment
-        # only if its count and that of the queues are not taken at once.
-        while quiet < 2:
+        busy = clock.now()
+        while clock.now() < busy + QUIET:
             if clock.now() > give_up or self.stage.dead():
                 return False
             self._tick()
-            idle = not self._due and not self._stopped and self.broker.is_empty()
-            quiet = quiet + 1 if idle else 0
+            if self._due or self._stopped or not self.broker.is_empty():
+                busy = clock.now()
         return True
 
     def tallies(self) -> dict[str, Tally]:
@@ -207,29 +209,16 @@ def _clear_line() -> None:
 
 def run() -> int:
     """The demonstration from beginning to end; its exit code."""
-    print("Three ways to guard one stream of orders: what plain Celery, a lock, and a lock with")
-    print("an idempotency record make of duplicates, slow bodies, killed workers and a stopped")
-    print("Redis. A lease lives for 3 s, Redis redelivers after 4 s, a slow body takes 6 s.\n")
-    with Stage() as stage:
-        show = Show(stage)
+    print("One stream of orders for three guards. It brings duplicates, slow bodies, killed and")
+    print("stopped workers, and a Redis that is stopped for a moment.")
+    with Stage() as stage, contextlib.closing(Show(stage)) as show:
+        print(_times(), end="\n\n")
         show.say(f"Redis on port {stage.redis.port}, SQLite migrated; starting workers")
         for column in COLUMNS:
             for number in (1, 2):
                 stage.start_worker([column], f"{column}{number}")
-        try:
-            show.wait_for_workers(2 * len(COLUMNS))
-            show.say(f"6 workers ready; {len(show.orders)} orders for each of 3 tasks")
-            settled = show.play()
-        except RuntimeError as error:
-            print(f"{error}\n{stage.logs()}", file=sys.stderr)
-            return 1
-        show.say("everything delivered" if settled else "given up")
-        tallies = show.tallies()
-        failures = verdict(tallies, kills=len(KILLS))
-        if not settled:
-            failures.append("messages were still under way, or a worker ended by itself")
+        failures = _play(show)
         logs = stage.logs() if failures else ""
-    print(f"\n{table(tallies)}\n")
     for failure in failures:
         print(f"FAILED: {failure}")
     if failures:
@@ -237,3 +226,26 @@ def run() -> int:
         return 1
     print("Plain Celery doubled; the lock kept bodies apart; with the record, once per order.")
     return 0
+
+
+def _times() -> str:
+    from .settings import CELERY_BROKER_TRANSPORT_OPTIONS, DLOCKS
+
+    lease = DLOCKS["default"]["TTL"]
+    visible = CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
+    return f"A lease lives {lease:g} s, Redis redelivers after {visible} s, slow is {LONG:g} s."
+
+
+def _play(show: Show) -> list[str]:
+    """Print progress and table; what was not shown."""
+    if not show.wait_for_workers(2 * len(COLUMNS)):
+        return ["the workers did not start"]
+    show.say(f"6 workers ready; {len(show.orders)} orders for each of 3 tasks")
+    settled = show.play()
+    show.say("everything delivered" if settled else "given up")
+    tallies = show.tallies()
+    print(f"\n{table(tallies)}\n")
+    failures = verdict(tallies, kills=len(KILLS))
+    if not settled:
+        failures.append("messages were still under way, or a worker ended by itself")
+    return failures

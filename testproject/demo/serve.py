@@ -53,7 +53,7 @@ def _trickle(stage: Stage) -> None:
 
     for number in itertools.count(1):
         column = (LOCKED, RECORD)[number % 2]
-        work = 0.2 if number % 5 else HELD_FOR
+        work = HELD_FOR if number % 5 == 1 else 0.2
         for _ in range(2):
             TASKS[column].apply_async((number, work, 0.0), queue=column)
         if stage.dead():

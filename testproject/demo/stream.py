@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-__all__ = ["Fault", "Order", "orders"]
+__all__ = ["LONG", "Fault", "Order", "orders"]
 
 Fault = Literal["", "kill", "kill after the effect", "stop", "redis"]
 

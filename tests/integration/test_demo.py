@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -84,6 +85,17 @@ def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
     assert list(directory.iterdir()) == []
 
 
+def held_locks(redis: str) -> int:
+    """How many locks an operator sees, once there is one; waits for at most 20 s."""
+    command = (sys.executable, "manage.py", "list_locks", "--format", "json")
+    env = {"PATH": os.environ.get("PATH", os.defpath), "REDIS_URL": redis}
+    patience = time.monotonic() + 20
+    found = 0
+    while not found and time.monotonic() < patience:
+        found = len(json.loads(subprocess.check_output(command, cwd=ROOT, env=env)))
+    return found
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_demonstration_stops_what_it_started(
     directory: Path, end: signal.Signals
@@ -133,6 +145,8 @@ def test_the_site_and_its_workers_run_until_they_are_stopped(directory: Path) ->
         with urllib.request.urlopen(address, timeout=10) as page:
             assert page.url == f"{address}login/?next=/admin/"
             assert page.status == 200
+        (redis,) = re.findall(r"redis://\S+", said)
+        assert held_locks(redis) >= 1
         serve.send_signal(signal.SIGINT)
         serve.stdout.read()
     assert serve.returncode == 0
