@@ -131,7 +131,16 @@ class AsyncOnDispatch(AsyncBase):
     pass
 
 
+@locked_view("view:{number}")
+class AsyncTurnedAway(AsyncBase):
+    """As Django's ``LoginRequiredMixin``: answers from ``dispatch`` without a coroutine."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(b"turned away")
+
+
 urlpatterns = [
+    path("turned-away/<int:number>/", AsyncTurnedAway.as_view()),
     path("plain/<int:number>/", plain),
     path("default/<int:number>/", with_default),
     path("callable/<int:number>/", by_callable),
@@ -172,6 +181,10 @@ async def test_a_view_runs_under_the_lock_of_its_url_under_asgi(kind: str) -> No
     async with Lock("view:7", bound=False):
         assert (await AsyncClient().get(f"/{kind}/7/")).status_code == 409
         assert (await AsyncClient().get(f"/{kind}/8/")).status_code == 200
+
+
+async def test_an_asynchronous_view_may_answer_without_a_coroutine() -> None:
+    assert (await AsyncClient().get("/turned-away/7/")).content == b"turned away"
 
 
 def test_a_default_of_the_view_is_a_field_of_the_key() -> None:
