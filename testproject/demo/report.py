@@ -16,6 +16,7 @@ __all__ = [
     "LOCKED",
     "PLAIN",
     "RECORD",
+    "ROWS",
     "TITLES",
     "Span",
     "Tally",
@@ -52,13 +53,17 @@ def spans(events: Iterable[Event], until: float) -> list[Span]:
         until: When the last event was looked for.
     """
     running: dict[str, Event] = {}
+    stopped: set[str] = set()
     found: list[Span] = []
     for event in sorted(events, key=lambda event: event.at):
-        if event.kind in ("start", "woken"):
+        # One that had ended when its process was stopped does not run again.
+        if event.kind == "start" or (event.kind == "woken" and event.run in stopped):
             running[event.run] = event
         elif event.kind in ("end", "killed", "stopped") and event.run in running:
             began = running.pop(event.run)
             found.append(Span(event.order, event.run, began.at, event.at))
+            if event.kind == "stopped":
+                stopped.add(event.run)
     found += [Span(event.order, run, event.at, until) for run, event in running.items()]
     return found
 

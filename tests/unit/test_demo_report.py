@@ -79,6 +79,16 @@ def test_a_stopped_run_runs_again_from_when_it_wakes_up() -> None:
     assert overlaps(spans(early, until=9.0)) == 1
 
 
+def test_a_run_that_ended_before_its_process_was_stopped_does_not_run_again() -> None:
+    events = [
+        event("start", 1, "a", 0.0),
+        event("end", 1, "a", 1.0),
+        event("stopped", 1, "a", 1.1),
+        event("woken", 1, "a", 2.0),
+    ]
+    assert spans(events, until=9.0) == [Span(1, "a", 0.0, 1.0)]
+
+
 def test_a_run_without_an_end_is_taken_to_run_still() -> None:
     assert spans([event("start", 1, "a", 2.0)], until=9.0) == [Span(1, "a", 2.0, 9.0)]
 
