@@ -25,7 +25,7 @@ if not apps.ready:
 
     django.setup()
 
-from django_dlock import LockedTask  # noqa: E402
+from django_dlock import Lock, LockedTask  # noqa: E402
 from testproject.shop.models import Effect  # noqa: E402
 
 
@@ -143,6 +143,12 @@ def retries(self: LockedTask, order: int, place: str) -> int:
     if note(place, f"tried-{order}", self.request.retries) == 1:
         raise ValueError("once")
     return self.request.retries
+
+
+@shared_task
+def leaves(name: str) -> None:
+    """Ends without releasing a lock that no thread's end ends."""
+    assert Lock(name, ttl=60, bound=False).acquire()
 
 
 @shared_task

@@ -78,7 +78,6 @@ def put_back(
         Reject: Not published; the old message goes back.
     """
     delay = _delay(task, back.trail.count)
-    logger.info("Task %s[%s] is put back for %.1f s: %s", task.name, request.id, delay, back.reason)
     _store_retry(task, request, back.reason)
     try:
         options = _options(task, request, back.trail)
@@ -91,6 +90,7 @@ def put_back(
         # It comes back at once, and perhaps to find nothing changed.
         time.sleep(random.uniform(0.5, 1.0) * REJECT_PAUSE)
         raise Reject(error, requeue=True) from error
+    logger.info("Task %s[%s] is put back for %.1f s: %s", task.name, request.id, delay, back.reason)
     raise Ignore(f"put back: {back.reason}") from back.reason
 
 

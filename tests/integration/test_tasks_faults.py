@@ -36,9 +36,10 @@ locks = pytest.fixture(scope="module", name="locks")(started)
 def site(
     broker: RedisServer, locks: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A prefork worker whose locks are on a Redis of their own."""
+    """Workers whose locks are on a Redis of their own."""
     with Site(broker, tmp_path_factory.mktemp("faults"), locks=locks.url) as site:
         site.worker("prefork")
+        site.worker("threads")
         yield site
 
 
@@ -63,14 +64,15 @@ def put_back(site: Site) -> int:
     return sum(worker.output.count("is put back") for worker in site.workers)
 
 
-def test_g12_a_body_whose_lock_is_broken_is_stopped_and_run_again(site, place):
-    sent = site.send("charge", 1, str(place), "never")
-    place.wait("began-1")
-    site.break_lock(1)
+@pytest.mark.parametrize(("pool", "order"), [("prefork", 1), ("threads", 10)])
+def test_g12_a_body_whose_lock_is_broken_is_stopped_and_run_again(site, place, pool, order):
+    sent = site.send("charge", order, str(place), "never", queue=pool)
+    place.wait(f"began-{order}")
+    site.break_lock(order)
     assert result(sent) == 2
-    assert len(place.lines("ended-1")) == site.effects(1) == 1
+    assert len(place.lines(f"ended-{order}")) == site.effects(order) == 1
     # Stopped in order, so nothing died.
-    assert site.record(1) == ("succeeded", 2, 0)
+    assert site.record(order) == ("succeeded", 2, 0)
 
 
 def test_the_lock_alone_stops_a_body_that_lost_it_too(site, place):
@@ -92,10 +94,12 @@ def test_g12_a_redis_that_lost_everything_in_the_middle_doubles_nothing(site, pl
 def test_g13_a_lock_backend_that_is_away_puts_tasks_back(site, place, locks):
     before = put_back(site)
     locks.kill()
-    sent = site.send("charge", 4, str(place))
-    eventually(lambda: put_back(site) > before)
-    assert sent.state == "RETRY"
-    locks.restart()
+    try:
+        sent = site.send("charge", 4, str(place))
+        eventually(lambda: put_back(site) > before)
+        assert sent.state == "RETRY"
+    finally:
+        locks.restart()
     assert result(sent) == 1
     assert site.effects(4) == 1
 
@@ -190,3 +194,13 @@ def overtake(site: Site) -> None:
     assert len(place.lines("ended-9")) == 2
     assert site.effects(9) == 1
     assert site.record(9) == ("succeeded", 2, 0)
+
+
+def test_a_pool_child_that_ends_in_order_gives_back_what_it_holds(own_redis, tmp_path):
+    with Site(own_redis, tmp_path) as site:
+        worker = site.worker("prefork", 1)
+        site.send("leaves", "left").get(timeout=PATIENCE)
+        assert site.locks.get("left") is not None
+        worker.stop()
+        # Its TTL is a minute.
+        assert site.locks.get("left") is None
