@@ -185,7 +185,8 @@ def test_a_django_redis_cache_by_sentinel(sentinel):
         # One is down, and the cache would ask it ten times over.
         "SENTINELS": [("127.0.0.1", free_port()), ("127.0.0.1", sentinel.port)],
     }
-    with cache(DJANGO_REDIS, "redis://mymaster/0", options):
+    # A database of its own: django-redis keeps pools per URL, whoever asked for it first.
+    with cache(DJANGO_REDIS, "redis://mymaster/7", options):
         backend = backend_for(cache="default")
     assert_works(backend)
 
