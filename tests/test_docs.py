@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -61,9 +62,13 @@ def blocks(page: Path) -> list[Block]:
 class Reader:
     """Does what a page tells its reader, from top to bottom."""
 
+    # Celery remembers shared tasks by name for ever, so each reading needs its own.
+    numbers = itertools.count()
+
     def __init__(self, page: Path, settings: Any, redis_url: str) -> None:
         self.page, self.settings, self.redis_url = page, settings, redis_url
-        self.module = types.ModuleType(f"docs_{page.stem.replace('-', '_').lower()}")
+        name = page.stem.replace("-", "_").lower()
+        self.module = types.ModuleType(f"docs_{name}_{next(self.numbers)}")
 
     def run(self) -> dict[str, Any]:
         for block in blocks(self.page):
