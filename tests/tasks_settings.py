@@ -18,11 +18,5 @@ DLOCKS["default"] |= {
     "LOCATION": os.environ.get("TASKS_LOCKS") or os.environ["REDIS_URL"],
 }
 
-CELERY_BROKER_TRANSPORT_OPTIONS = {
-    "visibility_timeout": float(os.environ.get("TASKS_VISIBILITY_TIMEOUT", "3600")),
-    # How often a worker looks for messages whose visibility timeout is over.
-    "unacked_restore_interval": 1,
-    "unacked_restore_throttle": 1,
-}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_SEND_TASK_EVENTS = False

@@ -137,12 +137,13 @@ def test_g12_g13_a_worker_killed_with_all_its_children_loses_and_doubles_nothing
     broker, locks, tmp_path
 ):
     """Nobody is left to put the message back: the broker does, after its visibility timeout."""
-    with Site(broker, tmp_path, locks=locks.url, TASKS_VISIBILITY_TIMEOUT="2") as site:
+    with Site(broker, tmp_path, locks=locks.url) as site:
         place = site.place()
         first = site.worker("solo", 1)
         sent = site.send("charge", 7, str(place), "never", queue="solo")
         place.wait("began-7")
         first.kill()
+        site.redeliver()
         site.worker("solo", 1)
         assert result(sent) == 2
         assert site.effects(7) == 1
@@ -152,11 +153,12 @@ def test_g12_g13_a_worker_killed_with_all_its_children_loses_and_doubles_nothing
 def test_g12_a_body_longer_than_the_visibility_timeout_is_not_run_beside_itself(
     broker, locks, tmp_path
 ):
-    with Site(broker, tmp_path, locks=locks.url, TASKS_VISIBILITY_TIMEOUT="2") as site:
+    with Site(broker, tmp_path, locks=locks.url) as site:
         place = site.place()
         site.worker("solo", 1)
         sent = site.send("charge", 8, str(place), "go", queue="solo")
         place.wait("began-8")
+        site.redeliver()
         site.worker("solo", 1)
         eventually(lambda: put_back(site) >= 1, why="the copy met the original")
         place.open("go")
