@@ -33,10 +33,14 @@ class Run:
 
     Attributes:
         lock: ``None`` without exclusion, or where the backend could not be reached.
+        scope, key: Of the idempotency record, to be passed on to others who honour such keys;
+            empty without one.
         attempt: Of the idempotency record; ``None`` without one.
     """
 
     lock: Lock | None = None
+    scope: str = ""
+    key: str = ""
     attempt: int | None = None
 
 

@@ -71,7 +71,9 @@ class RecordedRun:
                 self.request.id,
                 claim.attempt,
             )
-        self.delivery.run.attempt = claim.attempt
+        run = self.delivery.run
+        run.scope, run.key = claim.request.scope, claim.request.key
+        run.attempt = claim.attempt
         try:
             self._run(claim)
         except BaseException as error:  # noqa: BLE001 - settled, and raised again

@@ -103,7 +103,7 @@ class LockedTask(_Base):
         return TaskOptions.read(type(self), self.name)
 
     @property
-    def run_in_hand(self) -> Run | None:
+    def current_run(self) -> Run | None:
         """The run that this worker is in, with its lock and its attempt; ``None`` outside."""
         found = vars(self.request).get("dlock_run")
         return found if isinstance(found, Run) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +15,14 @@ from celery.worker.request import Request
 from django.db import InterfaceError, OperationalError, connection, connections, transaction
 from django.test import override_settings
 
-from django_dlock import Lock, LockedTask, idempotency, locks
+from django_dlock import Lock, LockedTask, events, idempotency, locks
 from django_dlock.celery import requeue
 from django_dlock.exceptions import (
     AcquireTimeout,
     AlreadyHeld,
     BackendUnavailable,
     DuplicateRun,
+    LeaseLost,
     LockNotAcquired,
     PayloadMismatch,
 )
@@ -467,11 +469,52 @@ def test_g15_the_record_is_committed_before_the_lock_is_released(app, monkeypatc
     assert seen == [(False, 1, ["succeeded"])]
 
 
+def test_a_body_knows_its_lock_its_key_and_its_attempt(app):
+    def body(self, order):
+        run = self.current_run
+        return [run.lock.name, run.lock.held, run.scope, run.key, run.attempt]
+
+    made = recorded(app, body, idempotency_scope="charges")
+    sent = made.delay(1)
+    work(app)
+    assert sent.result == ["order:1", True, "charges", "1", 1]
+    assert made.current_run is None
+
+
+def test_g12_a_loss_during_commit_strikes_nobody(app, monkeypatch):
+    """The exception that stops bodies can land anywhere; not here."""
+    runs = []
+    real = type(connections["default"])._commit
+
+    def body(self, order):
+        runs.append(self.current_run)
+        Effect.objects.create(order_number=order, by=self.name[:40])
+        return order
+
+    def commit(self: Any) -> None:
+        if effects() and runs[0].lock.held:
+            lock = runs[0].lock
+            assert locks["default"].break_(lock.name, owner=lock.owner)
+            with pytest.raises(LeaseLost):
+                lock.renew()
+            events.flush()
+            # Enough bytecode for an exception to land in.
+            for _ in range(20):
+                time.sleep(0.01)
+        real(self)
+
+    monkeypatch.setattr(type(connections["default"]), "_commit", commit)
+    sent = recorded(app, body).delay(1)
+    work(app)
+    assert runs[0].lock.lost_reason == "broken"
+    assert (sent.state, sent.result, effects(), states()) == ("SUCCESS", 1, 1, ["succeeded"])
+
+
 def test_max_hold_is_the_hard_time_limit_unless_it_is_set(app):
     held_for = []
 
     def body(self, order):
-        held_for.append(self.run_in_hand.lock._options.max_hold)
+        held_for.append(self.current_run.lock._options.max_hold)
 
     task(app, body, time_limit=50).delay(1)
     task(app, body).apply_async((1,), time_limit=40)
