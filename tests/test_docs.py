@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,19 @@ def test_the_readme_shows_the_table_of_the_demonstration() -> None:
     assert table
     assert [cell.strip() for cell in table[1].split("|")] == list(TITLES.values())
     assert re.findall(r"^\| ([^|]+) \|", table[2], re.MULTILINE) == [name for name, _value in ROWS]
+
+
+def test_a_payment_provider_is_given_the_key_of_the_run(read: Read) -> None:
+    page, sent = read("docs/howto/charge-once.md"), []
+
+    @contextmanager
+    def urlopen(request: Any, timeout: float) -> Iterator[Any]:
+        sent.append(request.get_header("Idempotency-key"))
+        yield types.SimpleNamespace(status=201)
+
+    page["urlopen"] = urlopen
+    assert page["pay"].delay(5, amount=100).get() == 201
+    assert sent == [f"{page['pay'].name}:5"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/guard-view.md"])
