@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -72,6 +74,20 @@ def test_imports_point_downwards() -> None:
 
 def test_the_version_is_told_once_and_the_same() -> None:
     assert django_dlock.__version__ == setup()["metadata"]["version"]
+
+
+def test_the_extras_bring_what_a_worker_on_redis_imports() -> None:
+    """``celery[redis]`` would, but in Celery 5.5 it refuses the redis-py that locks need."""
+    extras = setup()["options.extras_require"]
+    asked = {line.strip() for name in ("redis", "celery") for line in extras[name].splitlines()}
+    installed = {re.split(r"[<>=]", requirement)[0] for requirement in asked}
+    wanted = [
+        requirement
+        for requirement in importlib.metadata.requires("kombu") or []
+        if re.search(r"extra == .redis.", requirement)
+    ]
+    assert wanted
+    assert {re.split(r"[^\w-]", requirement)[0] for requirement in wanted} <= installed
 
 
 # -- wheel ---------------------------------------------------------------------------------
