@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -60,10 +61,9 @@ class Holder:
 
     def __exit__(self, *exc: object) -> None:
         self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
     # -- talk --------------------------------------------------------------------------
 
@@ -146,8 +146,9 @@ class Holder:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):
-            for line in self._process.stdout:
+        # Closed by its reader, who goes on for as long as a forked child has the other end.
+        with self._process.stdout as lines:
+            for line in lines:
                 told = json.loads(line)
                 with self._changed:
                     if "said" in told:
@@ -208,6 +209,7 @@ def _serve(dlocks: Dlocks) -> None:
     from django_dlock import LeaseLost, Lock, locks, signals
 
     scope: dict[str, Any] = {"LeaseLost": LeaseLost, "Lock": Lock, "locks": locks, "say": say}
+    scope.update(multiprocessing=multiprocessing, os=os, signal=signal, threading=threading)
     scope["in_fork"] = lambda code: in_fork(code, scope)
 
     def lost(reason: str, name: str, **facts: Any) -> None:

@@ -1,0 +1,192 @@
+"""G6: renewal survives every error shorter than the lease, and never goes on for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_dlock import BackendUnavailable, Lock, signals
+from testproject.servers import RedisServer
+from tests.faults.aliases import TTL, Dlocks, alias, another, configured
+from tests.proxy import Proxy
+
+
+def stranger(name: str = "it") -> Lock:
+    return Lock(name, using="direct", bound=False)
+
+
+@pytest.fixture
+def doubted() -> Iterator[threading.Event]:
+    """Set when half a TTL has passed without a confirmed renewal."""
+    event = threading.Event()
+
+    def hear(**facts: Any) -> None:
+        event.set()
+
+    signals.in_doubt.connect(hear)
+    yield event
+    signals.in_doubt.disconnect(hear)
+
+
+# -- what it survives ------------------------------------------------------------------
+
+OUTAGES: dict[str, tuple[Callable[[Proxy, RedisServer], None], Callable[..., None]]] = {
+    "connections refused": (lambda proxy, _: proxy.refuse(), lambda proxy, _: proxy.accept()),
+    "a black hole": (lambda proxy, _: proxy.black_hole(), lambda proxy, _: proxy.heal()),
+    "a paused server": (lambda _, server: server.pause(), lambda _, server: server.resume()),
+}
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_g6_an_outage_shorter_than_the_lease_loses_nothing(
+    outage: str, own_redis: RedisServer, through_proxy: Proxy, doubted: threading.Event
+) -> None:
+    begin, end = OUTAGES[outage]
+    lock = Lock("it", ttl=2 * TTL)
+    lock.acquire()
+    begin(through_proxy, own_redis)
+    assert doubted.wait(10)
+    end(through_proxy, own_redis)
+    # Longer than what was left of the lease.
+    assert not stranger().acquire(timeout=2 * TTL)
+    assert lock.state == "held"
+    lock.release()
+
+
+def test_g6_replies_lost_again_and_again_lose_nothing(through_proxy: Proxy) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    for how in ("close", "swallow", "close", "swallow", "close", "close"):
+        with another(through_proxy):
+            through_proxy.drop_replies(how=how)
+    assert not stranger().acquire(timeout=TTL)
+    assert lock.held
+    assert through_proxy.replies_dropped == 6
+    lock.release()
+
+
+def test_g6_a_receiver_that_hangs_keeps_nothing_from_renewal_and_release(
+    through_proxy: Proxy,
+) -> None:
+    inside, free = threading.Event(), threading.Event()
+
+    def hang(**facts: Any) -> None:
+        inside.set()
+        free.wait(30)
+
+    signals.acquired.connect(hang)
+    try:
+        lock = Lock("it")
+        lock.acquire()
+        assert inside.wait(10)
+        assert not stranger().acquire(timeout=2 * TTL)
+        lock.release()
+        assert stranger().acquire(blocking=False)
+    finally:
+        free.set()
+        signals.acquired.disconnect(hang)
+
+
+# -- what ends it ----------------------------------------------------------------------
+
+
+def ends(lock: Lock | None, ttl: float = TTL) -> bool:
+    """Whether a stranger can enter after the TTL; the handle lives on meanwhile."""
+    entered = stranger().acquire(timeout=ttl + 2)
+    return entered and (lock is None or not lock.held)
+
+
+def test_g6_renewal_ends_with_the_thread_that_acquired(through_proxy: Proxy) -> None:
+    lock = Lock("it")
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert lock.held
+    assert ends(lock)
+    assert lock.lost_reason == "holder_ended"
+
+
+def test_g6_an_unbound_lock_outlives_the_thread_that_acquired(through_proxy: Proxy) -> None:
+    lock = Lock("it", bound=False)
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert not stranger().acquire(timeout=2 * TTL)
+    lock.release()
+
+
+def test_g6_renewal_ends_with_the_task_that_entered(through_proxy: Proxy) -> None:
+    lock = Lock("it")
+
+    async def main() -> bool:
+        await asyncio.create_task(lock.__aenter__())
+        assert lock.held
+        return await stranger().aacquire(timeout=TTL + 2)
+
+    assert asyncio.run(main())
+    assert lock.lost_reason == "holder_ended"
+
+
+def test_g6_renewal_ends_with_the_handle(through_proxy: Proxy) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    del lock
+    gc.collect()
+    assert ends(None)
+
+
+def test_g6_renewal_ends_with_max_hold(through_proxy: Proxy) -> None:
+    lock = Lock("it", max_hold=2.5 * TTL)
+    lock.acquire()
+    assert not stranger().acquire(timeout=2 * TTL)
+    assert lock.held
+    assert ends(lock)
+    assert lock.lost_reason == "max_hold"
+
+
+def test_g6_renewal_ends_with_a_release_that_failed(through_proxy: Proxy) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    through_proxy.refuse()
+    with pytest.raises(BackendUnavailable):
+        lock.release()
+    assert ends(lock)
+
+
+def test_g6_renewal_ends_with_the_loss(own_redis: RedisServer, through_proxy: Proxy) -> None:
+    lost = threading.Event()
+    lock = Lock("it", on_lost=lambda lock, reason: lost.set())
+    lock.acquire()
+    own_redis.restart()
+    assert lost.wait(10)
+    with stranger() as mine:
+        # What the former holder may still send must not prolong, or end, another's lease.
+        assert not Lock("it", using="direct", bound=False).acquire(timeout=TTL)
+        assert mine.held
+    sent = through_proxy.count("EVALSHA", "EVAL")
+    assert ends(lock)
+    assert through_proxy.count("EVALSHA", "EVAL") == sent
+
+
+# -- one alias that hangs ----------------------------------------------------------------
+
+
+def test_g6_a_paused_server_delays_no_other_alias(own_redis: RedisServer, dlocks: Dlocks) -> None:
+    with RedisServer() as other:
+        with configured({"default": dlocks["default"], "other": alias(other.url)}):
+            hung = [Lock(f"it:{n}") for n in range(20)]
+            well = [Lock(f"it:{n}", using="other") for n in range(20)]
+            for lock in hung + well:
+                lock.acquire()
+            own_redis.pause()
+            # Three leases long, on the alias that is well.
+            assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
+            assert all(lock.lost for lock in hung)
+            assert all(lock.held for lock in well)
+            assert {lock.lost_reason for lock in hung} == {"unreachable"}
+            own_redis.resume()

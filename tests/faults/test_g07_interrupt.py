@@ -1,0 +1,38 @@
+"""G7: whatever interrupts acquire or release leaves nothing renewed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from django_dlock import Lock, locks
+from tests.faults.aliases import LONG, TTL, Dlocks, alias
+from tests.faults.conftest import NewHolder
+from tests.faults.holder import Holder, HolderError
+from tests.faults.interrupts import ERRORS, How, all_free, cancellations
+from tests.proxy import Proxy
+
+ROUNDS = 300
+SEED = 20240229
+
+
+@pytest.mark.parametrize("how", ["with", "try"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
+    error: str, how: How, dlocks: Dlocks, holder: Holder
+) -> None:
+    holder.do("from tests.faults.interrupts import storm")
+    struck = holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
+    assert struck > ROUNDS / 4, "hardly anything was interrupted"
+    # The process lives on, so what it renews would stay taken.
+    assert all_free(ROUNDS, TTL + 3)
+
+
+@pytest.mark.parametrize("how", ["with", "try"])
+async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
+    how: How, dlocks: Dlocks
+) -> None:
+    struck = await cancellations(how, rounds=ROUNDS, seed=SEED)
+    assert struck > ROUNDS / 4, "hardly anything was cancelled"
+    assert await asyncio.to_thread(all_free, ROUNDS, TTL + 3)

@@ -1,0 +1,112 @@
+"""G8: a forked child neither holds, renews nor releases, and can lock for itself at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from django_dlock import Lock
+from tests.faults.aliases import LONG, TTL, Dlocks
+from tests.faults.holder import Holder
+
+
+@pytest.fixture
+def parent(dlocks: Dlocks, holder: Holder) -> Holder:
+    """A process that holds ``it`` and is about to fork."""
+    holder.do(
+        "lock = Lock('it', on_lost=lambda lock, reason: say('on_lost', reason)); lock.acquire()"
+    )
+    return holder
+
+
+def test_g8_a_childs_handles_read_lost(parent: Holder) -> None:
+    answers = parent.do(
+        "in_fork('lock.state, lock.lost_reason, lock.held, lock.lost, lock.remaining')"
+    )
+    assert answers == ["lost", "fork", False, True, 0.0]
+    assert parent.do("lock.state") == "held"
+    # A fork is no event: nobody is told of a loss, in the child or in the parent.
+    assert parent.said == []
+
+
+@pytest.mark.parametrize("call", ["check", "renew", "release"])
+def test_g8_a_child_cannot_use_its_parents_lock(parent: Holder, call: str) -> None:
+    assert "LeaseLost" in parent.do(f"in_fork('lock.{call}()')")
+    parent.do("lock.renew()")
+
+
+def test_g8_a_child_leaves_its_parents_block_in_silence(parent: Holder) -> None:
+    parent.do(
+        "def enter():\n"
+        "    global other\n"
+        "    with Lock('other') as other:\n"
+        "        say(in_fork('other.__exit__(None, None, None), other.state'))\n"
+        "        say(other.locked(), other.state)"
+    )
+    parent.do("enter()")
+    assert parent.said == [[[None, "lost"]], [True, "held"]]
+
+
+def test_g8_a_child_does_not_release_at_its_end(parent: Holder) -> None:
+    # Ends as a child of multiprocessing does, finalizers and all.
+    parent.do(
+        "child = multiprocessing.get_context('fork').Process(target=len, args=['']);"
+        "child.start(); child.join()"
+    )
+    assert parent.do("child.exitcode") == 0
+    parent.do("lock.renew()")
+    assert parent.do("lock.state") == "held"
+
+
+def test_g8_a_child_does_not_renew_for_its_parent(parent: Holder) -> None:
+    # Both live on; the parent is stopped, so that only the child could renew.
+    parent.do("child = os.fork() or signal.pause()")
+    parent.pause()
+    assert Lock("it").acquire(timeout=TTL + 2)
+    parent.resume()
+    parent.do("os.kill(child, 9)")
+
+
+def test_g8_a_child_can_lock_for_itself_at_once(parent: Holder) -> None:
+    mine = (
+        "[(l := Lock('mine')).acquire(timeout=5), l.token > 0, l.renew(), l.release(), l.state]"
+    )
+    assert parent.do(f"in_fork({mine!r})") == [True, True, None, None, "free"]
+    # On connections of its own: the parent's still answer to the parent.
+    parent.do("lock.renew()")
+
+
+def test_g8_a_child_renews_its_own_lock_and_waits_for_its_parents(parent: Holder) -> None:
+    mine = "[(l := Lock('mine')).acquire(), Lock('it').acquire(timeout=%s), l.held, l.release()]"
+    assert parent.do(f"in_fork({mine % (2 * TTL)!r})") == [True, False, True, None]
+    assert parent.do("lock.state") == "held"
+
+
+def test_g8_a_child_forked_while_threads_lock_can_lock(dlocks: Dlocks, holder: Holder) -> None:
+    # Not while they import: Python itself hangs in a child forked then.
+    holder.do("with Lock('warm'): pass")
+    holder.do(
+        "stop = threading.Event()\n"
+        "def churn(n):\n"
+        "    while not stop.is_set():\n"
+        "        with Lock(f'churn:{n}'): pass\n"
+        "threads = [threading.Thread(target=churn, args=[n]) for n in range(4)]\n"
+        "for thread in threads: thread.start()"
+    )
+    mine = "[(l := Lock('mine')).acquire(timeout=5), l.release()]"
+    for _ in range(20):
+        assert holder.do(f"in_fork({mine!r})") == [True, None]
+    holder.do("stop.set()\nfor thread in threads: thread.join()")
+
+
+def test_g8_a_locks_parent_may_die_while_its_child_lives(parent: Holder) -> None:
+    parent.do(f"long = Lock('long', ttl={LONG}); long.acquire()")
+    parent.do("child = os.fork() or signal.pause()")
+    child = parent.do("child")
+    parent.kill()
+    try:
+        assert Lock("long").acquire(timeout=5)
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -1,0 +1,57 @@
+"""G9: wall clocks of clients decide nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from django_dlock import Lock, locks
+from tests.faults.aliases import TTL, Dlocks
+from tests.faults.conftest import NewHolder
+from tests.faults.faketime import SteppedClock
+
+DAY = 86400.0
+
+
+@pytest.mark.parametrize("offset", [-DAY, DAY], ids=["back", "ahead"])
+def test_g9_a_step_of_the_clients_clock_decides_nothing(
+    offset: float, dlocks: Dlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, other = Lock("it"), Lock("it", bound=False)
+    lock.acquire()
+    token = lock.token or 0
+    true_time, true_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: true_time() + offset)
+    monkeypatch.setattr(time, "time_ns", lambda: true_ns() + int(offset * 1e9))
+    # Renewed, seen and waited for as before, past the end of its first lease.
+    assert not other.acquire(timeout=2 * TTL)
+    assert lock.state == "held"
+    assert 0 < lock.remaining <= TTL
+    info = locks["default"].get("it")
+    assert info is not None
+    assert 2 * TTL <= info.age < DAY / 2
+    lock.release()
+    with other:
+        assert token < (other.token or 0) < token + 1e6 * DAY / 2
+
+
+@pytest.mark.parametrize("offset", ["-1d", "+1d"])
+def test_g9_holders_whose_clocks_differ_by_a_day_exclude_each_other(
+    offset: str, dlocks: Dlocks, new_holder: NewHolder, stepped_clock: SteppedClock
+) -> None:
+    stepped_clock.step(offset)
+    holder = new_holder(env=stepped_clock.env)
+    holder.do("import time")
+    assert abs(holder.do("time.time()") - time.time()) > DAY / 2, "the clock did not step"
+    holder.do("lock = Lock('it'); lock.acquire()")
+    token = holder.do("lock.token")
+    assert not Lock("it").acquire(timeout=2 * TTL)
+    # In the middle of a hold, the other way round.
+    stepped_clock.step("+2d" if offset == "-1d" else "-2d")
+    assert not Lock("it").acquire(timeout=2 * TTL)
+    assert holder.do("lock.state") == "held"
+    holder.do("lock.release()")
+    with Lock("it") as mine:
+        assert token < (mine.token or 0) < token + 1e6 * DAY / 2
+        assert not holder.do("lock.acquire(timeout=0.1)")

@@ -1,0 +1,129 @@
+"""G10: acquire and release return in time, whatever the backend does.
+
+The only tests that look at a watch: each bound is the patience given, plus one command timeout,
+plus slack for a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from django_dlock import BackendUnavailable, Lock, clock
+from testproject.servers import RedisServer
+from tests.faults.aliases import LONG, TIMEOUT, Dlocks, alias, configured
+from tests.proxy import Proxy
+
+SLACK = 0.7
+"""Far less than one silent retry more for each of redis-py's ten."""
+
+Fault = Callable[[RedisServer, Proxy], None]
+
+FAULTS: dict[str, Fault] = {
+    "down": lambda server, proxy: proxy.refuse(),
+    "killed": lambda server, proxy: server.kill(),
+    "paused": lambda server, proxy: server.pause(),
+    "a black hole": lambda server, proxy: proxy.black_hole(),
+}
+
+
+@pytest.fixture(params=FAULTS)
+def hurt(
+    request: pytest.FixtureRequest, own_redis: RedisServer, proxy: Proxy
+) -> Iterator[Callable[[], None]]:
+    """Hurts the server of ``default``, once called."""
+    with configured({"default": alias(proxy.url, TTL=LONG)}):
+        yield lambda: FAULTS[request.param](own_redis, proxy)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = clock.now()
+    yield
+    assert clock.now() - started < seconds + TIMEOUT + SLACK
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["first use", "connected"])
+@pytest.mark.parametrize("patience", [0, 0.4])
+def test_g10_acquire_returns_in_time(
+    hurt: Callable[[], None], patience: float, fresh: bool
+) -> None:
+    if not fresh:
+        with Lock("warm"):
+            pass
+    hurt()
+    with within(patience), pytest.raises(BackendUnavailable):
+        Lock("it").acquire(timeout=patience)
+
+
+def test_g10_release_and_renew_return_in_time(hurt: Callable[[], None]) -> None:
+    lock = Lock("it")
+    lock.acquire()
+    hurt()
+    for call in (lock.renew, lock.locked, lock.release):
+        with within(0), pytest.raises(BackendUnavailable):
+            call()
+    assert lock.state == "free"
+
+
+def test_g10_leaving_a_block_returns_in_time_and_fails_nobody(hurt: Callable[[], None]) -> None:
+    with Lock("it"):
+        hurt()
+        started = clock.now()
+    assert clock.now() - started < TIMEOUT + SLACK
+
+
+def test_g10_a_waiter_returns_in_time_when_the_backend_goes(
+    hurt: Callable[[], None], proxy: Proxy
+) -> None:
+    with Lock("it", bound=False):
+        threading.Thread(
+            target=lambda: (proxy.wait_until(lambda proxy: bool(proxy.count("BLPOP"))), hurt())
+        ).start()
+        # Contention or no answer, as the moment has it; but in time.
+        with within(1.0):
+            try:
+                assert not Lock("it").acquire(timeout=1.0)
+            except BackendUnavailable:
+                pass
+
+
+async def test_g10_coroutines_return_in_time(hurt: Callable[[], None]) -> None:
+    lock = Lock("it")
+    await lock.aacquire()
+    hurt()
+    with within(0.4), pytest.raises(BackendUnavailable):
+        await Lock("other").aacquire(timeout=0.4)
+    with within(0), pytest.raises(BackendUnavailable):
+        await lock.arelease()
+
+
+def test_g10_many_callers_at_once_return_in_time(hurt: Callable[[], None]) -> None:
+    hurt()
+
+    async def main() -> list[object]:
+        calls = [
+            asyncio.to_thread(Lock(f"it:{number}").acquire, timeout=0.2) for number in range(16)
+        ]
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    with within(0.2 * 16 / 6):
+        answers = asyncio.run(main())
+    assert {type(answer) for answer in answers} == {BackendUnavailable}
+
+
+def test_g10_an_unanswered_attempt_is_taken_back_in_the_background(
+    own_redis: RedisServer, dlocks: Dlocks
+) -> None:
+    with configured({"default": alias(own_redis.url, TTL=LONG)}):
+        with Lock("warm"):
+            pass
+        own_redis.pause()
+        with within(0), pytest.raises(BackendUnavailable):
+            Lock("it").acquire(blocking=False)
+        own_redis.resume()
+        assert Lock("it").acquire(timeout=10)
