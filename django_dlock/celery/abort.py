@@ -12,7 +12,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from celery.exceptions import Ignore
 
@@ -97,8 +97,14 @@ class BodyGuard:
 
     def _close(self) -> None:
         self._closing = True
+        # Whoever was about to strike has done so once we have the lock.
         with self._lock:
-            _set_exception(threading.get_ident(), None)
+            pass
+        # What is on its way is raised in this loop at the latest. It could be taken back
+        # instead, by setting NULL; but that leaves CPython looking for an exception that is
+        # not there, for ever, in which 3.11 hangs under a tracer.
+        for _ in range(2):
+            pass
 
     def _insist(self) -> None:
         pause = FIRST_PAUSE
@@ -110,13 +116,14 @@ class BodyGuard:
             if self._thread is None or self._closing:
                 return False
             self.struck = True
-            if _set_exception(self._thread, LeaseAborted):
+            if _raise_in(self._thread, LeaseAborted):
                 return True
         logger.warning("A task that lost its lease cannot be stopped in this pool; it goes on")
         return False
 
 
-def _set_exception(thread: int, kind: type[BaseException] | None) -> bool:
-    """Raise ``kind`` in a thread soon, or with ``None`` take back what was not raised yet."""
-    exception: Any = None if kind is None else ctypes.py_object(kind)
-    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception))
+def _raise_in(thread: int, kind: type[BaseException]) -> bool:
+    """Raise ``kind`` in a thread, soon; false where CPython does not know the thread."""
+    return bool(
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+    )

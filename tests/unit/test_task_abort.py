@@ -94,6 +94,14 @@ def test_nothing_strikes_once_the_body_has_ended():
         sys.setswitchinterval(interval)
 
 
+def test_a_profiler_does_not_hang_after_a_body():
+    """CPython 3.11 does, once an exception of another thread was taken back."""
+    import cProfile
+
+    BodyGuard().run(lambda: None)
+    assert cProfile.Profile().runcall(sum, (each for each in range(10))) == 45
+
+
 def test_the_own_exception_of_a_body_goes_through():
     with pytest.raises(ZeroDivisionError):
         BodyGuard().run(lambda: 1 // 0)
