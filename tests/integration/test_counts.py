@@ -1,0 +1,142 @@
+"""What goes over the wire and how many threads stand behind it, counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_dlock import Lock, locks, signals
+from testproject.servers import RedisServer
+from tests.faults.aliases import TTL, alias, another, configured
+from tests.proxy import Proxy
+
+LEASE = 3.0
+
+
+@pytest.fixture
+def counted(own_redis: RedisServer, proxy: Proxy) -> Iterator[Proxy]:
+    """The proxy through which ``default`` connects; ``direct`` goes past it."""
+    entries = {"default": alias(proxy.url, TTL=LEASE), "direct": alias(own_redis.url)}
+    with configured(entries):
+        # Connects, and loads the scripts.
+        with Lock("warm"):
+            pass
+        yield proxy
+
+
+def calls(own_redis: RedisServer) -> dict[str, int]:
+    """How often each command was called from outside of scripts."""
+    with redis.Redis(port=own_redis.port) as admin:
+        stats = admin.info("commandstats")
+    return {name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval")}
+
+
+def test_an_uncontended_acquire_and_release_are_two_commands(
+    counted: Proxy, own_redis: RedisServer
+) -> None:
+    passed, connections = len(counted.commands), counted.connections
+    before = calls(own_redis)
+    lock = Lock("it")
+    assert lock.acquire()
+    # One command, so one round trip, although the watchdog is armed.
+    assert counted.commands[passed:] == ["EVALSHA"]
+    assert any(thread.name == "dlock-watchdog" for thread in threading.enumerate())
+    lock.release()
+    assert counted.commands[passed:] == ["EVALSHA", "EVALSHA"]
+    assert counted.connections == connections
+    after = calls(own_redis)
+    assert (after["evalsha"] - before["evalsha"], after["eval"]) == (2, before["eval"])
+
+
+class Renewals:
+    """Counts the signals."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def hear(self, **facts: Any) -> None:
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._count >= count, 10), self._count
+
+
+@pytest.fixture
+def renewals() -> Iterator[Renewals]:
+    counter = Renewals()
+    signals.renewed.connect(counter.hear)
+    yield counter
+    signals.renewed.disconnect(counter.hear)
+
+
+def test_one_round_trip_renews_500_leases(counted: Proxy, renewals: Renewals) -> None:
+    held = [Lock(f"it:{number}") for number in range(500)]
+    for lock in held:
+        assert lock.acquire(blocking=False)
+    # The script is loaded by its first use, in a round trip of its own.
+    renewals.wait_for(500)
+    passed = len(counted.commands)
+    renewals.wait_for(1000)
+    assert counted.commands[passed:] == ["EVALSHA"]
+    assert [info.renewals for info in locks["direct"].list(prefix="it:")] == [2] * 500
+    for lock in held:
+        lock.release()
+
+
+def test_a_waiter_of_five_seconds_sends_at_most_five_commands(counted: Proxy) -> None:
+    with Lock("it", using="direct", ttl=30):
+        passed = len(counted.commands)
+        assert not Lock("it").acquire(timeout=5)
+        assert len(counted.commands) - passed <= 5
+
+
+def test_a_woken_waiter_sends_three_commands(counted: Proxy) -> None:
+    holder = Lock("it", using="direct", bound=False)
+    holder.acquire()
+    passed = len(counted.commands)
+    waiter = Lock("it")
+    thread = threading.Thread(target=waiter.acquire)
+    thread.start()
+    counted.wait_until(lambda proxy: "BLPOP" in proxy.commands[passed:])
+    holder.release()
+    thread.join()
+    assert counted.commands[passed:] == ["EVALSHA", "BLPOP", "EVALSHA"]
+
+
+def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -> None:
+    held = [Lock(f"it:{number}") for number in range(1000)]
+    for lock in held:
+        assert lock.acquire(blocking=False)
+    with another(counted, commands=9):
+        pass
+    ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("dlock-")]
+    assert ours.count("dlock-watchdog") == 1
+    # A batch that is too large to be sent without blocking is sent by a thread of its own.
+    assert set(ours) <= {"dlock-watchdog", "dlock-events", "dlock-renewal-call"}
+    assert len(ours) <= 3
+    assert counted.connections <= 2
+    assert all(lock.held for lock in held)
+
+
+def test_an_alias_behind_a_black_hole_costs_the_other_no_lock(proxy: Proxy) -> None:
+    with RedisServer() as other:
+        with configured({"default": alias(proxy.url), "other": alias(other.url)}):
+            hung = [Lock(f"it:{number}") for number in range(500)]
+            well = [Lock(f"it:{number}", using="other") for number in range(500)]
+            for lock in hung + well:
+                assert lock.acquire(blocking=False)
+            proxy.black_hole()
+            assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
+            assert sum(lock.lost for lock in hung) == 500
+            assert sum(lock.lost for lock in well) == 0
+            infos = locks["other"].list()
+            assert len(infos) == 500
+            assert min(info.renewals for info in infos) >= 6
