@@ -37,8 +37,11 @@ class Deliverer:
 
     def __init__(self) -> None:
         self._queue: collections.deque[Delivery] = collections.deque()
-        # Reentrant: a signal handler or a finalizer may post while its own thread posts.
-        self._ready = threading.Condition(threading.RLock())
+        # Reentrant: a signal handler or a finalizer may post while its own thread posts. Always
+        # entered as it is and not as the condition, which a signal handler that raises can
+        # leave locked for ever: its ``__exit__`` is Python, and may be interrupted at its start.
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         self._worker: threading.Thread | None = None
         self._busy_since: float | None = None
         self._hanging = 0
@@ -46,7 +49,7 @@ class Deliverer:
 
     def post(self, delivery: Delivery) -> None:
         """Queue a call; never blocks and never raises what the call raises."""
-        with self._ready:
+        with self._lock:
             if len(self._queue) >= MAX_QUEUED:
                 logger.error("Events are not delivered: %d wait behind a receiver", MAX_QUEUED)
                 return
@@ -57,7 +60,7 @@ class Deliverer:
     def nudge(self) -> None:
         """Let another thread take over if a delivery hangs and others wait behind it."""
         if self._queue:
-            with self._ready:
+            with self._lock:
                 self._ensure_worker()
 
     def flush(self, timeout: float = 5.0) -> bool:
@@ -95,7 +98,7 @@ class Deliverer:
     def _run(self) -> None:
         me = threading.current_thread()
         while True:
-            with self._ready:
+            with self._lock:
                 if self._worker is not me:
                     # Replaced while a delivery hung here; it has come back after all.
                     self._hanging -= 1

@@ -41,15 +41,17 @@ class _Undoer:
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
         self._numbers = itertools.count()
-        # Reentrant: a signal handler may interrupt this very thread while it schedules.
-        self._ready = threading.Condition(threading.RLock())
+        # Reentrant: a signal handler may interrupt this very thread while it schedules. Entered
+        # as it is and not as the condition, see events.py.
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         self._worker: threading.Thread | None = None
         self._hooked = False
 
     def schedule(self, backend: BaseLockBackend, request: LeaseRequest) -> None:
         now = clock.now()
         job = _Job(now, next(self._numbers), backend, request, now + request.ttl + PATIENCE)
-        with self._ready:
+        with self._lock:
             heapq.heappush(self._jobs, job)
             self._ready.notify()
             if self._worker is not None and self._worker.is_alive():
@@ -75,7 +77,7 @@ class _Undoer:
 
     def _run(self) -> None:
         while True:
-            with self._ready:
+            with self._lock:
                 if not self._jobs:
                     self._worker = None
                     return
@@ -85,7 +87,7 @@ class _Undoer:
                     continue
                 job = heapq.heappop(self._jobs)
             if not self._try(job):
-                with self._ready:
+                with self._lock:
                     heapq.heappush(self._jobs, job)
 
     def _try(self, job: _Job) -> bool:
