@@ -110,6 +110,10 @@ class Cart(View):
     atomic=True,
 )
 def charge(self: LockedTask, order_id: int) -> str:
+    run = self.current_run
+    if run is not None and run.lock is not None:
+        assert_type(run.lock, Lock)
+        run.lock.check()
     return f"{self.name} {order_id}"
 
 
