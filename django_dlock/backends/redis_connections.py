@@ -31,7 +31,11 @@ class _Attempt:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self.done = threading.Event()
+        # A bare lock that is held until the end, and no Event: a signal handler that raises can
+        # leave that one locked for ever, and whoever waits for it.
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._ended = False
         self.connection: Any = None
         self.error: BaseException | None = None
 
@@ -51,7 +55,14 @@ class _Attempt:
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             self.error = error
         finally:
-            self.done.set()
+            self._ended = True
+            self._running.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Block until it has ended or ``timeout`` seconds have passed; whether it has ended."""
+        if not self._ended and self._running.acquire(timeout=timeout):
+            self._running.release()
+        return self._ended
 
 
 class RedisConnections:
@@ -135,7 +146,7 @@ class RedisConnections:
                 attempt.start()
             done = False
             try:
-                done = attempt.done.wait(max(0.0, deadline - clock.now()))
+                done = attempt.wait(max(0.0, deadline - clock.now()))
             finally:
                 if not done:
                     self._late.append(attempt)
