@@ -41,7 +41,8 @@ _LOSS_BY_FATE: Mapping[Fate, str] = {"expired": "expired", "broken": "broken"}
 def holder_ended(key: HolderKey) -> bool:
     """Whether the thread or task that holds has ended; a handle's own mark never ends."""
     if isinstance(key, asyncio.Future):
-        return key.done()
+        # A closed loop runs its tasks no more, done or not.
+        return key.done() or key.get_loop().is_closed()
     if isinstance(key, threading.Thread):
         if not key.is_alive():
             return True
@@ -57,6 +58,8 @@ class Hold:
     Attributes:
         acquired_at, confirmed_at, deadline: On ``clock.now()``; ``confirmed_at`` is when the
             last confirmed acquire or renewal was sent.
+        ttl: Seconds, as last confirmed.
+        renewal_ttl: Seconds that renewals ask for.
         max_end: When renewal must end, by ``max_hold``.
         due: When the watchdog has to look at it next.
         renews: Whether the watchdog prolongs it (still).
@@ -85,6 +88,7 @@ class Hold:
         "on_lost",
         "outer_transactions",
         "owner",
+        "renewal_ttl",
         "renews",
         "sender",
         "token",
@@ -102,7 +106,7 @@ class Hold:
         sender: type,
     ) -> None:
         self.name, self.owner, self.token = lease.name, lease.owner, lease.token
-        self.ttl = lease.ttl
+        self.ttl = self.renewal_ttl = lease.ttl
         self.backend = backend
         self.key = key
         self.handle = weakref.ref(handle)
@@ -169,7 +173,7 @@ class Hold:
 
     def renewal(self, now: float) -> Renewal:
         """The next renewal; the last one is cut so that the lease ends with ``max_hold``."""
-        return Renewal(self.name, self.owner, max(min(self.ttl, self.max_end - now), 0.001))
+        return Renewal(self.name, self.owner, max(min(self.renewal_ttl, self.max_end - now), 0.001))
 
     def confirm(self, sent_at: float, ttl: float) -> None:
         """A renewal that was sent at ``sent_at`` is confirmed."""
@@ -177,7 +181,10 @@ class Hold:
             # A late "yes" must not bring a hold back that was already told lost.
             self.lose(self._deadline_reason())
             return
-        self.confirmed_at = sent_at
+        if sent_at < self.confirmed_at:
+            # Overtaken by a renewal by hand, for another TTL perhaps.
+            return
+        self.confirmed_at, self.ttl = sent_at, ttl
         self.deadline = min(sent_at + ttl * (1 - clock.DRIFT), self.max_end)
         self._capped = self._reaches_end(sent_at, ttl)
         self.failures = 0
@@ -274,23 +281,26 @@ class Hold:
 
 
 class _Registry:
-    """Which holds this process has, by alias, name and holder."""
+    """Which holds this process has, by backend, name and holder.
+
+    Not by alias, which names another backend once the settings have changed.
+    """
 
     def __init__(self) -> None:
-        self._holds: dict[tuple[str, str, HolderKey], Hold] = {}
+        self._holds: dict[tuple[BaseLockBackend, str, HolderKey], Hold] = {}
 
-    def find(self, alias: str, name: str, key: HolderKey) -> Hold | None:
+    def find(self, backend: BaseLockBackend, name: str, key: HolderKey) -> Hold | None:
         """The hold of this holder, unless it has ended or its handle was collected."""
-        hold = self._holds.get((alias, name, key))
+        hold = self._holds.get((backend, name, key))
         if hold is None or not hold.active or hold.handle() is None:
             return None
         return hold
 
     def add(self, hold: Hold) -> None:
-        self._holds[hold.alias, hold.name, hold.key] = hold
+        self._holds[hold.backend, hold.name, hold.key] = hold
 
     def drop(self, hold: Hold) -> None:
-        place = (hold.alias, hold.name, hold.key)
+        place = (hold.backend, hold.name, hold.key)
         if self._holds.get(place) is hold:
             self._holds.pop(place, None)
 

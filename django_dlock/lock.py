@@ -24,7 +24,7 @@ from .hold import Hold, HolderKey, registry
 from .holdings import Holdings
 from .keys import check_name
 from .lease import Contention, Fate, Lease, LeaseRequest
-from .lock_options import DEFAULT, Default, LockOptions, Seconds
+from .lock_options import DEFAULT, Default, LockOptions, Seconds, lease_ttl
 from .lock_view import LockView
 from .waiting import Flow, acquisition, adrive, drive
 
@@ -226,7 +226,7 @@ class Lock(LockView):
 
     def _enter_again(self, key: HolderKey, patience: float | None) -> bool | None:
         """The answer to a holder that holds already; ``None`` where it does not."""
-        hold = registry.find(self.alias, self.name, key)
+        hold = registry.find(self._backend, self.name, key)
         if hold is None:
             return None
         # A depth of 0 says that the hold's own handle does not share it.
@@ -297,6 +297,7 @@ class Lock(LockView):
             LeaseLost: It was refused.
             NotHeld: There is nothing to renew.
             BackendUnavailable: No answer; it may or may not be prolonged.
+            TypeError, ValueError: ``ttl`` is wrong, or too short to be renewed.
         """
         drive(self._renewal(ttl), self._backend)
 
@@ -311,7 +312,7 @@ class Lock(LockView):
         if not hold.active:
             raise self._lost(hold)
         if ttl is not None:
-            hold.ttl = conf.seconds(ttl, what="ttl", minimum=0.1)
+            hold.renewal_ttl = lease_ttl(self._backend, ttl, renewed=hold.renews)
         sent_at = clock.now()
         renewal = hold.renewal(sent_at)
         fates = yield (
@@ -321,6 +322,9 @@ class Lock(LockView):
         )
         if fates[0] == "renewed":
             hold.confirm(sent_at, renewal.ttl)
+            if ttl is not None:
+                # It may be due before the watchdog next looks.
+                watchdog.watch(hold)
         else:
             hold.lose_by_fate(fates[0])
         if not hold.active:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from . import conf
 from .backends.base import BaseLockBackend
 
-__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds"]
+__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "lease_ttl"]
 
 
 class Default:
@@ -64,21 +64,13 @@ class LockOptions:
             TypeError, ValueError: Naming the option, what was given and what is allowed.
         """
         alias = backend.options
-        own_ttl = alias.ttl if ttl is None else conf.seconds(ttl, what="ttl", minimum=0.1)
-        shortest = 3 * backend.command_timeout
-        if renew and own_ttl < shortest:
-            raise ValueError(
-                f"ttl is {own_ttl:g} s, but a renewed lease needs at least 3 times the "
-                f"command_timeout of alias {alias.alias!r}, {shortest:g} s: raise ttl, lower "
-                f"DLOCKS[{alias.alias!r}]['OPTIONS']['command_timeout'], or say renew=False"
-            )
         if hold_until not in ("release", "commit"):
             raise ValueError(f"hold_until is {hold_until!r}; it takes 'release' or 'commit'")
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost is {on_lost!r}; it takes a callable (lock, reason)")
         facts, encoded = _checked_metadata(metadata)
         return cls(
-            ttl=own_ttl,
+            ttl=alias.ttl if ttl is None else lease_ttl(backend, ttl, renewed=renew),
             wait=_patience(wait, alias.wait),
             renew=renew,
             max_hold=alias.max_hold
@@ -92,6 +84,24 @@ class LockOptions:
             on_lost=on_lost,
             hold_until=hold_until,
         )
+
+
+def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float:
+    """A TTL in seconds, long enough for the alias.
+
+    Raises:
+        TypeError, ValueError: Saying what is allowed, and where it is set.
+    """
+    alias = backend.alias
+    number = conf.seconds(ttl, what="ttl", minimum=0.1)
+    shortest = 3 * backend.command_timeout
+    if renewed and number < shortest:
+        raise ValueError(
+            f"ttl is {number:g} s, but a renewed lease needs at least 3 times the "
+            f"command_timeout of alias {alias!r}, {shortest:g} s: raise ttl, lower "
+            f"DLOCKS[{alias!r}]['OPTIONS']['command_timeout'], or say renew=False"
+        )
+    return number
 
 
 def _patience(wait: Seconds | Default | None, default: float | None) -> float | None:

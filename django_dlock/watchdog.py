@@ -60,6 +60,8 @@ class _Lane:
     next_beat: float = 0.0
     next_look: float = -math.inf
     """When a hold or the heartbeat next needs attention."""
+    unplanned: bool = True
+    """``next_look`` is not to be trusted: there may be holds that it does not know."""
 
 
 class Watchdog:
@@ -94,6 +96,8 @@ class Watchdog:
         if not lane.holds:
             lane.next_beat = first_beat
         lane.holds[hold.owner] = hold
+        # Another alias may wake the thread before this hold is due.
+        lane.unplanned = True
         # Compared after the entry is made: either the thread sees the entry, or it is awake or
         # wakes too late for it and is poked.
         if min(hold.due, first_beat) < self._wakes_at or self._thread is None:
@@ -107,33 +111,34 @@ class Watchdog:
 
     # -- the schedule ------------------------------------------------------------------
 
-    def tick(self, *, fresh: bool = True) -> float:
-        """Do what is due, and answer when to look again.
-
-        Args:
-            fresh: There may be new holds, whose time is not planned yet.
-        """
+    def tick(self) -> float:
+        """Do what is due, and answer when to look again."""
         wakes_at = math.inf
         for lane in list(self._lanes.values()):
-            if fresh:
-                lane.next_look = -math.inf
-            try:
-                wakes_at = min(wakes_at, self._serve(lane))
-            except BaseException:
-                logger.exception("The watchdog stumbled over alias %r", lane.backend.alias)
-                wakes_at = min(wakes_at, clock.now() + LATE)
+            wakes_at = min(wakes_at, self._serve_or_stumble(lane))
         events.nudge()
         return wakes_at
 
+    def _serve_or_stumble(self, lane: _Lane) -> float:
+        try:
+            return self._serve(lane)
+        except BaseException:
+            logger.exception("The watchdog stumbled over alias %r", lane.backend.alias)
+            lane.unplanned = True
+            return clock.now() + LATE
+
     def _serve(self, lane: _Lane) -> float:
-        if lane.sent is not None and not self._collect(lane, 0.0):
-            # The backend does not answer; deadlines go on all the same.
-            if clock.now() >= lane.next_look:
-                for hold in self._look(lane):
-                    hold.failures += 1
-                lane.next_look = max(lane.next_look, clock.now() + 4 * PATIENCE)
-            return clock.now() + PATIENCE
-        while lane.holds and clock.now() >= lane.next_look:
+        if lane.sent is not None:
+            if not self._collect(lane, 0.0):
+                # The backend does not answer; deadlines go on all the same.
+                if clock.now() >= lane.next_look:
+                    for hold in self._look(lane):
+                        hold.failures += 1
+                    lane.next_look = max(lane.next_look, clock.now() + 4 * PATIENCE)
+                return clock.now() + PATIENCE
+            # What could not be sent while this answer was awaited is next.
+            lane.unplanned = True
+        while lane.holds and (lane.unplanned or clock.now() >= lane.next_look):
             due = self._look(lane)
             if not due and clock.now() < lane.next_beat:
                 break
@@ -145,6 +150,7 @@ class Watchdog:
 
     def _look(self, lane: _Lane) -> list[Hold]:
         """End what must end, and gather what is to be renewed now."""
+        lane.unplanned = False
         now = clock.now()
         next_look = math.inf
         due: list[Hold] = []
@@ -166,7 +172,7 @@ class Watchdog:
                     continue
                 if hold.due <= now + (hold.due - hold.confirmed_at) / 2:
                     close.append(hold)
-            next_look = min(next_look, hold.due)
+            next_look = min(next_look, hold.due, hold.deadline)
         if due:
             # The most urgent first; whoever comes due soon goes along while a call has room.
             due.sort(key=lambda hold: hold.deadline)
@@ -253,8 +259,8 @@ class Watchdog:
         idle_since: float | None = None
         while True:
             with self._condition:
-                fresh, self._poked = self._poked, False
-            wakes_at = self.tick(fresh=fresh)
+                self._poked = False
+            wakes_at = self.tick()
             now = clock.now()
             if wakes_at < math.inf:
                 idle_since = None

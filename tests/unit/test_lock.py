@@ -289,6 +289,24 @@ def test_renew_can_set_another_ttl() -> None:
         assert 500 < lock.remaining <= 600
 
 
+def test_a_ttl_too_short_to_be_renewed_is_refused() -> None:
+    with local(ttl=30) as lock:
+        with pytest.raises(ValueError, match="at least 3 times the command_timeout"):
+            lock.renew(ttl=1)
+        assert lock.remaining > 29
+    with local(ttl=30, renew=False) as fixed:
+        fixed.renew(ttl=1)
+
+
+def test_a_hold_of_former_settings_is_not_met_by_those_after_them() -> None:
+    with local() as before:
+        locks.reset()
+        # Another backend: what the first one guards is another name.
+        with local() as after:
+            assert before.held
+            assert after.held
+
+
 # -- async ---------------------------------------------------------------------------------
 
 

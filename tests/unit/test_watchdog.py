@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import threading
@@ -55,7 +56,7 @@ class Spy:
         self.backend = locks["local"]
         self.calls: list[list[str]] = []
         self.error: Exception | None = None
-        self.hangs = False
+        self.hangs = self.slow = False
         self.abandoned = 0
         self._renew = self.backend.renew
         monkeypatch.setattr(self.backend, "start_renew", self.start_renew)
@@ -64,8 +65,10 @@ class Spy:
         self.calls.append([renewal.name for renewal in renewals])
         if self.hangs:
             return SimpleNamespace(wait=lambda _: False, abandon=self._abandon)
+        # A slow one does not answer while it is waited for, but by the next step.
+        answered = iter([False] if self.slow else [])
         return SimpleNamespace(
-            wait=lambda _: True,
+            wait=lambda _: next(answered, True),
             result=lambda: self._answer(renewals, process=process, deadline=deadline),
         )
 
@@ -147,6 +150,64 @@ def test_leases_taken_at_different_times_fall_into_step(
         dog.tick()
     assert [len(call) for call in spy.calls if call] == [10, 10]
     assert all(lock.held for lock in kept)
+
+
+def test_g1_a_hold_is_planned_whichever_alias_wakes_the_thread(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    kept = held("old")
+    dog.tick()
+    # Due later than the next step, which may be another alias's, and before the heartbeat.
+    new = held("new", ttl=3)
+    time.seconds += 0.5
+    assert dog.tick() <= new._holdings.mine().due  # type: ignore[union-attr]
+    time.seconds += 0.6
+    dog.tick()
+    assert spy.renewed == ["new"]
+    assert kept.held
+
+
+def test_g1_a_shorter_ttl_of_a_renewal_by_hand_is_kept_up(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held(ttl=300)
+    dog.tick()
+    lock.renew(ttl=3)
+    assert dog.tick() <= time.seconds + 1
+    time.seconds += 1.1
+    dog.tick()
+    assert spy.renewed == ["it"]
+    assert lock.remaining == pytest.approx(2.97)
+
+
+def test_g1_a_renewal_by_hand_is_not_undone_by_one_that_it_overtook(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held(ttl=30)
+    answer = spy._answer
+
+    def by_hand_meanwhile(*args: Any, **kwargs: Any) -> Fates:
+        time.seconds += 0.1
+        lock.renew(ttl=300)
+        return answer(*args, **kwargs)
+
+    spy._answer = by_hand_meanwhile  # type: ignore[method-assign]
+    time.seconds += 10
+    dog.tick()
+    assert lock.remaining == pytest.approx(297)
+
+
+def test_g1_many_leases_of_a_slow_backend_are_renewed_batch_after_batch(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "BATCH", 2)
+    kept = [held(f"n{i}") for i in range(10)]
+    spy.slow = True
+    time.seconds += 10
+    for _ in range(10):
+        time.seconds += 0.1
+        dog.tick()
+    assert sorted(spy.renewed) == sorted(lock.name for lock in kept)
 
 
 def test_a_heartbeat_goes_out_every_five_seconds(dog: Watchdog, spy: Spy, time: Time) -> None:
@@ -259,6 +320,37 @@ def test_g6_renewal_ends_with_the_owning_thread(dog: Watchdog, spy: Spy, time: T
     assert lock.lost_reason == "holder_ended"
 
 
+def test_g6_renewal_ends_with_the_loop_of_the_task(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = Lock("it", using="local")
+
+    async def hold(entered: asyncio.Event) -> None:
+        async with lock:
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def begin() -> asyncio.Task[None]:
+        entered = asyncio.Event()
+        task = asyncio.create_task(hold(entered))
+        await entered.wait()
+        return task
+
+    loop = asyncio.new_event_loop()
+    task = loop.run_until_complete(begin())
+    loop.close()
+    time.seconds += 10
+    dog.tick()
+    assert spy.renewed == []
+    assert not task.done()
+    # Or asyncio complains about it when it is collected.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    time.seconds += 20
+    dog.tick()
+    assert lock.lost_reason == "holder_ended"
+    # Leaves nothing to the block, which ends when the task is collected.
+    with pytest.raises(LeaseLost):
+        lock.release()
+
+
 def test_g6_renewal_ends_with_the_handle(dog: Watchdog, spy: Spy, time: Time) -> None:
     held()
     gc.collect()
@@ -338,6 +430,22 @@ def test_the_deadline_is_told_while_the_backend_hangs(dog: Watchdog, spy: Spy, t
     assert events.flush()
     assert lock.lost
     assert len(told) == 1
+
+
+def test_g2_a_deadline_before_the_end_of_a_call_is_told_in_time(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held()
+    spy.hangs = True
+    time.seconds += 29.5
+    # A renewal may take a second; the lease has a fifth of one left.
+    dog.tick()
+    time.seconds += 0.05
+    dog.tick()
+    # The look that was due at the deadline, not at the end of the renewal.
+    time.seconds += 0.2
+    dog.tick()
+    assert lock._holdings.mine().ended  # type: ignore[union-attr]
 
 
 def test_a_step_without_anything_due_asks_nobody(dog: Watchdog, spy: Spy, time: Time) -> None:
