@@ -70,7 +70,14 @@ _ROOMS = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_ROOMS.get(name, 'exceptions')}"), name)
+    try:
+        room = import_module(f"{__name__}.{_ROOMS.get(name, 'exceptions')}")
+    except ModuleNotFoundError as error:
+        if error.name != "celery":
+            raise
+        message = f'{name} needs Celery: pip install "django-dlock[celery]"'
+        raise ModuleNotFoundError(message, name="celery") from error
+    value = getattr(room, name)
     # Found at once from now on.
     globals()[name] = value
     return value

@@ -63,8 +63,9 @@ class LockHandler:
         try:
             backend_class: Any = import_string(options.backend)
         except ImportError as error:
+            cure = '; pip install "django-dlock[redis]"' if error.name == "redis" else ""
             raise InvalidLockBackend(
-                f"DLOCKS[{alias!r}]['BACKEND']: cannot import {options.backend!r}: {error}"
+                f"DLOCKS[{alias!r}]['BACKEND']: cannot import {options.backend!r}: {error}{cure}"
             ) from error
         if not (isinstance(backend_class, type) and issubclass(backend_class, BaseLockBackend)):
             raise InvalidLockBackend(

@@ -93,3 +93,31 @@ def test_every_public_name_can_be_imported() -> None:
 
     assert all(getattr(django_dlock, name) is not None for name in django_dlock.__all__)
     assert set(django_dlock.__all__) <= set(dir(django_dlock))
+
+
+MISSING = "import sys; sys.modules[{module!r}] = None; "
+"""Makes a module seem not to be installed."""
+
+
+def error_after(statement: str) -> str:
+    """The last line of the traceback that ``statement`` ends with."""
+    answer = subprocess.run(
+        [sys.executable, "-c", statement], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode
+    return answer.stderr.strip().splitlines()[-1]
+
+
+def test_a_task_without_celery_says_what_to_install() -> None:
+    error = error_after(MISSING.format(module="celery") + "from django_dlock import LockedTask")
+    assert error.endswith('LockedTask needs Celery: pip install "django-dlock[celery]"')
+
+
+def test_the_redis_backend_without_its_client_says_what_to_install() -> None:
+    statement = (
+        "from django.conf import settings; settings.configure(DLOCKS={'default': {"
+        "'BACKEND': 'django_dlock.backends.redis.RedisBackend', 'LOCATION': 'redis://x/0'}}); "
+        "from django_dlock import locks; locks['default']"
+    )
+    error = error_after(MISSING.format(module="redis") + statement)
+    assert error.endswith('pip install "django-dlock[redis]"')
