@@ -70,7 +70,7 @@ class LeaseLost(LockError):
 
     Args:
         reason: Why: ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``,
-            ``fork``, ``exit`` or ``holder_ended``.
+            ``fork``, ``exit``, ``holder_ended`` or ``interrupted``.
     """
 
     def __init__(

@@ -341,6 +341,15 @@ class Lock(LockView):
             BackendUnavailable: No answer. Renewal has ended, the release is repeated in the
                 background, and the lease ends with its TTL at the latest.
         """
+        try:
+            self._give_back()
+        except LockError:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _give_back(self) -> None:
         hold = self._leaving()
         if hold is None:
             return
@@ -362,9 +371,21 @@ class Lock(LockView):
 
     async def arelease(self) -> None:
         """As ``release``, for coroutines."""
-        hold = self._leaving()
+        try:
+            hold = self._leaving()
+            if hold is not None:
+                await adrive(self._release(hold), self._backend)
+        except LockError:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _interrupted(self) -> None:
+        """A release was cut short before it began: at least nothing is renewed any more."""
+        hold = self._holdings.current()
         if hold is not None:
-            await adrive(self._release(hold), self._backend)
+            hold.stop_renewing("interrupted")
 
     def __exit__(
         self,
@@ -372,11 +393,16 @@ class Lock(LockView):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._has_to_leave():
-            try:
+        try:
+            if self._has_to_leave():
                 self.release()
-            except (LeaseLost, BackendUnavailable) as trouble:
-                self._tell(trouble, error)
+        except (LeaseLost, BackendUnavailable) as trouble:
+            self._tell(trouble, error)
+        except LockError:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     async def __aexit__(
         self,
@@ -384,11 +410,16 @@ class Lock(LockView):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._has_to_leave():
-            try:
+        try:
+            if self._has_to_leave():
                 await self.arelease()
-            except (LeaseLost, BackendUnavailable) as trouble:
-                self._tell(trouble, error)
+        except (LeaseLost, BackendUnavailable) as trouble:
+            self._tell(trouble, error)
+        except LockError:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     def _has_to_leave(self) -> bool:
         """Whether a block that ends has something to release."""

@@ -75,8 +75,10 @@ class Watchdog:
     def __init__(self) -> None:
         self.lateness = 0.0
         self._lanes: dict[int, _Lane] = {}
-        # Reentrant: a signal handler may acquire or release while its own thread does.
-        self._condition = threading.Condition(threading.RLock())
+        # Reentrant: a signal handler may acquire or release while its own thread does. Entered
+        # as it is and not as the condition, see events.py.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._poked = False
         # When the thread wakes by itself; infinite while it is awake, so that every new hold
@@ -245,7 +247,7 @@ class Watchdog:
     # -- the thread --------------------------------------------------------------------
 
     def _poke(self) -> None:
-        with self._condition:
+        with self._lock:
             self._poked = True
             self._condition.notify()
             if self._thread is None or not self._thread.is_alive():
@@ -258,7 +260,7 @@ class Watchdog:
     def _run(self) -> None:
         idle_since: float | None = None
         while True:
-            with self._condition:
+            with self._lock:
                 self._poked = False
             wakes_at = self.tick()
             now = clock.now()
@@ -267,7 +269,7 @@ class Watchdog:
             else:
                 idle_since = now if idle_since is None else idle_since
                 wakes_at = idle_since + IDLE
-            with self._condition:
+            with self._lock:
                 if self._poked:
                     continue
                 if idle_since is not None and now >= wakes_at:
