@@ -55,7 +55,8 @@ class LockView:
     @property
     def lost_reason(self) -> str | None:
         """Why: ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``, ``fork``,
-        ``exit``, ``holder_ended``, ``interrupted`` or ``collected``; ``None`` where it is not lost."""
+        ``exit``, ``holder_ended``, ``interrupted`` or ``collected``; ``None`` where it is not
+        lost."""
         hold = self._holdings.mine()
         return None if hold is None else hold.lost_reason
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import math
 import random
 import signal
 import statistics
+import sys
 import time
+from types import FrameType
 from typing import Any, Literal
 
 from django_dlock import Lock
@@ -72,15 +75,71 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
             signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-6, 1.2 * usual))
             one(name or f"storm:{number}", how)
             armed = False
-        except (kind, RuntimeError) as error:
+        except (kind, RuntimeError) as caught:
             # Struck inside one of Python's own waits, it comes out as "release unlocked lock".
-            if not isinstance(error, kind) and not isinstance(error.__context__, kind):
+            if not isinstance(caught, kind) and not isinstance(caught.__context__, kind):
                 raise
             struck += 1
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
     gc.collect()
     return struck
+
+
+class _Nth:
+    """Raises at the n-th place where Python looks for signals: entering a function of Python
+    and coming back from one of C."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+        self.where = ""
+
+    def profile(self, frame: FrameType, event: str, arg: object) -> None:
+        if event in ("call", "c_return") and not _before(frame):
+            self.left -= 1
+            if not self.left:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+
+
+def _before(frame: FrameType) -> bool:
+    """Whether a release is only just entered: it may as well not have been called yet."""
+    back = frame.f_back
+    return back is not None and back.f_code is walk.__code__ and frame.f_code in _ENDS
+
+
+_ENDS = (Lock.__exit__.__code__, Lock.release.__code__)
+
+
+def walk(how: How) -> dict[str, str]:
+    """Interrupt everywhere between acquire and release, one place after the other.
+
+    The handles live on. Gives the names and where they were struck.
+    """
+    struck: dict[str, str] = {}
+    for number in itertools.count(1):
+        lock = Lock(f"walk:{number}")
+        kept.append(lock)
+        nth = _Nth(number)
+        try:
+            sys.setprofile(nth.profile)
+            if how == "with":
+                with lock:
+                    pass
+            else:
+                lock.acquire()
+                lock.release()
+        except (KeyboardInterrupt, RuntimeError):
+            # The latter is "release unlocked lock", what Python's own waits make of it.
+            struck[lock.name] = nth.where
+        finally:
+            sys.setprofile(None)
+        if not nth.where:
+            break
+    return struck
+
+
+kept: list[Lock] = []
 
 
 async def cancellations(how: How, *, rounds: int, seed: int) -> int:

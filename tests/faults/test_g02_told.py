@@ -12,8 +12,7 @@ from django.core.cache import cache
 
 from django_dlock import LeaseLost, Lock, clock, events, locks, signals
 from testproject.servers import RedisServer
-from tests.faults.aliases import LONG, TTL, TIMEOUT, Dlocks, alias, another, configured
-from tests.faults.conftest import NewHolder
+from tests.faults.aliases import TTL, Dlocks, alias, configured
 from tests.faults.holder import Holder, HolderError
 from tests.proxy import Proxy
 
@@ -59,9 +58,7 @@ def ear() -> Iterator[Ear]:
 # -- a holder that slept ---------------------------------------------------------------
 
 
-def test_g2_a_paused_holder_is_told_at_once_and_cannot_pass(
-    dlocks: Dlocks, holder: Holder
-) -> None:
+def test_g2_a_paused_holder_is_told_at_once_and_cannot_pass(dlocks: Dlocks, holder: Holder) -> None:
     holder.do(
         "lock = Lock('it', on_lost=lambda lock, reason: say('on_lost', reason)); lock.acquire()"
     )
@@ -121,9 +118,7 @@ def test_g2_lost_data_is_told_within_one_interval(
     assert ear.told == ["refused"]
 
 
-def test_g2_a_cache_clear_in_the_same_database_is_told(
-    own_redis: RedisServer, ear: Ear
-) -> None:
+def test_g2_a_cache_clear_in_the_same_database_is_told(own_redis: RedisServer, ear: Ear) -> None:
     caches = {
         "default": {
             "BACKEND": "django.core.cache.backends.redis.RedisCache",

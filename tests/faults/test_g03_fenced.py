@@ -44,9 +44,7 @@ def test_g3_tokens_rise_across_flushall_and_an_empty_restart(
     assert tokens == sorted(set(tokens))
 
 
-def test_g3_tokens_rise_across_the_crash_of_a_holder(
-    dlocks: Dlocks, new_holder: NewHolder
-) -> None:
+def test_g3_tokens_rise_across_the_crash_of_a_holder(dlocks: Dlocks, new_holder: NewHolder) -> None:
     tokens = []
     for _ in range(2):
         holder = new_holder()

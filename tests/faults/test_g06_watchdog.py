@@ -177,16 +177,18 @@ def test_g6_renewal_ends_with_the_loss(own_redis: RedisServer, through_proxy: Pr
 
 
 def test_g6_a_paused_server_delays_no_other_alias(own_redis: RedisServer, dlocks: Dlocks) -> None:
-    with RedisServer() as other:
-        with configured({"default": dlocks["default"], "other": alias(other.url)}):
-            hung = [Lock(f"it:{n}") for n in range(20)]
-            well = [Lock(f"it:{n}", using="other") for n in range(20)]
-            for lock in hung + well:
-                lock.acquire()
-            own_redis.pause()
-            # Three leases long, on the alias that is well.
-            assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
-            assert all(lock.lost for lock in hung)
-            assert all(lock.held for lock in well)
-            assert {lock.lost_reason for lock in hung} == {"unreachable"}
-            own_redis.resume()
+    with (
+        RedisServer() as other,
+        configured({"default": dlocks["default"], "other": alias(other.url)}),
+    ):
+        hung = [Lock(f"it:{n}") for n in range(20)]
+        well = [Lock(f"it:{n}", using="other") for n in range(20)]
+        for lock in hung + well:
+            lock.acquire()
+        own_redis.pause()
+        # Three leases long, on the alias that is well.
+        assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
+        assert all(lock.lost for lock in hung)
+        assert all(lock.held for lock in well)
+        assert {lock.lost_reason for lock in hung} == {"unreachable"}
+        own_redis.resume()

@@ -6,12 +6,10 @@ import asyncio
 
 import pytest
 
-from django_dlock import Lock, locks
-from tests.faults.aliases import LONG, TTL, Dlocks, alias
-from tests.faults.conftest import NewHolder
-from tests.faults.holder import Holder, HolderError
+from django_dlock import Lock
+from tests.faults.aliases import TTL, Dlocks
+from tests.faults.holder import Holder
 from tests.faults.interrupts import ERRORS, How, all_free, cancellations
-from tests.proxy import Proxy
 
 ROUNDS = 300
 SEED = 20240229
@@ -36,3 +34,20 @@ async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
     struck = await cancellations(how, rounds=ROUNDS, seed=SEED)
     assert struck > ROUNDS / 4, "hardly anything was cancelled"
     assert await asyncio.to_thread(all_free, ROUNDS, TTL + 3)
+
+
+@pytest.mark.parametrize("how", ["with", "try"])
+def test_g7_an_interrupt_anywhere_leaves_nothing_renewed(
+    how: How, dlocks: Dlocks, holder: Holder
+) -> None:
+    holder.do("from tests.faults.interrupts import one, walk")
+    holder.do("one('warm', 'with')")
+    struck: dict[str, str] = holder.do(f"walk({how!r})")
+    assert len(struck) > 100
+    # The process and all its handles live on.
+    stay = {name: where for name, where in struck.items() if not Lock(name).acquire(timeout=TTL)}
+    assert stay == {}
+    # Nor was anything broken by which it renews.
+    holder.do("lock = Lock('it'); lock.acquire()")
+    assert not Lock("it").acquire(timeout=2 * TTL)
+    assert holder.do("lock.held")

@@ -70,9 +70,7 @@ def test_g8_a_child_does_not_renew_for_its_parent(parent: Holder) -> None:
 
 
 def test_g8_a_child_can_lock_for_itself_at_once(parent: Holder) -> None:
-    mine = (
-        "[(l := Lock('mine')).acquire(timeout=5), l.token > 0, l.renew(), l.release(), l.state]"
-    )
+    mine = "[(l := Lock('mine')).acquire(timeout=5), l.token > 0, l.renew(), l.release(), l.state]"
     assert parent.do(f"in_fork({mine!r})") == [True, True, None, None, "free"]
     # On connections of its own: the parent's still answer to the parent.
     parent.do("lock.renew()")

@@ -1,6 +1,7 @@
 """One process of the counter test: threads that add to a number nobody guards but the lock.
 
-    python -m tests.integration.counting '{"dlocks": …, "counter": …, "threads": 8, "times": 31}'
+Run as a module, with a JSON object: ``dlocks``, ``threads``, ``times`` each of them adds one, and
+either ``file`` with the number or ``databases`` with a table that has it.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ def in_transaction() -> Callable[[], None]:
 
     def add() -> None:
         # Acquired inside, released only after the commit: else the next holder would not see it.
-        with transaction.atomic(), Lock("counter", wait=60, hold_until="commit"):
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT value FROM counter")
-                value = cursor.fetchone()[0] + 1
-                cursor.execute("UPDATE counter SET value = %s", [value])
+        with (
+            transaction.atomic(),
+            Lock("counter", wait=60, hold_until="commit"),
+            connection.cursor() as cursor,
+        ):
+            cursor.execute("SELECT value FROM counter")
+            value = cursor.fetchone()[0] + 1
+            cursor.execute("UPDATE counter SET value = %s", [value])
 
     return add
 

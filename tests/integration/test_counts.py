@@ -127,16 +127,18 @@ def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -
 
 
 def test_an_alias_behind_a_black_hole_costs_the_other_no_lock(proxy: Proxy) -> None:
-    with RedisServer() as other:
-        with configured({"default": alias(proxy.url), "other": alias(other.url)}):
-            hung = [Lock(f"it:{number}") for number in range(500)]
-            well = [Lock(f"it:{number}", using="other") for number in range(500)]
-            for lock in hung + well:
-                assert lock.acquire(blocking=False)
-            proxy.black_hole()
-            assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
-            assert sum(lock.lost for lock in hung) == 500
-            assert sum(lock.lost for lock in well) == 0
-            infos = locks["other"].list()
-            assert len(infos) == 500
-            assert min(info.renewals for info in infos) >= 6
+    with (
+        RedisServer() as other,
+        configured({"default": alias(proxy.url), "other": alias(other.url)}),
+    ):
+        hung = [Lock(f"it:{number}") for number in range(500)]
+        well = [Lock(f"it:{number}", using="other") for number in range(500)]
+        for lock in hung + well:
+            assert lock.acquire(blocking=False)
+        proxy.black_hole()
+        assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
+        assert sum(lock.lost for lock in hung) == 500
+        assert sum(lock.lost for lock in well) == 0
+        infos = locks["other"].list()
+        assert len(infos) == 500
+        assert min(info.renewals for info in infos) >= 6

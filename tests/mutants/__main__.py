@@ -1,0 +1,191 @@
+"""Takes out one mechanism per guarantee and sees whether the guarantee's tests notice.
+
+    python -m tests.mutants [--list] [--jobs N] [G1 …]
+
+Each patch beside this file says in its head which guarantee it breaks, how, and by which tests
+that must show. It is applied to a copy of the working tree; the tree itself stays untouched.
+Exit code 0 only if every mutant went red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PATIENCE = 120.0
+"""Seconds for the tests of one mutant; a mutant may hang."""
+LEFT_OUT = (
+    *(".*", "__pycache__", "*.egg-info", "*.sqlite3*"),
+    *("_build", "build", "carried", "dist", "node_modules", "venv"),
+)
+
+Verdict = Literal["red", "hung", "GREEN", "BROKEN"]
+GOOD: tuple[Verdict, ...] = ("red", "hung")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One patch and what its head says."""
+
+    patch: Path
+    guarantee: str
+    what: str
+    tests: tuple[str, ...]
+
+    @classmethod
+    def read(cls, patch: Path) -> Mutant:
+        head = patch.read_text().split("\n--- ", 1)[0].split("\ndiff ", 1)[0]
+        fields = dict(re.findall(r"^(Guarantee|Breaks): (.+)$", head, re.MULTILINE))
+        tests = re.findall(r"^Test: (\S+)$", head, re.MULTILINE)
+        if set(fields) != {"Guarantee", "Breaks"} or not tests:
+            raise SystemExit(f"{patch.name}: its head must say Guarantee:, Breaks: and Test:")
+        return cls(patch, fields["Guarantee"], fields["Breaks"], tuple(tests))
+
+
+@dataclass(frozen=True)
+class Result:
+    mutant: Mutant
+    verdict: Verdict
+    seconds: float
+    output: str
+
+
+def run(mutant: Mutant, tree: Path) -> Result:
+    """Apply the patch to a copy of ``tree`` and run its tests there."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dlock-mutant-") as directory:
+        copy = Path(directory) / "tree"
+        shutil.copytree(tree, copy)
+        applied = subprocess.run(
+            ["git", "apply", "--whitespace=nowarn", str(mutant.patch)],
+            cwd=copy,
+            # Not as part of a repository that the directory may lie in.
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": directory},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if applied.returncode:
+            return Result(mutant, "BROKEN", time.monotonic() - started, applied.stdout)
+        verdict, output = tested(mutant.tests, copy)
+        return Result(mutant, verdict, time.monotonic() - started, output)
+
+
+def tested(tests: Sequence[str], tree: Path) -> tuple[Verdict, str]:
+    """Whether pytest fails in ``tree``, and its output."""
+    # To a file: a process that a killed test left behind would keep a pipe open.
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=tree,
+            # Before an installed django_dlock, for the processes that the tests start, too.
+            env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(PATIENCE)
+            verdict: Verdict = {0: "GREEN", 1: "red"}.get(code, "BROKEN")  # type: ignore[assignment]
+        except subprocess.TimeoutExpired:
+            verdict = "hung"
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        output.seek(0)
+        return verdict, output.read()
+
+
+def imported_from(tree: Path) -> str:
+    """Where the tests in ``tree`` would import the package from."""
+    return subprocess.run(
+        [sys.executable, "-c", "import django_dlock; print(django_dlock.__file__)"],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("guarantees", nargs="*", metavar="G1", help="only these (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
+    parser.add_argument("--list", action="store_true", help="show the mutants and run none")
+    options = parser.parse_args(arguments)
+    wanted = {name.upper() for name in options.guarantees}
+    mutants = [Mutant.read(patch) for patch in sorted(HERE.glob("[0-9]*.patch"))]
+    unknown = wanted - {mutant.guarantee for mutant in mutants}
+    if unknown:
+        parser.error(f"no mutant of {', '.join(sorted(unknown))}")
+    mutants = [mutant for mutant in mutants if not wanted or mutant.guarantee in wanted]
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.guarantee:<4} {mutant.what}")
+            print(*(f"       {test}" for test in mutant.tests), sep="\n")
+        return 0
+    results = run_all(mutants, options.jobs)
+    show(results)
+    return 0 if all(result.verdict in GOOD for result in results) else 1
+
+
+def run_all(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
+    mouth, done = threading.Lock(), 0
+    with tempfile.TemporaryDirectory(prefix="dlock-mutants-") as directory:
+        # Edits made meanwhile change nothing.
+        tree = Path(directory) / "tree"
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        place = imported_from(tree)
+        if not place.startswith(str(tree)):
+            raise SystemExit(f"the copy's tests would import {place}, not the copy")
+
+        def one(mutant: Mutant) -> Result:
+            nonlocal done
+            result = run(mutant, tree)
+            with mouth:
+                done += 1
+                print(
+                    f"[{done}/{len(mutants)}] {mutant.patch.stem}: {result.verdict} "
+                    f"({result.seconds:.0f} s)",
+                    flush=True,
+                )
+                if result.verdict not in GOOD:
+                    print(result.output[-3000:], flush=True)
+            return result
+
+        with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
+            return list(pool.map(one, mutants))
+
+
+def show(results: Sequence[Result]) -> None:
+    print("\nguarantee  taken out                                                       went")
+    print("---------  --------------------------------------------------------------  ------")
+    for result in results:
+        print(f"{result.mutant.guarantee:<9}  {result.mutant.what:<62}  {result.verdict}")
+    red = sum(result.verdict in GOOD for result in results)
+    print(f"\n{red} of {len(results)} mutants went red")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
