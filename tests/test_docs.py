@@ -299,6 +299,12 @@ def test_every_parameter_and_member_of_lock_is_in_the_reference() -> None:
     assert not_told(parameters | members, "api.md") == set()
 
 
+def test_every_reason_of_a_loss_is_in_the_reference() -> None:
+    reasons = set(re.findall(r"``(\w+)``", Lock.lost_reason.__doc__ or "")) - {"None"}
+    table = reference("api.md").partition("### Reasons of a loss")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == reasons
+
+
 def test_every_option_of_locked_task_is_in_the_reference() -> None:
     options = set(inspect.get_annotations(LockedTask))
     assert "if_contended" in options
