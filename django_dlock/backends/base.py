@@ -139,7 +139,8 @@ class BaseLockBackend(ABC):
     def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
         """Prolong each lease whose owner still holds it, and note that ``process`` lives.
 
-        One round trip for up to 500 leases. An empty sequence is a bare heartbeat.
+        One round trip for up to 500 leases. An empty sequence is a bare heartbeat. A shorter
+        TTL takes nothing away from what an earlier renewal gave: they may overtake each other.
 
         Args:
             process: ``ProcessIdentity.id``.

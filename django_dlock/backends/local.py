@@ -162,7 +162,7 @@ class LocalBackend(BaseLockBackend):
         fate = entry.fate_of(renewal.owner, now)
         if fate is not None:
             return fate
-        entry.ttl, entry.until = renewal.ttl, now + renewal.ttl
+        entry.ttl, entry.until = renewal.ttl, max(entry.until, now + renewal.ttl)
         entry.renewals += 1
         return "renewed"
 

@@ -224,13 +224,17 @@ local letters = {released = 'r', expired = 'e', broken = 'b'}
 local fates = {}
 for i = 3, #KEYS do
   local me, ttl = ARGV[2 * i - 3], tonumber(ARGV[2 * i - 2])
-  local l = redis.call('HMGET', KEYS[i], 'owner', 'until', 'kind', 'last', 'how', 'n')
-  local owner, till, kind, last, how, n = unpack(l, 1, 6)
+  local l = redis.call('HMGET', KEYS[i], 'owner', 'until', 'kind', 'last', 'how', 'n', 'ttl')
+  local owner, till, kind, last, how, n, before = unpack(l, 1, 7)
   if owner ~= me then
     fates[#fates + 1] = last == me and letters[how] or 'f'
   elseif kind == 'cooling' or not lives(owner, till) then
     fates[#fates + 1] = letters[end_of(kind)]
   else
+    -- One that was sent earlier, for a shorter time, may arrive later: it takes nothing away. An
+    -- end beyond the TTL comes of a clock that has stepped back, and is put right.
+    local left = till and tonumber(till) - now or 0
+    if left > ttl and left <= tonumber(before or 0) then ttl = left end
     redis.call('HSET', KEYS[i], 'until', text(now + ttl), 'ttl', text(ttl),
       'n', text(tonumber(n or 0) + 1))
     redis.call('PEXPIRE', KEYS[i], text(ttl + memory(ttl)))

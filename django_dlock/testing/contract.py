@@ -137,6 +137,15 @@ class BackendContract(ContractTools):
         assert self.renew(backend, first)[0] in {"expired", "refused"}
         assert self.renew(backend, second) == ["renewed"]
 
+    def test_g1_a_renewal_overtaken_by_a_longer_one_takes_nothing_away(
+        self, backend: BaseLockBackend
+    ) -> None:
+        lease = self.grant(backend, self.request(self.name(), ttl=5))
+        for ttl in (600, 30, 5):
+            assert self.renew(backend, lease, ttl=ttl) == ["renewed"]
+        met = self.refuse(backend, self.request(lease.name))
+        assert 590 < met.remaining <= 600.1
+
     def test_an_expired_lease_is_not_revived_by_its_renewal(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
         self.outlive(backend, lease.name)
