@@ -132,7 +132,9 @@ class RedisBackend(BaseLockBackend):
         limit = min(deadline, started + block + self.command_timeout)
 
         def talk(connection: Any) -> None:
-            connection.send_command("BLPOP", self._wakes + request.name, f"{block:.3f}")
+            # Never 0.000, which would be for ever.
+            seconds = f"{max(block, 0.001):.3f}"
+            connection.send_command("BLPOP", self._wakes + request.name, seconds)
             while not connection.can_read(timeout=max(0.0, min(ASK_EVERY, limit - clock.now()))):
                 if clock.now() >= limit:
                     raise errors.TimeoutError("no reply within the time allowed")

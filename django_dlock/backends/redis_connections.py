@@ -106,24 +106,30 @@ class RedisConnections:
     def call(
         self, talk: Callable[[Any], T], *, deadline: float, again_within: float = math.inf
     ) -> T:
-        """Let ``talk`` use a connection, once more on a new one if an idle one proves broken.
+        """Let ``talk`` use a connection, and again on new ones while they prove broken.
+
+        An idle one may have been closed long ago, and a reply may be lost on a new one, too; a
+        third break in a row is no accident.
 
         Args:
-            talk: Sends and reads; may be called twice, so what it says must be idempotent.
+            talk: Sends and reads; may be called again, so what it says must be idempotent.
             again_within: Seconds of talk after which a break is not tried again.
 
         Raises:
             redis.exceptions.RedisError, OSError: No answer, or the server's refusal.
         """
-        connection = self.idle()
-        if connection is not None:
+        connection, breaks = self.idle(), 0
+        while True:
+            if connection is None:
+                connection = self._connect(deadline)
             started = clock.now()
             try:
                 return self._talk(talk, connection)
             except CUT:
-                if clock.now() - started > again_within or clock.now() >= deadline:
+                now, breaks = clock.now(), breaks + 1
+                if breaks == 3 or now - started > again_within or now >= deadline:
                     raise
-        return self._talk(talk, self._connect(deadline))
+            connection = None
 
     def _talk(self, talk: Callable[[Any], T], connection: Any) -> T:
         try:

@@ -41,6 +41,33 @@ def test_g5_an_acquire_whose_reply_was_cut_off_finds_its_own_grant(proxy, own_re
     assert renew(backend, lease) == ["renewed"]
 
 
+def test_g5_a_reply_lost_on_a_connection_just_made_is_asked_for_again(proxy, own_redis):
+    warm(backend_for(own_redis.url))
+    proxy.drop_replies(2, how="close")
+    lease = grant(backend_for(proxy.url), request())
+    assert proxy.replies_dropped == 2
+    assert backend_for(own_redis.url).get("name").owner == lease.owner
+
+
+def test_g10_a_server_that_cuts_every_connection_is_unavailable(proxy, own_redis):
+    warm(backend_for(own_redis.url))
+    backend = backend_for(proxy.url)
+    proxy.drop_replies(100, how="close")
+    with pytest.raises(BackendUnavailable):
+        backend.acquire(request(), deadline=backend.call_deadline())
+    assert proxy.count("EVALSHA") <= 3
+
+
+def test_a_wait_of_less_than_a_millisecond_is_not_one_for_ever(own_redis):
+    backend = backend_for(own_redis.url)
+    grant(backend, request())
+    attempt = request(waits=True)
+    met = refuse(backend, attempt)
+    # A server would block for ever on a timeout of 0.
+    for _ in range(20):
+        wait(backend, attempt, met, 0.0004)
+
+
 def test_g5_an_acquire_whose_reply_was_swallowed_is_unknown_and_can_be_repeated(proxy, own_redis):
     backend = backend_for(proxy.url, command_timeout=0.3)
     warm(backend)
@@ -309,6 +336,16 @@ def test_g3_tokens_rise_while_the_clock_of_the_server_is_behind(own_redis):
     assert grant(backend, request("other")).token == ahead + 1
     release(backend, first)
     assert grant(backend, request()).token == ahead + 2
+
+
+def test_g4_a_renewal_puts_an_end_right_that_a_step_of_the_clock_made_late(own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    direct = client(own_redis)
+    late = int(direct.hget("{dlock:0}:l:name", "until")) + 3_600_000
+    direct.hset("{dlock:0}:l:name", "until", late)
+    assert renew(backend, lease) == ["renewed"]
+    assert backend.get("name").ttl <= 30.1
 
 
 def test_g3_the_token_of_a_name_rises_although_the_highest_is_forgotten(own_redis):

@@ -80,15 +80,15 @@ def test_g5_an_acquire_that_was_never_answered_is_taken_back(lossy: Proxy) -> No
     assert lossy.replies_dropped == 1
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, 2, 3])
 def test_g5_a_release_whose_reply_was_lost_is_no_loss(lossy: Proxy, times: int) -> None:
     lock = Lock("it")
     lock.acquire()
     lossy.drop_replies(times)
-    if times == 1:
+    if times < 3:
         lock.release()
     else:
-        # Cut off twice: nobody knows, which is not the same as lost.
+        # Cut off again and again: nobody knows, which is not the same as lost.
         with pytest.raises(BackendUnavailable):
             lock.release()
     assert lock.state == "free"
