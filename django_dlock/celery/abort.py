@@ -51,7 +51,7 @@ class BodyGuard:
 
     Attributes:
         reason: Why the lease was lost; ``None`` while it is not.
-        struck: Whether the body has been interrupted.
+        strikes: How often the body was interrupted.
     """
 
     def __init__(self) -> None:
@@ -62,25 +62,42 @@ class BodyGuard:
         self._thread: int | None = None
         self._closing = False
         self.reason: str | None = None
-        self.struck = False
+        self.strikes = 0
+
+    @property
+    def struck(self) -> bool:
+        """Whether the body has been interrupted."""
+        return self.strikes > 0
 
     def run(self, body: Callable[[], T]) -> T:
         """Call ``body``; when this returns or raises, nothing will strike any more.
 
         Raises:
-            LeaseAborted: The lease was lost before the body began, or while it ran.
+            LeaseAborted: The lease was lost before the body began, or while it ran; also where
+                the body caught the interruption and returned, for something in it was cut.
         """
+        late = 0
         try:
             self._begin()
-            return body()
+            value = body()
         finally:
-            # ``try`` comes first, because between ``finally`` and ``try`` nothing can strike.
-            # Once ``_closing`` is stored nobody does, but one exception may be on its way.
+            # Before anything is called: between ``finally`` and ``try`` nothing can strike. Once
+            # it is stored nobody does, but one exception may be on its way.
+            self._closing = True
             try:
                 self._close()
             except LeaseAborted:
+                late = 1
                 self._close()
-            self._ended.set()
+            except BaseException:
+                # The soft time limit, at the only moment between body and record.
+                self._close()
+                raise
+            finally:
+                self._ended.set()
+        if self.strikes > late:
+            raise LeaseAborted(reason=self.reason or "")
+        return value
 
     def interrupt(self, lock: Lock, reason: str) -> None:
         """The ``on_lost`` of the lock."""
@@ -96,7 +113,6 @@ class BodyGuard:
             self._thread = threading.get_ident()
 
     def _close(self) -> None:
-        self._closing = True
         # Whoever was about to strike has done so once we have the lock.
         with self._lock:
             pass
@@ -115,9 +131,10 @@ class BodyGuard:
         with self._lock:
             if self._thread is None or self._closing:
                 return False
-            self.struck = True
+            self.strikes += 1
             if _raise_in(self._thread, LeaseAborted):
                 return True
+            self.strikes -= 1
         logger.warning("A task that lost its lease cannot be stopped in this pool; it goes on")
         return False
 
