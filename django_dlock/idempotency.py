@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from django.db import IntegrityError, models, router, transaction
+from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models.functions import Now
 
 from .exceptions import AttemptsExhausted, LockError, PayloadMismatch, StaleToken
@@ -96,9 +96,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The key has been worked off; ``result`` is what ``complete`` was given."""
+    """The key has been worked off.
+
+    Attributes:
+        result: What ``complete`` was given.
+        task_id: Of the run that did it.
+    """
 
     result: str
+    task_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,7 @@ def claim(
                 request.lock_alias,
             )
         elif record.state == State.SUCCEEDED:
-            return Finished(record.result)
+            return Finished(record.result, record.task_id)
         elif record.state != State.RUNNING:
             deaths = 0 if record.state == State.FAILED else record.deaths
             claimed = _begin(record, request, using, deaths=deaths)
@@ -201,8 +207,18 @@ def fail(claim: Claim, error: str) -> bool:
 
 
 def has_succeeded(claim: Claim) -> bool:
-    """Whether this very run is recorded as succeeded: the answer after a doubtful COMMIT."""
-    return claim.record().filter(state=State.SUCCEEDED).exists()
+    """Whether this very run is recorded as succeeded: the answer after a doubtful COMMIT.
+
+    Waits for a COMMIT of which the server was told, and which it has not yet carried out.
+    """
+    if claim.record().filter(state=State.SUCCEEDED).exists():
+        return True
+    if not connections[claim.using].features.has_select_for_update:
+        return False
+    with transaction.atomic(using=claim.using):
+        # By no condition that the COMMIT changes: the row would be passed over.
+        found = claim.record().select_for_update().first()
+        return found is not None and found.state == State.SUCCEEDED
 
 
 def purge(

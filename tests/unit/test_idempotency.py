@@ -258,6 +258,30 @@ def test_has_succeeded_tells_this_run_from_others(database):
     assert not idempotency.has_succeeded(first)
 
 
+def test_g12_a_commit_that_is_still_under_way_is_waited_for(postgres_alias):
+    """The connection broke in COMMIT: the server has the command, and not yet obeyed."""
+    IdempotencyRecord.objects.using(postgres_alias).all().delete()
+    claim = begin("a", postgres_alias)
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            answers.append(idempotency.has_succeeded(claim))
+        finally:
+            connections[postgres_alias].close()
+
+    asking = threading.Thread(target=ask)
+    with transaction.atomic(using=postgres_alias), connections[postgres_alias].cursor() as cursor:
+        idempotency.complete(claim)
+        asking.start()
+        waiting: list[object] = []
+        while asking.is_alive() and not waiting:
+            cursor.execute("SELECT 1 FROM pg_locks WHERE NOT granted")
+            waiting = cursor.fetchall()
+    asking.join()
+    assert answers == [True]
+
+
 def test_g14_the_same_key_with_another_payload_is_an_error(database):
     idempotency.complete(begin("a", database))
     with pytest.raises(PayloadMismatch, match="42"):
