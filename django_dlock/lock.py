@@ -350,12 +350,12 @@ class Lock(LockView):
             raise
 
     def _give_back(self) -> None:
-        hold = self._leaving()
-        if hold is None:
-            return
+        hold = self._to_release()
         if self._options.hold_until == "commit" and transactions.run_after(
             lambda: self._release_late(hold)
         ):
+            return
+        if not self._holdings.leave(hold):
             return
         database = transactions.open_since(hold.outer_transactions)
         if database is not None:
@@ -372,8 +372,8 @@ class Lock(LockView):
     async def arelease(self) -> None:
         """As ``release``, for coroutines."""
         try:
-            hold = self._leaving()
-            if hold is not None:
+            hold = self._to_release()
+            if self._holdings.leave(hold):
                 await adrive(self._release(hold), self._backend)
         except LockError:
             raise
@@ -444,12 +444,11 @@ class Lock(LockView):
         if sys.version_info >= (3, 11) and not isinstance(error, LeaseLost):
             error.add_note(f"The lock was lost meanwhile: {trouble}")
 
-    def _leaving(self) -> Hold | None:
-        """The hold to give back, or ``None`` where an outer entry goes on holding."""
+    def _to_release(self) -> Hold:
         hold = self._holdings.current()
         if hold is None:
             raise self._not_held("released")
-        return hold if self._holdings.leave(hold) else None
+        return hold
 
     def _release(self, hold: Hold) -> Flow[None]:
         reason = hold.lost_reason
@@ -465,7 +464,11 @@ class Lock(LockView):
                 )
         except BaseException as error:
             # Not answered, or interrupted: it may be done or not.
-            undo.schedule(self._backend, LeaseRequest(hold.name, hold.owner, hold.ttl))
+            undo.schedule(
+                self._backend,
+                LeaseRequest(hold.name, hold.owner, hold.ttl),
+                min_hold=hold.min_hold,
+            )
             hold.end_released()
             if reason is None or not isinstance(error, BackendUnavailable):
                 raise
@@ -486,6 +489,9 @@ class Lock(LockView):
 
     def _release_late(self, hold: Hold) -> None:
         """Release after a transaction; there is no caller left to raise to."""
+        # Not before: the holder may enter again while the transaction lasts.
+        if not self._holdings.leave(hold):
+            return
         try:
             drive(self._release(hold), self._backend)
         except (LeaseLost, BackendUnavailable) as error:

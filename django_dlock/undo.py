@@ -33,6 +33,7 @@ class _Job:
     number: int
     backend: BaseLockBackend = field(compare=False)
     request: LeaseRequest = field(compare=False)
+    min_hold: float = field(compare=False)
     give_up_at: float = field(compare=False)
     pause: float = field(default=FIRST_PAUSE, compare=False)
 
@@ -48,9 +49,18 @@ class _Undoer:
         self._worker: threading.Thread | None = None
         self._hooked = False
 
-    def schedule(self, backend: BaseLockBackend, request: LeaseRequest) -> None:
+    def schedule(
+        self, backend: BaseLockBackend, request: LeaseRequest, *, min_hold: float = 0.0
+    ) -> None:
+        """Take an attempt back soon; never waits for the backend.
+
+        Args:
+            min_hold: Seconds since the grant during which the name stays taken all the same,
+                for a lease whose release was not answered.
+        """
         now = clock.now()
-        job = _Job(now, next(self._numbers), backend, request, now + request.ttl + PATIENCE)
+        give_up_at = now + request.ttl + PATIENCE
+        job = _Job(now, next(self._numbers), backend, request, min_hold, give_up_at)
         with self._lock:
             heapq.heappush(self._jobs, job)
             self._ready.notify()
@@ -94,7 +104,15 @@ class _Undoer:
         """Whether the job is over, done or given up; else it has a new ``due``."""
         backend, request = job.backend, job.request
         try:
-            backend.undo(request, deadline=backend.call_deadline())
+            if job.min_hold:
+                backend.release(
+                    request.name,
+                    request.owner,
+                    min_hold=job.min_hold,
+                    deadline=backend.call_deadline(),
+                )
+            else:
+                backend.undo(request, deadline=backend.call_deadline())
         except BackendUnavailable as error:
             now = clock.now()
             if now >= job.give_up_at:

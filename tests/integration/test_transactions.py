@@ -55,6 +55,18 @@ def test_g15_hold_until_commit_releases_after_the_commit() -> None:
     assert lock.state == "free"
 
 
+def test_g2_one_who_enters_again_before_the_commit_still_holds_after_it() -> None:
+    lock = guard(hold_until="commit", reentrant=True)
+    with transaction.atomic():
+        with lock:
+            pass
+        lock.acquire()
+    assert lock.held
+    assert lock.locked()
+    lock.release()
+    assert not lock.locked()
+
+
 def test_g15_hold_until_commit_waits_for_the_commit_itself() -> None:
     at_commit: list[bool] = []
     lock = guard(hold_until="commit")

@@ -24,6 +24,7 @@ from django_dlock import (
     exceptions,
     locks,
     signals,
+    transactions,
 )
 
 pytestmark = pytest.mark.usefixtures("_fresh_local")
@@ -305,6 +306,25 @@ def test_a_hold_of_former_settings_is_not_met_by_those_after_them() -> None:
         with local() as after:
             assert before.held
             assert after.held
+
+
+def test_g7_a_release_interrupted_on_its_way_is_renewed_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    lock = local()
+    lock.acquire()
+    monkeypatch.setattr(transactions, "open_since", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lock.release()
+    monkeypatch.undo()
+    hold = lock._holdings.mine()
+    assert hold is not None
+    assert (hold.renews, hold.due) == (False, hold.deadline)
+    lock.release()
+    assert not lock.locked()
 
 
 # -- async ---------------------------------------------------------------------------------

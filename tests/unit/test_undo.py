@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_dlock import locks, undo
+from django_dlock import Lock, locks, undo
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseRequest
 
@@ -43,3 +43,30 @@ def test_an_undo_that_meets_a_bug_does_not_stop_the_next(monkeypatch: pytest.Mon
     undo.schedule(backend, LeaseRequest("it", "first", 30))
     undo.schedule(backend, LeaseRequest("it", "second", 30))
     assert done.wait(5)
+
+
+def test_a_release_without_an_answer_is_repeated_with_its_min_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locks.reset()
+    backend = locks["local"]
+    release, done = backend.release, threading.Event()
+
+    def down(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(backend, "release", answer)
+        raise BackendUnavailable("down")
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        fate = release(*args, **kwargs)
+        done.set()
+        return fate
+
+    monkeypatch.setattr(backend, "release", down)
+    lock = Lock("it", using="local", min_hold=60)
+    lock.acquire()
+    with pytest.raises(BackendUnavailable):
+        lock.release()
+    assert done.wait(5)
+    info = backend.get("it")
+    assert info is not None
+    assert info.kind == "cooling"
