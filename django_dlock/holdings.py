@@ -33,13 +33,15 @@ class Holdings:
 
         With none left, the last lost one.
         """
-        holds = self._holds
-        if not holds:
+        if not self._holds:
             return self.ended
-        if len(holds) == 1:
-            for hold in holds.values():
-                return hold
-        return holds.get(self._caller()) or list(holds.values())[-1]
+        # A copy, which is one step: another thread may come or go meanwhile.
+        holds = self._holds.copy()
+        if len(holds) > 1:
+            own = holds.get(self._caller())
+            if own is not None:
+                return own
+        return next(reversed(holds.values()), self.ended)
 
     def current(self) -> Hold | None:
         """As ``mine``, without what is over."""
@@ -111,7 +113,7 @@ class Holdings:
 
     def owned_by(self, owner: str) -> Hold | None:
         """The hold of this very grant."""
-        return next((hold for hold in self._holds.values() if hold.owner == owner), None)
+        return next((hold for hold in self._holds.copy().values() if hold.owner == owner), None)
 
     def _forget(self, hold: Hold) -> None:
         if self._holds.get(hold.key) is hold:
@@ -120,7 +122,7 @@ class Holdings:
 
     def _prune(self) -> None:
         """Forget lost holds whose holder will never come to hear of it."""
-        for key, hold in list(self._holds.items()):
+        for key, hold in self._holds.copy().items():
             if hold.ended and (hold.lost_reason == "fork" or holder_ended(key)):
                 self.drop(hold)
 

@@ -77,8 +77,10 @@ class LocalBackend(BaseLockBackend):
         self._forget_all()
 
     def _forget_all(self) -> None:
-        # Its lock is reentrant: a finalizer may release while its own thread acquires.
-        self._changed = threading.Condition()
+        # Reentrant: a finalizer may release while its own thread acquires. Entered as it is and
+        # not as the condition, which an interrupt can leave locked, see events.py.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._entries: dict[str, _Entry] = {}
         self._undone: dict[str, float] = {}
         self._waiters: dict[str, set[str]] = {}
@@ -91,7 +93,7 @@ class LocalBackend(BaseLockBackend):
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(request.name)
             if request.owner in self._undone:
                 return self._contention(entry, now)
@@ -141,7 +143,7 @@ class LocalBackend(BaseLockBackend):
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         while (now := clock.now()) < until and not interrupted():
-            with self._changed:
+            with self._lock:
                 entry = self._entries.get(request.name)
                 if entry is None or now >= entry.until:
                     break
@@ -150,7 +152,7 @@ class LocalBackend(BaseLockBackend):
 
     def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             self._heard[process] = now
             self._gone.discard(process)
             return [self._renew(renewal, now) for renewal in renewals]
@@ -168,7 +170,7 @@ class LocalBackend(BaseLockBackend):
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(name)
             if entry is None:
                 return "refused"
@@ -183,7 +185,7 @@ class LocalBackend(BaseLockBackend):
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             self._undone[request.owner] = now + request.ttl + MEMORY
             self._forget_waiter(request)
             entry = self._entries.get(request.name)
@@ -192,7 +194,7 @@ class LocalBackend(BaseLockBackend):
             self._changed.notify_all()
 
     def locked(self, name: str, *, deadline: float) -> bool:
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(name)
             return entry is not None and clock.now() < entry.until
 
@@ -200,7 +202,7 @@ class LocalBackend(BaseLockBackend):
 
     def get(self, name: str) -> LeaseInfo | None:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(name)
             return None if entry is None or now >= entry.until else self._info(name, entry, now)
 
@@ -214,7 +216,7 @@ class LocalBackend(BaseLockBackend):
         limit: int | None = None,
     ) -> LeaseInfos:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             infos = [
                 self._info(name, entry, now)
                 for name, entry in self._entries.items()
@@ -228,7 +230,7 @@ class LocalBackend(BaseLockBackend):
 
     def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(name)
             if entry is None or entry.owner != owner or now >= entry.until:
                 return False
@@ -238,7 +240,7 @@ class LocalBackend(BaseLockBackend):
 
     def last_end(self, name: str) -> tuple[str, Fate] | None:
         now = clock.now()
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(name)
             if entry is None or now < entry.until:
                 return None
@@ -246,7 +248,7 @@ class LocalBackend(BaseLockBackend):
             return (entry.owner, fate) if fate is not None else None
 
     def goodbye(self, process: str, *, deadline: float) -> None:
-        with self._changed:
+        with self._lock:
             self._gone.add(process)
 
     def after_fork(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -48,3 +49,26 @@ def test_what_reentrant_handles_share_stays_with_their_thread() -> None:
         inner.hand_over()
         with local(reentrant=True) as third:
             assert third.token == outer.token == inner.token
+
+
+def test_a_shared_handle_answers_while_other_threads_come_and_go() -> None:
+    shared = local()
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        for _ in range(3000):
+            if shared.acquire(blocking=False):
+                shared.release()
+        over.set()
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=come_and_go)
+        thread.start()
+        while not over.is_set():
+            # None of them raises, whichever thread has come or gone in the middle of it.
+            assert shared.state in ("free", "held")
+        thread.join()
+    finally:
+        sys.setswitchinterval(usual)
