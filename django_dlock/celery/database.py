@@ -7,6 +7,8 @@ import logging
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
+from .abort import LeaseAborted
+
 __all__ = ["OUTAGES", "in_transaction", "mend"]
 
 logger = logging.getLogger("django_dlock")
@@ -33,7 +35,11 @@ def mend(error: BaseException, before: frozenset[str], *, struck: bool) -> None:
     """
     # An exception that strikes between two bytecodes may leave a transaction open, or Django's
     # idea of it wrong. What the connection was told is then not known; a new one is.
-    broken = struck or isinstance(error, SoftTimeLimitExceeded) or not isinstance(error, Exception)
+    broken = (
+        struck
+        or isinstance(error, SoftTimeLimitExceeded | LeaseAborted)
+        or not isinstance(error, Exception)
+    )
     for connection in connections.all(initialized_only=True):
         if connection.alias in before:
             continue

@@ -15,6 +15,7 @@ from ..exceptions import BackendUnavailable, DuplicateRun, StaleToken
 from ..handler import locks
 from ..idempotency import Claim, ClaimRequest, Finished, InFlight
 from . import contention, database, results
+from .abort import LeaseAborted
 from .contention import Hold, Skipped
 from .options import RecordOptions
 from .requeue import PutBack, Trail
@@ -59,7 +60,11 @@ class RecordedRun:
             Skipped, PutBack: See ``contention``.
             Exception: The body's own.
         """
-        claim = self._claim()
+        try:
+            claim = self._claim()
+        except BaseException as error:
+            database.mend(error, self.before, struck=False)
+            raise
         if isinstance(claim, Finished):
             return self._duplicate(claim)
         if isinstance(claim, InFlight):
@@ -94,7 +99,7 @@ class RecordedRun:
             owner=self.hold.owner or "",
             token=self.hold.token,
             task_id=self.request.id or "",
-            max_attempts=self.options.max_attempts,
+            max_attempts=self.delivery.options.max_attempts,
         )
         try:
             return idempotency.claim(request, holds=_holds, using=self.options.using)
@@ -107,6 +112,9 @@ class RecordedRun:
         logger.info(
             "Task %s[%s] is a duplicate of a run that succeeded", self.task.name, self.request.id
         )
+        if finished.task_id == self.request.id:
+            # This very task, delivered again: whoever waits for it may not have its result yet.
+            return results.decode(finished.result)
         if self.options.if_duplicate == "skip":
             raise Skipped
         if self.options.if_duplicate == "fail":
@@ -127,8 +135,9 @@ class RecordedRun:
         try:
             self.value = self.delivery.body()
         except Ignore as ignore:
-            # ``replace()`` too. A run that was stopped is an ``Ignore`` as well, but no success.
-            if self.delivery.loss_behind(ignore) is not None:
+            # ``replace()`` too. A run that was stopped is an ``Ignore`` as well, but no success;
+            # nor is one that was stopped for a task in whose body it runs eagerly.
+            if isinstance(ignore, LeaseAborted) or self.delivery.loss_behind(ignore) is not None:
                 raise
             self.ignore = ignore
         self.stage = _Stage.RECORDING
@@ -156,19 +165,19 @@ class RecordedRun:
             # Another run has the key now. This message comes again to learn what became of it.
             raise PutBack(error, Trail()) from error
         if isinstance(error, database.OUTAGES) and self.stage is not _Stage.BODY:
-            self._note(claim, idempotency.wait, str(error))
+            self._note(claim, idempotency.wait, error)
             raise PutBack(error, Trail.of(self.request)) from error
         loss = self.delivery.loss_behind(error) if self.stage is _Stage.BODY else None
         if loss is not None:
             # A run that outlasts ``max_hold`` would do so for ever: left as it is, it counts
             # as one that died in the middle.
             if loss.reason != "max_hold":
-                self._note(claim, idempotency.wait, str(loss))
+                self._note(claim, idempotency.wait, loss)
             raise PutBack(loss, Trail()) from error
         if isinstance(error, Retry | Reject) or not isinstance(error, Exception):
-            self._note(claim, idempotency.wait, repr(error))
+            self._note(claim, idempotency.wait, error)
             raise error
-        outage = self._note(claim, idempotency.fail, repr(error))
+        outage = self._note(claim, idempotency.fail, error)
         if isinstance(outage, database.OUTAGES):
             # The body probably failed of the same outage, and no outcome is on record.
             raise PutBack(outage, Trail.of(self.request)) from error
@@ -193,12 +202,12 @@ class RecordedRun:
         )
 
     def _note(
-        self, claim: Claim, end: Callable[[Claim, str], bool], reason: str
+        self, claim: Claim, end: Callable[[Claim, str], bool], reason: BaseException
     ) -> DatabaseError | None:
         """Write down the end of the run; where that fails, the error, and the key is taken
         over once its owner holds no more."""
         try:
-            end(claim, reason)
+            end(claim, results.describe(reason))
         except DatabaseError as error:
             logger.warning(
                 "Task %s[%s]: the end of its run was not recorded: %s",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from kombu.utils import json
+from kombu.utils.encoding import safe_repr
 
-__all__ = ["MAX_RESULT", "decode", "encode"]
+__all__ = ["MAX_RESULT", "decode", "describe", "encode"]
 
 MAX_RESULT = 1024 * 1024
 """Characters of a recorded result; more belongs into a table or file of its own."""
+
+MAX_ERROR = 10_000
+"""Characters of a recorded error."""
 
 
 def encode(result: Any, *, task: str) -> str:
@@ -37,3 +41,11 @@ def encode(result: Any, *, task: str) -> str:
 def decode(text: str) -> Any:
     """The result that ``encode`` was given; ``None`` where none was recorded."""
     return json.loads(text) if text else None
+
+
+def describe(error: BaseException) -> str:
+    """The error as any database can record it; never raises."""
+    text: str = safe_repr(error)
+    # PostgreSQL holds no NUL, and no database holds a lone surrogate.
+    text = text[:MAX_ERROR].replace("\x00", "\\x00")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
