@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..exceptions import AcquireTimeout, BackendUnavailable, LockNotAcquired
@@ -79,7 +80,7 @@ def contended(delivery: Delivery, name: str, alias: str, contention: Contention 
     policy = options.if_contended
     if delivery.eager:
         policy = "wait" if policy == "requeue" else policy
-    elif policy != "requeue" and _is_copy(delivery, name, alias):
+    elif policy != "requeue" and _may_be_copy(delivery, name, alias, contention):
         # Another delivery of this very task runs, or died a moment ago. Ending this one would
         # lose the task, or overwrite the result of the one that runs.
         policy = "requeue"
@@ -100,7 +101,9 @@ def contended(delivery: Delivery, name: str, alias: str, contention: Contention 
                 name,
                 alias,
             )
-    raise PutBack(LockNotAcquired("It is held by another", name, alias), Trail(trail.count, since))
+    raise PutBack(
+        LockNotAcquired("It is held by another", name, alias), replace(trail, since=since)
+    )
 
 
 def unavailable(delivery: Delivery, error: BackendUnavailable) -> NoReturn:
@@ -141,10 +144,13 @@ def _locally(delivery: Delivery, lock: Lock) -> Hold:
     return answer
 
 
-def _is_copy(delivery: Delivery, name: str, alias: str) -> bool:
-    """Whether the holder is another delivery of the same task id."""
+def _may_be_copy(delivery: Delivery, name: str, alias: str, contention: Contention | None) -> bool:
+    """Whether the holder that was met is, or may have been, a delivery of the same task id."""
     try:
         holder = locks[alias].get(name)
     except BackendUnavailable as error:
         raise PutBack(error, Trail.of(delivery.request)) from error
-    return holder is not None and holder.metadata.get("task_id") == delivery.request.id
+    if holder is None or (contention is not None and holder.owner != contention.owner):
+        # The one that was met is gone, and whose it was is not known any more.
+        return True
+    return bool(holder.metadata.get("task_id") == delivery.request.id)

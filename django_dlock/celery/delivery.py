@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 
-from ..exceptions import LeaseLost, NotHeld
+from ..exceptions import AttemptsExhausted, LeaseLost, NotHeld
 from ..lock import Lock
 from . import contention, database
 from .abort import BodyGuard, LeaseAborted
@@ -63,6 +63,8 @@ class Delivery:
         self.options = task.dlock_options
         self.eager = bool(request.is_eager)
         self.guard = BodyGuard() if self.options.if_lost == "abort" else None
+        # Read before the body: running ends contention, and so the header.
+        self.trail = Trail.of(request)
         self._message: Callable[[], tuple[Any, Any]] = lambda: (args, kwargs)
 
     def work_off(self) -> Any:
@@ -132,7 +134,21 @@ class Delivery:
             loss = self.loss_behind(error)
             if loss is None:
                 raise
-            raise PutBack(loss, Trail()) from error
+            raise PutBack(loss, self._trail_after(loss)) from error
+
+    def _trail_after(self, loss: LeaseLost) -> Trail:
+        """The trail of a task that is to run again.
+
+        Raises:
+            AttemptsExhausted: ``max_hold`` ended as many of its runs as may be; it would do so
+                for ever.
+        """
+        if loss.reason != "max_hold":
+            return Trail(overruns=self.trail.overruns)
+        overruns = self.trail.overruns + 1
+        if overruns >= self.options.max_attempts:
+            raise AttemptsExhausted(f"max_hold stopped {overruns} runs", loss.name, loss.alias)
+        return Trail(overruns=overruns)
 
     @property
     def struck(self) -> bool:

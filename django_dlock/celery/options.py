@@ -42,7 +42,6 @@ class RecordOptions:
     ttl: dt.timedelta
     using: str
     store_result: bool
-    max_attempts: int
     if_duplicate: str
     atomic: bool
 
@@ -56,6 +55,7 @@ class TaskOptions:
         lock: Arguments of ``Lock`` that were set on the task.
         max_hold_set: Whether the task says how long it may hold, or its time limit does.
         contention_timeout: Seconds.
+        max_attempts: Runs that may die in the middle, or be stopped by ``max_hold``.
         record: ``None`` for a task without an idempotency key.
     """
 
@@ -66,6 +66,7 @@ class TaskOptions:
     contention_timeout: float
     if_unavailable: str
     if_lost: str
+    max_attempts: int
     record: RecordOptions | None
 
     @classmethod
@@ -111,6 +112,7 @@ class _Reader:
             contention_timeout=self.seconds("contention_timeout"),
             if_unavailable=self.value("if_unavailable"),
             if_lost=self.value("if_lost"),
+            max_attempts=self.max_attempts(),
             record=record,
         )
 
@@ -231,12 +233,6 @@ class _Reader:
                 f"{self.what('idempotency_using')} is {using!r}, which DATABASES does not "
                 f"define; it defines {', '.join(map(repr, connections))}"
             )
-        attempts = self.value("max_attempts")
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise ValueError(
-                f"{self.what('max_attempts')} is {attempts!r}; it takes a whole number of at "
-                "least 1"
-            )
         return RecordOptions(
             key=self.compile("idempotency_key", self.value("idempotency_key"), scope),
             payload=self.payload(),
@@ -244,10 +240,18 @@ class _Reader:
             ttl=dt.timedelta(seconds=self.seconds("idempotency_ttl", above=True)),
             using=using,
             store_result=self.value("store_result"),
-            max_attempts=attempts,
             if_duplicate=self.value("if_duplicate"),
             atomic=self.value("atomic"),
         )
+
+    def max_attempts(self) -> int:
+        attempts = self.value("max_attempts")
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise ValueError(
+                f"{self.what('max_attempts')} is {attempts!r}; it takes a whole number of at "
+                "least 1"
+            )
+        return attempts
 
     def payload(self) -> Key:
         names = self.value("idempotency_payload")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
+from kombu.utils.encoding import safe_repr
 
 __all__ = ["HEADER", "PutBack", "Trail", "put_back"]
 
@@ -38,10 +39,12 @@ class Trail:
     Attributes:
         since: When contention first put it back, on the clock of the lock's backend; ``None``
             where only outages did, of which no such clock tells.
+        overruns: How many runs ended with ``max_hold``; not forgotten when the task runs again.
     """
 
     count: int = 0
     since: float | None = None
+    overruns: int = 0
 
     @classmethod
     def of(cls, request: Context) -> Trail:
@@ -49,7 +52,11 @@ class Trail:
         found: Any = (request.headers or {}).get(HEADER)
         try:
             since = found["since"]
-            return cls(int(found["count"]), None if since is None else float(since))
+            return cls(
+                int(found["count"]),
+                None if since is None else float(since),
+                int(found.get("overruns", 0)),
+            )
         except (TypeError, KeyError, ValueError):
             return cls()
 
@@ -89,7 +96,9 @@ def put_back(
         logger.exception("Task %s[%s] could not be put back", task.name, request.id)
         # It comes back at once, and perhaps to find nothing changed.
         time.sleep(random.uniform(0.5, 1.0) * REJECT_PAUSE)
-        raise Reject(error, requeue=True) from error
+        # As text: a pool's child must be able to send it to the worker, or the message is
+        # acknowledged.
+        raise Reject(safe_repr(error), requeue=True) from error
     logger.info("Task %s[%s] is put back for %.1f s: %s", task.name, request.id, delay, back.reason)
     raise Ignore(f"put back: {back.reason}") from back.reason
 
@@ -126,7 +135,7 @@ def _options(task: Task[Any, Any], request: Context, trail: Trail) -> dict[str, 
         headers={
             **headers,
             **{key: known[key] for key in ("parent_id", "argsrepr", "kwargsrepr") if key in known},
-            HEADER: {"count": trail.count + 1, "since": trail.since},
+            HEADER: {**asdict(trail), "count": trail.count + 1},
         },
         task_type=task,
         add_to_parent=False,

@@ -51,7 +51,8 @@ class LockedTask(_Base):
         idempotency_ttl: How long a record is kept.
         idempotency_using: The database of the record.
         store_result: Record the result, for ``if_duplicate="return"``.
-        max_attempts: Runs that may die in the middle before the task fails.
+        max_attempts: Runs that may die in the middle, or be stopped by ``max_hold``, before the
+            task fails; without a record, deaths are not counted.
         if_duplicate: ``"return"`` the recorded result, ``"skip"`` (``None``) or ``"fail"``.
         atomic: Body and record are one transaction of the record's database.
         lock_across_retries, unique_until, unique_ttl: Reserved; setting them is refused.

@@ -1,0 +1,267 @@
+"""Runs that are interrupted, redelivered, or that end in an unusual way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.worker.request import Request
+from django.db import connection, connections
+
+from django_dlock import Lock, idempotency, locks
+from django_dlock.celery import requeue
+from django_dlock.celery.abort import BodyGuard, LeaseAborted
+from django_dlock.exceptions import AttemptsExhausted, LeaseLost
+from django_dlock.models import IdempotencyRecord
+from testproject.shop.models import Effect
+from tests.deliveries import (
+    effects,
+    held,
+    in_memory,
+    recorded,
+    states,
+    task,
+    waiting,
+    work,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with in_memory() as app:
+        yield app
+
+
+def lose(lock: Lock) -> None:
+    """Break the lock under its holder, and let the holder find out."""
+    assert locks["default"].break_(lock.name, owner=lock.owner)
+    with pytest.raises(LeaseLost):
+        lock.renew()
+
+
+# -- the same message again ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_g12_a_redelivered_task_is_no_duplicate_of_itself(app, policy):
+    """Killed after COMMIT, before its result was stored: nobody has the result yet."""
+    made = recorded(app, if_duplicate=policy)
+    sent = made.delay(1)
+    work(app)
+    app.backend.forget(sent.id)
+    made.apply_async((1,), task_id=sent.id)
+    work(app)
+    assert (sent.state, sent.result, effects()) == ("SUCCESS", 1, 1)
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "wait"])
+def test_g13_a_holder_that_vanishes_while_it_is_asked_for_may_be_ones_own_copy(
+    app, policy, monkeypatch
+):
+    """The lease of a dead original ends between the attempt and the question whose it is."""
+    made = task(app, if_contended=policy, lock_wait=0)
+    with held("order:1"):
+        sent = made.delay(1)
+        monkeypatch.setattr(type(locks["default"]), "get", lambda *args: None)
+        work(app)
+    assert sent.state == "RETRY"
+    work(app)
+    assert (sent.state, effects()) == ("SUCCESS", 1)
+
+
+# -- interrupted bodies --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_g13_a_run_that_swallowed_its_interruption_is_no_success(app, atomic):
+    """What it was interrupted in is missing, and a row that says ``succeeded`` is for good."""
+    runs = []
+
+    def body(self, order):
+        runs.append(self.current_run)
+        try:
+            if len(runs) == 1:
+                lose(runs[0].lock)
+                while True:
+                    pass
+            Effect.objects.create(order_number=order, by=self.name[:40])
+        except Exception:
+            pass
+        return order
+
+    sent = recorded(app, body, atomic=atomic).delay(1)
+    work(app)
+    assert (sent.state, effects(), states()) == ("RETRY", 0, ["waiting"])
+    work(app)
+    assert (sent.state, effects(), states()) == ("SUCCESS", 1, ["succeeded"])
+
+
+def test_a_lock_only_body_that_swallowed_its_interruption_runs_again(app):
+    runs = []
+
+    def body(self, order):
+        runs.append(self.current_run)
+        if len(runs) == 1:
+            lose(runs[0].lock)
+            try:
+                while True:
+                    pass
+            except LeaseLost:
+                return None
+        return order
+
+    sent = task(app, body).delay(1)
+    work(app)
+    assert sent.state == "RETRY"
+    work(app)
+    assert sent.result == 1
+
+
+def test_g13_a_nested_eager_task_does_not_record_the_interruption_of_its_caller(app):
+    def nested(self, order):
+        Effect.objects.create(order_number=order, by="nested")
+        raise LeaseAborted
+
+    made = recorded(app, nested, if_lost="finish")
+    made.apply((1,))
+    assert (effects(), states()) == (0, ["failed"])
+
+
+def outlasting(runs: list[str]) -> Any:
+    def body(self, order):
+        runs.append(self.request.id)
+        never = threading.Event()
+        while not never.wait(0.001):
+            pass
+
+    return body
+
+
+def test_a_body_that_always_outlasts_max_hold_is_given_up(app):
+    """Without a record too: nothing else would ever end it."""
+    runs: list[str] = []
+    sent = task(app, outlasting(runs), lock_max_hold=0.1, max_attempts=2).delay(1)
+    work(app)
+    assert sent.state == "RETRY"
+    work(app)
+    assert isinstance(sent.result, AttemptsExhausted)
+    assert waiting(app) is None
+    assert len(runs) == 2
+
+
+def test_contention_between_two_runs_does_not_forget_that_max_hold_ended_one(app):
+    sent = task(app, outlasting([]), lock_max_hold=0.1, max_attempts=2).delay(1)
+    work(app)
+    with held("order:1"):
+        work(app)
+    work(app)
+    assert isinstance(sent.result, AttemptsExhausted)
+
+
+@pytest.mark.parametrize("error", [LeaseAborted, SoftTimeLimitExceeded])
+def test_nothing_strikes_after_a_body_whose_very_end_was_interrupted(error):
+    """A signal lands at any function's entry; also at that of the one that stops the strikes."""
+
+    class Struck(BodyGuard):
+        struck_once = False
+
+        def _close(self) -> None:
+            if not self.struck_once:
+                self.struck_once = True
+                raise error
+            super()._close()
+
+    guard = Struck()
+    if error is LeaseAborted:
+        assert guard.run(lambda: "done") == "done"
+    else:
+        with pytest.raises(SoftTimeLimitExceeded):
+            guard.run(lambda: "done")
+    assert guard._closing
+    assert guard._ended.is_set()
+    guard.interrupt(None, "broken")
+    assert not guard._strike()
+
+
+# -- errors that cannot be written down ----------------------------------------------------
+
+
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("\x00"), ValueError("\ud800"), Unprintable(), ValueError("x" * 2_000_000)],
+    ids=["nul", "surrogate", "unprintable", "huge"],
+)
+def test_g13_any_exception_of_a_body_can_be_recorded(app, error):
+    def body(self, order):
+        raise error
+
+    recorded(app, body).delay(1)
+    work(app)
+    row = IdempotencyRecord.objects.get()
+    assert row.state == "failed"
+    assert "\x00" not in row.error
+    assert len(row.error) < 20_000
+
+
+@pytest.mark.parametrize("reason", ["\ud800", Unprintable()])
+def test_g13_a_reject_whose_reason_cannot_be_recorded_stays_a_reject(app, reason):
+    def body(self, order):
+        raise Reject(reason, requeue=True)
+
+    made = recorded(app, body)
+    made.delay(1)
+    outcome = Request(waiting(app), app=app, task=made, on_reject=lambda *_: None).execute()
+    assert isinstance(outcome.exception.exc, Reject)
+    assert states() == ["waiting"]
+
+
+def test_g13_a_message_goes_back_though_the_publishers_error_cannot_be_pickled(app, monkeypatch):
+    """A pool's child that cannot send its Reject to the parent would be acknowledged as failed."""
+    import pickle
+
+    monkeypatch.setattr(requeue, "REJECT_PAUSE", 0)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise OSError(threading.Lock())
+
+    made = task(app)
+    with held("order:1"):
+        made.delay(1)
+        message = waiting(app)
+        monkeypatch.setattr(app, "send_task", refuse)
+        outcome = Request(message, app=app, task=made, on_reject=lambda *_: None).execute()
+    assert pickle.loads(pickle.dumps(outcome.exception.exc)).requeue
+
+
+# -- connections ---------------------------------------------------------------------------
+
+
+def test_a_claim_that_is_interrupted_leaves_the_connection_usable(app, monkeypatch):
+    def torn(*args: Any, **options: Any) -> Any:
+        # Between two lines of ``Atomic.__enter__``.
+        connection.set_autocommit(False)
+        connection.in_atomic_block = True
+        raise SoftTimeLimitExceeded
+
+    real = idempotency.claim
+    monkeypatch.setattr(idempotency, "claim", torn)
+    made = recorded(app)
+    sent = made.delay(1)
+    work(app)
+    assert isinstance(sent.result, SoftTimeLimitExceeded)
+    assert not connections["default"].in_atomic_block
+    monkeypatch.setattr(idempotency, "claim", real)
+    sent = made.delay(1)
+    work(app)
+    assert (sent.state, effects()) == ("SUCCESS", 1)
