@@ -40,7 +40,12 @@ class OperatorCommand(BaseCommand):
         raise CommandError(message, returncode=WRONG_USAGE)
 
     def print_json(self, value: Any) -> None:
-        self.stdout.write(json.dumps(value, indent=2, ensure_ascii=False))
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        # What a stranger put into a lease may be an order to the terminal, or half a character,
+        # which no output takes. All of that stands inside strings, where JSON has escapes for it.
+        self.stdout.write(
+            "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        )
 
 
 class LockCommand(OperatorCommand):

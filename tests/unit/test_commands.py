@@ -105,6 +105,15 @@ def test_list_locks_shows_the_locks_of_every_alias():
     assert "report:daily" in out
 
 
+def test_the_json_gives_a_terminal_no_orders_and_survives_half_characters():
+    strange = "\x9b2J\u202e\ud800\U000e0001 é"
+    hold("invoice:1", metadata=json.dumps({"path": strange}))
+    out = run("list_locks", format="json").out
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert "é" in out
+    assert json.loads(out)[0]["holder"]["path"] == strange
+
+
 def test_list_locks_says_so_when_nothing_is_held():
     assert run("list_locks").out == "No lock is held.\n"
 
