@@ -39,6 +39,12 @@ class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
     def get_exclude(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
         return () if may_see_users(request) else ("user",)
 
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
+        # Django filters by any field that a query string names, shown or not.
+        if lookup.split("__")[0] == "user" and not may_see_users(request):
+            return False
+        return super().lookup_allowed(lookup, value, request)
+
     @admin.display(description=_("event"), ordering="event")
     def what(self, event: LockEvent) -> str:
         look = _LOOKS.get(LockEvent.Event(event.event), "plain")

@@ -294,5 +294,14 @@ def test_the_operator_behind_an_event_is_shown_only_to_those_who_may_see_users()
         assert b"grace" in client.get(url).content
 
 
+def test_who_may_not_see_users_cannot_find_them_by_a_query_string_either():
+    make_event(user="grace")
+    client = visitor("view_lockevent")
+    query = f"{EVENTS}?user__startswith=gr"
+    assert client.get(query).status_code == 400
+    client.user.user_permissions.add(Permission.objects.get(codename="view_user"))
+    assert len(client.get(query).context["cl"].result_list) == 1
+
+
 def test_staff_without_permission_see_no_events():
     assert visitor().get(EVENTS).status_code == 403
