@@ -9,7 +9,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
+from django.db import DatabaseError, router, transaction
 from django.db.models import QuerySet
 from django.http import (
     Http404,
@@ -301,6 +301,13 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
                 self._write_down(request, row)
                 broken = break_lease(info, reason="operator")
                 transaction.set_rollback(not broken, using=router.db_for_write(LockEvent))
+        except DatabaseError as error:
+            text = gettext(
+                "The lock “%(name)s” was not released: that cannot be written down. Are all "
+                "migrations applied? %(error)s"
+            )
+            self.message_user(request, text % {**names, "error": error}, messages.ERROR)
+            return
         except BackendUnavailable as error:
             text = gettext(
                 "No answer: the lock “%(name)s” may or may not have been released. %(error)s"

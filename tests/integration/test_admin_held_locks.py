@@ -9,10 +9,11 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
+from django.db import DatabaseError
 from django.test import Client
 from django.urls import reverse
 
-from django_dlock import events, locks, process, signals
+from django_dlock import events, lock_events, locks, process, signals
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseRequest
@@ -402,6 +403,21 @@ def test_a_release_without_an_answer_is_written_down_as_such(operator, settings)
     assert "may or may not have been released" in messages_on(response)[0]
     assert "may or may not" in LogEntry.objects.get().change_message
     assert not LockEvent.objects.exists()
+
+
+def test_what_cannot_be_written_down_is_not_released(operator, monkeypatch):
+    def no_table(*_, **__):
+        raise DatabaseError("no such table")
+
+    monkeypatch.setattr(lock_events, "record", no_table)
+    hold("order:1")
+    response = release(operator, "order:1", force=True)
+    assert response.status_code == 200
+    (message,) = messages_on(response)
+    assert "was not released" in message
+    assert "migrations" in message
+    assert locks["default"].get("order:1") is not None
+    assert not LogEntry.objects.exists()
 
 
 def test_a_release_sends_broken(operator):
