@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import django.apps
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.management import ManagementUtility, get_commands, load_command_class
 from django.test import RequestFactory
+from django.test.utils import isolate_apps
 
 import django_dlock
 from django_dlock import Lock, LockedTask, conf, exceptions, locks, signals
@@ -85,6 +87,8 @@ class Reader:
         code = compile("\n" * block.line + source, str(self.page), "exec")
         if block.code.startswith("# settings.py\n"):
             self.configure(code)
+        elif block.code.startswith("# shop/models.py\n"):
+            self.compare_models(code)
         else:
             exec(code, vars(self.module))
 
@@ -99,6 +103,15 @@ class Reader:
         assert conf.problems() == []
         # Built, which connects to nothing, so that the backend's own options are read, too.
         assert locks.all()
+
+    def compare_models(self, code: types.CodeType) -> None:
+        """The reader's models have no field that those of the tests' own shop lack."""
+        with isolate_apps("testproject.shop") as apps:
+            exec(code, {"__name__": "testproject.shop.models"})
+        for model in apps.get_models():
+            ours = django.apps.apps.get_model("shop", model.__name__)
+            known = {(field.name, type(field)) for field in ours._meta.get_fields()}
+            assert {(field.name, type(field)) for field in model._meta.get_fields()} <= known
 
     def console(self, block: Block) -> None:
         for line in block.code.splitlines():
