@@ -1,4 +1,4 @@
-"""Delivers signals, ``on_lost`` and the like on a thread of its own.
+"""Delivers signals, ``on_lost``, log lines and the like on a thread of its own.
 
 User code must not run on the renewal thread, and a receiver that hangs must not keep anybody
 from renewing or releasing. The thread starts with the first event and goes after a minute
@@ -18,7 +18,7 @@ from django.dispatch import Signal
 
 from . import clock
 
-__all__ = ["Deliverer", "call", "flush", "nudge", "send"]
+__all__ = ["Deliverer", "call", "complain", "flush", "nudge", "send", "warn"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -83,7 +83,7 @@ class Deliverer:
             if not hangs or self._hanging >= MAX_HANGING:
                 return
             self._hanging += 1
-            logger.error("A receiver of a lock event hangs for %g s", HANGING_AFTER)
+            self._queue.appendleft(_tell_hanging)
         if not self._hooked and hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.after_fork)
         self._hooked = True
@@ -115,6 +115,10 @@ class Deliverer:
                 logger.exception("A callback for a lock event raised")
 
 
+def _tell_hanging() -> None:
+    logger.error("A receiver of a lock event hangs for %g s", HANGING_AFTER)
+
+
 _deliverer = Deliverer()
 nudge = _deliverer.nudge
 flush = _deliverer.flush
@@ -123,6 +127,16 @@ flush = _deliverer.flush
 def call(function: Callable[..., object], *args: Any) -> None:
     """Call ``function`` on the events thread."""
     _deliverer.post(lambda: function(*args))
+
+
+def warn(message: str, *args: Any) -> None:
+    """Log on the events thread: a project's handlers may hang as its receivers may."""
+    _deliverer.post(lambda: logger.warning(message, *args))
+
+
+def complain(error: BaseException, message: str, *args: Any) -> None:
+    """As ``warn``, about what ought not to happen."""
+    _deliverer.post(lambda: logger.error(message, *args, exc_info=error))
 
 
 def send(signal: Signal, sender: type, **facts: Any) -> None:

@@ -8,7 +8,6 @@ which is atomic and safe in signal handlers and finalizers.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import weakref
@@ -21,8 +20,6 @@ from .lease import Fate, Lease, Renewal
 from .lock_options import LockOptions
 
 __all__ = ["Hold", "HolderKey", "LockState", "holder_ended", "registry"]
-
-logger = logging.getLogger("django_dlock")
 
 LockState = Literal["free", "held", "in_doubt", "lost"]
 
@@ -201,7 +198,7 @@ class Hold:
         """Send ``in_doubt`` once per stretch without a confirmation."""
         if self._in_doubt(now) and not self.doubt_told:
             self.doubt_told = True
-            logger.warning(
+            events.warn(
                 "Lock %r (alias %r): no renewal was confirmed for %.1f s, %.1f s left",
                 self.name,
                 self.alias,
@@ -235,7 +232,7 @@ class Hold:
         if not self._finish(reason):
             return False
         held_for = clock.now() - self.acquired_at
-        logger.warning(
+        events.warn(
             "Lock %r (alias %r) was lost after %.1f s: %s", self.name, self.alias, held_for, reason
         )
         if self.on_lost is not None:

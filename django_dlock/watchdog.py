@@ -124,8 +124,8 @@ class Watchdog:
     def _serve_or_stumble(self, lane: _Lane) -> float:
         try:
             return self._serve(lane)
-        except BaseException:
-            logger.exception("The watchdog stumbled over alias %r", lane.backend.alias)
+        except BaseException as error:
+            events.complain(error, "The watchdog stumbled over alias %r", lane.backend.alias)
             lane.unplanned = True
             return clock.now() + LATE
 
@@ -232,11 +232,11 @@ class Watchdog:
     def _failed(self, lane: _Lane, holds: list[Hold], error: Exception) -> None:
         """No answer: try again soon, well before the deadline."""
         if isinstance(error, BackendUnavailable):
-            logger.warning(
+            events.warn(
                 "Alias %r: %d renewals failed: %s", lane.backend.alias, len(holds), error
             )
         else:
-            logger.error("Alias %r: renewal failed", lane.backend.alias, exc_info=error)
+            events.complain(error, "Alias %r: renewal failed", lane.backend.alias)
         now = clock.now()
         for hold in holds:
             hold.failures += 1
@@ -283,7 +283,7 @@ class Watchdog:
     def _note_lateness(self, planned: float) -> None:
         self.lateness = max(0.0, clock.now() - planned)
         if self.lateness > LATE and not self._poked:
-            logger.warning(
+            events.warn(
                 "The watchdog woke %.1f s late: the process was starved or suspended",
                 self.lateness,
             )
