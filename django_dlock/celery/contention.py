@@ -80,9 +80,12 @@ def contended(delivery: Delivery, name: str, alias: str, contention: Contention 
     policy = options.if_contended
     if delivery.eager:
         policy = "wait" if policy == "requeue" else policy
-    elif policy != "requeue" and _may_be_copy(delivery, name, alias, contention):
+    elif policy != "requeue" and _may_be_copy(delivery, name, alias, met=contention):
         # Another delivery of this very task runs, or died a moment ago. Ending this one would
         # lose the task, or overwrite the result of the one that runs.
+        policy = "requeue"
+    elif policy == "wait" and contention is None:
+        # Nothing was waited for: the other one is known from the record, or holds locally.
         policy = "requeue"
     if policy == "skip":
         raise Skipped
@@ -94,7 +97,10 @@ def contended(delivery: Delivery, name: str, alias: str, contention: Contention 
     since = trail.since
     if contention is not None:
         since = contention.now if since is None else since
-        if contention.now - since >= options.contention_timeout:
+        # Whom it met does not matter here: many short holders are to end in a time-out, too.
+        if contention.now - since >= options.contention_timeout and not _may_be_copy(
+            delivery, name, alias
+        ):
             raise LockNotAcquired(
                 f"It was held by others for {contention.now - since:.0f} s, longer than the "
                 f"contention_timeout of {options.contention_timeout:g} s",
@@ -144,13 +150,19 @@ def _locally(delivery: Delivery, lock: Lock) -> Hold:
     return answer
 
 
-def _may_be_copy(delivery: Delivery, name: str, alias: str, contention: Contention | None) -> bool:
-    """Whether the holder that was met is, or may have been, a delivery of the same task id."""
+def _may_be_copy(
+    delivery: Delivery, name: str, alias: str, *, met: Contention | None = None
+) -> bool:
+    """Whether the holder is, or may have been, a delivery of the same task id.
+
+    Args:
+        met: Where it has to be the very holder that was met.
+    """
     try:
         holder = locks[alias].get(name)
     except BackendUnavailable as error:
         raise PutBack(error, Trail.of(delivery.request)) from error
-    if holder is None or (contention is not None and holder.owner != contention.owner):
+    if holder is None or (met is not None and holder.owner != met.owner):
         # The one that was met is gone, and whose it was is not known any more.
         return True
     return bool(holder.metadata.get("task_id") == delivery.request.id)

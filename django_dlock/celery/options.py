@@ -213,8 +213,18 @@ class _Reader:
             spec = ALL_ARGUMENTS
         return self.compile("lock_key", spec, self.name)
 
+    def alias(self) -> str:
+        using = self.text("lock_using")
+        # Wrong settings are told by a system check, which knows tasks only if they registered.
+        if not conf.problems() and using not in conf.aliases():
+            raise ValueError(
+                f"{self.what('lock_using')} is {using!r}, which DLOCKS does not define; it "
+                f"defines {', '.join(map(repr, conf.aliases()))}"
+            )
+        return using
+
     def lock(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"using": self.text("lock_using")}
+        found: dict[str, Any] = {"using": self.alias()}
         for option in ("lock_ttl", "lock_max_hold"):
             if self.is_set(option):
                 found[option.removeprefix("lock_")] = self.seconds(option, 0.1)

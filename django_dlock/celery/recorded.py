@@ -114,6 +114,9 @@ class RecordedRun:
         )
         if finished.task_id == self.request.id:
             # This very task, delivered again: whoever waits for it may not have its result yet.
+            if self.options.store_result and not finished.result:
+                # Nor shall it: a replacement has the same id and gives the result.
+                raise Ignore("It was worked off already, and ended with Ignore")
             return results.decode(finished.result)
         if self.options.if_duplicate == "skip":
             raise Skipped
@@ -142,7 +145,8 @@ class RecordedRun:
             self.ignore = ignore
         self.stage = _Stage.RECORDING
         result = ""
-        if self.options.store_result:
+        # None at all for ``Ignore``, by which it is known again.
+        if self.options.store_result and self.ignore is None:
             result = results.encode(self.value, task=self.task.name)
         idempotency.complete(claim, result)
         self.stage = _Stage.COMMITTING

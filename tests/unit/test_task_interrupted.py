@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from django.db import connection, connections
 
@@ -73,6 +73,63 @@ def test_g13_a_holder_that_vanishes_while_it_is_asked_for_may_be_ones_own_copy(
     assert sent.state == "RETRY"
     work(app)
     assert (sent.state, effects()) == ("SUCCESS", 1)
+
+
+@pytest.mark.parametrize("policy", ["requeue", "skip", "fail", "wait"])
+def test_g13_a_copy_is_put_back_for_as_long_as_its_original_runs(app, policy):
+    """The broker delivers again after its visibility timeout; ``contention_timeout`` or not."""
+    made = task(app, if_contended=policy, lock_wait=0, contention_timeout=0)
+    sent = made.delay(1)
+    original = Lock("order:1", bound=False, metadata={"task_id": sent.id})
+    original.acquire()
+    for _ in range(3):
+        work(app)
+        assert sent.state == "RETRY"
+    original.release()
+    work(app)
+    assert (sent.state, effects()) == ("SUCCESS", 1)
+
+
+def test_g12_a_replaced_task_that_comes_again_does_not_answer_for_its_replacement(app):
+    """Both have one id: a result of ours would be taken for the replacement's, and go down
+    the chain."""
+
+    def body(self, order):
+        raise Ignore
+
+    made = recorded(app, body)
+    sent = made.delay(1)
+    work(app)
+    made.apply_async((1,), task_id=sent.id)
+    work(app)
+    assert sent.state == "PENDING"
+    assert made.apply((1,)).get() is None
+    assert states() == ["succeeded"]
+
+
+def test_wait_does_not_say_that_it_waited_where_it_could_not(app):
+    """Only the record knows the other run; nobody can wait for a record."""
+    nested = []
+
+    def body(self, order, name):
+        if not nested:
+            nested.append(made.delay(order, "other"))
+            work(app)
+        return order
+
+    made = recorded(
+        app,
+        body,
+        lock_key="{name}",
+        idempotency_payload=["order"],
+        atomic=False,
+        if_contended="wait",
+    )
+    made.delay(1, "one")
+    work(app)
+    assert nested[0].state == "RETRY"
+    work(app)
+    assert nested[0].state == "SUCCESS"
 
 
 # -- interrupted bodies --------------------------------------------------------------------
