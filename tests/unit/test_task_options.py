@@ -49,6 +49,7 @@ def key(made: LockedTask, *args, **kwargs) -> str:
         ({"if_duplicate": "x"}, "'return'"),
         ({"lock_ttl": "30"}, "lock_ttl"),
         ({"lock_ttl": 0.05}, "lock_ttl"),
+        ({"lock_using": "elsewhere"}, "DLOCKS does not define; it defines 'default'"),
         ({"lock_max_hold": -1}, "lock_max_hold"),
         ({"contention_timeout": None}, "contention_timeout"),
         ({"atomic": 1, "idempotency_key": "{order_id}"}, "True or False"),
