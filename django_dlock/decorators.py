@@ -69,8 +69,10 @@ def locked(
     """
     check_options(options)
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        _refuse_what_cannot_be_held(function)
+    # What is missing or no function here was given to a decorator that stands without its key.
+    def decorate(given: Any = None) -> Callable[P, R]:
+        _refuse_what_cannot_be_held(given)
+        function: Callable[P, R] = given
         name = full_name(function)
         make_key = compile_key(
             key, inspect.signature(function), what=f"The key of @locked on {name}", prefix=name
@@ -137,7 +139,8 @@ def _refuse_what_cannot_be_held(function: Any) -> None:
         or not callable(function)
         or not hasattr(function, "__qualname__")
     ):
-        raise TypeError(f"@locked takes a function or method, not {function!r}")
+        hint = "" if callable(function) else "; it needs a key first: @locked('report:{day}')"
+        raise TypeError(f"@locked takes a function or method, not {function!r}{hint}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"@locked on {full_name(function)}: a call of a generator function runs nothing yet, "

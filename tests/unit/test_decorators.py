@@ -228,6 +228,15 @@ def test_what_is_no_function_is_refused(thing: Any) -> None:
         locked("it", using="local")(thing)
 
 
+@pytest.mark.parametrize("arguments", [(), (7,)])
+def test_a_decorator_without_its_key_says_so_at_the_first_call(arguments: Any) -> None:
+    @locked
+    def rebuild(*_: int) -> None: ...
+
+    with pytest.raises(TypeError, match="it needs a key first"):
+        rebuild(*arguments)
+
+
 def test_a_coroutine_function_cannot_hold_until_a_commit() -> None:
     async def body() -> None: ...
 
