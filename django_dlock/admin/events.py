@@ -41,7 +41,7 @@ class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Django filters by any field that a query string names, shown or not.
-        hidden = lookup.split("__")[0] == "user" and not may_see_users(request)
+        hidden = lookup.partition("__")[0] == "user" and not may_see_users(request)
         return not hidden and super().lookup_allowed(lookup, value, request)
 
     @admin.display(description=_("event"), ordering="event")
