@@ -39,6 +39,7 @@ def cache(location: Any, backend: str = DJANGO, **options: Any) -> dict[str, Any
     return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
 
 
+@pytest.mark.django_db  # From Django 6.1 on, the command asks all databases.
 def test_the_checks_are_part_of_manage_py_check() -> None:
     with (
         override_settings(DLOCKS={"default": {"BACKEND": 7}}),
