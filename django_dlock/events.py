@@ -18,7 +18,7 @@ from django.dispatch import Signal
 
 from . import clock
 
-__all__ = ["Deliverer", "call", "complain", "flush", "nudge", "send", "warn"]
+__all__ = ["Deliverer", "call", "complain", "flush", "nudge", "send", "settle", "warn"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -68,6 +68,13 @@ class Deliverer:
         done = threading.Event()
         self.post(done.set)
         return done.wait(timeout)
+
+    def settle(self, timeout: float) -> None:
+        """Wait for what is under way, at once where nothing is; for the end of the process."""
+        worker = self._worker
+        # A thread that has gone cannot be followed by another while the interpreter ends.
+        if worker is not None and worker.is_alive() and (self._queue or self._busy_since):
+            self.flush(timeout)
 
     def after_fork(self) -> None:
         """Forget thread, lock and queue of the parent."""
@@ -122,6 +129,7 @@ def _tell_hanging() -> None:
 _deliverer = Deliverer()
 nudge = _deliverer.nudge
 flush = _deliverer.flush
+settle = _deliverer.settle
 
 
 def call(function: Callable[..., object], *args: Any) -> None:

@@ -35,6 +35,8 @@ IDLE = 60.0
 """Seconds without a lease after which the thread goes."""
 PATIENCE = 0.05
 """Seconds that the thread waits for one alias before it turns to the others."""
+PATIENCE_AT_EXIT = 1.0
+"""Seconds that the end of the process waits for events."""
 LATE = 1.0
 """Seconds of lateness that are worth a line in the log."""
 
@@ -334,6 +336,8 @@ class Watchdog:
                 logger.warning("Alias %r: leases end with their TTL: %s", backend.alias, error)
             except Exception:
                 logger.exception("Alias %r: could not give leases back", backend.alias)
+        # The last loss is told, too, but no receiver can keep the process from ending.
+        events.settle(PATIENCE_AT_EXIT)
 
 
 _watchdog = Watchdog()

@@ -71,6 +71,35 @@ def test_an_orderly_end_gives_leases_back(how: str, redis_server: RedisServer) -
     assert last[1] == "released", process.stderr
 
 
+def test_g2_a_loss_just_before_the_end_is_told(redis_server: RedisServer) -> None:
+    body = """
+import time
+from django_dlock import locks, signals
+
+def hear(reason, **facts):
+    time.sleep(0.3)
+    print("told", reason, flush=True)
+
+signals.lost.connect(hear)
+lock = Lock("exit:lost")
+lock.acquire()
+locks["default"].break_("exit:lost", owner=lock.owner)
+try:
+    lock.release()
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", HEAD + body],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.stdout.split("\n")[:2] == ["LeaseLost", "told broken"], process.stderr
+
+
 def test_g8_an_exit_of_a_forked_child_does_not_release_the_parents(
     redis_server: RedisServer,
 ) -> None:
