@@ -234,9 +234,7 @@ class Watchdog:
     def _failed(self, lane: _Lane, holds: list[Hold], error: Exception) -> None:
         """No answer: try again soon, well before the deadline."""
         if isinstance(error, BackendUnavailable):
-            events.warn(
-                "Alias %r: %d renewals failed: %s", lane.backend.alias, len(holds), error
-            )
+            events.warn("Alias %r: %d renewals failed: %s", lane.backend.alias, len(holds), error)
         else:
             events.complain(error, "Alias %r: renewal failed", lane.backend.alias)
         now = clock.now()
