@@ -342,7 +342,12 @@ class RedisBackend(BaseLockBackend):
             self._unavailable(error, name)
 
     def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
-        raise BackendUnavailable(f"Redis gave no answer: {error}", name, self.alias) from error
+        refused = isinstance(error, errors.ResponseError | errors.AuthenticationError)
+        what = "Redis refused the command" if refused else "Redis gave no answer"
+        # The latter is what a server with a password says to a long command without one.
+        if isinstance(error, errors.AuthenticationError) or "unauthenticated" in str(error):
+            what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"
+        raise BackendUnavailable(f"{what}: {error}", name, self.alias) from error
 
     def _info(self, row: Sequence[Any]) -> LeaseInfo:
         name, owner, kind, token, at, renewals, process_json, metadata, ttl = map(text, row[:9])

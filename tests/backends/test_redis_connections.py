@@ -68,6 +68,17 @@ def test_a_password_in_connection_kwargs():
         assert_works(backend_for(f"redis://127.0.0.1:{server.port}/0", options=options))
 
 
+@pytest.mark.parametrize("credentials", ["", ":wrong@", "nobody:pw@"])
+def test_a_wrong_password_is_told_as_such_and_where_it_is_set(credentials):
+    with start(password="pw") as server:
+        backend = backend_for(f"redis://{credentials}127.0.0.1:{server.port}/0")
+        with pytest.raises(BackendUnavailable, match=r"refused .*password of DLOCKS\['redis'\]"):
+            backend.acquire(request(), deadline=backend.call_deadline())
+        with pytest.raises(BackendUnavailable, match="refused"):
+            backend.list()
+        backend.close()
+
+
 def test_another_database(own_redis):
     backend = backend_for(own_redis.url.removesuffix("0") + "5")
     grant(backend, request())
