@@ -22,7 +22,7 @@ def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
 ) -> None:
     holder.do("from tests.faults.interrupts import storm")
     struck = holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
-    assert struck > ROUNDS / 4, "hardly anything was interrupted"
+    assert struck > 10, "hardly anything was interrupted"
     # The process lives on, so what it renews would stay taken.
     assert all_free(ROUNDS, TTL + 3)
 
@@ -32,7 +32,7 @@ async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
     how: How, dlocks: Dlocks
 ) -> None:
     struck = await cancellations(how, rounds=ROUNDS, seed=SEED)
-    assert struck > ROUNDS / 4, "hardly anything was cancelled"
+    assert struck > 10, "hardly anything was cancelled"
     assert await asyncio.to_thread(all_free, ROUNDS, TTL + 3)
 
 
