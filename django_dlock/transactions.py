@@ -32,6 +32,9 @@ def outermost() -> tuple[object, ...]:
 
 def open_since(blocks: tuple[object, ...]) -> str | None:
     """The database of the first of these blocks that is still open, or ``None``."""
+    if not blocks:
+        # The usual case, on everybody's path.
+        return None
     for connection, outer in _in_atomic():
         if any(outer is block for block in blocks):
             return connection.alias

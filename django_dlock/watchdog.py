@@ -64,6 +64,8 @@ class _Lane:
     """When a hold or the heartbeat next needs attention."""
     unplanned: bool = True
     """``next_look`` is not to be trusted: there may be holds that it does not know."""
+    latest: float = -math.inf
+    """When the hold that came last first needs attention."""
 
 
 class Watchdog:
@@ -104,7 +106,8 @@ class Watchdog:
         lane.unplanned = True
         # Compared after the entry is made: either the thread sees the entry, or it is awake or
         # wakes too late for it and is poked.
-        if min(hold.due, first_beat) < self._wakes_at or self._thread is None:
+        lane.latest = min(hold.due, first_beat)
+        if lane.latest < self._wakes_at or self._thread is None:
             self._poke()
 
     def unwatch(self, hold: Hold) -> None:
@@ -150,7 +153,14 @@ class Watchdog:
                 self._send(lane, due[start : start + BATCH])
                 if not self._collect(lane, PATIENCE):
                     return clock.now() + PATIENCE
-        return lane.next_look if lane.holds else math.inf
+        if lane.holds:
+            return lane.next_look
+        if not lane.unplanned:
+            return math.inf
+        # Some came and went: as if the last were still there, so that those that follow need not
+        # wake the thread again and again.
+        lane.unplanned = False
+        return lane.latest
 
     def _look(self, lane: _Lane) -> list[Hold]:
         """End what must end, and gather what is to be renewed now."""

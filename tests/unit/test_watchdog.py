@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -374,6 +375,26 @@ def test_g6_max_hold_cuts_the_last_renewal(dog: Watchdog, spy: Spy, time: Time) 
     time.seconds += 60
     dog.tick()
     assert len(spy.renewed) == renewals
+
+
+def test_locks_that_come_and_go_do_not_wake_the_thread_each(
+    dog: Watchdog, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pokes: list[float] = []
+    monkeypatch.setattr(dog, "_poke", lambda: pokes.append(time.seconds))
+    monkeypatch.setattr(dog, "_thread", threading.current_thread())
+    held().release()
+    # Asleep as the thread would be after it was woken, too late to see the lock.
+    dog._wakes_at = dog.tick()
+    pokes.clear()
+    for _ in range(20):
+        time.seconds += 0.1
+        held().release()
+    assert pokes == []
+    time.seconds = dog._wakes_at
+    dog.tick()
+    time.seconds += 60
+    assert dog.tick() == math.inf
 
 
 def test_a_released_lease_is_renewed_no_more(dog: Watchdog, spy: Spy, time: Time) -> None:
