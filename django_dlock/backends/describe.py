@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..lease import HolderState, Kind
@@ -16,18 +16,24 @@ SILENT_AFTER = 15.0
 
 
 def holder_state(
-    kind: Kind, process: ProcessIdentity | None, *, unheard: float, goodbye: bool
+    kind: Kind,
+    process: ProcessIdentity | None,
+    *,
+    unheard: float,
+    goodbye: bool,
+    proof: Callable[..., object] = death_proof,
 ) -> HolderState:
     """Judge the holder of a lease; the only proofs of death are those of ``process``.
 
     Args:
         unheard: Seconds since the process was last heard of.
         goodbye: The process told that it ends.
+        proof: ``death_proof``, or one that remembers what it found during one listing.
     """
     if kind != "held" or process is None:
         return "unknown"
     silent = unheard > SILENT_AFTER
-    if goodbye or death_proof(process, silent=silent):
+    if goodbye or proof(process, silent=silent):
         return "dead"
     return "silent" if silent else "alive"
 

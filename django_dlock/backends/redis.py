@@ -14,7 +14,7 @@ from redis import exceptions as errors
 from .. import clock
 from ..exceptions import BackendUnavailable
 from ..lease import Contention, Fate, Kind, Lease, LeaseInfo, LeaseRequest, Renewal
-from ..process import ProcessIdentity, current
+from ..process import ProcessIdentity, current, death_proof
 from . import redis_scripts as scripts
 from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos, PendingRenewal
 from .describe import holder_state, json_object, process_from_json
@@ -241,6 +241,9 @@ class RedisBackend(BaseLockBackend):
     ) -> LeaseInfos:
         searches = bool(prefix or contains)
         infos: LeaseInfos = []
+        # One process may hold thousands of these leases. Remembered for this listing only: a
+        # process may die at any moment.
+        read, proof = functools.cache(process_from_json), functools.cache(death_proof)
         # Without a search the offset is a rank, which the server finds without counting.
         cursor, rank, skip = "", 0 if searches else offset, offset if searches else 0
         while (wanted := ROWS_PER_CALL if limit is None else limit - len(infos)) > 0:
@@ -252,7 +255,7 @@ class RedisBackend(BaseLockBackend):
                 [self._locks, self._waiters, cursor, rank, skip, wanted, order, prefix, contains],
             )
             cursor, skip = text(answer[0]), int(answer[1])
-            infos += map(self._info, answer[2:])
+            infos += (self._info(row, read, proof) for row in answer[2:])
             if not cursor:
                 break
         return infos
@@ -349,10 +352,15 @@ class RedisBackend(BaseLockBackend):
             what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"
         raise BackendUnavailable(f"{what}: {error}", name, self.alias) from error
 
-    def _info(self, row: Sequence[Any]) -> LeaseInfo:
+    def _info(
+        self,
+        row: Sequence[Any],
+        read: Callable[[str], ProcessIdentity | None] = process_from_json,
+        proof: Callable[..., object] = death_proof,
+    ) -> LeaseInfo:
         name, owner, kind, token, at, renewals, process_json, metadata, ttl = map(text, row[:9])
         waiting, unheard, goodbye, now = (int(field) for field in row[9:])
-        process = process_from_json(process_json)
+        process = read(process_json)
         return LeaseInfo(
             name=name,
             alias=self.alias,
@@ -366,7 +374,11 @@ class RedisBackend(BaseLockBackend):
             waiting=waiting,
             process=process,
             holder_state=holder_state(
-                cast(Kind, kind), process, unheard=unheard / 1000, goodbye=bool(goodbye)
+                cast(Kind, kind),
+                process,
+                unheard=unheard / 1000,
+                goodbye=bool(goodbye),
+                proof=proof,
             ),
             metadata=json_object(metadata),
             unheard=unheard / 1000,

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from django_dlock.backends import redis as redis_backend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.process import current
 from testproject.servers import RedisServer
@@ -32,6 +33,18 @@ def test_an_uncontended_acquire_and_release_take_two_commands(backend, proxy, ow
     after = calls(own_redis)
     assert after["evalsha"] - before["evalsha"] == 2
     assert proxy.commands[seen:] == ["EVALSHA", "EVALSHA"]
+
+
+def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
+    for number in range(5):
+        grant(backend, request(f"n{number}"))
+    looked = []
+    monkeypatch.setattr(redis_backend, "death_proof", lambda *_, **__: looked.append(1))
+    assert len(backend.list()) == 5
+    assert len(looked) == 1
+    # The next listing looks again: a process may have died meanwhile.
+    backend.list()
+    assert len(looked) == 2
 
 
 def test_500_leases_are_renewed_in_one_round_trip(backend, proxy):
