@@ -233,7 +233,9 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
             args=[quote(row.pk)],
             current_app=self.admin_site.name,
         )
-        return format_html('<a href="{}">{}…</a>', url, _("Release"))
+        # Read aloud, a column of links that all say the same tells nothing.
+        label = gettext("Release the lock “%(name)s”") % {"name": row.info.name}
+        return format_html('<a href="{}" aria-label="{}">{}…</a>', url, label, _("Release"))
 
     # -- the one write -----------------------------------------------------------------
 

@@ -319,6 +319,14 @@ def test_the_user_behind_a_request_is_shown_only_to_those_who_may_see_users():
 # -- the release --------------------------------------------------------------------------
 
 
+def test_each_release_link_names_its_lock_and_is_escaped(operator):
+    hold('order:"><script>')
+    page = operator.get(LIST).content.decode()
+    assert 'aria-label="Release the lock “order:&quot;&gt;&lt;script&gt;”"' in page
+    assert "<script>order" not in page
+    assert '"><script>' not in page
+
+
 def test_looking_at_the_confirmation_changes_nothing(operator):
     hold("a")
     say_goodbye()
