@@ -26,8 +26,8 @@ from .redis_scripts import Script
 __all__ = ["RedisBackend"]
 
 RENEWALS_PER_CALL = 500
-RENEWALS_SENT_AT_ONCE = 100
-"""Up to so many fit into a socket's buffer, so that sending them cannot block."""
+BYTES_SENT_AT_ONCE = 16_000
+"""So much fits into the buffer of a connected socket, so that sending it cannot block."""
 LONGEST_BLOCK = 10.0
 """Seconds after which a waiter asks again although nothing woke it."""
 SHORTEST_BLOCK = 0.05
@@ -173,14 +173,18 @@ class RedisBackend(BaseLockBackend):
         def on_a_thread() -> PendingRenewal:
             return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
 
-        if len(renewals) > RENEWALS_SENT_AT_ONCE:
+        if len(renewals) > RENEWALS_PER_CALL:
             return on_a_thread()
         connection = self._connections.idle()
         if connection is None:
             return on_a_thread()
         keys, args = self._renew_keys(renewals), self._renew_args(renewals, process)
+        packed = connection.pack_command("EVALSHA", scripts.RENEW.sha, len(keys), *keys, *args)
+        if sum(map(len, packed)) > BYTES_SENT_AT_ONCE:
+            self._connections.give_back(connection)
+            return on_a_thread()
         try:
-            connection.send_command("EVALSHA", scripts.RENEW.sha, len(keys), *keys, *args)
+            connection.send_packed_command(packed)
         except FAILURES:
             connection.disconnect()
             return on_a_thread()
