@@ -25,7 +25,8 @@ class LockHandler:
 
     def __init__(self) -> None:
         self._backends: dict[str, BaseLockBackend] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may lock while its own thread builds the first backend.
+        self._lock = threading.RLock()
         self._hooked = False
 
     def __getitem__(self, alias: str) -> BaseLockBackend:
@@ -82,7 +83,7 @@ class LockHandler:
 
     def _after_fork(self) -> None:
         # Another thread of the parent may have held it at the moment of the fork.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for backend in self._backends.values():
             backend.after_fork()
 
