@@ -35,10 +35,10 @@ IDLE = 60.0
 """Seconds without a lease after which the thread goes."""
 PATIENCE = 0.05
 """Seconds that the thread waits for one alias before it turns to the others."""
-PATIENCE_AT_EXIT = 1.0
-"""Seconds that the end of the process waits for events."""
 LATE = 1.0
 """Seconds of lateness that are worth a line in the log."""
+PATIENCE_AT_EXIT = 1.0
+"""Seconds that the end of the process waits for events."""
 
 
 @dataclass
