@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from django.conf import settings
 from django.db import IntegrityError, connections, models, router, transaction
-from django.db.models.functions import Now
+from django.db.models import functions
 
 from .exceptions import AttemptsExhausted, LockError, PayloadMismatch, StaleToken
 from .models import IdempotencyRecord
@@ -39,6 +40,15 @@ __all__ = [
 
 State: TypeAlias = IdempotencyRecord.State
 Records: TypeAlias = models.QuerySet[IdempotencyRecord]
+
+
+class Now(functions.Now):
+    """The database's time as Django stores times; MySQL's is in the zone of its server."""
+
+    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        template = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
+        return self.as_sql(compiler, connection, template=template, **extra)
+
 
 _RACES = 100
 """How many other writers a claim lets pass before it gives up; each of them made progress."""
@@ -136,8 +146,11 @@ def claim(
         BackendUnavailable: A run is recorded, and whether its owner lives cannot be told.
     """
     using = using or router.db_for_write(IdempotencyRecord)
-    for _ in range(_RACES):
-        record = _read(request, using)
+    for race in range(_RACES):
+        # Of a caller's transaction that sees only what was there when it began, a read that
+        # locks sees the present, on MySQL; and PostgreSQL says that it cannot.
+        locking = race > 0 and connections[using].in_atomic_block
+        record = _read(request, using, locking=locking)
         if record is None:
             claimed = _insert(request, using)
         elif record.expired and record.state != State.RUNNING:
@@ -245,13 +258,15 @@ def _records(using: str) -> Records:
     return records
 
 
-def _read(request: ClaimRequest, using: str) -> Any:
+def _read(request: ClaimRequest, using: str, *, locking: bool) -> Any:
     expired = models.Case(
         models.When(expires_at__lte=Now(), then=True),
         default=False,
         output_field=models.BooleanField(),
     )
     found = IdempotencyRecord.objects.for_key(request.scope, request.key).using(using)
+    if locking:
+        found = found.select_for_update()
     return found.annotate(expired=expired).first()
 
 

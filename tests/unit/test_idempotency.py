@@ -212,8 +212,8 @@ def test_a_lost_race_for_a_new_key_does_not_spoil_the_callers_transaction(databa
     read = idempotency._read
     blind = [True]
 
-    def read_too_early(*args: object) -> object:
-        return None if blind and blind.pop() else read(*args)
+    def read_too_early(*args: object, locking: bool) -> object:
+        return None if blind and blind.pop() else read(*args, locking=locking)
 
     monkeypatch.setattr(idempotency, "_read", read_too_early)
     with transaction.atomic(using=database):
@@ -349,6 +349,13 @@ def test_deaths_survive_an_orderly_wait_but_not_a_failure(database):
     assert third.deaths == 1
     idempotency.fail(third, "x")
     assert begin("fourth", database).deaths == 0
+
+
+def test_mysql_gives_the_time_as_django_stores_it():
+    """Its own ``CURRENT_TIMESTAMP`` is in the zone of the server, not in UTC."""
+    compiler = IdempotencyRecord.objects.values("pk").query.get_compiler("default")
+    sql, _ = idempotency.Now().as_mysql(compiler, connections["default"])
+    assert sql == "UTC_TIMESTAMP(6)"
 
 
 def test_purge_deletes_what_expired_in_batches(database):
