@@ -132,6 +132,8 @@ def _lock(delivery: Delivery, name: str) -> Lock:
         name,
         metadata={"task_name": task.name, "task_id": request.id},
         on_lost=None if delivery.guard is None else delivery.guard.interrupt,
+        # An eager task must not meet the lock of the one before it in the same transaction.
+        reentrant=delivery.eager,
         # In eager mode the caller may be in a transaction, of which the body is a part.
         hold_until="commit",
         **arguments,

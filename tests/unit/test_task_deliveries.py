@@ -254,6 +254,22 @@ def test_g15_an_eager_task_holds_its_lock_until_the_callers_transaction_ends(app
     assert locks["default"].get("order:1") is None
 
 
+def test_eager_tasks_of_one_transaction_do_not_meet_each_others_lock(app):
+    tries = []
+
+    def body(self, order):
+        tries.append(order)
+        if len(tries) == 1:
+            raise self.retry(countdown=0)
+        return len(tries)
+
+    made = task(app, body, lock_wait=0.05)
+    with transaction.atomic():
+        assert [made.apply((1,)).get(), made.apply((1,)).get()] == [2, 3]
+        assert locks["default"].get("order:1") is not None
+    assert locks["default"].get("order:1") is None
+
+
 def test_an_eager_task_in_a_test_case_does_not_hold_its_lock_for_the_whole_test(app):
     """``TestCase`` runs every test in a transaction that never commits."""
     made = task(app, lock_wait=0.05)
