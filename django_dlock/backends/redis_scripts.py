@@ -107,6 +107,14 @@ if living or undone or over then
   local remaining = 0
   if living then
     remaining = till and tonumber(till) - now or 10000
+    -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
+    -- for as long as the step.
+    local longest = tonumber(l[8])
+    if till and longest and kind ~= 'cooling' and remaining > longest then
+      remaining = longest
+      redis.call('HSET', KEYS[1], 'until', text(now + longest))
+      redis.call('PEXPIRE', KEYS[1], text(longest + memory(longest)))
+    end
   end
   if ARGV[8] == '1' and living and not undone then
     local forget = math.min(remaining, 10000) + 5000

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from django_dlock import Lock, clock, events, signals
-from tests.faults.aliases import LONG, TTL, Dlocks, alias
+from testproject.servers import RedisServer
+from tests.faults.aliases import LONG, TTL, Dlocks, alias, configured
 from tests.faults.conftest import NewHolder
+from tests.faults.faketime import SteppedClock
 from tests.faults.holder import Holder
 from tests.proxy import Proxy
 
@@ -97,3 +99,13 @@ def test_g4_a_chain_of_dead_holders_blocks_nobody(dlocks: Dlocks, new_holder: Ne
         assert holder.do("lock.held")
         holder.kill()
     assert Lock("it").acquire(blocking=False)
+
+
+def test_g4_a_step_back_of_the_servers_clock_does_not_keep_a_dead_holders_lock(
+    stepped_server: RedisServer, stepped_clock: SteppedClock
+) -> None:
+    with configured({"default": alias(stepped_server.url)}):
+        lost = Lock("it", ttl=TTL, renew=False)
+        lost.acquire()
+        stepped_clock.step("-2h")
+        assert Lock("it", bound=False).acquire(timeout=TTL + 1 + SLACK)
