@@ -17,6 +17,8 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from kombu.utils.encoding import safe_repr
 
+from ..exceptions import LockNotAcquired
+
 __all__ = ["HEADER", "PutBack", "Trail", "put_back"]
 
 logger = logging.getLogger("django_dlock")
@@ -99,7 +101,15 @@ def put_back(
         # As text: a pool's child must be able to send it to the worker, or the message is
         # acknowledged.
         raise Reject(safe_repr(error), requeue=True) from error
-    logger.info("Task %s[%s] is put back for %.1f s: %s", task.name, request.id, delay, back.reason)
+    logger.log(
+        # Contention is expected; an outage that lasts must be seen.
+        logging.INFO if isinstance(back.reason, LockNotAcquired) else logging.WARNING,
+        "Task %s[%s] is put back for %.1f s: %s",
+        task.name,
+        request.id,
+        delay,
+        back.reason,
+    )
     raise Ignore(f"put back: {back.reason}") from back.reason
 
 

@@ -208,11 +208,12 @@ def no_backend(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_g13_a_task_is_put_back_while_the_backend_is_away(app, no_backend):
+def test_g13_a_task_is_put_back_while_the_backend_is_away(app, no_backend, caplog):
     sent = task(app).delay(1)
     work(app)
     assert sent.state == "RETRY"
     assert waiting(app) is not None
+    assert [each.levelname for each in caplog.records if "put back" in each.message] == ["WARNING"]
 
 
 def test_if_unavailable_may_fail_or_skip(app, no_backend):
