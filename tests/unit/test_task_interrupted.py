@@ -254,9 +254,14 @@ class Unprintable(Exception):
         raise RuntimeError("no")
 
 
+class Raw(Exception):
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @pytest.mark.parametrize(
     "error",
-    [ValueError("\x00"), ValueError("\ud800"), Unprintable(), ValueError("x" * 2_000_000)],
+    [Raw("\x00"), Raw("\ud800"), Unprintable(), ValueError("x" * 2_000_000)],
     ids=["nul", "surrogate", "unprintable", "huge"],
 )
 def test_g13_any_exception_of_a_body_can_be_recorded(app, error):
