@@ -64,8 +64,8 @@ class _Lane:
     """When a hold or the heartbeat next needs attention."""
     unplanned: bool = True
     """``next_look`` is not to be trusted: there may be holds that it does not know."""
-    latest: float = -math.inf
-    """When the hold that came last first needs attention."""
+    latest: float = math.inf
+    """When the hold that came last first needs attention; infinite once that was heeded."""
 
 
 class Watchdog:
@@ -106,8 +106,8 @@ class Watchdog:
         lane.unplanned = True
         # Compared after the entry is made: either the thread sees the entry, or it is awake or
         # wakes too late for it and is poked.
-        lane.latest = min(hold.due, first_beat)
-        if lane.latest < self._wakes_at or self._thread is None:
+        lane.latest = wanted = min(hold.due, first_beat)
+        if wanted < self._wakes_at or self._thread is None:
             self._poke()
 
     def unwatch(self, hold: Hold) -> None:
@@ -155,12 +155,10 @@ class Watchdog:
                     return clock.now() + PATIENCE
         if lane.holds:
             return lane.next_look
-        if not lane.unplanned:
-            return math.inf
-        # Some came and went: as if the last were still there, so that those that follow need not
-        # wake the thread again and again.
-        lane.unplanned = False
-        return lane.latest
+        # Some may have come and gone: as if the last were still there, so that those that follow
+        # need not wake the thread again and again. ``unplanned`` stays: one may just come.
+        latest, lane.latest = lane.latest, math.inf
+        return latest if latest > clock.now() else math.inf
 
     def _look(self, lane: _Lane) -> list[Hold]:
         """End what must end, and gather what is to be renewed now."""

@@ -397,6 +397,15 @@ def test_locks_that_come_and_go_do_not_wake_the_thread_each(
     assert dog.tick() == math.inf
 
 
+def test_the_end_of_a_long_hold_is_no_lateness(dog: Watchdog, time: Time) -> None:
+    lock = held()
+    for _ in range(20):
+        time.seconds += 5
+        dog.tick()
+    lock.release()
+    assert dog.tick() == math.inf
+
+
 def test_a_released_lease_is_renewed_no_more(dog: Watchdog, spy: Spy, time: Time) -> None:
     held().release()
     time.seconds += 10
