@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ..exceptions import AcquireTimeout, BackendUnavailable, LockNotAcquired
+from ..exceptions import AcquireTimeout, BackendUnavailable, LockError, LockNotAcquired
 from ..handler import locks
 from ..lease import Contention
 from ..lock import Lock
@@ -59,13 +59,20 @@ def acquire(delivery: Delivery) -> Hold:
     if options.lock_key is None:
         return NoHold()
     lock = _lock(delivery, options.lock_key(delivery.args, delivery.kwargs))
+    # Before it is acquired: there is a moment after it, at which a soft limit may strike.
+    delivery.hold = lock
     try:
         granted = lock.acquire() if _waits(delivery) else lock.acquire(blocking=False)
-    except BackendUnavailable as error:
+    except LockError as error:
+        delivery.hold = None
+        if not isinstance(error, BackendUnavailable):
+            raise
         if options.if_unavailable != "local":
             unavailable(delivery, error)
-        return _locally(delivery, lock)
+        delivery.hold = _locally(delivery, lock)
+        return delivery.hold
     if not granted:
+        delivery.hold = None
         contended(delivery, lock.name, lock.alias, lock.contention)
     return lock
 

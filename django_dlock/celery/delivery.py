@@ -15,7 +15,7 @@ from ..exceptions import AttemptsExhausted, LeaseLost, NotHeld
 from ..lock import Lock
 from . import contention, database
 from .abort import BodyGuard, LeaseAborted
-from .contention import Hold, NoHold, Skipped
+from .contention import Hold, Skipped
 from .recorded import RecordedRun
 from .requeue import HEADER, PutBack, Trail, put_back
 
@@ -63,6 +63,7 @@ class Delivery:
         self.options = task.dlock_options
         self.eager = bool(request.is_eager)
         self.guard = BodyGuard() if self.options.if_lost == "abort" else None
+        self.hold: Hold | None = None
         # Read before the body: running ends contention, and so the header.
         self.trail = Trail.of(request)
         self._message: Callable[[], tuple[Any, Any]] = lambda: (args, kwargs)
@@ -75,11 +76,11 @@ class Delivery:
             Exception: The body's own, or why it did not run.
         """
         try:
-            hold = contention.acquire(self)
             try:
-                return self._under(hold)
+                return self._under(contention.acquire(self))
             finally:
-                self._release(hold)
+                if self.hold is not None:
+                    self._release(self.hold)
         except Skipped:
             return None
         except PutBack as back:
@@ -156,8 +157,6 @@ class Delivery:
         return self.guard is not None and self.guard.struck
 
     def _release(self, hold: Hold) -> None:
-        if isinstance(hold, NoHold):
-            return
         try:
             hold.release()
         except (LeaseLost, NotHeld) as error:

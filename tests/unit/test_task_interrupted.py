@@ -327,3 +327,20 @@ def test_a_claim_that_is_interrupted_leaves_the_connection_usable(app, monkeypat
     sent = made.delay(1)
     work(app)
     assert (sent.state, effects()) == ("SUCCESS", 1)
+
+
+def test_a_soft_limit_just_after_the_acquire_gives_the_lock_back(app, monkeypatch):
+    """Else its handle lives in the error's frames, and is renewed until they are collected."""
+    real = Lock.acquire
+
+    def acquire(self: Lock, *args: Any, **options: Any) -> bool:
+        real(self, *args, **options)
+        raise SoftTimeLimitExceeded
+
+    made = task(app)
+    with monkeypatch.context() as patched:
+        patched.setattr(Lock, "acquire", acquire)
+        sent = made.delay(1)
+        work(app)
+    assert isinstance(sent.result, SoftTimeLimitExceeded)
+    assert locks["default"].get("order:1") is None
