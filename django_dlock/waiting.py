@@ -42,6 +42,10 @@ def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+    finally:
+        # An interrupt between two calls: the flow must hear of it now, and not when its last
+        # reference, in a traceback perhaps, is gone.
+        flow.close()
 
 
 async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
@@ -58,6 +62,8 @@ async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+    finally:
+        flow.close()
 
 
 def acquisition(
