@@ -132,8 +132,8 @@ class RedisBackend(BaseLockBackend):
         limit = min(deadline, started + block + self.command_timeout)
 
         def talk(connection: Any) -> None:
-            # Never 0.000, which would be for ever.
-            seconds = f"{max(block, 0.001):.3f}"
+            # Never 0.000, which would be for ever; for Redis 6.2 so would be 0.001.
+            seconds = f"{max(block, 0.005):.3f}"
             connection.send_command("BLPOP", self._wakes + request.name, seconds)
             while not connection.can_read(timeout=max(0.0, min(ASK_EVERY, limit - clock.now()))):
                 if clock.now() >= limit:
