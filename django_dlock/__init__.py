@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         QuorumNotReached,
         StaleToken,
     )
+    from .fields import FencingTokenField
     from .handler import locks
     from .lock import DEFAULT, Lock
     from .views import locked_view
@@ -39,6 +40,7 @@ __all__ = [
     "AttemptsExhausted",
     "BackendUnavailable",
     "DuplicateRun",
+    "FencingTokenField",
     "IdempotencyConflict",
     "InvalidLockBackend",
     "LeaseLost",
@@ -59,6 +61,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "DEFAULT": "lock",
+    "FencingTokenField": "fields",
     "Lock": "lock",
     "LockedTask": "celery",
     "locked": "decorators",

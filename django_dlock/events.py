@@ -11,6 +11,7 @@ import collections
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ HANGING_AFTER = 5.0
 """Seconds after which a delivery counts as hanging."""
 MAX_HANGING = 8
 """Threads that may hang in user code before events wait for them."""
+FORK_PATIENCE = 0.5
+"""Seconds that a fork waits for the delivery that is under way."""
 MAX_QUEUED = 100_000
 IDLE = 60.0
 
@@ -46,6 +49,7 @@ class Deliverer:
         self._busy_since: float | None = None
         self._hanging = 0
         self._hooked = False
+        self._kept_by: int | None = None
 
     def post(self, delivery: Delivery) -> None:
         """Queue a call; never blocks and never raises what the call raises."""
@@ -76,6 +80,30 @@ class Deliverer:
         if worker is not None and worker.is_alive() and (self._queue or self._busy_since):
             self.flush(timeout)
 
+    def before_fork(self) -> None:
+        """Let no delivery be in the middle of its work, but for one that hangs.
+
+        What it holds at that moment would be held in the child for ever: SQLite, for one, keeps
+        its locks per process, and the child would wait for its own copy of them.
+        """
+        give_up_at = clock.now() + FORK_PATIENCE
+        while self._worker is not threading.current_thread():
+            self._lock.acquire()
+            if self._busy_since is None:
+                # Kept, so that none begins.
+                self._kept_by = threading.get_ident()
+                return
+            self._lock.release()
+            if clock.now() >= give_up_at:
+                return
+            time.sleep(0.001)
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        if self._kept_by == threading.get_ident():
+            self._kept_by = None
+            self._lock.release()
+
     def after_fork(self) -> None:
         """Forget thread, lock and queue of the parent."""
         hooked = self._hooked
@@ -92,7 +120,11 @@ class Deliverer:
             self._hanging += 1
             self._queue.appendleft(_tell_hanging)
         if not self._hooked and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.after_fork)
+            os.register_at_fork(
+                before=self.before_fork,
+                after_in_parent=self.after_fork_in_parent,
+                after_in_child=self.after_fork,
+            )
         self._hooked = True
         self._busy_since = None
         self._worker = threading.Thread(target=self._run, name="dlock-events", daemon=True)

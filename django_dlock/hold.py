@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from . import clock, events, signals
 from .backends.base import BaseLockBackend
+from .exceptions import LeaseLost, NotHeld
 from .lease import Fate, Lease, Renewal
 from .lock_options import LockOptions
 
@@ -165,6 +166,23 @@ class Hold:
     @property
     def remaining(self) -> float:
         return max(0.0, self.deadline - clock.now()) if self.active else 0.0
+
+    def check(self) -> None:
+        """Return while it is active.
+
+        Raises:
+            LeaseLost: It ended under its holder.
+            NotHeld: It was given back.
+        """
+        if not self.active:
+            raise self.end_error()
+
+    def end_error(self) -> LeaseLost | NotHeld:
+        """What there is to raise once it is not active any more."""
+        reason = self.lost_reason
+        if reason is None:
+            return NotHeld("It was released", self.name, self.alias)
+        return LeaseLost(f"The lease is lost: {reason}", self.name, self.alias, reason)
 
     # -- how it lives on ---------------------------------------------------------------
 

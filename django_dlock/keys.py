@@ -30,6 +30,7 @@ __all__ = [
     "check_name",
     "compile_key",
     "fingerprint",
+    "fit",
 ]
 
 MAX_NAME = 255
@@ -156,13 +157,13 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _fit(key: str) -> str:
+def fit(key: str, longest: int = MAX_KEY) -> str:
     """The key as a lock's name: one that is too long or cannot be a name ends in a digest."""
     name = _REFUSED.sub("?", key)
-    if name == key and len(key) <= MAX_KEY:
+    if name == key and len(key) <= longest:
         return key
     digest = _sha(key)
-    return f"{name[: MAX_KEY - len(digest) - 1]}~{digest}"
+    return f"{name[: longest - len(digest) - 1]}~{digest}"
 
 
 class _Arguments:
@@ -250,7 +251,7 @@ class _Template:
             texts.append(literal)
             if field is not None:
                 texts.append(self._render(field, spec, named))
-        return _fit("".join(texts))
+        return fit("".join(texts))
 
     def _render(self, field: str, spec: str, named: Mapping[str, Any]) -> str:
         where = f"{self.arguments.what}: the field {{{field}}} of {self.template!r}"
@@ -311,7 +312,7 @@ class _Digest:
             named = {name: flat[name] for name in self.names if name in flat}
         given = {name: self._normal(value) for name, value in named.items()}
         relevant = {name: value for name, value in given.items() if not self._absent(name, value)}
-        return _fit(f"{self.prefix}{fingerprint(relevant, what=self.arguments.what)}")
+        return fit(f"{self.prefix}{fingerprint(relevant, what=self.arguments.what)}")
 
     def _normal(self, value: Any) -> Any:
         return value if self.normalise is None else self.normalise(value)
@@ -394,4 +395,4 @@ class _Called:
             raise TypeError(
                 f"{self.what}: {self.function!r} gave {key!r}; it must give a string, not empty"
             )
-        return _fit(key)
+        return fit(key)

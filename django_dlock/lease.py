@@ -53,6 +53,9 @@ class LeaseRequest:
         kind: See ``Kind``.
         metadata: JSON object with the holder's context and the user's own facts.
         waits: The caller will wait if the name is taken: the backend counts it as a waiter.
+        replaces: Owner of a lease that the grant may take the place of, in the same step; the
+            name is granted where it is free, too. How a lease passes from hand to hand: parked
+            and taken up again. Empty for nobody.
     """
 
     name: str
@@ -61,6 +64,7 @@ class LeaseRequest:
     kind: Kind = "held"
     metadata: str = "{}"
     waits: bool = False
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)

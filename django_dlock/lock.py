@@ -309,8 +309,7 @@ class Lock(LockView):
         hold = self._holdings.current()
         if hold is None:
             raise self._not_held("renewed")
-        if not hold.active:
-            raise self._lost(hold)
+        hold.check()
         if ttl is not None:
             hold.renewal_ttl = lease_ttl(self._backend, ttl, renewed=hold.renews)
         sent_at = clock.now()
@@ -327,8 +326,7 @@ class Lock(LockView):
                 watchdog.watch(hold)
         else:
             hold.lose_by_fate(fates[0])
-        if not hold.active:
-            raise self._lost(hold)
+        hold.check()
 
     # -- release -----------------------------------------------------------------------
 
@@ -480,7 +478,7 @@ class Lock(LockView):
         finally:
             self._holdings.drop(hold, lost=hold.state == "lost")
         if hold.state == "lost":
-            raise self._lost(hold)
+            raise hold.end_error()
 
     def _released(self, hold: Hold) -> None:
         if hold.end_released():

@@ -7,10 +7,13 @@ that does not answer costs the row and a log line, and holds up nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError, close_old_connections, connections, router
 from django.utils import timezone
 
 from . import signals
@@ -114,16 +117,67 @@ def _try_to_record(
     # This thread sees no request begin or end, which is when Django would do it.
     close_old_connections()
     try:
-        record(
-            event,
-            name=name,
-            alias=alias,
-            owner=owner,
-            token=token,
-            reason=reason,
-            detail={**times, **_context(metadata or {})},
-        )
+        with _not_while_forking():
+            record(
+                event,
+                name=name,
+                alias=alias,
+                owner=owner,
+                token=token,
+                reason=reason,
+                detail={**times, **_context(metadata or {})},
+            )
     except DatabaseError as error:
         logger.warning("The event %s of lock %r was not written: %s", event, name, error)
     finally:
         close_old_connections()
+
+
+# A child that is forked while SQLite has a file open believes for ever in the locks that were
+# held at that moment, by a thread that it does not have, and sooner or later writes over what
+# another process writes. A worker's parent forks whenever a child has died, which is when there
+# are events to write.
+FORK_WAITS = 30.0
+"""Seconds for which a fork waits for a row; longer than SQLite waits for its file."""
+
+_open = threading.Lock()
+_waited = False
+_hooked = False
+
+
+@contextmanager
+def _not_while_forking() -> Iterator[None]:
+    """Keep this process from forking while a SQLite file is open on this thread."""
+    connection = connections[router.db_for_write(LockEvent)]
+    if connection.vendor != "sqlite" or not hasattr(os, "register_at_fork"):
+        yield
+        return
+    _hook()
+    with _open:
+        try:
+            yield
+        finally:
+            # Whatever ``CONN_MAX_AGE`` says.
+            connection.close()
+
+
+def _hook() -> None:
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)
+
+
+def _wait() -> None:
+    global _waited
+    _waited = _open.acquire(timeout=FORK_WAITS)
+
+
+def _go_on() -> None:
+    if _waited:
+        _open.release()
+
+
+def _begin() -> None:
+    global _open
+    _open = threading.Lock()

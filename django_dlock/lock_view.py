@@ -1,18 +1,27 @@
-"""What a handle can tell of its hold without asking anybody."""
+"""What a handle can tell of its hold without asking its backend, and do with its token."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, overload
+
 from .backends.base import BaseLockBackend
-from .exceptions import LeaseLost, NotHeld
+from .exceptions import NotHeld
 from .hold import Hold, LockState
 from .holdings import Holdings
 from .lease import Contention
+
+if TYPE_CHECKING:
+    from django.db.models import Model, QuerySet
+    from django.db.models.manager import BaseManager
+
+    from .fencing import FencedInstance, FencedQuerySet
 
 __all__ = ["LockView"]
 
 
 class LockView:
-    """The questions of a ``Lock``; none of them does I/O.
+    """The questions of a ``Lock``, none of which does I/O, and its fences.
 
     Attributes:
         name: The lock's name.
@@ -85,15 +94,66 @@ class LockView:
             LeaseLost: The lease is gone.
             NotHeld: It was never acquired, or is released.
         """
+        self._checked("checked")
+
+    # -- fencing -----------------------------------------------------------------------
+
+    @overload
+    def fence(
+        self, target: QuerySet[Any, Any] | BaseManager[Any], field: str | None = None
+    ) -> FencedQuerySet: ...
+
+    @overload
+    def fence(self, target: Model, field: str | None = None) -> FencedInstance: ...
+
+    def fence(
+        self,
+        target: QuerySet[Any, Any] | BaseManager[Any] | Model,
+        field: str | None = None,
+    ) -> FencedQuerySet | FencedInstance:
+        """Write rows only while no newer holder has written them.
+
+        ``lock.fence(queryset).update(...)`` and ``lock.fence(instance).save(...)`` compare the
+        token of this grant with the rows' ``FencingTokenField`` and raise it, in one statement.
+
+        Args:
+            field: Which one, where the model has several.
+
+        Raises:
+            LeaseLost, NotHeld: There is no lease, so there is no token to write with.
+            TypeError: The model has no ``FencingTokenField``, or several and none is named.
+        """
+        from . import fencing
+
+        return fencing.fence(self._checked("fenced"), target, field)
+
+    def atomic(self, using: str | None = None) -> AbstractContextManager[None]:
+        """A database transaction that cannot commit once a newer holder's has begun to.
+
+        Its first and its last statement write this grant's token to the name's row in the fence
+        table, if no newer one is there; the row stays locked until COMMIT. The lease must
+        stand at the end, too.
+
+        Args:
+            using: Alias in ``DATABASES``; the one that routers give for ``Fence`` by default.
+
+        Raises:
+            StaleToken: A newer holder was here; everything is rolled back.
+            LeaseLost, NotHeld: The lease is gone, at the beginning or at the end.
+            RuntimeError: The database is in a transaction already, whose COMMIT would come
+                after the last statement.
+        """
+        from . import fencing
+
+        return fencing.atomic(self._checked("fenced"), using)
+
+    def _checked(self, verb: str) -> Hold:
+        """The hold that stands."""
         hold = self._holdings.mine()
         if hold is None:
-            raise self._not_held("checked")
-        if not hold.active:
-            raise self._lost(hold)
-
-    def _lost(self, hold: Hold) -> LeaseLost:
-        reason = hold.lost_reason or "released"
-        return LeaseLost(f"The lease is lost: {reason}", self.name, self.alias, reason)
+            raise self._not_held(verb)
+        hold.check()
+        return hold
 
     def _not_held(self, verb: str) -> NotHeld:
         return NotHeld(f"It is not held, so it cannot be {verb}", self.name, self.alias)

@@ -1,4 +1,4 @@
-"""The package's tables: idempotency records, lock events, and the face of held locks.
+"""The package's tables: idempotency records, fences, lock events, and the face of held locks.
 
 Leases are not here: they live at their alias's backend. ``HeldLock`` has no table; it carries
 the permissions of the page that lists them.
@@ -14,7 +14,15 @@ from django.utils.translation import gettext_lazy as _
 
 from .lease import LeaseInfo
 
-__all__ = ["HeldLock", "IdempotencyRecord", "LockEvent"]
+__all__ = ["Fence", "HeldLock", "IdempotencyRecord", "LockEvent"]
+
+
+def _digest(*parts: str) -> str:
+    """One text for several, compared exactly on every database."""
+    # The lengths keep ("a", "bc") and ("ab", "c") apart.
+    *before, last = parts
+    text = "".join(f"{len(part)}:{part}" for part in before) + last
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class HeldLock(models.Model):
@@ -124,8 +132,38 @@ class IdempotencyRecord(models.Model):
     @staticmethod
     def digest_of(scope: str, key: str) -> str:
         """The unique digest of a key in its scope."""
-        # The length keeps ("a", "bc") and ("ab", "c") apart.
-        return hashlib.sha256(f"{len(scope)}:{scope}{key}".encode()).hexdigest()
+        return _digest(scope, key)
+
+
+class Fence(models.Model):
+    """The highest token under whose name a ``lock.atomic()`` has committed.
+
+    A name is what the lock's alias, the alias's ``KEY_PREFIX`` and the lock's name say
+    together. A row may be deleted once no holder of an older lease can be alive any more.
+    """
+
+    # Not the three texts, for the reasons given at ``IdempotencyRecord.digest``.
+    digest = models.CharField(max_length=64, primary_key=True, editable=False)
+    alias = models.CharField(_("alias"), max_length=255)
+    key_prefix = models.CharField(_("key prefix"), max_length=255)
+    name = models.CharField(_("name"), max_length=255)
+    token = models.BigIntegerField(_("fencing token"))
+    updated_at = models.DateTimeField(
+        _("updated at"), help_text=_("By the clock of the last holder.")
+    )
+
+    class Meta:
+        default_permissions = ()
+        verbose_name = _("fence")
+        verbose_name_plural = _("fences")
+
+    def __str__(self) -> str:
+        return f"{self.alias}: {self.name}"
+
+    @staticmethod
+    def digest_of(alias: str, key_prefix: str, name: str) -> str:
+        """The unique digest of a name."""
+        return _digest(alias, key_prefix, name)
 
 
 class LockEvent(models.Model):

@@ -12,10 +12,10 @@ import secrets
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["DeathProof", "ProcessIdentity", "current", "death_proof", "forget"]
+__all__ = ["DeathProof", "ProcessIdentity", "current", "death_proof", "forget", "neighbour"]
 
 DeathProof = Literal["gone", "rebooted"]
 
@@ -133,6 +133,15 @@ def forget() -> None:
     """Take a new identity at the next use; called in a forked child, whose pid may be reused."""
     global _current
     _current = None
+
+
+def neighbour(pid: int) -> ProcessIdentity:
+    """The identity of another process of this machine and PID namespace, as a child of ours is.
+
+    Its start time is unknown where it is gone by now.
+    """
+    stat = _stat(pid)
+    return replace(current(), id="", pid=pid, start_time=stat[1] if stat else "")
 
 
 def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof | None:

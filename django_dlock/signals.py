@@ -22,7 +22,7 @@ in_doubt = Signal()
 lost = Signal()
 """A lease ended under its holder; ``reason`` and ``held_for``."""
 released = Signal()
-"""The holder gave it back; ``held_for``."""
+"""The holder gave it back; ``held_for``. ``reason`` is ``parked`` where it waits for a retry."""
 broken = Signal()
 """An operator, or a proof of death, ended somebody's lease; ``reason``."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["open_since", "outermost", "run_after"]
+__all__ = ["any_open", "is_open", "open_since", "outermost", "run_after"]
 
 
 def _in_atomic() -> Iterator[tuple[BaseDatabaseWrapper, object]]:
@@ -23,6 +23,24 @@ def _in_atomic() -> Iterator[tuple[BaseDatabaseWrapper, object]]:
             if not getattr(block, "_from_testcase", False):
                 yield connection, block
                 break
+
+
+def is_open(using: str) -> bool:
+    """Whether this thread is in a transaction on the database, of Django's or by hand."""
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return any(found is connection for found, _ in _in_atomic())
+    return not connection.get_autocommit()
+
+
+def any_open() -> bool:
+    """Whether this thread is in a transaction on any database, of Django's or by hand."""
+    return any(
+        is_open(connection.alias)
+        for connection in connections.all(initialized_only=True)
+        # One that is not connected is in none, and asking it would connect.
+        if connection.connection is not None
+    )
 
 
 def outermost() -> tuple[object, ...]:

@@ -107,7 +107,9 @@ class Watchdog:
         # Compared after the entry is made: either the thread sees the entry, or it is awake or
         # wakes too late for it and is poked.
         lane.latest = wanted = min(hold.due, first_beat)
-        if wanted < self._wakes_at or self._thread is None:
+        wakes_at = self._wakes_at
+        # Overdue: its sleep is not measured on our clock, and is longer where the machine slept.
+        if wanted < wakes_at or wakes_at <= hold.confirmed_at or self._thread is None:
             self._poke()
 
     def unwatch(self, hold: Hold) -> None:

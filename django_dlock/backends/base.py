@@ -106,7 +106,7 @@ class BaseLockBackend(ABC):
 
     @abstractmethod
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        """Grant the name if it is free, in one step; try once.
+        """Grant the name if it is free, or held by ``request.replaces``, in one step; try once.
 
         Repeated with the same owner it finds its own grant. An owner whose ``undo`` came first
         is answered with contention, so that a late packet cannot bring an orphan to life.

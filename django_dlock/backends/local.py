@@ -56,6 +56,10 @@ class _Entry:
             return self.previous[1]
         return "refused"
 
+    def is_held_by(self, owner: str, now: float) -> bool:
+        """Whether the owner's lease lives and was not given back."""
+        return owner == self.owner and self.fate(now) is None and self.kind != "cooling"
+
     def end(self, fate: Fate, now: float) -> None:
         self.ended, self.until = fate, now
 
@@ -104,6 +108,8 @@ class LocalBackend(BaseLockBackend):
                 if now < entry.until:
                     entry.until = max(entry.until, now + request.ttl)
                     return self._lease(entry, request, now)
+            if entry is not None and entry.is_held_by(request.replaces, now):
+                entry.end("released", now)
             if entry is not None and now < entry.until:
                 if request.waits:
                     self._waiters.setdefault(request.name, set()).add(request.owner)

@@ -92,6 +92,7 @@ class RedisBackend(BaseLockBackend):
                 _process_json(process),
                 request.metadata,
                 "1" if request.waits else "0",
+                request.replaces,
             ],
             deadline=deadline,
             name=name,

@@ -84,7 +84,8 @@ ACQUIRE = Script(
     _COMMON
     + """
 -- KEYS: lock, waiters, index, clock, undone
--- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, '1' if it will wait
+-- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, '1' if it will wait,
+--   owner that may be replaced or ''
 -- Returns {token} or {'', owner, kind, remaining ms, process JSON, now ms}.
 local name, me, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'last', 'how', 'proc',
@@ -100,6 +101,9 @@ if living and owner == me and kind ~= 'cooling' and not undone then
   redis.call('PEXPIRE', KEYS[1], text(new - now + memory(ttl)))
   redis.call('ZREM', KEYS[2], me)
   return {token}
+end
+if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
+  living, last, how = false, owner, 'released'
 end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
 local over = not living and last == me and how ~= 'expired'

@@ -68,6 +68,30 @@ class BackendContract(ContractTools):
         assert (second.owner, second.token) == (first.owner, first.token)
         assert second.deadline >= first.deadline
 
+    def test_a_lease_passes_to_one_who_names_its_owner(self, backend: BaseLockBackend) -> None:
+        parked = self.grant(backend, self.request(self.name(), kind="parked"))
+        self.refuse(backend, self.request(parked.name))
+        self.refuse(backend, self.request(parked.name, replaces="somebody else"))
+        request = self.request(parked.name, replaces=parked.owner)
+        lease = self.grant(backend, request)
+        # The reply was lost, and the attempt is repeated.
+        assert self.grant(backend, request).token == lease.token > parked.token
+        # One who comes second with the same owner is too late.
+        self.refuse(backend, self.request(parked.name, replaces=parked.owner))
+        assert self.renew(backend, parked) == ["released"]
+        assert self.release(backend, parked) == "released"
+        assert self.release(backend, lease) == "released"
+
+    def test_who_names_an_owner_is_granted_a_free_name_too(self, backend: BaseLockBackend) -> None:
+        lease = self.grant(backend, self.request(self.name(), replaces="somebody"))
+        assert self.release(backend, lease) == "released"
+
+    def test_g7_an_undone_attempt_replaces_nobody(self, backend: BaseLockBackend) -> None:
+        parked = self.grant(backend, self.request(self.name(), kind="parked"))
+        request = self.request(parked.name, replaces=parked.owner)
+        backend.undo(request, deadline=self.soon(backend))
+        assert self.refuse(backend, request).owner == parked.owner
+
     def test_g5_a_repeated_acquire_after_its_release_grants_nothing(
         self, backend: BaseLockBackend
     ) -> None:
@@ -145,6 +169,20 @@ class BackendContract(ContractTools):
             assert self.renew(backend, lease, ttl=ttl) == ["renewed"]
         met = self.refuse(backend, self.request(lease.name))
         assert 590 < met.remaining <= 600.1
+
+    def test_a_reservation_is_prolonged_until_it_is_given_back(
+        self, backend: BaseLockBackend
+    ) -> None:
+        lease = self.grant(backend, self.request(self.name(), ttl=5, kind="reserved"))
+        assert self.refuse(backend, self.request(lease.name)).remaining <= 5.1
+        assert self.renew(backend, lease, ttl=600) == ["renewed"]
+        met = self.refuse(backend, self.request(lease.name))
+        assert (met.kind, met.owner) == ("reserved", lease.owner)
+        assert 590 < met.remaining <= 600.1
+        self.release(backend, lease)
+        # The late confirmation of a slow publisher.
+        assert self.renew(backend, lease, ttl=600) == ["released"]
+        assert not self.locked(backend, lease.name)
 
     def test_an_expired_lease_is_not_revived_by_its_renewal(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
