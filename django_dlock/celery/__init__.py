@@ -7,6 +7,7 @@ from typing import Any
 from celery import signals
 
 from .. import watchdog
+from . import deaths, parked, reservation
 from .checks import register
 from .task import LockedTask
 
@@ -21,4 +22,9 @@ def _give_back(**_: Any) -> None:
 signals.worker_process_shutdown.connect(
     _give_back, dispatch_uid="django_dlock.celery.give_back", weak=False
 )
+signals.task_revoked.connect(
+    reservation.over, dispatch_uid="django_dlock.celery.reservation", weak=False
+)
+signals.task_revoked.connect(parked.revoked, dispatch_uid="django_dlock.celery.parked", weak=False)
+deaths.connect()
 register()

@@ -4,20 +4,32 @@ CPython can set an exception in another thread (``PyThreadState_SetAsyncExc``). 
 class, lands between any two bytecodes, may be swallowed by an ``except Exception``, and waits
 for a call into C to return. So it is repeated until the body ends, and must never strike
 outside it: not in COMMIT, not in a release, not in our own records.
+
+A COMMIT or a release of the body's own is left alone, too, as far as can be seen from here: it
+may begin between the look and the strike.
+
+Where gevent has put greenlets in the place of threads, it is thrown into the body's greenlet,
+which then hears of it where it waits.
 """
 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
 from celery.exceptions import Ignore
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import Atomic
 
 from ..exceptions import LeaseLost
 from ..lock import Lock
+from . import greenlets
 
 __all__ = ["BodyGuard", "LeaseAborted"]
 
@@ -60,6 +72,7 @@ class BodyGuard:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: int | None = None
+        self._greenlet: greenlets.Greenlet | None = None
         self._closing = False
         self.reason: str | None = None
         self.strikes = 0
@@ -110,6 +123,7 @@ class BodyGuard:
         with self._lock:
             if self.reason is not None:
                 raise LeaseAborted(reason=self.reason)
+            self._greenlet = greenlets.current()
             self._thread = threading.get_ident()
 
     def _close(self) -> None:
@@ -131,12 +145,44 @@ class BodyGuard:
         with self._lock:
             if self._thread is None or self._closing:
                 return False
+            if self._greenlet is not None:
+                self._greenlet.call_from_hub(self._throw)
+                return True
+            if _is_ending_something(sys._current_frames().get(self._thread)):
+                return True
             self.strikes += 1
             if _raise_in(self._thread, LeaseAborted):
                 return True
             self.strikes -= 1
         logger.warning("A task that lost its lease cannot be stopped in this pool; it goes on")
         return False
+
+    def _throw(self) -> None:
+        # While the hub calls this no greenlet runs, so the body has not ended since we looked;
+        # nor does anything that follows it wait.
+        if self._greenlet is None or self._closing:
+            return
+        if not _is_ending_something(self._greenlet.frame):
+            self.strikes += 1
+            self._greenlet.throw(LeaseAborted)
+
+
+def _codes(*functions: Any) -> tuple[Any, ...]:
+    return tuple(inspect.unwrap(function).__code__ for function in functions)
+
+
+_ENDS = _codes(Atomic.__exit__, BaseDatabaseWrapper.commit, Lock.__exit__, Lock.release)
+_BODY = _codes(BodyGuard.run)
+
+
+def _is_ending_something(frame: FrameType | None) -> bool:
+    """Whether a body is in the middle of a COMMIT, a ROLLBACK or a release."""
+    # Not further up: a task in eager mode may itself run after somebody's COMMIT.
+    while frame is not None and frame.f_code not in _BODY:
+        if frame.f_code in _ENDS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> bool:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ..exceptions import AcquireTimeout, BackendUnavailable, LockError, LockNotAcquired
+from .. import clock, events, signals, undo, watchdog
+from ..exceptions import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
 from ..handler import locks
-from ..lease import Contention
+from ..lease import Contention, Kind, LeaseRequest
 from ..lock import Lock
-from . import fallback
-from .requeue import PutBack, Trail
+from . import fallback, owners
+from .requeue import PutBack
 
 if TYPE_CHECKING:
     from .delivery import Delivery
 
 __all__ = ["Hold", "NoHold", "Skipped", "acquire", "contended", "unavailable"]
+
+
+KILL_GRACE = 1.0
+"""Seconds that a lease may outlive the hard time limit by. Where a worker enforces the limit, the
+body is killed under its lease, and not put back for a loss a moment before."""
 
 
 class Hold(Protocol):
@@ -41,6 +47,68 @@ class NoHold:
 
     def release(self) -> None:
         """There is nothing to release."""
+
+
+class DeliveryLock(Lock):
+    """A lock whose first owner is the delivery's own nonce.
+
+    Where a lease was parked for the task, it takes its place.
+    """
+
+    __slots__ = ("_owner", "_replaces")
+
+    def __init__(self, name: str, delivery: Delivery, **options: Any) -> None:
+        super().__init__(name, **options)
+        self._owner, (self._replaces, _) = delivery.owner, delivery.trail.parked_as
+
+    def _request(self, patience: float | None) -> LeaseRequest:
+        request = super()._request(patience)
+        if not self._owner:
+            return request
+        # Once: a body that releases its lock and acquires it again makes another grant of it.
+        owner, self._owner = self._owner, ""
+        return replace(request, owner=owner, replaces=self._replaces)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds, as asked for."""
+        return self._options.ttl
+
+    def pass_to(self, owner: str, *, kind: Kind, ttl: float) -> None:
+        """Let the lease go over to ``owner``, whom nobody renews, and hold it no more.
+
+        Where this raises, what is still held is to be released, and ``owner`` gets nothing.
+
+        Args:
+            ttl: Seconds for which ``owner`` is to have it.
+
+        Raises:
+            LeaseLost, NotHeld: There is nothing of ours to pass on.
+            BackendUnavailable: No answer.
+        """
+        # A loss that nobody noticed is told now, and not hidden behind a lease that begins anew.
+        self.renew()
+        hold = self._to_release()
+        metadata = self._options.metadata_json
+        request = LeaseRequest(self.name, owner, ttl, kind, metadata, replaces=hold.owner)
+        # Its next renewal would learn that it has another owner, and be told as a loss.
+        watchdog.unwatch(hold)
+        try:
+            answer = self._backend.acquire(request, deadline=self._backend.call_deadline())
+        except BaseException:
+            # It may be done or not, and a late packet may do it still. First our own: once the
+            # other one is undone nobody remembers that ours was passed on, and not lost.
+            try:
+                self.release()
+            finally:
+                undo.schedule(self._backend, request)
+            raise
+        if isinstance(answer, Contention):
+            raise LeaseLost("The lease went to another", self.name, self.alias, "refused")
+        if hold.end_released():
+            held_for = clock.now() - hold.acquired_at
+            events.send(signals.released, Lock, held_for=held_for, reason=kind, **hold.facts())
+        self._holdings.drop(hold)
 
 
 class Skipped(Exception):
@@ -100,7 +168,7 @@ def contended(delivery: Delivery, name: str, alias: str, contention: Contention 
         raise AcquireTimeout("It is held by another for longer than lock_wait", name, alias)
     if policy == "fail":
         raise LockNotAcquired("It is held by another", name, alias)
-    trail = Trail.of(delivery.request)
+    trail = delivery.trail
     since = trail.since
     if contention is not None:
         since = contention.now if since is None else since
@@ -126,7 +194,7 @@ def unavailable(delivery: Delivery, error: BackendUnavailable) -> NoReturn:
         raise error
     if policy == "skip":
         raise Skipped from error
-    raise PutBack(error, Trail.of(delivery.request)) from error
+    raise PutBack(error, delivery.trail) from error
 
 
 def _lock(delivery: Delivery, name: str) -> Lock:
@@ -134,9 +202,10 @@ def _lock(delivery: Delivery, name: str) -> Lock:
     arguments: dict[str, Any] = dict(options.lock)
     hard_limit = (request.timelimit or (None, None))[0] or task.time_limit
     if hard_limit and not options.max_hold_set:
-        arguments["max_hold"] = float(hard_limit)
-    return Lock(
+        arguments["max_hold"] = float(hard_limit) + KILL_GRACE
+    return DeliveryLock(
         name,
+        delivery,
         metadata={"task_name": task.name, "task_id": request.id},
         on_lost=None if delivery.guard is None else delivery.guard.interrupt,
         # An eager task must not meet the lock of the one before it in the same transaction.
@@ -167,10 +236,13 @@ def _may_be_copy(
     Args:
         met: Where it has to be the very holder that was met.
     """
+    told = None if met is None else owners.is_of(met.owner, delivery.request.id)
+    if told is not None:
+        return told
     try:
         holder = locks[alias].get(name)
     except BackendUnavailable as error:
-        raise PutBack(error, Trail.of(delivery.request)) from error
+        raise PutBack(error, delivery.trail) from error
     if holder is None or (met is not None and holder.owner != met.owner):
         # The one that was met is gone, and whose it was is not known any more.
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import Error, InterfaceError, OperationalError, connections
 
 from .abort import LeaseAborted
 
@@ -51,5 +51,5 @@ def mend(error: BaseException, before: frozenset[str], *, struck: bool) -> None:
             if connection.in_atomic_block:
                 # Only connecting resets what Django believes of the transaction.
                 connection.connect()
-        except DatabaseError as trouble:
+        except Error as trouble:
             logger.warning("Database %r cannot be reached: %s", connection.alias, trouble)

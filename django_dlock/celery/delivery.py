@@ -5,26 +5,31 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 
-from ..exceptions import AttemptsExhausted, LeaseLost, NotHeld
+from .. import clock
+from ..exceptions import AttemptsExhausted, LeaseLost, NotHeld, StaleToken
 from ..lock import Lock
-from . import contention, database
+from . import chords, contention, database, owners, parked
 from .abort import BodyGuard, LeaseAborted
 from .contention import Hold, Skipped
 from .recorded import RecordedRun
-from .requeue import HEADER, PutBack, Trail, put_back
+from .requeue import PutBack, Trail, put_back
+from .reservation import Carried
 
 if TYPE_CHECKING:
     from .task import LockedTask
 
-__all__ = ["Delivery", "Run"]
+__all__ = ["OWNER", "Delivery", "Run"]
 
 logger = logging.getLogger("django_dlock")
+
+OWNER = "dlock_owner"
+"""Under which key of its request a pool's child finds the owner that its parent made."""
 
 
 @dataclass
@@ -62,10 +67,17 @@ class Delivery:
         self.args, self.kwargs = args, kwargs
         self.options = task.dlock_options
         self.eager = bool(request.is_eager)
+        self.began = clock.now()
         self.guard = BodyGuard() if self.options.if_lost == "abort" else None
         self.hold: Hold | None = None
+        # Made by the worker's parent, so that it can name the lease of a child that died; in
+        # pools without one, here.
+        self.owner: str = vars(request).pop(OWNER, "") or owners.new(request.id)
+        # Celery takes what it does not know for a header; a retry would publish it.
+        (request.headers or {}).pop(OWNER, None)
         # Read before the body: running ends contention, and so the header.
         self.trail = Trail.of(request)
+        self.carried = Carried(self)
         self._message: Callable[[], tuple[Any, Any]] = lambda: (args, kwargs)
 
     def work_off(self) -> Any:
@@ -75,9 +87,18 @@ class Delivery:
             Ignore, Reject: Put back.
             Exception: The body's own, or why it did not run.
         """
+        with self.carried:
+            return self._work_off()
+
+    def _work_off(self) -> Any:
         try:
             try:
+                chords.await_claim(self)
                 return self._under(contention.acquire(self))
+            except Retry as retry:
+                if parked.park(self, retry):
+                    self.hold = None
+                raise
             finally:
                 if self.hold is not None:
                     self._release(self.hold)
@@ -87,13 +108,15 @@ class Delivery:
             if self.eager:
                 # There is no message to put back.
                 raise back.reason from back
-            put_back(self.task, self.request, *self._message(), back)
+            self.carried.put_back = True
+            put_back(self.task, self.request, self._message(), back, self.began)
 
     def body(self) -> Any:
         """Run the body; where ``if_lost="abort"``, until it ends or the lease does."""
         self._message = _remember(self.args, self.kwargs)
         # The body runs, so contention is over; a retry must not inherit its beginning.
-        (self.request.headers or {}).pop(HEADER, None)
+        self.trail = parked.trail_of_body(self)
+        self.trail.write(self.request)
         if self.guard is None:
             return self.task.run(*self.args, **self.kwargs)
         return self.guard.run(lambda: self.task.run(*self.args, **self.kwargs))
@@ -103,7 +126,7 @@ class Delivery:
         guard, lock = self.guard, self.run.lock
         if guard is None or lock is None:
             return None
-        if isinstance(error, LeaseLost):
+        if isinstance(error, LeaseLost | StaleToken):
             # Of this lock, and not of another one that the body took for itself.
             ours = isinstance(error, LeaseAborted) or (
                 (error.name, error.alias) == (lock.name, lock.alias)
@@ -124,6 +147,7 @@ class Delivery:
 
     def _under(self, hold: Hold) -> Any:
         self.run.lock = hold if isinstance(hold, Lock) else None
+        self.carried.before_the_body()
         record = self.options.record
         if record is not None:
             return RecordedRun(self, record, hold).work_off()
@@ -145,11 +169,11 @@ class Delivery:
                 for ever.
         """
         if loss.reason != "max_hold":
-            return Trail(overruns=self.trail.overruns)
+            return self.trail
         overruns = self.trail.overruns + 1
         if overruns >= self.options.max_attempts:
             raise AttemptsExhausted(f"max_hold stopped {overruns} runs", loss.name, loss.alias)
-        return Trail(overruns=overruns)
+        return replace(self.trail, overruns=overruns)
 
     @property
     def struck(self) -> bool:

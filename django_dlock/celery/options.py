@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from .. import conf
 from ..keys import ALL_ARGUMENTS, Key, compile_key
 from ..lock_options import DEFAULT, Default
 
-__all__ = ["RecordOptions", "TaskOptions"]
+__all__ = ["RecordOptions", "TaskOptions", "UniqueOptions"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "if_contended": ("requeue", "wait", "skip", "fail"),
@@ -26,9 +26,12 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "if_lost": ("abort", "finish"),
     "if_duplicate": ("return", "skip", "fail"),
 }
+UNIQUE_UNTIL = ("start", "done")
+UNIQUE_TTL = 3600.0
+"""Seconds, where the task does not say."""
 SWITCHES = ("atomic", "store_result", "lock_across_retries", "acks_late", "reject_on_worker_lost")
 PREFIXES = ("lock_", "idempotency_", "if_", "unique_")
-OF_THE_LOCK = ("lock_ttl", "lock_wait", "lock_max_hold", "lock_min_hold")
+OF_THE_LOCK = ("lock_ttl", "lock_wait", "lock_max_hold", "lock_min_hold", "lock_across_retries")
 OF_THE_RECORD = ("atomic", "idempotency_scope", "idempotency_payload")
 
 
@@ -47,6 +50,22 @@ class RecordOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class UniqueOptions:
+    """What concerns de-duplication when a task is published.
+
+    Attributes:
+        key: Tasks with the same one are the same. Of the record and its payload where there is
+            one, for work that is recorded apart may share a lock; else of the lock.
+        until: ``"start"`` or ``"done"``.
+        ttl: Seconds, besides a countdown.
+    """
+
+    key: Key
+    until: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
 class TaskOptions:
     """All options of one task, validated.
 
@@ -54,20 +73,24 @@ class TaskOptions:
         lock_key: ``None`` for a task that excludes nobody.
         lock: Arguments of ``Lock`` that were set on the task.
         max_hold_set: Whether the task says how long it may hold, or its time limit does.
+        across_retries: Whether the lock is kept through the countdowns of retries.
         contention_timeout: Seconds.
         max_attempts: Runs that may die in the middle, or be stopped by ``max_hold``.
         record: ``None`` for a task without an idempotency key.
+        unique: ``None`` for a task that is published each time.
     """
 
     lock_key: Key | None
     lock: Mapping[str, Any]
     max_hold_set: bool
+    across_retries: bool
     if_contended: str
     contention_timeout: float
     if_unavailable: str
     if_lost: str
     max_attempts: int
     record: RecordOptions | None
+    unique: UniqueOptions | None
 
     @classmethod
     def read(cls, task: type[Task[Any, Any]], name: str | None) -> TaskOptions:
@@ -101,19 +124,21 @@ class _Reader:
     def read(self) -> TaskOptions:
         self.check_spelling()
         self.check_choices()
-        self.check_unbuilt()
         self.check_sets()
         record = self.record() if self.is_set("idempotency_key") else None
+        lock_key = self.lock_key(record)
         return TaskOptions(
-            lock_key=self.lock_key(record),
+            lock_key=lock_key,
             lock=self.lock(),
             max_hold_set=self.is_set("lock_max_hold"),
+            across_retries=self.value("lock_across_retries"),
             if_contended=self.value("if_contended"),
             contention_timeout=self.seconds("contention_timeout"),
             if_unavailable=self.value("if_unavailable"),
             if_lost=self.value("if_lost"),
             max_attempts=self.max_attempts(),
             record=record,
+            unique=self.unique(lock_key, record),
         )
 
     # -- what is wrong -----------------------------------------------------------------
@@ -140,14 +165,6 @@ class _Reader:
             if not isinstance(self.value(option), bool):
                 raise TypeError(
                     f"{self.what(option)} is {self.value(option)!r}; it takes True or False"
-                )
-
-    def check_unbuilt(self) -> None:
-        for option in ("lock_across_retries", "unique_until", "unique_ttl"):
-            if self.is_set(option):
-                raise ValueError(
-                    f"{self.what(option)} is {self.value(option)!r}, but this version of "
-                    "django-dlock does not support it yet; leave it out"
                 )
 
     def check_sets(self) -> None:
@@ -254,6 +271,28 @@ class _Reader:
             atomic=self.value("atomic"),
         )
 
+    def unique(self, key: Key | None, record: RecordOptions | None) -> UniqueOptions | None:
+        until, ttl = self.value("unique_until"), self.value("unique_ttl")
+        if until is None:
+            if ttl is not None:
+                raise ValueError(
+                    f"{self.what('unique_ttl')} is {ttl!r}, which needs unique_until='start' or "
+                    "'done'; set one, or leave it out"
+                )
+            return None
+        if until not in UNIQUE_UNTIL:
+            raise ValueError(
+                f"{self.what('unique_until')} is {until!r}; it takes None or one of "
+                f"{', '.join(map(repr, UNIQUE_UNTIL))}"
+            )
+        if key is None:
+            raise ValueError(
+                f"{self.what('unique_until')} is {until!r}, but lock_key is None (no exclusion): "
+                "nothing tells which tasks are the same; leave one of them out"
+            )
+        seconds = UNIQUE_TTL if ttl is None else self.seconds("unique_ttl", above=True)
+        return UniqueOptions(key if record is None else _work_of(record), until, seconds)
+
     def max_attempts(self) -> int:
         attempts = self.value("max_attempts")
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
@@ -275,6 +314,15 @@ class _Reader:
         if not names:
             return lambda args, kwargs: ""
         return self.compile("idempotency_payload", names, "")
+
+
+def _work_of(record: RecordOptions) -> Key:
+    """The key of work: another payload under the same record is an error that must be told."""
+
+    def key(args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
+        return f"{record.key(args, kwargs)}:{record.payload(args, kwargs)}"
+
+    return key
 
 
 def _signature(task: type[Task[Any, Any]]) -> inspect.Signature:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import Ignore, Reject, Retry
-from django.db import DatabaseError, transaction
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from django.db import Error, connections, transaction
 
 from .. import idempotency
 from ..exceptions import BackendUnavailable, DuplicateRun, StaleToken
@@ -18,7 +18,7 @@ from . import contention, database, results
 from .abort import LeaseAborted
 from .contention import Hold, Skipped
 from .options import RecordOptions
-from .requeue import PutBack, Trail
+from .requeue import PutBack
 
 if TYPE_CHECKING:
     from .delivery import Delivery
@@ -51,6 +51,7 @@ class RecordedRun:
         self.stage = _Stage.OPENING
         self.value: Any = None
         self.ignore: Ignore | None = None
+        self._connection: Any = None
 
     def work_off(self) -> Any:
         """The body's result, or the recorded one.
@@ -106,7 +107,7 @@ class RecordedRun:
         except BackendUnavailable as error:
             contention.unavailable(self.delivery, error)
         except database.OUTAGES as error:
-            raise PutBack(error, Trail.of(self.request)) from error
+            raise PutBack(error, self.delivery.trail) from error
 
     def _duplicate(self, finished: Finished) -> Any:
         logger.info(
@@ -131,6 +132,7 @@ class RecordedRun:
             self._body_and_record(claim)
             return
         with transaction.atomic(using=claim.using):
+            self._connection = connections[claim.using].connection
             self._body_and_record(claim)
 
     def _body_and_record(self, claim: Claim) -> None:
@@ -160,6 +162,7 @@ class RecordedRun:
             PutBack: The delivery is to come again.
             BaseException: ``error``, where that is the outcome.
         """
+        cut = self._cut(claim, error)
         database.mend(error, self.before, struck=self.delivery.struck)
         if self.stage in (_Stage.RECORDING, _Stage.COMMITTING):
             self._read_back(claim, error)
@@ -167,32 +170,59 @@ class RecordedRun:
                 return
         if isinstance(error, StaleToken) and self.stage is _Stage.RECORDING:
             # Another run has the key now. This message comes again to learn what became of it.
-            raise PutBack(error, Trail()) from error
+            raise PutBack(error, self.delivery.trail) from error
         if isinstance(error, database.OUTAGES) and self.stage is not _Stage.BODY:
             self._note(claim, idempotency.wait, error)
-            raise PutBack(error, Trail.of(self.request)) from error
+            raise PutBack(error, self.delivery.trail) from error
         loss = self.delivery.loss_behind(error) if self.stage is _Stage.BODY else None
         if loss is not None:
             # A run that outlasts ``max_hold`` would do so for ever: left as it is, it counts
             # as one that died in the middle.
             if loss.reason != "max_hold":
                 self._note(claim, idempotency.wait, loss)
-            raise PutBack(loss, Trail()) from error
+            raise PutBack(loss, self.delivery.trail) from error
+        if cut is not None:
+            # It may be the body that breaks the connection: left as it is, the run counts as
+            # one that died in the middle.
+            raise PutBack(cut, self.delivery.trail) from error
+        if not isinstance(error, Exception) and self._ends_its_process(error):
+            # It would do so for ever, and Celery deliver it again each time: left as it is, it
+            # counts as one that died in the middle.
+            raise error
         if isinstance(error, Retry | Reject) or not isinstance(error, Exception):
             self._note(claim, idempotency.wait, error)
             raise error
         outage = self._note(claim, idempotency.fail, error)
         if isinstance(outage, database.OUTAGES):
             # The body probably failed of the same outage, and no outcome is on record.
-            raise PutBack(outage, Trail.of(self.request)) from error
+            raise PutBack(outage, self.delivery.trail) from error
         raise error
+
+    def _ends_its_process(self, error: BaseException) -> bool:
+        """Whether the body did, by ``sys.exit()``, and not a worker that stops."""
+        if self.delivery.eager or isinstance(error, WorkerShutdown | WorkerTerminate):
+            return False
+        if not isinstance(error, SystemExit):
+            # A pool's children ignore SIGINT.
+            return isinstance(error, KeyboardInterrupt)
+        # As such a child ends at SIGTERM.
+        by_signal = isinstance(error.code, int) and error.code < 0
+        return not by_signal
+
+    def _cut(self, claim: Claim, error: BaseException) -> Error | None:
+        """The error, if the body failed as the connection of its transaction was gone."""
+        if self.stage is not _Stage.BODY or not self.options.atomic:
+            return None
+        # Leaving ``atomic``, Django replaces a connection that it cannot roll back.
+        same = connections[claim.using].connection is self._connection
+        return error if isinstance(error, database.OUTAGES) and not same else None
 
     def _read_back(self, claim: Claim, error: BaseException) -> None:
         """Find out what a doubtful COMMIT did; the stage says so afterwards."""
         try:
             succeeded = idempotency.has_succeeded(claim)
-        except DatabaseError as trouble:
-            raise PutBack(trouble, Trail.of(self.request)) from error
+        except Error as trouble:
+            raise PutBack(trouble, self.delivery.trail) from error
         self.stage = _Stage.COMMITTING if succeeded else _Stage.RECORDING
         if not succeeded:
             return
@@ -207,12 +237,12 @@ class RecordedRun:
 
     def _note(
         self, claim: Claim, end: Callable[[Claim, str], bool], reason: BaseException
-    ) -> DatabaseError | None:
+    ) -> Error | None:
         """Write down the end of the run; where that fails, the error, and the key is taken
         over once its owner holds no more."""
         try:
             end(claim, results.describe(reason))
-        except DatabaseError as error:
+        except Error as error:
             logger.warning(
                 "Task %s[%s]: the end of its run was not recorded: %s",
                 self.task.name,
@@ -226,4 +256,5 @@ class RecordedRun:
 def _holds(alias: str, name: str, owner: str) -> bool:
     """Whether the backend says that ``owner`` holds the name now."""
     lease = locks[alias].get(name)
-    return lease is not None and lease.owner == owner and lease.kind in ("held", "parked")
+    # A parked lease has an owner of its own: its run has ended, and the record waits.
+    return lease is not None and lease.owner == owner and lease.kind == "held"

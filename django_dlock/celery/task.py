@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from celery import Celery, Task
 from celery.contrib.django.task import DjangoTask
-from celery.exceptions import NotRegistered
+from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
 from ..exceptions import LockNotAcquired
 from ..lock_options import DEFAULT, Default, Seconds
+from . import callbacks, chords, items
 from .delivery import Delivery, Run
 from .options import TaskOptions
+from .requeue import go_back, is_outage
+from .unique import POSITIONAL, publish, send_safely
 
 __all__ = ["LockedTask"]
 
@@ -31,13 +34,14 @@ class LockedTask(_Base):
     The options are class attributes, or arguments of ``shared_task(base=LockedTask, ...)``.
     They are validated when the task is registered. Durations are seconds or ``timedelta``.
 
-    Calling the task directly takes no lock; a worker, ``apply()`` and eager mode do.
+    Calling the task directly takes no lock; a worker, ``apply()`` and eager mode do, and so do
+    ``map``, ``starmap`` and ``chunks`` for each of their items.
 
     Attributes:
         lock_key: Template over the arguments, a list of argument names, or a callable; by
             default the task's name and a digest of all arguments. ``None``: no exclusion.
         lock_ttl, lock_wait, lock_max_hold, lock_min_hold, lock_using: As in ``Lock``;
-            ``lock_max_hold`` is the task's hard time limit by default.
+            ``lock_max_hold`` is the task's hard time limit by default, and a second.
         if_contended: ``"requeue"``, ``"wait"`` (for ``lock_wait``), ``"skip"`` or ``"fail"``.
         contention_timeout: After so long, ``requeue`` becomes ``fail``.
         if_unavailable: When the lock's backend does not answer: ``"requeue"``, ``"fail"``,
@@ -55,12 +59,18 @@ class LockedTask(_Base):
             task fails; without a record, deaths are not counted.
         if_duplicate: ``"return"`` the recorded result, ``"skip"`` (``None``) or ``"fail"``.
         atomic: Body and record are one transaction of the record's database.
-        lock_across_retries, unique_until, unique_ttl: Reserved; setting them is refused.
+        lock_across_retries: Keep the lock through the countdowns of retries; nobody comes in
+            between.
+        unique_until: Not published while one of the same key (of the lock; of the record and its
+            payload where there is one) is pending: until that one begins (``"start"``), or is
+            over (``"done"``). ``delay()`` gives its result.
+        unique_ttl: The longest that one may keep others out, besides its countdown; an hour.
     """
 
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
+    Request = "django_dlock.celery.parent:LockedRequest"
     # Expected under contention; Celery then logs the failure without a traceback.
     throws = (LockNotAcquired,)
 
@@ -84,8 +94,8 @@ class LockedTask(_Base):
     max_attempts: int = 5
     if_duplicate: Literal["return", "skip", "fail"] = "return"
     atomic: bool = False
-    unique_until: None = None
-    unique_ttl: None = None
+    unique_until: Literal["start", "done"] | None = None
+    unique_ttl: Seconds | None = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -110,7 +120,7 @@ class LockedTask(_Base):
         return found if isinstance(found, Run) else None
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        """As ``Task.apply_async``.
+        """As ``Task.apply_async``; with ``unique_until``, maybe of a task that is pending already.
 
         Raises:
             NotRegistered: No worker knows the task: it would be discarded there unseen.
@@ -120,14 +130,48 @@ class LockedTask(_Base):
                 f"{self.name or type(self).__name__}: a class-based task is not registered by "
                 f"itself; say app.register_task({type(self).__name__}()) where workers import it"
             )
-        return super().apply_async(*args, **options)
+        unique, send = self.dlock_options.unique, super().apply_async
+        if self.app.conf.task_always_eager or not (unique or options.get("retries")):
+            return send(*args, **options)
+        call = {**dict(zip(POSITIONAL, args, strict=False)), **options}
+        if unique is None:
+            return send_safely(self, send, call)
+        return publish(self, unique, send, call)
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """As ``Task.retry``; where the broker is away, the message goes back and is not lost."""
+        try:
+            return super().retry(*args, **options)
+        except Reject as rejected:
+            # Celery's own, which gives the task up.
+            reason: Any = getattr(rejected, "reason", None)
+            if self.acks_late and is_outage(self.app, reason):
+                go_back(reason)
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The body; under its lock where a worker, ``apply()`` or eager mode calls."""
         request = self.request
         # A body that calls its own task finds its own request again.
-        if request.called_directly or "dlock_run" in vars(request):
+        if "dlock_run" in vars(request):
+            return super().__call__(*args, **kwargs)
+        if request.called_directly:
+            if items.is_item(self):
+                return items.run(self, args, kwargs)
             return super().__call__(*args, **kwargs)
         run = Run()
         vars(request)["dlock_run"] = run
-        return Delivery(self, request, run, args, kwargs).work_off()
+        try:
+            result = Delivery(self, request, run, args, kwargs).work_off()
+            result = chords.counted_result(self, request, result)
+        except (Ignore, Reject, Retry):
+            raise
+        except Exception:
+            callbacks.name_errbacks(self.app, request)
+            raise
+        callbacks.name_callbacks(self.app, request)
+        return result
+
+    def replace(self, sig: Any) -> Any:
+        """As ``Task.replace``; a run that is repeated sends its replacement under the same ids."""
+        return super().replace(callbacks.named_replacement(self.app, self.request, sig))

@@ -1,0 +1,188 @@
+"""What a worker's parent does for the deliveries that its children run.
+
+It makes the owner of each delivery's lease. When a child dies, it has that lease broken before
+the message goes back: the new delivery would meet the dead one's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.asynchronous import get_event_loop
+
+from .. import process
+from . import callbacks, owners, reservation
+from .delivery import OWNER
+from .recovery import Recovery, Suspect
+
+__all__ = ["LockedRequest"]
+
+logger = logging.getLogger("django_dlock")
+
+LOOK_AGAIN = 0.05
+"""Seconds between two looks at a recovery for which a message waits."""
+
+LARGEST_PID = 2**31 - 1
+
+Proceed: TypeAlias = Callable[[], object]
+
+
+def _in_cold_shutdown() -> bool:
+    """Whether Celery would tell nobody of a hard time limit, and acknowledge all the same.
+
+    Left as it is, such a message comes again, as those of all other bodies then do.
+    """
+    facts: Any = state
+    return bool(facts.should_terminate)
+
+
+class LockedRequest(Request):
+    """A message of a ``LockedTask`` in the process that received it.
+
+    Celery tells it of a child that is lost, or that is to be killed, and it only names the
+    suspect. What Celery does next about a lost child waits for the recovery, but not for long.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # One that came with the message would be another delivery's.
+        super().request_dict.pop(OWNER, None)
+        self._owner = owners.new(self.id)
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the child gets. Not what the parent itself makes messages of: it is unknown to
+        Celery, which would publish it as a header."""
+        return {**super().request_dict, OWNER: self._owner}
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        """As Celery's; where the child was lost, once its lease is broken or cannot be."""
+        proceed = functools.partial(super().on_failure, exc_info, send_failed_event, return_ok)
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, TimeLimitExceeded) and _in_cold_shutdown():
+            return
+        # Told by the child itself where ``return_ok``: it lives, whatever its body raised.
+        if not return_ok:
+            self._name_errbacks()
+        if not return_ok and isinstance(error, WorkerLostError):
+            if not (self.task.acks_late and self.task.reject_on_worker_lost):
+                # It will not come again.
+                reservation.over(self.task, self._context)  # type: ignore[attr-defined]
+            _recoveries.begin(self._suspect(), proceed)
+            return
+        if not return_ok and isinstance(error, Terminated | SystemExit | KeyboardInterrupt):
+            _recoveries.begin(self._suspect())
+        proceed()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """As Celery's; after the hard limit the child is going to be killed."""
+        if not soft and _in_cold_shutdown():
+            state.task_ready(self)
+            _recoveries.begin(self._suspect())
+            return
+        if not soft:
+            _recoveries.begin(self._suspect())
+            self._name_errbacks()
+            reservation.over(self.task, self._context)  # type: ignore[attr-defined]
+        super().on_timeout(soft, timeout)
+
+    def _name_errbacks(self) -> None:
+        """For a failure that is told from here; never raises."""
+        try:
+            callbacks.name_errbacks(self.task.app, self._context)  # type: ignore[attr-defined]
+        except Exception:
+            # What Celery cannot read either is for Celery to tell.
+            logger.exception("Task %s[%s]: its errbacks have no ids", self.task.name, self.id)
+
+    def _success_was_stored(self) -> Any:
+        """As Celery's, which acknowledges the message then; but not of a member of a chord.
+
+        It is counted after its result is stored, and its child may have died in between.
+        """
+        return False if self.chord else super()._success_was_stored()  # type: ignore[misc]
+
+    def _suspect(self) -> Suspect | None:
+        """This delivery as a suspect; ``None`` where it can hold nothing."""
+        task: Any = self.task
+        key = task.dlock_options.lock_key
+        pid: Any = self.worker_pid
+        # Celery accepts in its own name what it never handed to a child, and says of what runs
+        # in a greenlet where that lies in memory.
+        if key is None or pid in (None, os.getpid()) or pid > LARGEST_PID:
+            return None
+        child = process.neighbour(pid)
+        return Suspect(task, self.id, key, self.args, self.kwargs, self._owner, child)
+
+
+class _Recoveries:
+    """Those under way, and what waits for each; belongs to the thread of the worker's loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Recovery, Proceed | None] = {}
+
+    def begin(self, suspect: Suspect | None, proceed: Proceed | None = None) -> None:
+        """Recover what the suspect held, then proceed; never raises on the suspect's account."""
+        recovery = None
+        try:
+            recovery = Recovery(suspect) if suspect is not None else None
+        except Exception:
+            logger.exception("%s: could not look for what it held", suspect)
+        if recovery is None:
+            if proceed is not None:
+                proceed()
+            return
+        recovery.start()
+        hub: Any = get_event_loop()
+        if hub is None:
+            # Without a loop this is a thread of the pool's, which may wait.
+            recovery.go()
+            if proceed is not None:
+                recovery.wait()
+                proceed()
+            return
+        self._waiting[recovery] = proceed
+        # Before the connection is closed, which puts back all that is not acknowledged.
+        hub.on_close.add(self._finish)
+        # By the loop's timers, for a call from another thread need not wake it.
+        hub.call_later(0, self._look, hub, recovery)
+
+    def _look(self, hub: Any, recovery: Recovery) -> None:
+        recovery.go()
+        if recovery.over:
+            self._proceed(recovery)
+        else:
+            hub.call_later(LOOK_AGAIN, self._look, hub, recovery)
+
+    def _finish(self, hub: Any) -> None:
+        """The loop ends: wait here for all that is under way."""
+        for recovery in list(self._waiting):
+            recovery.go()
+        for recovery in list(self._waiting):
+            recovery.wait()
+            self._proceed(recovery)
+
+    def _proceed(self, recovery: Recovery) -> None:
+        # While a pool is closed the timers run on another thread; whoever is first has it.
+        proceed = self._waiting.pop(recovery, None)
+        if proceed is None:
+            return
+        try:
+            proceed()
+        except Exception:
+            # As the pool does with what its callbacks raise.
+            logger.exception("A request could not be told that its process died")
+
+
+_recoveries = _Recoveries()
