@@ -11,9 +11,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 ARGS ?=
+# Most of the tests' time is waiting for servers, workers and leases.
+JOBS ?= 3
+MINUTES ?= 10
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test mutants lint types docs package clean
+.PHONY: help demo serve test mutants faults soak lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -25,10 +29,16 @@ serve: $(VENV)/.demo ## Leave the demonstration's site and workers running
 	@$(BIN)/python -m testproject.demo serve $(ARGS)
 
 test: $(VENV)/.dev ## Run everything: tests, types, lint, import contract, docs, wheel
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
-	@$(BIN)/python -m tests.mutants $(ARGS)
+	@$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ARGS)
+
+faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of an hour
+	@$(BIN)/python -m tests.faults.suite --table docs/explanation/faults-table.md $(ARGS)
+
+soak: $(VENV)/.dev ## Draw faults at random for MINUTES=10; SEED=… draws the same ones again
+	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
 
 lint: $(VENV)/.dev ## Ruff and the import contract
 	@$(BIN)/ruff check .

@@ -10,14 +10,18 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from django.core.management import call_command
+from pytest_django import DjangoDbBlocker
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
 from django_dlock.backends.redis import RedisBackend
+from testproject.rabbit import RabbitServer
 from testproject.servers import RedisServer, ServerNotFound
+from tests import databases, mariadb, postgres
 from tests.proxy import Proxy
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -98,6 +102,17 @@ def own_redis() -> Iterator[RedisServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    """A RabbitMQ for the tests that need one, started by the first; not to be stopped."""
+    try:
+        server = RabbitServer().start()
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def proxy(own_redis: RedisServer) -> Iterator[Proxy]:
     """A proxy before ``own_redis``."""
@@ -123,3 +138,56 @@ def redis_backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
     )
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """An empty database of a PostgreSQL."""
+    try:
+        with postgres.database() as url:
+            yield url
+    except postgres.PostgresNotFound as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """An empty database of a MariaDB."""
+    try:
+        with mariadb.database() as url:
+            yield url
+    except mariadb.MariadbNotFound as error:
+        missing(str(error))
+
+
+# Not for longer than a module: tests that flush all databases would flush these, too.
+@pytest.fixture(scope="module")
+def postgres_alias(
+    postgres_url: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[str]:
+    """The alias of a migrated PostgreSQL database."""
+    yield from _migrated("postgres", postgres.settings_for(postgres_url), django_db_blocker)
+
+
+@pytest.fixture(scope="module")
+def mariadb_alias(
+    mariadb_url: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[str]:
+    """The alias of a migrated MariaDB database."""
+    yield from _migrated("mariadb", mariadb.settings_for(mariadb_url), django_db_blocker)
+
+
+def _migrated(alias: str, settings: dict[str, Any], blocker: DjangoDbBlocker) -> Iterator[str]:
+    with databases.added(alias, settings):
+        with blocker.unblock():
+            call_command("migrate", database=alias, verbosity=0)
+        yield alias
+
+
+@pytest.fixture(params=databases.ALL)
+def database(request: pytest.FixtureRequest) -> str:
+    """The alias of a migrated database of each kind."""
+    alias: str = request.param
+    if alias != "default":
+        request.getfixturevalue(f"{alias}_alias")
+    return alias

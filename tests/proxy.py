@@ -1,21 +1,25 @@
-"""A TCP proxy before a Redis server that loses what it is told to lose."""
+"""A TCP proxy before a server that loses what it is told to lose."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 from typing import Literal, final
 
-How = Literal["close", "swallow"]
+How = Literal["close", "swallow", "refuse"]
+
+Protocol = Literal["redis", "postgres", "amqp"]
 
 SCRIPTS = ("EVALSHA", "EVAL")
 
 
 class _Requests:
-    """Reads the names of commands out of the bytes of one client."""
+    """Reads the names of commands out of the bytes of one client; here, none are known."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -25,8 +29,15 @@ class _Requests:
         names: list[str] = []
         while (name := self._one()) is not None:
             names.append(name)
-        return names
+        return [name for name in names if name]
 
+    def _one(self) -> str | None:
+        """The next one, empty where it has no name; ``None`` while its bytes are not there."""
+        self._buffer = b""
+        return None
+
+
+class _RedisRequests(_Requests):
     def _one(self) -> str | None:
         head, line_end, rest = self._buffer.partition(b"\r\n")
         if not line_end:
@@ -42,27 +53,80 @@ class _Requests:
         return words[0].decode().upper()
 
 
+class _PostgresRequests(_Requests):
+    """The first words of statements.
+
+    A client may give a name to its own next statement of a kind: after ``SELECT 'mine: COMMIT'``
+    its next COMMIT is called ``mine``.
+    """
+
+    PROTOCOL = 3 << 16
+    NAMING = re.compile(rb"SELECT '([a-z ]+): ([A-Z]+)'")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = False
+        self._names: dict[str, str] = {}
+
+    def _one(self) -> str | None:
+        at = 1 if self._started else 0
+        if len(self._buffer) < at + 4:
+            return None
+        (size,) = struct.unpack_from("!i", self._buffer, at)
+        if len(self._buffer) < at + size:
+            return None
+        kind, body = self._buffer[:at], self._buffer[at + 4 : at + size]
+        self._buffer = self._buffer[at + size :]
+        if not self._started:
+            # Before it, a client may ask for encryption.
+            self._started = struct.unpack_from("!i", body) == (self.PROTOCOL,)
+            return ""
+        if kind not in (b"P", b"Q"):
+            return ""
+        # A prepared statement has a name before its text.
+        statement = body.split(b"\0")[1 if kind == b"P" else 0]
+        if naming := self.NAMING.match(statement):
+            self._names[naming[2].decode()] = naming[1].decode()
+        word = (statement.split() or [b""])[0].decode(errors="replace").upper()
+        return self._names.pop(word, word)
+
+
+REQUESTS: dict[Protocol, type[_Requests]] = {
+    "redis": _RedisRequests,
+    "postgres": _PostgresRequests,
+    "amqp": _Requests,
+}
+
+
 @final
 class Proxy:
     """Forwards to ``target`` and counts; a context manager, healthy at first.
+
+    Args:
+        speaks: The protocol. On PostgreSQL a command is the first word of a statement; on AMQP
+            none is known, so none can be counted or lose its reply.
 
     Attributes:
         commands: The names of all commands forwarded or lost, in order.
         connections: How many clients have connected so far.
         replies_dropped: How many replies were lost on request.
+        swallowed: How often clients have sent what a black hole swallowed.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, speaks: Protocol = "redis") -> None:
         self._target = (host, port)
+        self.speaks = speaks
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
         self._pairs: set[_Pair] = set()
         self._drops: list[tuple[How, tuple[str, ...]]] = []
+        self._always: dict[str, How] = {}
         self.black_holed = False
         self.delay = 0.0
         self.commands: list[str] = []
         self.connections = 0
         self.replies_dropped = 0
+        self.swallowed = 0
         self.port = 0
         self.accept()
 
@@ -84,9 +148,15 @@ class Proxy:
         """Lose the replies of the next ``count`` commands after the server executed them.
 
         ``close`` closes the client's connection instead; ``swallow`` leaves it waiting.
+        ``refuse`` closes it before the server hears of the command.
         """
         with self._changed:
             self._drops += [(how, of)] * count
+
+    def always(self, how: How, *, of: str) -> None:
+        """As ``drop_replies``, for every command of this name from now on."""
+        with self._changed:
+            self._always[of] = how
 
     def black_hole(self) -> None:
         """Accept connections and bytes from now on, and forward nothing in either direction."""
@@ -112,6 +182,12 @@ class Proxy:
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         self.cut()
+
+    @property
+    def links(self) -> dict[int, int]:
+        """The port of every client, and the one by which the server knows it."""
+        with self._changed:
+            return {pair.ports[0]: pair.ports[1] for pair in self._pairs}
 
     def accept(self) -> None:
         """Accept connections (again), on the same port."""
@@ -163,7 +239,7 @@ class Proxy:
             self.commands += names
             how: How | None = None
             for name in names:
-                how = None
+                how = self._always.get(name)
                 if self._drops and name in self._drops[0][1]:
                     how = self._drops.pop(0)[0]
             self._changed.notify_all()
@@ -172,6 +248,11 @@ class Proxy:
     def _dropped(self) -> None:
         with self._changed:
             self.replies_dropped += 1
+            self._changed.notify_all()
+
+    def _swallowed(self) -> None:
+        with self._changed:
+            self.swallowed += 1
             self._changed.notify_all()
 
     def _ended(self, pair: _Pair) -> bool:
@@ -188,9 +269,10 @@ class _Pair:
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server
-        self._requests = _Requests()
+        self._requests = REQUESTS[proxy.speaks]()
         self._lose: How | None = None
         self._pumps = 2
+        self.ports: tuple[int, int] = (client.getpeername()[1], server.getsockname()[1])
 
     def start(self) -> None:
         for pump in (self._upwards, self._downwards):
@@ -216,7 +298,11 @@ class _Pair:
         while data := self._client.recv(65536):
             how = self._proxy._saw(self._requests.feed(data))
             if self._proxy.black_holed:
+                self._proxy._swallowed()
                 continue
+            if how == "refuse":
+                self._proxy._dropped()
+                return
             if how is not None:
                 self._lose = how
             self._server.sendall(data)

@@ -1,11 +1,12 @@
 """Tasks that the tests' workers run; ``celery -A tests.tasks_app worker``.
 
 A body reports and waits by files, for what it writes to the database may not be committed:
-``began``, ``ended`` and ``before_<n>`` are lines and files in the directory of its test.
+``began``, ``wrote``, ``ended`` and ``before_<n>`` are lines and files in the directory of its test.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -24,6 +25,8 @@ if not apps.ready:
     import django
 
     django.setup()
+
+from django.db import connection  # noqa: E402
 
 from django_dlock import Lock, LockedTask  # noqa: E402
 from testproject.shop.models import Effect  # noqa: E402
@@ -48,6 +51,7 @@ def body(task: Task, order: int, place: str, *, gate: str = "") -> int:
     """One effect, and how often this body has begun for the order."""
     count = note(place, f"began-{order}", f"{task.request.id} {os.getpid()}")
     Effect.objects.create(order_number=order, by=task.name, delivery=task.request.id or "")
+    note(place, f"wrote-{order}", task.request.id)
     if gate and count == 1:
         wait_for(place, gate)
     note(place, f"ended-{order}", task.request.id)
@@ -105,6 +109,12 @@ def ends(self: LockedTask, order: int, place: str, how: str) -> object:
         return count
     if how == "retry":
         raise self.retry(countdown=0, exc=RuntimeError("again"))
+    if how == "swallowed":
+        # As a retry is published; now it is connected, and the queue is declared.
+        tells.apply_async((1_000_000 + order, place), queue="prefork", retries=1)
+        note(place, f"connected-{order}", order)
+        wait_for(place, "go")
+        raise self.retry(countdown=0)
     if how == "ignore":
         raise Ignore
     if how == "reject":
@@ -143,6 +153,45 @@ def retries(self: LockedTask, order: int, place: str) -> int:
     if note(place, f"tried-{order}", self.request.retries) == 1:
         raise ValueError("once")
     return self.request.retries
+
+
+@shared_task(
+    base=LockedTask,
+    bind=True,
+    lock_key="order:{order}",
+    idempotency_key="{order}",
+    atomic=True,
+    max_attempts=2,
+)
+def late(self: LockedTask, order: int, place: str, gate: str) -> int:
+    """Writes after it has waited; or never, for it breaks the connection."""
+    count = note(place, f"began-{order}", self.request.id)
+    if gate == "broken":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    elif count == 1:
+        wait_for(place, gate)
+    Effect.objects.create(order_number=order, by=self.name)
+    return count
+
+
+@shared_task(base=LockedTask, bind=True, lock_key="order:{order}")
+def tells(self: LockedTask, order: int, place: str) -> int:
+    """What its message says of itself."""
+    request = self.request
+    told = {
+        "id": request.id,
+        "correlation_id": request.correlation_id,
+        "priority": request.delivery_info["priority"],
+        "retries": request.retries,
+        "root": request.root_id,
+        "parent": request.parent_id,
+        "mine": request.headers.get("mine"),
+        "expires": request.expires,
+        "limits": request.timelimit,
+    }
+    note(place, f"told-{order}", json.dumps(told))
+    return order
 
 
 @shared_task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from testproject.settings import *  # noqa: F403
@@ -20,3 +21,5 @@ DLOCKS["default"] |= {
 
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_SEND_TASK_EVENTS = False
+
+globals().update(json.loads(os.environ.get("TASKS_SETTINGS") or "{}"))

@@ -166,6 +166,8 @@ def read(
     monkeypatch.setitem(sys.modules, "shop.models", testproject.shop.models)
     monkeypatch.setitem(sys.modules, "shop.celery", sys.modules["testproject.celery"])
     conf_before, tasks_before = dict(app.conf), set(app.tasks)
+    # Another test may have made an app of its own the current one, for which tasks are made.
+    app.set_current()
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
     def run(page: str) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import json
 import os
 import signal
 import sqlite3
@@ -9,11 +12,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from celery import Celery
+from celery.result import AsyncResult
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis import RedisBackend
@@ -23,7 +27,19 @@ from testproject.servers import RedisServer
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 30.0
 
+orders = itertools.count(1)
+"""Numbers that no other test has."""
+
 T = TypeVar("T")
+
+
+def result(found: AsyncResult) -> object:
+    """What a task returned, once it has.
+
+    Raises:
+        Exception: What it raised, or that it took too long.
+    """
+    return found.get(timeout=PATIENCE)
 
 
 def eventually(ask: Callable[[], T], patience: float = PATIENCE, why: str = "") -> T:
@@ -43,9 +59,14 @@ class Site:
     """A Redis, a migrated database, and the workers on them; a context manager.
 
     Args:
+        redis: For the results, and where nothing else is said for locks and messages.
         directory: Where database, logs and the tests' own files are kept.
         postgres: URL of a database to use instead of a SQLite file.
         locks: URL of another Redis for the locks.
+        broker: URL of another broker, as ``amqp://…``.
+        transport: ``broker_transport_options`` of workers and of the client.
+        settings: Further Django settings of the workers, as JSON has them.
+        tasks: Module of the workers' app.
     """
 
     def __init__(
@@ -55,8 +76,13 @@ class Site:
         *,
         postgres: str | None = None,
         locks: str | None = None,
+        broker: str | None = None,
+        transport: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        tasks: str = "tests.tasks_app",
     ) -> None:
-        self.redis, self.directory, self.postgres = redis, directory, postgres
+        broker, transport = broker or redis.url, dict(transport or {})
+        self.redis, self.directory, self.postgres, self.tasks = redis, directory, postgres, tasks
         self.env = {
             **os.environ,
             "REDIS_URL": redis.url,
@@ -64,10 +90,18 @@ class Site:
             "DJANGO_SETTINGS_MODULE": "tests.tasks_settings",
             "TASKS_POSTGRES": postgres or "",
             "TASKS_LOCKS": locks or "",
+            "TASKS_SETTINGS": json.dumps(
+                {
+                    "CELERY_BROKER_URL": broker,
+                    "CELERY_BROKER_TRANSPORT_OPTIONS": transport,
+                    **(settings or {}),
+                }
+            ),
             "PYTHONPATH": str(ROOT),
             "CELERY_SKIP_CHECKS": "1",
         }
-        self.app = Celery("client", broker=redis.url, backend=redis.url, set_as_current=False)
+        self.app = Celery("client", broker=broker, backend=redis.url, set_as_current=False)
+        self.app.conf.broker_transport_options = transport
         self.workers: list[Worker] = []
         self.locks = RedisBackend(
             AliasOptions(alias="workers", backend="", location=locks or redis.url)
@@ -85,14 +119,18 @@ class Site:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        # Results that go later look for their server, in Celery 5.5 for minutes.
+        gc.collect()
         for worker in self.workers:
             worker.stop()
+        # A result that is collected later would want to tell Redis, which has ended by then.
+        self.app.backend.remove_pending_result = lambda result: result
         self.app.close()
         self.locks.close()
 
-    def worker(self, pool: str = "prefork", concurrency: int = 2) -> Worker:
+    def worker(self, pool: str = "prefork", concurrency: int = 2, *options: str) -> Worker:
         """A started worker of the common queue and of one that is named after its pool."""
-        worker = Worker(self, pool, concurrency)
+        worker = Worker(self, pool, concurrency, *options)
         self.workers.append(worker)
         return worker
 
@@ -104,16 +142,16 @@ class Site:
 
     def send(self, task: str, *args: Any, task_id: str | None = None, **options: Any) -> Any:
         """Publish one message."""
-        return self.app.send_task(f"tests.tasks_app.{task}", args, task_id=task_id, **options)
+        return self.app.send_task(f"{self.tasks}.{task}", args, task_id=task_id, **options)
 
     def redeliver(self) -> None:
-        """Let the broker do now what it does when the visibility timeout is over.
+        """Let a Redis broker do now what it does when the visibility timeout is over.
 
         By kombu's own code, which workers run only every few minutes in older versions.
         """
         visibility = {"visibility_timeout": 0}
         with self.app.connection_for_read(transport_options=visibility) as connection:
-            connection.default_channel.qos.restore_visible()
+            connection.default_channel.qos.restore_visible(num=10_000)
 
     def query(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of what is committed; ``?`` stands for a parameter."""
@@ -179,12 +217,12 @@ class Place:
 class Worker:
     """One ``celery worker``, in a session of its own."""
 
-    def __init__(self, site: Site, pool: str, concurrency: int) -> None:
+    def __init__(self, site: Site, pool: str, concurrency: int, *options: str) -> None:
         self.log = site.directory / f"worker-{uuid.uuid4().hex[:8]}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tests.tasks_app", "worker"]
+        command = [sys.executable, "-m", "celery", "-A", site.tasks, "worker"]
         command += ["-P", pool, "-c", str(concurrency), "-l", "INFO", "-n", f"{self.log.stem}@%h"]
         command += ["-Q", f"celery,{pool}", "--without-gossip", "--without-mingle"]
-        command += ["--without-heartbeat"]
+        command += ["--without-heartbeat", *options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -195,6 +233,12 @@ class Worker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        # Ends the session when the tests are killed and clean nothing up: the pipe ends.
+        self._sitter = subprocess.Popen(
+            ["sh", "-c", 'read -r line || kill -9 "-$0"', str(self.process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
             eventually(lambda: " ready." in self.output or self.process.poll() is not None)
             assert self.process.poll() is None, self.output
@@ -215,9 +259,22 @@ class Worker:
                 self.process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 self.kill()
+        self._dismiss()
 
     def kill(self) -> None:
         """End at once, as a crash does, with all children."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        self._dismiss()
+
+    def pause(self) -> None:
+        """Stop worker and children (SIGSTOP)."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+    def _dismiss(self) -> None:
+        if self._sitter.poll() is None:
+            self._sitter.communicate(b"\n")

@@ -19,8 +19,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=__doc__)
     parser.add_argument("what", nargs="?", choices=["run", "serve"], default="run")
     what = parser.parse_args().what
-    # However it is ended, it takes with it what it started.
-    for name in ("SIGTERM", "SIGHUP"):
+    # However it is ended, it takes with it what it started. SIGINT, too: what a shell starts in
+    # the background ignores it otherwise.
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         signal.signal(getattr(signal, name), _interrupt)
     try:
         if what == "serve":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from django.db import models
 
-__all__ = ["Effect", "Order"]
+from django_dlock import FencingTokenField
+
+__all__ = ["Effect", "Order", "Stock"]
 
 
 class Order(models.Model):
@@ -35,3 +37,14 @@ class Effect(models.Model):
 
     def __str__(self) -> str:
         return f"{self.by} of order {self.order_number}"
+
+
+class Stock(models.Model):
+    """How many of a thing there are; a row that refuses late writers."""
+
+    article = models.PositiveIntegerField(unique=True)
+    count = models.IntegerField(default=0)
+    fence = FencingTokenField()
+
+    def __str__(self) -> str:
+        return f"{self.count} of article {self.article}"

@@ -200,11 +200,14 @@ def test_the_reply_lost_to_an_interrupt_never_answers_the_next_command(own_redis
     lease = grant(backend, request())
     own_redis.pause()
     main = threading.main_thread().ident
+    # What a shell starts in the background ignores this signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.2, signal.pthread_kill, args=(main, signal.SIGINT)).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             backend.get("name")
     finally:
+        signal.signal(signal.SIGINT, before)
         own_redis.resume()
     assert release(backend, lease) == "released"
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from tests import mariadb
 from tests.faults.aliases import Dlocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,14 +41,24 @@ class Holder:
     Args:
         dlocks: Its ``DLOCKS``.
         env: Additions to its environment.
+        settings: Additions to its settings; by default it has no database and no app.
     """
 
-    def __init__(self, dlocks: Dlocks, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        dlocks: Dlocks,
+        *,
+        env: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self._changed = threading.Condition()
         self._answers: list[dict[str, Any]] = []
         self._said: list[list[Any]] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.holder", json.dumps(dlocks)],
+            [
+                *(sys.executable, "-m", "tests.faults.holder"),
+                json.dumps({"DLOCKS": dlocks, "DATABASES": {}, **(settings or {})}),
+            ],
             cwd=ROOT,
             env={**os.environ, **(env or {})},
             stdin=subprocess.PIPE,
@@ -117,6 +128,10 @@ class Holder:
     def pause(self) -> None:
         """Stop the whole process and return once it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
+        self.wait_until_stopped()
+
+    def wait_until_stopped(self) -> None:
+        """Block until it has stopped, by itself perhaps."""
         os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:
@@ -201,10 +216,14 @@ def _run(code: str, scope: dict[str, Any]) -> Any:
     return eval(expression, scope)
 
 
-def _serve(dlocks: Dlocks) -> None:
+def _serve(configuration: dict[str, Any]) -> None:
+    import django
     from django.conf import settings
 
-    settings.configure(DLOCKS=dlocks, DATABASES={})
+    settings.configure(**configuration)
+    if "mysql" in json.dumps(configuration["DATABASES"]):
+        mariadb.install_driver()
+    django.setup()
 
     from django_dlock import LeaseLost, Lock, locks, signals
 

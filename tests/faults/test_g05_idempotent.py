@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, locks
+from django_dlock.celery.contention import DeliveryLock
+from django_dlock.celery.requeue import Trail
 from testproject.servers import RedisServer
 from tests.faults.aliases import LONG, Dlocks, alias, configured
 from tests.faults.holder import Holder
@@ -162,3 +165,42 @@ def test_g5_an_attempt_that_a_paused_server_read_late_is_taken_back(
         # The server now executes what lies in its sockets, and what comes after it.
         own_redis.resume()
         assert holder.do(f"Lock('it').acquire(timeout={LONG / 4})")
+
+
+def of_delivery(owner: str, *, parked: str = "") -> DeliveryLock:
+    """The lock of a task's delivery; ``parked`` is whose place it may take."""
+    delivery: Any = SimpleNamespace(owner=owner, trail=Trail(parked=f"{parked}:it"))
+    return DeliveryLock("it", delivery)
+
+
+@pytest.mark.parametrize("how", ["close", "refuse"])
+def test_g5_a_lease_whose_parking_was_cut_off_is_parked(lossy: Proxy, how: How) -> None:
+    lock = of_delivery("first")
+    lock.acquire()
+    # Of the renewal before it, and of the parking itself.
+    lossy.drop_replies(2, how=how)
+    lock.pass_to("P", kind="parked", ttl=LONG)
+    assert (lossy.replies_dropped, lock.state) == (2, "free")
+    parked = locks["direct"].get("it")
+    assert parked is not None
+    assert (parked.kind, parked.owner) == ("parked", "P")
+    assert not stranger().acquire(blocking=False)
+    retry = of_delivery("second", parked="P")
+    assert retry.acquire(blocking=False)
+    assert not of_delivery("copy", parked="P").acquire(blocking=False)
+    retry.release()
+
+
+def test_g5_a_lease_whose_parking_was_never_answered_blocks_nobody(
+    lossy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = of_delivery("first")
+    lock.acquire()
+    monkeypatch.setattr(DeliveryLock, "renew", lambda self: None)
+    lossy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable):
+        lock.pass_to("P", kind="parked", ttl=LONG)
+    # Passed on, and not lost.
+    assert (lock.state, lock.lost_reason) == ("free", None)
+    assert stranger().acquire(timeout=LONG / 4)
+    assert lossy.replies_dropped == 1

@@ -351,7 +351,7 @@ def test_a_dead_holders_lock_is_released_and_written_down(operator):
         "default/a",
     )
     assert "owner of a" in entry.change_message
-    event = LockEvent.objects.get()
+    event = LockEvent.objects.get(name="a")
     assert (event.event, event.name, event.alias, event.reason) == (
         "broken",
         "a",
@@ -372,7 +372,7 @@ def test_a_live_holders_lock_is_released_only_by_force(operator):
     assert refused.status_code == 200
     assert "Its holder may be at work" in refused.content.decode()
     assert locks["default"].get("a") is not None
-    assert not LockEvent.objects.exists()
+    assert not LockEvent.objects.filter(name="a").exists()
     assert "Its holder works on" in messages_on(release(operator, "a", force=True))[0]
     assert locks["default"].get("a") is None
 
@@ -401,7 +401,7 @@ def test_a_lock_that_changes_hands_at_the_last_moment_leaves_no_trace(operator, 
     response = release(operator, "a", force=True)
     assert "has changed hands" in messages_on(response)[0]
     assert not LogEntry.objects.exists()
-    assert not LockEvent.objects.exists()
+    assert not LockEvent.objects.filter(name="a").exists()
 
 
 def test_a_release_without_an_answer_is_written_down_as_such(operator, settings):
@@ -410,7 +410,7 @@ def test_a_release_without_an_answer_is_written_down_as_such(operator, settings)
     response = release(operator, "a", force=True)
     assert "may or may not have been released" in messages_on(response)[0]
     assert "may or may not" in LogEntry.objects.get().change_message
-    assert not LockEvent.objects.exists()
+    assert not LockEvent.objects.filter(name="a").exists()
 
 
 def test_what_cannot_be_written_down_is_not_released(operator, monkeypatch):

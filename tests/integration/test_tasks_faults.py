@@ -7,17 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 from celery import chain, chord, group
-from celery.result import AsyncResult
 
 from django_dlock.lease import Lease, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
 from tests import postgres
 from tests.conftest import missing
-from tests.workers import PATIENCE, Place, Site, eventually
-
-
-def result(found: AsyncResult) -> object:
-    return found.get(timeout=PATIENCE)
+from tests.workers import PATIENCE, Site, eventually, result
 
 
 def started() -> Iterator[RedisServer]:
@@ -43,11 +38,6 @@ def site(
         yield site
 
 
-@pytest.fixture
-def place(site: Site) -> Place:
-    return site.place()
-
-
 def hold(site: Site, order: int) -> None:
     """Hold an order's lock from outside."""
     request = LeaseRequest(f"order:{order}", "test", 60)
@@ -62,17 +52,6 @@ def let_go(site: Site, order: int) -> None:
 def put_back(site: Site) -> int:
     """How often a worker put a message back so far."""
     return sum(worker.output.count("is put back") for worker in site.workers)
-
-
-@pytest.mark.parametrize(("pool", "order"), [("prefork", 1), ("threads", 10)])
-def test_g12_a_body_whose_lock_is_broken_is_stopped_and_run_again(site, place, pool, order):
-    sent = site.send("charge", order, str(place), "never", queue=pool)
-    place.wait(f"began-{order}")
-    site.break_lock(order)
-    assert result(sent) == 2
-    assert len(place.lines(f"ended-{order}")) == site.effects(order) == 1
-    # Stopped in order, so nothing died.
-    assert site.record(order) == ("succeeded", 2, 0)
 
 
 def test_the_lock_alone_stops_a_body_that_lost_it_too(site, place):

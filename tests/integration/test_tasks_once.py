@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import uuid
@@ -11,16 +10,13 @@ from pathlib import Path
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.result import AsyncResult
 
 from django_dlock import AttemptsExhausted
 from django_dlock.lease import Lease, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
 from tests import postgres
 from tests.conftest import missing
-from tests.workers import PATIENCE, Place, Site, eventually
-
-orders = itertools.count(1)
+from tests.workers import Site, eventually, result
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -45,20 +41,6 @@ def _staffed(site: Site) -> Site:
     site.worker("prefork")
     site.worker("solo", 1)
     return site
-
-
-@pytest.fixture
-def place(site: Site) -> Place:
-    return site.place()
-
-
-@pytest.fixture
-def order() -> int:
-    return next(orders)
-
-
-def result(found: AsyncResult) -> object:
-    return found.get(timeout=PATIENCE)
 
 
 def test_g12_duplicates_at_once_have_one_effect_and_one_result(site, place, order):

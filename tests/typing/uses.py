@@ -19,11 +19,13 @@ from django_dlock import (
     LockedTask,
     LockError,
     LockNotAcquired,
+    StaleToken,
     locked,
     locked_view,
     locks,
 )
 from django_dlock.lease import LeaseInfo
+from testproject.shop.models import Stock
 
 
 def holds_a_lock() -> int:
@@ -121,6 +123,8 @@ class ImportAccount(LockedTask):
     name = "shop.import_account"
     lock_key = "import:{account_id}"
     if_contended = "skip"
+    unique_until = "done"
+    unique_ttl = dt.timedelta(hours=2)
 
     def run(self, account_id: int, since: str | None = None) -> None:
         print(account_id, since)
@@ -143,6 +147,25 @@ class Account(models.Model):
         with Lock(f"account:{self.pk}"):
             self.name = name
             self.save(update_fields=["name"])
+
+
+def fences(stock: Stock) -> int:
+    assert_type(stock.fence, int)
+    with Lock(f"stock:{stock.article}") as lock:
+        lock.fence(stock).save(update_fields=["count"])
+        with lock.atomic(), lock.atomic(using="other"):
+            pass
+        try:
+            return lock.fence(Stock.objects.filter(article=1), field="fence").update(count=1)
+        except StaleToken as error:
+            print(error.name)
+    return lock.fence(Stock.objects).delete()[0]
+
+
+async def fences_in_coroutines(stock: Stock) -> int:
+    async with Lock(f"stock:{stock.article}") as lock:
+        await lock.fence(stock).asave()
+        return await lock.fence(Stock.objects.all()).aupdate(count=2)
 
 
 def operates() -> list[str]:

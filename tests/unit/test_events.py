@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -51,6 +54,56 @@ def test_another_thread_takes_over_from_a_hanging_delivery(
     finally:
         free.set()
     assert deliverer.flush()
+
+
+def fork(code: Callable[[], int] = lambda: 0) -> int:
+    """Fork; the exit code of the child, which is what it finds."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(code())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_fork_waits_for_the_delivery_under_way(deliverer: Deliverer) -> None:
+    """The child would have half of it for ever, be it a lock within SQLite."""
+    began, inside = threading.Event(), [0]
+
+    def deliver() -> None:
+        inside[0] = 1
+        began.set()
+        time.sleep(0.1)
+        inside[0] = 0
+
+    for _ in range(3):
+        deliverer.post(deliver)
+    assert began.wait(5)
+    assert fork(lambda: inside[0]) == 0
+    assert deliverer.flush()
+
+
+def test_a_fork_waits_not_long_for_a_delivery_that_hangs(
+    deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "FORK_PATIENCE", 0.05)
+    hangs, free = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        free.wait(30)
+
+    deliverer.post(hang)
+    assert hangs.wait(5)
+    # The child has a thread of its own.
+    assert fork(lambda: not deliverer.flush()) == 0
+    free.set()
+    assert deliverer.flush()
+
+
+def test_a_receiver_may_fork(deliverer: Deliverer) -> None:
+    codes: list[int] = []
+    deliverer.post(lambda: codes.append(fork()))
+    assert deliverer.flush()
+    assert codes == [0]
 
 
 def test_the_queue_is_bounded(deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch) -> None:

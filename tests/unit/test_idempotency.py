@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.models.functions import Now
-from pytest_django import DjangoDbBlocker
 
 from django_dlock import idempotency
 from django_dlock.exceptions import (
@@ -22,39 +19,17 @@ from django_dlock.exceptions import (
 )
 from django_dlock.idempotency import Claim, ClaimRequest, Finished, InFlight
 from django_dlock.models import IdempotencyRecord
-from tests import postgres
-from tests.conftest import missing
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 State = IdempotencyRecord.State
-POSTGRES = "postgres"
 
 
-@pytest.fixture(scope="module")
-def postgres_alias(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """The alias of a migrated PostgreSQL database."""
-    try:
-        with postgres.database() as url:
-            databases = {"default": {}, POSTGRES: postgres.settings_for(url)}
-            connections.settings[POSTGRES] = connections.configure_settings(databases)[POSTGRES]
-            with django_db_blocker.unblock():
-                call_command("migrate", database=POSTGRES, verbosity=0)
-            yield POSTGRES
-            connections[POSTGRES].close()
-            del connections[POSTGRES], connections.settings[POSTGRES]
-    except postgres.PostgresNotFound as error:
-        missing(str(error))
-
-
-@pytest.fixture(params=["default", POSTGRES])
-def database(request: pytest.FixtureRequest) -> str:
+@pytest.fixture
+def database(database: str) -> str:
     """An alias with an empty table of records, outside any transaction."""
-    if request.param == POSTGRES:
-        request.getfixturevalue("postgres_alias")
-    alias: str = request.param
-    IdempotencyRecord.objects.using(alias).all().delete()
-    return alias
+    IdempotencyRecord.objects.using(database).all().delete()
+    return database
 
 
 def alive(*holder: str) -> bool:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import pytest
+from django.db import connection, transaction
 
+from django_dlock import Lock
+from django_dlock.celery import abort
 from django_dlock.celery.abort import BodyGuard, LeaseAborted
 from django_dlock.exceptions import LeaseLost
+from testproject.shop.models import Effect
 
 
 def interrupt(guard: BodyGuard) -> None:
@@ -53,6 +59,68 @@ def test_a_body_that_swallows_the_exception_is_stopped_again():
     with pytest.raises(LeaseAborted):
         guard.run(body)
     assert swallowed == [LeaseAborted] * 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_g12_a_commit_of_the_bodys_own_is_not_struck(monkeypatch):
+    guard, looked = BodyGuard(), threading.Semaphore(0)
+    monkeypatch.setattr(abort, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(abort, "LONGEST_PAUSE", 0.001)
+
+    def look(frame: FrameType | None, real: Any = abort._is_ending_something) -> bool:
+        looked.release()
+        return bool(real(frame))
+
+    monkeypatch.setattr(abort, "_is_ending_something", look)
+
+    def commit() -> None:
+        interrupt(guard)
+        for _ in range(3):
+            assert looked.acquire(timeout=10)
+        real()
+        committed.append(True)
+
+    def body() -> None:
+        with transaction.atomic():
+            monkeypatch.setattr(connection, "_commit", commit)
+            Effect.objects.create(order_number=1, by="body", delivery="1")
+        spin_until(threading.Event())
+
+    real, committed = connection._commit, []
+    with pytest.raises(LeaseAborted):
+        guard.run(body)
+    assert committed == [True]
+    assert Effect.objects.count() == 1
+
+
+def test_a_release_of_the_bodys_own_is_not_struck(monkeypatch):
+    guard, released = BodyGuard(), []
+    monkeypatch.setattr(abort, "FIRST_PAUSE", 0.001)
+
+    def release(lock: Lock) -> None:
+        interrupt(guard)
+        for _ in range(1000):
+            threading.Event().wait(0.0001)
+        released.append(lock.name)
+
+    monkeypatch.setattr(Lock, "_give_back", release)
+    with pytest.raises(LeaseAborted):
+        guard.run(lambda: (Lock("own").release(), spin_until(threading.Event())))
+    assert released == ["own"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_body_that_runs_after_a_commit_is_stopped():
+    """In eager mode, as ``delay_on_commit`` has it."""
+    guard = BodyGuard()
+
+    def body() -> None:
+        interrupt(guard)
+        for _ in range(2000):
+            threading.Event().wait(0.001)
+
+    with pytest.raises(LeaseAborted), transaction.atomic():
+        transaction.on_commit(lambda: guard.run(body))
 
 
 def test_a_loss_before_the_body_keeps_it_from_beginning():

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Reject
+from celery.app.task import Context
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from django.db import InterfaceError, OperationalError
+from kombu.transport.native_delayed_delivery import (
+    CELERY_DELAYED_DELIVERY_EXCHANGE,
+    calculate_routing_key,
+)
 
 from django_dlock import Lock, idempotency, locks
 from django_dlock.celery import requeue
+from django_dlock.celery.unique import send_safely
 from django_dlock.exceptions import AcquireTimeout, BackendUnavailable, LockNotAcquired
+from tests.conftest import NOBODY
 from tests.deliveries import effects, held, in_memory, recorded, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,6 +95,16 @@ def test_a_requeue_goes_back_to_the_queue_it_came_from(app):
     assert waiting(app).delivery_info["routing_key"] == home
 
 
+def test_a_requeue_of_a_message_that_rabbitmq_delayed_drops_the_delay_from_its_key(app):
+    key = calculate_routing_key(5, "orders.eu")
+    info = {"exchange": CELERY_DELAYED_DELIVERY_EXCHANGE, "routing_key": key, "priority": 3}
+    assert requeue._route(app, Context(delivery_info=info)) == {
+        "exchange": CELERY_DELAYED_DELIVERY_EXCHANGE,
+        "routing_key": "orders.eu",
+        "priority": 3,
+    }
+
+
 def test_the_first_requeue_is_timed_by_the_backends_clock_and_kept(app):
     made = task(app)
     with held("order:1"):
@@ -129,6 +148,29 @@ def test_delays_grow_with_jitter_up_to_a_quarter_of_the_visibility_timeout(app):
     assert len(set(delays[0])) > 1
     app.conf.broker_transport_options = {"visibility_timeout": 20}
     assert requeue._delay(made, 100) <= 5
+
+
+def test_g13_the_message_is_published_again_before_the_old_one_is_ended(app):
+    found = []
+
+    def end(*_: Any) -> None:
+        found.append(waiting(app))
+
+    made = task(app)
+    with held("order:1"):
+        sent = made.delay(1)
+        Request(waiting(app), app=app, task=made, on_ack=end, on_reject=end).execute()
+    assert [again.headers["id"] for again in found] == [sent.id]
+
+
+def test_g13_a_requeue_at_the_hard_time_limit_leaves_the_last_word_to_the_worker(app):
+    """It may say FAILURE, acknowledge, and kill before the message is published."""
+    made = task(app, time_limit=0.5)
+    with held("order:1"):
+        sent = made.delay(1)
+        work(app)
+    assert waiting(app).headers["id"] == sent.id
+    assert sent.state == "PENDING"
 
 
 def test_g13_a_message_that_cannot_be_published_goes_back(app, monkeypatch):
@@ -283,3 +325,37 @@ def test_g13_a_failure_that_cannot_be_recorded_is_not_final(app, monkeypatch):
     sent = recorded(app, body).delay(1)
     work(app)
     assert sent.state == "RETRY"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells of open files on Linux")
+def test_asking_for_the_broker_opens_no_files():
+    app = Celery("files", broker=NOBODY, set_as_current=False)
+    made, files = task(app), Path("/proc/self/fd")
+
+    def ask() -> int:
+        send_safely(made, lambda **options: None, {})
+        requeue.is_outage(app, ValueError())
+        requeue._delay(made, 1)
+        return len(list(files.iterdir()))
+
+    before = ask()
+    gc.disable()
+    try:
+        assert [ask() for _ in range(5)] == [before] * 5
+    finally:
+        gc.enable()
+
+
+def test_g13_a_soft_limit_just_after_the_publishing_is_no_failure(app, monkeypatch):
+    def log(level: int, message: str, *args: object) -> None:
+        if "is put back" in message:
+            raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(requeue.logger, "log", log)
+    made = task(app)
+    with held("order:1"):
+        sent = made.delay(1)
+        work(app)
+    assert sent.state == "RETRY"
+    work(app)
+    assert (sent.state, effects()) == ("SUCCESS", 1)

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, WorkerShutdown, WorkerTerminate
 from django.db import OperationalError, connection, connections, transaction
 
 from django_dlock import Lock, LockedTask, events, locks
 from django_dlock.exceptions import (
     AcquireTimeout,
     AlreadyHeld,
+    AttemptsExhausted,
     DuplicateRun,
     LeaseLost,
     PayloadMismatch,
@@ -123,16 +124,39 @@ def test_g13_a_run_under_another_lock_is_met_as_contention(app):
     assert IdempotencyRecord.objects.get().attempt == 1
 
 
-def test_g13_a_stopping_worker_leaves_the_key_takeable(app):
+@pytest.mark.parametrize("stop", [WorkerShutdown(), WorkerTerminate(), SystemExit(15 - 256)])
+def test_g13_a_stopping_worker_leaves_the_key_takeable(app, stop):
     def body(self, order):
-        raise SystemExit
+        raise stop
 
     made = recorded(app, body)
     made.delay(1)
-    with pytest.raises(SystemExit):
+    with pytest.raises(type(stop)):
         work(app)
     assert states() == ["waiting"]
     assert locks["default"].get("order:1") is None
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), SystemExit(), KeyboardInterrupt()])
+def test_g13_a_body_that_ends_its_process_each_time_is_given_up(app, end):
+    """Its message comes back each time, as that of a child that was killed."""
+
+    def body(self, order):
+        raise end
+
+    made = recorded(app, body, max_attempts=2)
+    for _ in range(2):
+        made.apply_async((1,), task_id="poison")
+        with pytest.raises(type(end)):
+            work(app)
+        assert locks["default"].get("order:1") is None
+    last = made.apply_async((1,), task_id="poison")
+    try:
+        work(app)
+    except (SystemExit, KeyboardInterrupt):
+        pytest.fail("it ran once more")
+    assert isinstance(last.result, AttemptsExhausted)
+    assert states() == ["failed"]
 
 
 def test_g15_the_record_is_committed_before_the_lock_is_released(app, monkeypatch):
@@ -206,7 +230,7 @@ def test_max_hold_is_the_hard_time_limit_unless_it_is_set(app):
     task(app, body).delay(1)
     for _ in range(4):
         work(app)
-    assert held_for == [50, 40, 30, locks["default"].options.max_hold]
+    assert held_for == [51, 41, 30, locks["default"].options.max_hold]
 
 
 # -- direct calls and eager mode -----------------------------------------------------------

@@ -11,7 +11,6 @@ from celery.exceptions import NotRegistered
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dlock import LockedTask
-from django_dlock.celery.checks import check_tasks
 
 numbers = itertools.count()
 
@@ -65,9 +64,13 @@ def key(made: LockedTask, *args, **kwargs) -> str:
             "reject_on_worker_lost",
         ),
         ({"lock_key": None, "lock_ttl": 30}, "no exclusion"),
-        ({"lock_across_retries": True}, "not support"),
-        ({"unique_until": "done"}, "not support"),
-        ({"unique_ttl": 60}, "not support"),
+        ({"lock_across_retries": True, "lock_key": None}, "no exclusion"),
+        ({"unique_until": "end"}, "one of 'start', 'done'"),
+        ({"unique_until": True}, "one of 'start', 'done'"),
+        ({"unique_until": "done", "unique_ttl": 0}, "more than 0 seconds"),
+        ({"unique_until": "done", "unique_ttl": "1h"}, "timedelta"),
+        ({"unique_until": "done", "lock_key": None}, "no exclusion"),
+        ({"unique_ttl": 60}, "needs unique_until='start' or 'done'"),
         ({"lock_tll": 30}, "did you mean 'lock_ttl'"),
     ],
 )
@@ -182,48 +185,3 @@ def test_the_payload_may_be_some_arguments_or_none(app):
 
 
 # -- system checks -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def checked():
-    """An app that is current, as it is in a project."""
-    from celery import current_app
-
-    before = current_app._get_current_object()
-    made = Celery("checked", broker="redis://127.0.0.1:1/0")
-    made.set_current()
-    yield made
-    before.set_current()
-
-
-def ids(app: Celery, **options) -> list[str]:
-    task(app, lazy=False, **options)
-    return [warning.id for warning in check_tasks()]
-
-
-def test_a_task_as_it_should_be_raises_no_warning(checked):
-    assert ids(checked, idempotency_key="{order_id}", time_limit=60) == []
-
-
-@pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
-def test_turned_off_acknowledgement_is_a_warning(checked, option):
-    assert ids(checked, **{option: False}) == ["django_dlock.W101"]
-
-
-def test_a_task_that_comes_back_when_it_fails_is_a_warning(checked):
-    assert ids(checked, acks_on_failure_or_timeout=False) == ["django_dlock.W102"]
-
-
-def test_a_time_limit_beyond_the_visibility_timeout_is_a_warning(checked):
-    assert ids(checked, time_limit=7200) == ["django_dlock.W103"]
-    checked.conf.broker_transport_options = {"visibility_timeout": 10000}
-    assert check_tasks() == []
-
-
-def test_g14_retention_shorter_than_the_visibility_timeout_is_a_warning(checked):
-    assert ids(checked, idempotency_key="{order_id}", idempotency_ttl=3600) == ["django_dlock.W104"]
-
-
-def test_another_broker_has_no_visibility_timeout(checked):
-    checked.conf.broker_url = "amqp://"
-    assert ids(checked, time_limit=7200) == []

@@ -526,3 +526,13 @@ def test_a_late_thread_says_so(dog: Watchdog, time: Time, caplog: pytest.LogCapt
         assert events.flush()
     assert dog.lateness == pytest.approx(7)
     assert "7.0 s late" in caplog.text
+
+
+def test_g1_a_thread_whose_sleep_is_overdue_is_woken(dog, time, monkeypatch):
+    """A thread's sleep does not count suspension, and our clock does."""
+    pokes: list[float] = []
+    monkeypatch.setattr(dog, "_poke", lambda: pokes.append(time.seconds))
+    dog._thread, dog._wakes_at = threading.current_thread(), time.seconds + 5
+    time.seconds += 100
+    with Lock("it", using="local"):
+        assert pokes == [time.seconds]

@@ -1,0 +1,176 @@
+"""A server as a process of our own: it ends with the process that started it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+__all__ = ["HOST", "OwnProcess", "ServerNotFound", "free_port"]
+
+HOST = "127.0.0.1"
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class ServerNotFound(RuntimeError):
+    """There is no server to start; the message says where it was looked for."""
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class OwnProcess:
+    """One server process with a directory of its own; a context manager.
+
+    A subclass says in ``_launch`` how it is started, by ``_spawn``, and in ``_answers`` whether
+    it is ready.
+
+    Args:
+        prefix: Of the directory's name.
+        port: Fixed instead of free.
+
+    Raises:
+        ServerNotFound: ``start``: there is no binary.
+        RuntimeError: ``start``: the server did not come up; the message ends with its log.
+    """
+
+    START_TIMEOUT = 20.0
+
+    def __init__(self, prefix: str, port: int | None = None) -> None:
+        # A short path: that of a Unix socket may have no more than about 100 characters.
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix))
+        self.log = self.directory / "log"
+        self.port = port or free_port()
+        self._fixed_port = port is not None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sitter: subprocess.Popen[bytes] | None = None
+        self._creator = os.getpid()
+        atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    # -- life --------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the process, unless it runs, and wait until it answers."""
+        if self._process is not None:
+            return self
+        self.directory.mkdir(exist_ok=True)
+        for attempt in range(5):
+            if attempt and not self._fixed_port:
+                # Somebody took the free port between the probe and the start.
+                self.port = free_port()
+            self._launch()
+            if self._wait_until_ready():
+                return self
+            self.kill()
+        tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else "(no log)"
+        raise RuntimeError(f"{type(self).__name__} did not come up on port {self.port}:\n{tail}")
+
+    def stop(self) -> None:
+        """End the process in order, if it runs, and remove its files."""
+        if os.getpid() != self._creator:
+            return  # A forked child leaves its parent's server alone.
+        self._end(signal.SIGTERM)
+        atexit.unregister(self.stop)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the process at once, as a crash does."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Kill the server and start it again on the same port."""
+        self.kill()
+        self._fixed_port = True
+        self.start()
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP): its sockets accept and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+    def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        # Sessions of their own: Ctrl-C at the terminal is for the tests or the demonstration,
+        # which stop the server when they are done with it.
+        self._process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # Kills the server when this process is killed and runs no ``atexit``: the pipe ends.
+        self._sitter = subprocess.Popen(
+            ["sh", "-c", 'read -r line; kill -9 "$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _wait_until_ready(self) -> bool:
+        patience = time.monotonic() + self.START_TIMEOUT
+        while time.monotonic() < patience:
+            if self._process is None or self._process.poll() is not None:
+                return False
+            if self._answers():
+                return True
+            time.sleep(0.01)
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        sitter, self._sitter = self._sitter, None
+        if sitter is not None:
+            # Before the server: afterwards its process id may be somebody else's.
+            sitter.kill()
+            sitter.wait()
+            if sitter.stdin is not None:
+                sitter.stdin.close()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        if how is not signal.SIGKILL:
+            # A paused server does not hear SIGTERM before it runs again.
+            process.send_signal(signal.SIGCONT)
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

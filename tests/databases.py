@@ -1,0 +1,48 @@
+"""Databases beside the settings' own, which is SQLite: a PostgreSQL and a MariaDB."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+ALL = ("default", "postgres", "mariadb")
+"""The aliases that tests of statements run over."""
+
+
+@contextmanager
+def added(alias: str, settings: dict[str, Any]) -> Iterator[str]:
+    """Let ``connections`` know the database under this alias."""
+    configured = connections.configure_settings({"default": {}, alias: settings})
+    connections.settings[alias] = configured[alias]
+    try:
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias], connections.settings[alias]
+
+
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -> None:
+    """Block until somebody waits for a lock of this database, or ``over()`` says so.
+
+    SQLite tells nothing of that kind; a test must then be right whether they wait yet or not.
+    """
+    statement = WAITING.get(connections[alias].vendor)
+    give_up = time.monotonic() + 20
+    with connections[alias].cursor() as cursor:
+        while statement is not None and not over():
+            cursor.execute(statement)
+            if cursor.fetchone()[0]:
+                return
+            assert time.monotonic() < give_up, "nobody waits"
+            # MariaDB answers as before to whoever asks again within a tenth of a second.
+            time.sleep(0.12)

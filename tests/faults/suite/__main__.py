@@ -1,0 +1,160 @@
+"""``python -m tests.faults.suite``: all scenarios on real workers and servers.
+
+Writes journals, workers' logs and ``results.json`` into a directory, and the table of the
+documentation. Ends with 0 only if no guarded task was doubled or lost anywhere, and the others
+were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from testproject.servers import ServerNotFound
+from tests.postgres import PostgresNotFound
+from tests.workers import ROOT
+
+from .brokers import BROKERS
+from .journal import Journal
+from .outcome import Outcome, outcome, play
+from .report import table, versions
+from .scenarios import SCENARIOS, Scenario
+from .stage import POOLS, Stage
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        SystemExit: It is wrong; says how.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.suite", description=__doc__)
+    parser.add_argument("--brokers", nargs="+", choices=list(BROKERS), default=list(BROKERS))
+    parser.add_argument("--pools", nargs="+", choices=list(POOLS), default=list(POOLS))
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--scenarios", nargs="+", choices=names, default=names)
+    parser.add_argument("--keys", type=int, default=200, help="of each kind in each scenario")
+    parser.add_argument(
+        "--busy", type=float, default=8.0, help="seconds for which long bodies keep workers busy"
+    )
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "faults")
+    parser.add_argument("--table", type=Path, help="Markdown file to write")
+    parser.add_argument(
+        "--again", action="store_true", help="run nothing, but judge the journals in --directory"
+    )
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> list[Outcome]:
+    """Play what was asked for, and tell of each when it is over."""
+    outcomes = []
+    for broker in options.brokers:
+        for pool in options.pools:
+            chosen = [
+                scenario
+                for scenario in SCENARIOS
+                if scenario.name in options.scenarios and pool in scenario.pools
+            ]
+            directory = options.directory / f"{broker}-{pool}"
+            if options.again:
+                outcomes += _read(broker, pool, chosen, directory)
+            else:
+                outcomes += _stage(broker, pool, chosen, directory, options)
+    return outcomes
+
+
+def _read(broker: str, pool: str, scenarios: list[Scenario], directory: Path) -> list[Outcome]:
+    outcomes = []
+    for scenario in scenarios:
+        events = Journal(directory / f"{scenario.name}.jsonl").new()
+        if events:
+            outcomes.append(outcome(scenario, broker, pool, events))
+            print(_line(outcomes[-1]), flush=True)
+    return outcomes
+
+
+def _stage(
+    broker: str,
+    pool: str,
+    scenarios: list[Scenario],
+    directory: Path,
+    options: argparse.Namespace,
+) -> list[Outcome]:
+    _empty(directory)
+    print(f"{broker}, {pool}: starting", flush=True)
+    outcomes = []
+    with Stage(BROKERS[broker](), POOLS[pool], directory, postgres_needed=True) as stage:
+        options.versions = versions(stage) | getattr(options, "versions", {})
+        for scenario in scenarios:
+            outcomes.append(play(stage, scenario, keys=options.keys, busy=options.busy))
+            print(_line(outcomes[-1]), flush=True)
+    return outcomes
+
+
+def _empty(directory: Path) -> None:
+    """Make a place for what is written; what an earlier run left there goes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for left in directory.iterdir():
+        if left.is_file():
+            left.unlink()
+
+
+def _line(of: Outcome) -> str:
+    kinds = ", ".join(
+        f"{kind} {tally.doubles} doubled {tally.lost} lost" for kind, tally in of.tallies.items()
+    )
+    mark = "FAILED" if of.problems else "ok"
+    head = f"  {mark:6} {of.scenario:22} {of.seconds:5.1f} s  {kinds}"
+    return "\n".join([head, *(f"         {problem}" for problem in of.problems)])
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, report, and say by the exit code how it went."""
+    options = parse(arguments)
+    if not options.again:
+        # However it is ended, it takes with it what it started.
+        for name in ("SIGTERM", "SIGHUP"):
+            signal.signal(getattr(signal, name), _interrupt)
+    began = time.monotonic()
+    try:
+        outcomes = run(options)
+    except KeyboardInterrupt:
+        print("\nStopped.")
+        return 130
+    except (ServerNotFound, PostgresNotFound) as error:
+        print(error, file=sys.stderr)
+        return 1
+    results = options.directory / "results.json"
+    if options.again:
+        known = json.loads(results.read_text())
+        options.keys, options.versions, seconds = known["keys"], known["versions"], known["seconds"]
+    else:
+        seconds = time.monotonic() - began
+    facts = {
+        "versions": options.versions,
+        "keys": options.keys,
+        "seconds": seconds,
+        "outcomes": [asdict(each) for each in outcomes],
+    }
+    results.write_text(json.dumps(facts, indent=1))
+    if options.table:
+        options.table.write_text(table(outcomes, keys=options.keys, versions=options.versions))
+    failed = [each for each in outcomes if each.problems]
+    print(f"{len(outcomes)} scenarios in {seconds / 60:.0f} min, {len(failed)} failed")
+    print(f"Journals, logs and results are in {options.directory}")
+    return 1 if failed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""What the events of a run mean; knows no server and no clock, and reads files as well."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from .journal import Event
+
+__all__ = ["Span", "Tally", "check", "overlapping"]
+
+
+@dataclass(slots=True)
+class Span:
+    """One execution of a body.
+
+    Attributes:
+        start, end: When it ran; a span without an end is that of a process whose end nobody saw.
+        lost: When its lock was, as far as its process knew, or would have known.
+        died: Whether it ended with its process.
+    """
+
+    run: str
+    key: int
+    pid: int
+    token: int | None
+    start: float
+    end: float = math.inf
+    lost: float = math.inf
+    died: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """One kind of task in one run.
+
+    Attributes:
+        keys: How many were published.
+        bodies: How often a body began.
+        doubles: Effects beyond the first of their keys.
+        lost: Keys without an effect.
+        unknown: Effects of keys that nobody published.
+        overlaps: Pairs of bodies of one key that ran at the same time, both believing that they
+            hold the lock; without a lock, that ran at the same time.
+        stale_spans: Pairs that ran, or lay stopped, at the same time, but one of them knew
+            that it had lost the lock, or would have known, had it not been stopped.
+        stale_writes: Commits with a token below one that the key had seen.
+        struck: Keys that a fault met: one of their own, or one while their body ran.
+        failed: Messages that ended with FAILURE or REVOKED.
+        endless: Bodies of which neither an end nor a death is known.
+        takeovers: Seconds from the death of a body that had not committed to the next beginning
+            of its key; infinite where there was none.
+        freed: Seconds from such a death until the lock was free.
+    """
+
+    keys: int
+    bodies: int
+    doubles: int
+    lost: int
+    unknown: int
+    overlaps: int
+    stale_spans: int
+    stale_writes: int
+    struck: int
+    failed: int
+    endless: int
+    takeovers: Sequence[float]
+    freed: Sequence[float]
+
+
+def check(events: Collection[Event]) -> dict[str, Tally]:
+    """The tally of every kind that was published."""
+    kinds = sorted({event["kind"] for event in events if event["event"] == "sent"})
+    return {kind: _tally(kind, events) for kind in kinds}
+
+
+def _tally(kind: str, events: Collection[Event]) -> Tally:
+    mine = [event for event in events if event.get("kind") == kind]
+    keys = {event["key"] for event in _named("sent", mine)}
+    effects = Counter(event["key"] for event in _named("effect", mine))
+    spans = _spans(kind, events)
+    both, stale = _overlaps(spans)
+    runs = {span.run for span in spans}
+    return Tally(
+        keys=len(keys),
+        bodies=len(spans),
+        doubles=sum(count - 1 for count in effects.values()),
+        lost=sum(key not in effects for key in keys),
+        unknown=sum(count for key, count in effects.items() if key not in keys),
+        overlaps=both,
+        stale_spans=stale,
+        stale_writes=_stale_writes(mine),
+        struck=len(_struck(mine, events, spans)),
+        failed=sum(event["state"] != "SUCCESS" for event in _named("final", mine)),
+        endless=sum(span.end == math.inf for span in spans),
+        takeovers=_takeovers(spans, {event["run"] for event in _named("effect", mine)}),
+        freed=[event["after"] for event in _named("freed", events) if event["run"] in runs],
+    )
+
+
+def _named(name: str, events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event["event"] == name]
+
+
+def _spans(kind: str, events: Collection[Event]) -> list[Span]:
+    """The spans of a kind, in the order of their beginnings."""
+    deaths: dict[int, list[float]] = defaultdict(list)
+    for event in _named("death", events):
+        deaths[event["pid"]].append(event["at"])
+    by_run: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if "run" in event:
+            by_run[event["run"]].append(event)
+    begun = [event for event in _named("begin", events) if event["kind"] == kind]
+    spans = [_span(event, by_run[event["run"]], deaths[event["pid"]]) for event in begun]
+    return sorted(spans, key=lambda span: span.start)
+
+
+def _span(begin: Event, lines: Sequence[Event], deaths: Sequence[float]) -> Span:
+    span = Span(begin["run"], begin["key"], begin["pid"], begin["token"], begin["at"])
+    for line in _named("end", lines):
+        span.end = line["at"]
+    if span.end == math.inf:
+        # The process id may be given to another one later.
+        span.end = min((at for at in deaths if at >= span.start), default=math.inf)
+        span.died = span.end != math.inf
+    span.lost = min((line["at"] for line in _named("lost", lines)), default=math.inf)
+    return span
+
+
+def overlapping(kind: str, events: Collection[Event]) -> list[tuple[Span, Span]]:
+    """Pairs of bodies that ran at the same time, both believing that they hold the lock."""
+    return [pair for pair in _pairs(_spans(kind, events)) if _both_hold(*pair)]
+
+
+def _overlaps(spans: Sequence[Span]) -> tuple[int, int]:
+    """Pairs that overlap while both hold, and pairs that overlap otherwise."""
+    both = stale = 0
+    for one, other in _pairs(spans):
+        if _both_hold(one, other):
+            both += 1
+        elif one.start < other.end and other.start < one.end:
+            stale += 1
+    return both, stale
+
+
+def _pairs(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
+    """Of the same key; first the one that began first."""
+    by_key: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_key[span.key].append(span)
+    for same in by_key.values():
+        yield from combinations(same, 2)
+
+
+def _both_hold(one: Span, other: Span) -> bool:
+    # One that was stopped before it began may know of its loss from the first moment on.
+    if one.lost <= one.start or other.lost <= other.start:
+        return False
+    return one.start < min(other.end, other.lost) and other.start < min(one.end, one.lost)
+
+
+def _stale_writes(mine: Collection[Event]) -> int:
+    highest: dict[int, int] = {}
+    stale = 0
+    for event in sorted(_named("committed", mine), key=lambda event: float(event["at"])):
+        if event["token"] is None:
+            continue
+        stale += event["token"] < highest.get(event["key"], 0)
+        highest[event["key"]] = max(event["token"], highest.get(event["key"], 0))
+    return stale
+
+
+def _struck(mine: Collection[Event], events: Collection[Event], spans: Sequence[Span]) -> set[int]:
+    struck = {event["key"] for event in _named("struck", mine)}
+    for fault in _named("fault", events):
+        struck |= {
+            span.key
+            for span in spans
+            if span.start <= fault["at"] <= span.end
+            and (not fault["pids"] or span.pid in fault["pids"])
+        }
+    return struck
+
+
+def _takeovers(spans: Sequence[Span], effective: set[str]) -> list[float]:
+    """Of bodies that died without effect; one that had its effect needs no successor."""
+    found = []
+    for span in spans:
+        if not span.died or span.run in effective:
+            continue
+        later = (
+            other.start - span.end
+            for other in spans
+            if other.key == span.key and other.run != span.run and other.start >= span.end
+        )
+        found.append(min(later, default=math.inf))
+    return found

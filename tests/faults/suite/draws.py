@@ -1,0 +1,111 @@
+"""What chance brings, decided beforehand: the same seed brings the same, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .kinds import SHORT_TTL
+
+__all__ = ["FAULTS", "Draw", "Order", "faults", "order"]
+
+ANY = ("prefork", "threads", "solo")
+
+FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "kill a child": (5, ("prefork",)),
+    "terminate a task": (3, ("prefork",)),
+    "kill a worker": (2, ANY),
+    "stop a worker": (3, ANY),
+    "shut a worker down": (2, ANY),
+    "break a lock": (4, ANY),
+    "restart the lock Redis": (2, ANY),
+    "flush the lock Redis": (2, ANY),
+    "stop the lock Redis": (2, ANY),
+    "cut the broker": (3, ANY),
+    "stop the broker": (1, ANY),
+    "cut the database": (3, ANY),
+    "refuse the database": (2, ANY),
+    "deliver again": (4, ANY),
+    "publish again": (4, ANY),
+}
+"""How likely each is, and in which pools it can be made."""
+
+PAUSES = (0.5, 4.0)
+"""Seconds between two faults."""
+
+LASTS = (0.5, SHORT_TTL + 2.0)
+"""Seconds for which what is stopped stays so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One fault.
+
+    Attributes:
+        at: Seconds since the beginning.
+        aim: From 0 to 1: which of those that it may meet when its time has come.
+        lasts: Seconds, of faults that end by themselves.
+    """
+
+    at: float
+    what: str
+    aim: float
+    lasts: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How one key is published.
+
+    Attributes:
+        plan: What its body does; see ``workload``.
+        copies: Messages at once.
+        options: Of the messages.
+    """
+
+    plan: dict[str, Any]
+    copies: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def faults(seed: str, pool: str) -> Iterator[Draw]:
+    """One fault after another, for ever."""
+    chance = random.Random(f"{seed}: faults")
+    names = [name for name, (_, pools) in FAULTS.items() if pool in pools]
+    weights = [FAULTS[name][0] for name in names]
+    at = 0.0
+    while True:
+        at += chance.uniform(*PAUSES)
+        (what,) = chance.choices(names, weights)
+        yield Draw(at, what, chance.random(), chance.uniform(*LASTS))
+
+
+def order(seed: str, pool: str, number: int) -> Order:
+    """The key of this number: mostly short work, now and then a trouble of its own."""
+    chance = random.Random(f"{seed}: key {number}")
+    long = chance.random() < 0.15
+    plan: dict[str, Any] = {
+        "work": chance.uniform(SHORT_TTL, 2 * SHORT_TTL) if long else chance.uniform(0.05, 1.0),
+        "again": 0.05,
+        "at": {},
+    }
+    options: dict[str, Any] = {}
+    if chance.random() < 0.2:
+        options["countdown"] = chance.uniform(0.2, 2.0)
+    if chance.random() < 0.1:
+        place, what = chance.choice(_OWN[pool])
+        plan["at"] = {place: what}
+        if what in {"hold", "block"}:
+            options["time_limit"] = 1.5
+    return Order(plan, chance.choices((1, 2, 3), (6, 2, 1))[0], options)
+
+
+_LOST = [("began", "answer lost: COMMIT"), ("began", "not sent: COMMIT")]
+_DIES = [("began", "die"), ("written", "die"), ("committed", "die"), ("done", "die")]
+_OWN: dict[str, list[tuple[str, str]]] = {
+    "prefork": [*_LOST, *_DIES, ("written", "hold"), ("written", "block")],
+    "threads": _LOST,
+    "solo": _LOST,
+}

@@ -1,0 +1,19 @@
+"""The kinds of tasks that are compared; known to workers and driver."""
+
+from __future__ import annotations
+
+__all__ = ["ACKS", "EARLY", "GUARDED", "KINDS", "LONG_TTL", "PLAIN", "SHORT_TTL"]
+
+GUARDED, PLAIN, EARLY = KINDS = ("guarded", "plain", "early")
+
+ACKS = {
+    GUARDED: "late, reject_on_worker_lost",
+    PLAIN: "late, reject_on_worker_lost",
+    EARLY: "early (Celery's default)",
+}
+
+SHORT_TTL = 3.0
+"""Seconds, of the lock where the end of a lease is part of the fault."""
+
+LONG_TTL = 30.0
+"""Seconds, of the lock everywhere else: whoever waits for its end is seen to."""

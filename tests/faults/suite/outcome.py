@@ -1,0 +1,125 @@
+"""One scenario, played and judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from .checker import Tally, check
+from .journal import Event
+from .kinds import GUARDED
+from .run import OutOfTime, Run
+from .scenarios import Scenario
+from .stage import Stage
+
+__all__ = ["FREE_WITHIN", "MISSED", "Outcome", "judge", "outcome", "play"]
+
+MISSED = "guarded: no key was hit"
+"""The problem of a fault that came at the wrong moment; it says nothing of the guard."""
+
+FREE_WITHIN = 1.0
+"""Seconds after a death until the lock must be free, where there is a parent to see it."""
+
+FREE_AT_LAST = 5.0
+"""Seconds after which not even a machine that has other things to do is an excuse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one scenario on one stage.
+
+    Attributes:
+        seconds: How long it took.
+        tallies: By kind.
+        problems: Why it counts as failed; empty where all is as it must be.
+    """
+
+    scenario: str
+    broker: str
+    pool: str
+    seconds: float
+    tallies: Mapping[str, Tally]
+    problems: list[str] = field(default_factory=list)
+
+
+def play(stage: Stage, scenario: Scenario, *, keys: int, busy: float) -> Outcome:
+    """Play a scenario, wait for its end, and judge it; its journal stays in the directory.
+
+    Args:
+        keys: How many of each kind.
+        busy: Seconds for which all slots are to be busy while the faults are made.
+    """
+    run = Run(
+        stage,
+        scenario.name,
+        keys=keys,
+        busy=busy,
+        kinds=scenario.kinds,
+        task=scenario.task,
+        publish_again=scenario.publish_again,
+    )
+    with run.watched():
+        try:
+            scenario.play(run)
+        except OutOfTime as error:
+            run.journal.write("stuck", what=str(error))
+        run.settle()
+    return outcome(scenario, stage.broker.name, stage.pool.name, run.finish())
+
+
+def outcome(scenario: Scenario, broker: str, pool: str, events: Sequence[Event]) -> Outcome:
+    """Judge a scenario by its journal."""
+    tallies = check(events)
+    times = [event["at"] for event in events]
+    return Outcome(
+        scenario=scenario.name,
+        broker=broker,
+        pool=pool,
+        seconds=max(times) - min(times),
+        tallies=tallies,
+        problems=judge(scenario, tallies, events, f"{broker} {pool}"),
+    )
+
+
+def judge(
+    scenario: Scenario, tallies: Mapping[str, Tally], events: Collection[Event], where: str
+) -> list[str]:
+    """What is not as it must be.
+
+    The guarded tasks must be hit and clean, and the others must show what the fault does to them.
+
+    Args:
+        where: Broker and pool.
+    """
+    guarded = tallies[GUARDED]
+    wrong = {
+        "double effects": guarded.doubles,
+        "lost keys": guarded.lost,
+        "effects of unknown keys": guarded.unknown,
+        "stale writes": guarded.stale_writes,
+        "overlaps": 0 if scenario.overlaps else guarded.overlaps,
+        "failed messages": 0 if scenario.publish_again else guarded.failed,
+        "bodies without an end": guarded.endless,
+        "bodies that died and were not taken over": sum(map(math.isinf, guarded.takeovers)),
+    }
+    problems = [f"guarded: {count} {what}" for what, count in wrong.items() if count]
+    if scenario.frees:
+        if not guarded.freed:
+            problems.append("guarded: no lock of a dead process was seen")
+        elif median(guarded.freed) > FREE_WITHIN or max(guarded.freed) > FREE_AT_LAST:
+            problems.append(
+                f"guarded: locks were free {median(guarded.freed):.1f} s after the death of their "
+                f"holders, the last one {max(guarded.freed):.1f} s; allowed are {FREE_WITHIN:g} s "
+                f"in the median, and {FREE_AT_LAST:g} s"
+            )
+    made = any(event["event"] in ("fault", "struck") for event in events)
+    if made and not guarded.struck:
+        problems.append(MISSED)
+    if where not in scenario.harmless and not any(
+        tally.doubles or tally.lost for kind, tally in tallies.items() if kind != GUARDED
+    ):
+        problems.append("unguarded: nothing doubled or lost, so the fault did not bite")
+    problems += [f"stuck: {event['what']}" for event in events if event["event"] == "stuck"]
+    return problems

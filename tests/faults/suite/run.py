@@ -1,0 +1,279 @@
+"""One scenario on one stage: publish, hurt, settle, and write down what is in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from celery.states import FAILURE, READY_STATES, REVOKED
+
+from .journal import Event, Journal
+from .kinds import EARLY, GUARDED, KINDS
+from .stage import LONGEST_DELAY, Stage
+from .watch import Watch
+
+__all__ = ["OutOfTime", "Run"]
+
+PAUSE = 0.1
+LONGEST_TRIES = 5
+QUIET = LONGEST_DELAY + 2.0
+"""Seconds without news after which what nobody acknowledged is delivered again."""
+
+
+class OutOfTime(Exception):
+    """Something did not come; the message says what."""
+
+
+class Run:
+    """What the scenarios have to work with.
+
+    Args:
+        name: Of the journal's file.
+        keys: How many keys of each kind.
+        busy: Seconds for which all slots are to be busy with long bodies.
+        kinds: Which tasks are compared.
+        task: The guarded one.
+        publish_again: Whether a final failure is answered by publishing the key again, as a
+            business would.
+        patience: Seconds until everything must have come to its end.
+
+    Attributes:
+        patient: Seconds for which ``until`` waits.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        name: str,
+        *,
+        keys: int,
+        busy: float,
+        kinds: Sequence[str] = KINDS,
+        task: str = "guarded_long",
+        publish_again: bool = False,
+        patience: float = 120.0,
+    ) -> None:
+        self.stage, self.name, self.busy, self.kinds, self.task = stage, name, busy, kinds, task
+        self.publish_again, self.patience = publish_again, patience
+        self.keys = [next(stage.keys) for _ in range(keys)]
+        path = stage.directory / f"{name}.jsonl"
+        if path.exists():
+            path = stage.directory / f"{name}-{uuid.uuid4().hex[:6]}.jsonl"
+        self.journal = Journal(path)
+        self.watch = Watch(Journal(path), stage.site.locks)
+        self._sent: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {}
+        self._open: set[str] = set()
+        self._tries: dict[tuple[str, int], int] = {}
+        self._producer: Any = None
+
+    @contextmanager
+    def watched(self) -> Iterator[Run]:
+        """Everything happens in here."""
+        self.stage.broker.calibrate()
+        with self.watch, self.stage.site.app.producer_pool.acquire(block=True) as producer:
+            self._producer = producer
+            yield self
+
+    # -- publishing --------------------------------------------------------------------
+
+    def publish_all(
+        self,
+        *,
+        work: float = 0.0,
+        at: Callable[[str, int], dict[str, str]] | None = None,
+        copies: int = 1,
+        again: float = 0.02,
+        **options: Any,
+    ) -> int:
+        """Publish every key of every kind.
+
+        Args:
+            work: Seconds that the first body of a key takes, of as many keys as keep all slots
+                busy for as long as was asked for; the others are short.
+            at: From kind and number of the key, what is to happen at which place of its body.
+            copies: Messages per key.
+            again: Seconds that all other bodies take.
+
+        Returns:
+            How many first bodies are long.
+        """
+        bodies = len(self.keys) * len(self.kinds)
+        long = bodies if not work else min(bodies, self._busy_bodies(work))
+        body = itertools.count()
+        for number, key in enumerate(self.keys):
+            for kind in self.kinds:
+                # Spread evenly, for a worker takes many messages at once.
+                at_hand = next(body)
+                is_long = at_hand * long // bodies < (at_hand + 1) * long // bodies
+                plan = {
+                    "journal": str(self.journal.path),
+                    "work": work if is_long else again,
+                    "again": again,
+                    "at": at(kind, number) if at else {},
+                }
+                for _ in range(copies):
+                    self.publish(kind, key, plan, **options)
+        return long
+
+    def publish(self, kind: str, key: int, plan: dict[str, Any], **options: Any) -> str:
+        """Publish one message; its id."""
+        delivery = str(uuid.uuid4())
+        self._sent[delivery] = (kind, key, plan, options)
+        self._open.add(delivery)
+        self.journal.write("sent", kind=kind, key=key, delivery=delivery)
+        task = self.task if kind == GUARDED else kind
+        self.stage.site.send(
+            task,
+            kind,
+            key,
+            plan,
+            task_id=delivery,
+            queue=self.stage.queue,
+            producer=self._producer,
+            **options,
+        )
+        return delivery
+
+    def _busy_bodies(self, work: float) -> int:
+        slots = self.stage.pool.all_slots
+        return max(2 * slots, 32, int(slots * self.busy / work))
+
+    # -- hurting -----------------------------------------------------------------------
+
+    def fault(self, what: str, pids: Sequence[int] = ()) -> None:
+        """Note a fault; call it just before it is made.
+
+        Args:
+            pids: Whom it meets; everybody where there are none.
+        """
+        self.journal.write("fault", what=what, pids=list(pids))
+
+    def killed(self, pids: Sequence[int]) -> None:
+        """Note the deaths that were just dealt; the watch of a busy machine sees them late."""
+        for pid in pids:
+            self.journal.write("death", pid=pid)
+
+    def pids(self, session: int) -> list[int]:
+        """The running bodies' processes of a worker."""
+        found = []
+        for body in self.watch.running():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(body["pid"]) == session:
+                    found.append(int(body["pid"]))
+        return found
+
+    def until(self, ask: Callable[[], Any], why: str, patience: float = 30.0) -> Any:
+        """What ``ask`` answers once it is true.
+
+        Raises:
+            OutOfTime: It was not, for so long.
+        """
+        deadline = time.monotonic() + patience
+        while not (answer := ask()):
+            self._tend()
+            if time.monotonic() > deadline:
+                raise OutOfTime(f"not within {patience:g} s: {why}")
+            time.sleep(PAUSE / 5)
+        return answer
+
+    def long(self, event: str) -> int:
+        """How often a long body came to this."""
+        return sum(each["long"] for each in self.watch.events(event))
+
+    def until_begun(self, count: int) -> None:
+        """Wait until so many long bodies have begun."""
+        self.until(lambda: self.long("begin") >= count, f"{count} long bodies have begun")
+
+    def until_struck(self, count: int) -> None:
+        """Wait until so many long bodies have met their own fault."""
+        self.until(lambda: self.long("struck") >= count, f"{count} faults in long bodies")
+
+    def _tend(self) -> None:
+        for log in self.stage.tend():
+            self.journal.write("restarted", log=log)
+
+    # -- settling ----------------------------------------------------------------------
+
+    def settle(self) -> bool:
+        """Wait until every message has come to its end; whether it has.
+
+        What nobody acknowledged is delivered again when nothing else happens, as the broker
+        would do later.
+        """
+        deadline = time.monotonic() + self.patience
+        heard = time.monotonic()
+        before: object = None
+        quiet = 0
+        while quiet < 2:
+            self._tend()
+            now = (self._collect(), self.watch.count())
+            if now != before:
+                before, heard, quiet = now, time.monotonic(), 0
+            if self._settled():
+                quiet += 1
+            elif time.monotonic() > deadline:
+                self._give_up()
+                return False
+            elif time.monotonic() - heard > QUIET and not self.watch.running():
+                self.stage.redeliver()
+                heard = time.monotonic()
+            time.sleep(PAUSE)
+        return True
+
+    def _settled(self) -> bool:
+        return (
+            not any(self._sent[delivery][0] == GUARDED for delivery in self._open)
+            and not self.watch.running()
+            and not self.watch.pending()
+            and self.stage.broker.waiting(self.stage.queue) == 0
+        )
+
+    def _collect(self) -> int:
+        """Note which messages have come to their end, and answer failures; how many are left."""
+        backend = self.stage.site.app.backend
+        waited = list(self._open)
+        keys = [backend.get_key_for_task(delivery) for delivery in waited]
+        for delivery, found in zip(waited, backend.mget(keys) if keys else [], strict=True):
+            state = json.loads(found)["status"] if found else ""
+            if state not in READY_STATES:
+                continue
+            kind, key, plan, options = self._sent[delivery]
+            self._open.remove(delivery)
+            self.journal.write("final", kind=kind, key=key, delivery=delivery, state=state)
+            if state in (FAILURE, REVOKED) and self.publish_again:
+                self._answer(kind, key, plan, options)
+        return len(self._open)
+
+    def _answer(self, kind: str, key: int, plan: dict[str, Any], options: dict[str, Any]) -> None:
+        tries = self._tries[kind, key] = self._tries.get((kind, key), 0) + 1
+        if tries < LONGEST_TRIES:
+            self.publish(kind, key, plan, **options)
+
+    def _give_up(self) -> None:
+        lost = [delivery for delivery in self._open if self._sent[delivery][0] != EARLY]
+        self.journal.write(
+            "stuck",
+            what=f"after {self.patience:g} s {len(lost)} messages have no result, "
+            f"{len(self.watch.running())} bodies run, and the broker has "
+            f"{self.stage.broker.waiting(self.stage.queue)} messages",
+            deliveries=lost[:20],
+        )
+
+    def finish(self) -> list[Event]:
+        """Add the rows of the database to the journal; all events."""
+        rows = self.stage.site.query(
+            "SELECT id, by, order_number, token, delivery FROM shop_effect "
+            "WHERE order_number BETWEEN ? AND ? ORDER BY id",
+            self.keys[0],
+            self.keys[-1],
+        )
+        for _, kind, key, token, run in rows:
+            self.journal.write("effect", kind=kind, key=key, token=token, run=run)
+        return Journal(self.journal.path).new()

@@ -1,0 +1,151 @@
+"""Servers and workers of one broker and one pool; everything is ours and ends with us."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from testproject.servers import RedisServer
+from tests import postgres
+from tests.proxy import Proxy
+from tests.workers import Site, Worker
+
+from .brokers import Broker
+
+__all__ = ["POOLS", "SMALL_POOLS", "Pool", "Stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How many workers of a pool, and how many bodies each of them runs at a time."""
+
+    name: str
+    workers: int
+    slots: int
+
+    @property
+    def all_slots(self) -> int:
+        return self.workers * self.slots
+
+
+POOLS = {
+    pool.name: pool for pool in (Pool("prefork", 2, 30), Pool("threads", 2, 40), Pool("solo", 4, 1))
+}
+SMALL_POOLS = {"prefork": Pool("prefork", 2, 12)}
+
+
+LONGEST_DELAY = 10.0
+"""Seconds for which a guarded task is put back at most: a quarter of the visibility timeout."""
+
+
+class Stage:
+    """A context manager.
+
+    Args:
+        broker: Started and stopped with the stage.
+        directory: For logs, journals and, without PostgreSQL, the database.
+        postgres_needed: Raise where there is no PostgreSQL, instead of taking SQLite.
+
+    Attributes:
+        locks: The Redis of the locks alone; it may be hurt.
+        database: A proxy before PostgreSQL; ``None`` on SQLite.
+        workers: Those that are to run.
+
+    Raises:
+        ServerNotFound, PostgresNotFound: Something is not installed.
+    """
+
+    def __init__(
+        self, broker: Broker, pool: Pool, directory: Path, *, postgres_needed: bool = False
+    ) -> None:
+        self.broker, self.pool, self.directory = broker, pool, directory
+        self.postgres_needed = postgres_needed
+        self.queue = pool.name
+        self.database: Proxy | None = None
+        self.workers: list[Worker] = []
+        self.keys = itertools.count(1)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Stage:
+        with contextlib.ExitStack() as stack:
+            self._set_up(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _set_up(self, stack: contextlib.ExitStack) -> None:
+        results = stack.enter_context(RedisServer())
+        self.locks = stack.enter_context(RedisServer())
+        stack.enter_context(self.broker)
+        url = self._find_postgres(stack)
+        self.site = Site(
+            results,
+            self.directory,
+            postgres=url,
+            locks=self.locks.url,
+            broker=self.broker.url,
+            settings={
+                "CELERY_BROKER_URL": self.broker.proxied,
+                # A child that was killed keeps its message from being acknowledged for ten
+                # seconds, until Celery believes in its death; others must be there to be
+                # worked off meanwhile.
+                "CELERY_WORKER_PREFETCH_MULTIPLIER": 8,
+                # After a lost connection; Celery does so by calls whose answers get lost where
+                # threads share the connection.
+                "CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION": False,
+            },
+            # RabbitMQ has none, and the guarded tasks keep to it all the same.
+            transport={"visibility_timeout": 4 * LONGEST_DELAY},
+            tasks="tests.faults.suite.workload",
+        )
+        stack.enter_context(self.site)
+        if url and self.database is not None:
+            host = f"{urlsplit(url).username}@127.0.0.1:{self.database.port}"
+            self.site.env["TASKS_POSTGRES"] = urlsplit(url)._replace(netloc=host).geturl()
+        for _ in range(self.pool.workers):
+            self.start_worker()
+
+    def _find_postgres(self, stack: contextlib.ExitStack) -> str | None:
+        try:
+            url = stack.enter_context(postgres.database())
+        except postgres.PostgresNotFound:
+            if self.postgres_needed:
+                raise
+            return None
+        parts = urlsplit(url)
+        self.database = stack.enter_context(
+            Proxy(parts.hostname or "127.0.0.1", parts.port or 5432, speaks="postgres")
+        )
+        # What a body calls its own statement by, when it has come to lose it.
+        self.database.always("close", of="answer lost")
+        self.database.always("refuse", of="not sent")
+        return url
+
+    def start_worker(self) -> Worker:
+        """One more worker."""
+        worker = self.site.worker(self.pool.name, self.pool.slots)
+        self.workers.append(worker)
+        return worker
+
+    def kill(self, worker: Worker) -> None:
+        """Kill a worker with all its children (SIGKILL)."""
+        self.broker.kill(worker)
+        self.workers.remove(worker)
+
+    def tend(self) -> list[str]:
+        """Replace workers that have ended by themselves, as a supervisor does; their logs."""
+        ended = [worker for worker in self.workers if worker.process.poll() is not None]
+        for worker in ended:
+            self.workers.remove(worker)
+            worker.stop()
+            self.start_worker()
+        return [str(worker.log) for worker in ended]
+
+    def redeliver(self) -> None:
+        """Deliver again now what is not acknowledged."""
+        self.broker.redeliver(self.site)

@@ -1,0 +1,54 @@
+"""A run without an end of its own: keys are published as others are worked off."""
+
+from __future__ import annotations
+
+from .draws import order
+from .kinds import GUARDED
+from .run import Run
+from .stage import Stage
+
+__all__ = ["Stream"]
+
+AHEAD = 3
+"""Messages under way for each slot of the workers."""
+
+PATIENCE = 120.0
+"""Seconds for all to come to its end."""
+
+
+class Stream(Run):
+    """A ``Run`` of guarded tasks alone, with short leases."""
+
+    def __init__(self, stage: Stage, seed: str) -> None:
+        super().__init__(
+            stage,
+            "soak",
+            keys=0,
+            busy=0,
+            kinds=(GUARDED,),
+            task="guarded",
+            publish_again=True,
+            patience=PATIENCE,
+        )
+        self.seed = seed
+
+    @property
+    def under_way(self) -> int:
+        """How many messages have not come to their end."""
+        return len(self._open)
+
+    def go_on(self) -> None:
+        """Note what has ended, and publish as much again."""
+        self._collect()
+        while self.under_way < AHEAD * self.stage.pool.all_slots:
+            key = next(self.stage.keys)
+            self.keys.append(key)
+            how = order(self.seed, self.stage.pool.name, key)
+            plan = {**how.plan, "journal": str(self.journal.path)}
+            for _ in range(how.copies):
+                self.publish(GUARDED, key, plan, **how.options)
+
+    def publish_copy(self, delivery: str) -> str:
+        """Publish another message with the key of this one; its id."""
+        kind, key, plan, options = self._sent[delivery]
+        return self.publish(kind, key, plan, **options)

@@ -1,0 +1,270 @@
+"""Makes the faults that chance has drawn, on a stage where work goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import redis
+
+from django_dlock.exceptions import BackendUnavailable
+from testproject.processes import OwnProcess
+from tests.workers import Worker
+
+from .draws import Draw
+from .kinds import GUARDED
+from .stream import Stream
+
+__all__ = ["BROKEN", "EMPTIED", "Trouble"]
+
+EMPTIED = ("lock Redis restarted", "lock Redis flushed")
+"""Faults after which a holder does not hold any more, and has yet to hear of it."""
+
+BROKEN = "lock broken"
+"""The same, of one key."""
+
+GRACE = 8.0
+"""Seconds for a worker to shut down."""
+
+T = TypeVar("T")
+
+
+class NobodyThere(Exception):
+    """There is nothing that the fault could meet."""
+
+
+class Trouble:
+    """The faults of one run.
+
+    Some last for a while: they are ended by threads of their own, for the driver itself may be
+    held up by what it has stopped.
+    """
+
+    def __init__(self, run: Stream) -> None:
+        self.run, self.stage = run, run.stage
+        self._mouth = threading.Lock()
+        self._refused = threading.Lock()
+        self._away: list[Worker] = []
+        self._timers: list[threading.Timer] = []
+        self._faults: dict[str, Callable[[Draw], str]] = {
+            "kill a child": self._kill_child,
+            "terminate a task": self._terminate,
+            "kill a worker": self._kill_worker,
+            "stop a worker": self._stop_worker,
+            "shut a worker down": self._shut_down,
+            "break a lock": self._break_lock,
+            "restart the lock Redis": self._restart_locks,
+            "flush the lock Redis": self._flush_locks,
+            "stop the lock Redis": self._stop_locks,
+            "cut the broker": self._cut_broker,
+            "stop the broker": self._stop_broker,
+            "cut the database": self._cut_database,
+            "refuse the database": self._refuse_database,
+            "deliver again": self._deliver_again,
+            "publish again": self._publish_again,
+        }
+
+    def make(self, draw: Draw) -> str:
+        """Make a fault; what was met, for the reader."""
+        try:
+            return self._faults[draw.what](draw)
+        except NobodyThere as nobody:
+            return f"nothing to do: {nobody}"
+
+    def end(self) -> None:
+        """Let what lasts come to its end."""
+        for timer in self._timers:
+            timer.join()
+
+    # -- processes ---------------------------------------------------------------------
+
+    def _kill_child(self, draw: Draw) -> str:
+        body = self._body(draw)
+        self.run.fault("child killed", [body["pid"]])
+        try:
+            os.kill(body["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            raise NobodyThere("it has just ended") from None
+        self.run.killed([body["pid"]])
+        return f"process {body['pid']} in key {body['key']}"
+
+    def _terminate(self, draw: Draw) -> str:
+        body = self._body(draw)
+        name = "SIGTERM" if draw.lasts > 2 else "SIGKILL"
+        self.run.fault("terminated", [body["pid"]])
+        self.stage.site.app.control.revoke(body["delivery"], terminate=True, signal=name)
+        return f"{name}, key {body['key']}"
+
+    def _kill_worker(self, draw: Draw) -> str:
+        worker = self._worker(draw)
+        pids = self.run.pids(worker.process.pid)
+        self.run.fault("worker killed", pids)
+        self.stage.kill(worker)
+        self.run.killed(pids)
+        self.stage.redeliver()
+        self.stage.start_worker()
+        return f"process {worker.process.pid} and its children"
+
+    def _stop_worker(self, draw: Draw) -> str:
+        worker = self._worker(draw)
+        self.run.fault("worker stopped", self.run.pids(worker.process.pid))
+        worker.pause()
+        self._away.append(worker)
+
+        def resume() -> None:
+            worker.resume()
+            self._away.remove(worker)
+
+        self._later(draw.lasts, resume)
+        # As the broker does to those who do not answer any more.
+        self._later(draw.lasts / 2, self.stage.redeliver)
+        return f"process {worker.process.pid} and its children, for {draw.lasts:.1f} s"
+
+    def _shut_down(self, draw: Draw) -> str:
+        worker = self._worker(draw)
+        how = signal.SIGTERM if draw.lasts > 2 else signal.SIGQUIT
+        self.run.fault("worker shut down", self.run.pids(worker.process.pid))
+        self.stage.workers.remove(worker)
+        worker.process.send_signal(how)
+
+        def gone() -> None:
+            deadline = time.monotonic() + GRACE
+            while worker.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            worker.kill()
+
+        self._later(0.0, gone)
+        self.stage.start_worker()
+        return f"{how.name} to process {worker.process.pid}"
+
+    # -- locks -------------------------------------------------------------------------
+
+    def _break_lock(self, draw: Draw) -> str:
+        body = self._body(draw)
+        key = str(body["key"])
+        self.run.journal.write("fault", what=BROKEN, pids=[body["pid"]], key=body["key"])
+        try:
+            lease = self.stage.site.locks.get(key)
+            if lease is None or not self.stage.site.locks.break_(
+                key, owner=lease.owner, reason="operator"
+            ):
+                raise NobodyThere("it has just ended")
+        except BackendUnavailable:
+            raise NobodyThere("the locks' Redis does not answer") from None
+        return f"of key {key}"
+
+    def _restart_locks(self, draw: Draw) -> str:
+        self.run.fault(EMPTIED[0])
+        with self._mouth:
+            self.stage.locks.restart()
+        return "empty"
+
+    def _flush_locks(self, draw: Draw) -> str:
+        self.run.fault(EMPTIED[1])
+        try:
+            with redis.Redis.from_url(self.stage.locks.url, socket_timeout=1) as client:
+                client.flushall()
+        except redis.RedisError as error:
+            raise NobodyThere(f"it does not answer: {error}") from None
+        return "empty"
+
+    def _stop_locks(self, draw: Draw) -> str:
+        self.run.fault("lock Redis stopped")
+        self._pause(self.stage.locks, draw.lasts)
+        return f"for {draw.lasts:.1f} s"
+
+    # -- broker and database -----------------------------------------------------------
+
+    def _cut_broker(self, draw: Draw) -> str:
+        self.run.fault("broker connections cut")
+        self.stage.broker.cut(self._running())
+        return ""
+
+    def _stop_broker(self, draw: Draw) -> str:
+        self.run.fault("broker stopped")
+        self._pause(self.stage.broker.server, draw.lasts)
+        return f"for {draw.lasts:.1f} s"
+
+    def _cut_database(self, draw: Draw) -> str:
+        assert self.stage.database is not None
+        self.run.fault("database connections cut")
+        self.stage.database.cut()
+        return ""
+
+    def _refuse_database(self, draw: Draw) -> str:
+        database = self.stage.database
+        assert database is not None
+        if not self._refused.acquire(blocking=False):
+            raise NobodyThere("it is refused already")
+        self.run.fault("database refused")
+        database.refuse()
+
+        def accept() -> None:
+            database.accept()
+            self._refused.release()
+
+        self._later(draw.lasts / 2, accept)
+        return f"for {draw.lasts / 2:.1f} s"
+
+    def _deliver_again(self, draw: Draw) -> str:
+        self.run.fault("redelivery")
+        self.stage.redeliver()
+        return "all that is not acknowledged"
+
+    def _publish_again(self, draw: Draw) -> str:
+        body = self._body(draw)
+        again = self.run.publish_copy(body["delivery"])
+        return f"key {body['key']} as {again}"
+
+    # -- whom --------------------------------------------------------------------------
+
+    def _body(self, draw: Draw) -> dict[str, Any]:
+        """A running body, of a worker that is not stopped."""
+        stopped = {pid for worker in self._away for pid in self.run.pids(worker.process.pid)}
+        bodies = [
+            body
+            for body in self.run.watch.running()
+            if body["kind"] == GUARDED and body["pid"] not in stopped
+        ]
+        return pick(sorted(bodies, key=lambda body: (body["key"], body["run"])), draw, "no body")
+
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self.stage.workers if worker not in self._away]
+
+    def _worker(self, draw: Draw) -> Worker:
+        """A worker that runs, and is not the only one."""
+        running = self._running()
+        return pick(running if len(running) > 1 else [], draw, "no worker to spare")
+
+    # -- how long ----------------------------------------------------------------------
+
+    def _pause(self, server: OwnProcess, seconds: float) -> None:
+        with self._mouth:
+            server.pause()
+
+        def resume() -> None:
+            with self._mouth:
+                server.resume()
+
+        self._later(seconds, resume)
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self._timers = [other for other in self._timers if other.is_alive()] + [timer]
+        timer.start()
+
+
+def pick(candidates: Sequence[T], draw: Draw, why_none: str) -> T:
+    """The one that chance aims at.
+
+    Raises:
+        NobodyThere: There is none.
+    """
+    if not candidates:
+        raise NobodyThere(why_none)
+    return candidates[int(draw.aim * len(candidates))]

@@ -1,0 +1,244 @@
+"""G3: a holder that was stopped, wherever that was, does not write over its successor.
+
+Real processes hold a real Redis lock and stop themselves (SIGSTOP) at a chosen place. Their
+lease ends meanwhile, and another process takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+from django.db import connections
+
+from testproject.shop.models import Effect, Stock
+from tests.databases import wait_until_one_waits
+from tests.faults.conftest import NewHolder
+from tests.faults.holder import Holder, HolderError
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+Hands: TypeAlias = Callable[[], Holder]
+
+WRITES = """
+import itertools
+from django.db import connection
+from testproject.shop.models import Effect, Stock
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def stop_before(number, table="django_dlock_fence"):
+    # Before the so-manieth statement that writes the table.
+    numbers = itertools.count(1)
+
+    def look(execute, sql, params, many, context):
+        if sql.startswith("UPDATE") and table in sql and next(numbers) == number:
+            stop()
+        return execute(sql, params, many, context)
+
+    connection.execute_wrappers.append(look)
+
+def stop_before_commit():
+    commit = connection._commit
+
+    def late_commit():
+        stop()
+        connection._commit = commit
+        commit()
+
+    connection._commit = late_commit
+
+def book(by, pause=lambda: None):
+    with lock.atomic():
+        Effect.objects.create(order_number=1, by=by)
+        pause()
+
+def sell(count):
+    return lock.fence(Stock.objects.filter(article=1)).update(count=count)
+
+def sell_one(count, pause=lambda: None):
+    stock = Stock.objects.get(article=1)
+    stock.count = count
+    pause()
+    lock.fence(stock).save()
+
+lock = Lock("it", wait=10)
+"""
+
+
+@pytest.fixture
+def new_hands(new_holder: NewHolder, database: str) -> Hands:
+    """Starts processes that may hold the lock and write to the database."""
+    told = connections[database].settings_dict
+    entry = {name: told[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
+    # Of Django's own modes of SQLite the one that takes its lock with the first write.
+    options = {"timeout": 20} if told["ENGINE"].endswith("sqlite3") else {}
+    settings: dict[str, Any] = {
+        "DATABASES": {"default": {**entry, "NAME": str(entry["NAME"]), "OPTIONS": options}},
+        "INSTALLED_APPS": ["django_dlock", "testproject.shop"],
+        "USE_TZ": True,
+    }
+
+    def start() -> Holder:
+        holder = new_holder(settings=settings)
+        holder.do(WRITES)
+        return holder
+
+    return start
+
+
+@pytest.fixture
+def hands(new_hands: Hands) -> tuple[Holder, Holder]:
+    """The one that will sleep, holding the lock, and the one that will come after it."""
+    first, second = new_hands(), new_hands()
+    assert first.do("lock.acquire()")
+    return first, second
+
+
+def effects(using: str) -> list[str]:
+    return list(Effect.objects.using(using).order_by("pk").values_list("by", flat=True))
+
+
+def end_of(holder: Holder) -> str:
+    """How the line ended that was begun: the name of the error."""
+    with pytest.raises(HolderError) as raised:
+        holder.answer()
+    return raised.value.kind
+
+
+# -- lock.atomic() ---------------------------------------------------------------------
+
+
+def test_g3_a_transaction_that_stopped_after_its_check_does_not_begin(hands, database):
+    first, second = hands
+    first.do("stop_before(1)")
+    first.begin("book('late')")
+    first.wait_until_stopped()
+    second.do("lock.acquire(); book('second')")
+    first.resume()
+    assert end_of(first) == "StaleToken"
+    second.do("book('second again')")
+    assert effects(database) == ["second", "second again"]
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        # Between what it wrote and the end of its body.
+        ("pass", "book('late', stop)"),
+        # Between the end of its body and its last statement.
+        ("stop_before(2)", "book('late')"),
+    ],
+)
+def test_g3_a_transaction_that_stopped_after_its_write_does_not_commit(
+    hands, database, before, line
+):
+    first, second = hands
+    first.do(before)
+    first.begin(line)
+    first.wait_until_stopped()
+    second.do("lock.acquire()")
+    second.begin("book('second')")
+    # For the row that the stopped one has locked.
+    wait_until_one_waits(database, over=lambda: second.answered)
+    assert not second.answered
+    first.resume()
+    assert end_of(first) == "LeaseLost"
+    second.answer()
+    assert effects(database) == ["second"]
+
+
+def test_g3_a_transaction_that_overslept_does_not_commit_even_if_nobody_came(hands, database):
+    first, second = hands
+    first.begin("book('late', stop)")
+    first.wait_until_stopped()
+    second.do("lock.acquire(); lock.release()")
+    first.resume()
+    assert end_of(first) == "LeaseLost"
+    assert effects(database) == []
+
+
+def test_g3_a_transaction_that_stopped_in_its_commit_comes_before_the_newer_one(hands, database):
+    """Too late to be refused; but nobody has been let in to read what it was about to change."""
+    first, second = hands
+    # The name's row is made before, in a transaction of its own.
+    first.do("book('before'); stop_before_commit()")
+    first.begin("book('first')")
+    first.wait_until_stopped()
+    second.do("lock.acquire()")
+    second.begin("book('second')")
+    wait_until_one_waits(database, over=lambda: second.answered)
+    assert not second.answered
+    first.resume()
+    first.answer()
+    second.answer()
+    assert effects(database) == ["before", "first", "second"]
+
+
+# -- lock.fence() ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def stock(database: str) -> Callable[[], int]:
+    """How many there are."""
+    Stock.objects.using(database).create(article=1, count=10)
+    return lambda: Stock.objects.using(database).get(article=1).count
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("stop_before(1, 'shop_stock')", "sell(99)"),
+        ("stop_before(1, 'shop_stock')", "sell_one(99)"),
+    ],
+)
+def test_g3_a_write_that_stopped_after_its_check_is_refused(hands, stock, before, line):
+    first, second = hands
+    first.do(before)
+    first.begin(line)
+    first.wait_until_stopped()
+    second.do("lock.acquire(); sell(9)")
+    first.resume()
+    assert end_of(first) == "StaleToken"
+    assert stock() == 9
+
+
+def test_g3_a_holder_that_slept_over_what_it_read_does_not_write(hands, stock):
+    first, second = hands
+    first.begin("sell_one(99, stop)")
+    first.wait_until_stopped()
+    second.do("lock.acquire(); sell(9)")
+    first.resume()
+    # It learns that from its own clock, before it asks the database.
+    assert end_of(first) == "LeaseLost"
+    assert stock() == 9
+
+
+def test_g3_a_write_that_stopped_between_its_statements_is_taken_back(hands, stock, database):
+    first, second = hands
+    first.do("stop_before(2, 'shop_stock')")
+    first.begin("sell_one(99)")
+    first.wait_until_stopped()
+    second.do("lock.acquire()")
+    second.begin("sell(9)")
+    wait_until_one_waits(database, over=lambda: second.answered)
+    first.resume()
+    assert end_of(first) == "LeaseLost"
+    assert second.answer() == 1
+    assert stock() == 9
+
+
+def test_g3_a_write_that_stopped_in_its_commit_comes_before_the_newer_one(hands, stock, database):
+    first, second = hands
+    first.do("stop_before_commit()")
+    first.begin("sell(8)")
+    first.wait_until_stopped()
+    second.do("lock.acquire()")
+    second.begin("sell(7)")
+    wait_until_one_waits(database, over=lambda: second.answered)
+    assert not second.answered
+    first.resume()
+    assert (first.answer(), second.answer()) == (1, 1)
+    assert stock() == 7

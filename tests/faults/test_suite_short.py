@@ -1,0 +1,52 @@
+"""The short form of the fault suite: Redis, prefork, 20 keys a scenario.
+
+``make faults`` runs all of it; see ``tests/faults/suite``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from testproject.servers import ServerNotFound
+from tests.conftest import missing
+from tests.faults.suite.brokers import RedisBroker
+from tests.faults.suite.outcome import MISSED, play
+from tests.faults.suite.scenarios import SCENARIOS, Scenario
+from tests.faults.suite.stage import SMALL_POOLS, Stage
+from tests.postgres import PostgresNotFound
+
+KEYS = 20
+BUSY = 2.0
+TRIES = 3
+"""To hit something on a machine that has other things to do."""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Workers on Redis and, where it is installed and in CI, PostgreSQL."""
+    in_ci = bool(os.environ.get("CI"))
+    directory = tmp_path_factory.mktemp("suite")
+    try:
+        with Stage(
+            RedisBroker(), SMALL_POOLS["prefork"], directory, postgres_needed=in_ci
+        ) as stage:
+            yield stage
+    except (ServerNotFound, PostgresNotFound) as error:
+        missing(str(error))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_g12_g13_whatever_happens_each_key_takes_effect_once(
+    stage: Stage, scenario: Scenario
+) -> None:
+    """And without the guard it does not, so the fault was one."""
+    if stage.database is None and not scenario.on_sqlite:
+        pytest.skip("needs two transactions at a time, and SQLite has one")
+    for _ in range(TRIES):
+        outcome = play(stage, scenario, keys=KEYS, busy=BUSY)
+        if outcome.problems != [MISSED]:
+            break
+    assert not outcome.problems, (outcome.tallies, f"see {stage.directory}/{scenario.name}.jsonl")

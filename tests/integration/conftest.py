@@ -1,0 +1,31 @@
+"""What tests on real workers share; each file says itself what its ``site`` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from testproject.servers import RedisServer, ServerNotFound
+from tests.conftest import missing
+from tests.workers import Place, Site, orders
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """A Redis of this file's own."""
+    try:
+        with RedisServer() as server:
+            yield server
+    except ServerNotFound as error:
+        missing(str(error))
+
+
+@pytest.fixture
+def place(site: Site) -> Place:
+    return site.place()
+
+
+@pytest.fixture
+def order() -> int:
+    return next(orders)

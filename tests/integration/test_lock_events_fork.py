@@ -1,0 +1,105 @@
+"""A worker's parent writes lock events while it forks new children."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from django_dlock import lock_events
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+PATIENCE = 10.0
+
+
+class Writer:
+    """Writes a row on a thread of its own; it is under way until ``go``."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self._under_way, self._may_end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(
+            target=lock_events._try_to_record, args=("lost",), kwargs={"name": "x", "alias": "y"}
+        )
+
+    def record(self, *args: object, **facts: object) -> None:
+        self._under_way.set()
+        assert self._may_end.wait(PATIENCE)
+        self.order.append("written")
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._under_way.wait(PATIENCE)
+
+    def go(self) -> None:
+        self._may_end.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def fork(self) -> None:
+        forked(lambda: None)
+        self.order.append("forked")
+
+
+def forked(work: Callable[[], None]) -> None:
+    """Do it in a forked child, and see it succeed."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+    made = Writer()
+    monkeypatch.setattr(lock_events, "record", made.record)
+    made.start()
+    yield made
+    made.go()
+
+
+def test_no_process_is_forked_while_a_row_is_written_to_sqlite(writer: Writer) -> None:
+    """It would believe in SQLite's locks of a thread that it does not have."""
+    forker = threading.Thread(target=writer.fork)
+    forker.start()
+    forker.join(0.3)
+    writer.go()
+    forker.join(PATIENCE)
+    assert writer.order == ["written", "forked"]
+
+
+def test_a_row_that_is_not_written_in_time_holds_up_no_fork_for_ever(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_events, "FORK_WAITS", 0.05)
+    writer.fork()
+    writer.go()
+    assert writer.order == ["forked", "written"]
+
+
+def test_parent_and_child_can_write_after_the_fork(writer: Writer) -> None:
+    def write() -> None:
+        with lock_events._not_while_forking():
+            pass
+
+    writer.go()
+    forked(write)
+    write()
+
+
+def test_a_child_that_was_forked_in_spite_of_a_row_can_write(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_events, "FORK_WAITS", 0.05)
+
+    def write() -> None:
+        assert lock_events._open.acquire(timeout=PATIENCE)
+
+    forked(write)

@@ -1,0 +1,135 @@
+"""``manage.py check`` over tasks: pairs of settings that will bite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from django_dlock import LockedTask
+from django_dlock.celery.checks import check_tasks
+
+RECORDED = {"idempotency_key": "{order}"}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An app that is current, as it is in a project."""
+    from celery import current_app
+
+    before = current_app._get_current_object()
+    made = Celery("checked", broker="redis://127.0.0.1:1/0")
+    made.conf.worker_prefetch_multiplier = 1
+    made.set_current()
+    yield made
+    before.set_current()
+
+
+def body(self, order: int) -> None:
+    """Never called."""
+
+
+def warned(app: Celery, **options: object) -> list[str]:
+    """The numbers of the warnings about one task."""
+    app.tasks.pop("tests.checked", None)
+    options = {"base": LockedTask, "bind": True, "lock_key": "order:{order}", **options}
+    app.task(name="tests.checked", lazy=False, **options)(body)
+    return [warning.id.removeprefix("django_dlock.") for warning in check_tasks()]
+
+
+@pytest.mark.parametrize("options", [{}, RECORDED, {"if_contended": "skip", "lock_min_hold": 5}])
+def test_a_task_as_it_should_be_raises_no_warning(app, options):
+    assert warned(app, time_limit=60, **options) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        ("W101", {"acks_late": False}),
+        ("W101", {"reject_on_worker_lost": False}),
+        ("W102", {"acks_on_failure_or_timeout": False}),
+        ("W103", {"time_limit": 7200, "contention_timeout": 7200}),
+        ("W103", {"soft_time_limit": 7200, "contention_timeout": 7200}),
+        ("W105", {"default_retry_delay": 3600}),
+        ("W105", {"autoretry_for": (OSError,), "retry_kwargs": {"countdown": 4000}}),
+        (
+            "W105",
+            {"autoretry_for": (OSError,), "retry_backoff": 1, "retry_backoff_max": 4000},
+        ),
+        ("W106", {**RECORDED, "idempotency_ttl": 7200, "contention_timeout": 7200}),
+        ("W107", {"time_limit": 60, "lock_max_hold": 30}),
+        ("W108", {"time_limit": 60, "contention_timeout": 59}),
+        ("W109", {"time_limit": 1801}),
+        ("W111", {"lock_min_hold": 5}),
+        ("W112", {"contention_timeout": 30}),
+        ("W112", {"contention_timeout": 40, "lock_ttl": 40}),
+        ("W113", {"unique_until": "start", "if_contended": "skip"}),
+        ("W113", {"unique_until": "start", "if_contended": "fail"}),
+        ("W114", {"unique_until": "done", "unique_ttl": 60, "time_limit": 60}),
+    ],
+)
+def test_a_pair_that_will_bite_is_named(app, number, options):
+    assert warned(app, **options) == [number]
+
+
+def test_g14_retention_shorter_than_the_visibility_timeout_is_a_warning(app):
+    options = {**RECORDED, "contention_timeout": 60}
+    assert warned(app, idempotency_ttl=3600, **options) == ["W104"]
+    assert warned(app, idempotency_ttl=3601, **options) == []
+
+
+def test_records_that_are_forgotten_before_the_retry_are_named(app):
+    app.conf.broker_url = "amqp://"
+    options = {**RECORDED, "idempotency_ttl": 100, "contention_timeout": 60}
+    assert warned(app, **options) == ["W115"]
+    assert warned(app, default_retry_delay=60, **options) == []
+
+
+def test_the_visibility_timeout_is_the_brokers_own(app):
+    app.conf.broker_transport_options = {"visibility_timeout": 10000}
+    assert warned(app, time_limit=3000, default_retry_delay=3600) == []
+    assert warned(app, time_limit=10000, contention_timeout=20000) == ["W103"]
+
+
+def test_messages_that_wait_behind_a_long_task_are_counted(app):
+    app.conf.worker_prefetch_multiplier = 4
+    assert warned(app, time_limit=720) == []
+    assert warned(app, time_limit=721) == ["W109"]
+
+
+def test_the_visibility_timeout_is_half_as_long_on_sqs(app):
+    app.conf.broker_url = "sqs://"
+    assert warned(app, time_limit=1800) == ["W103"]
+
+
+@pytest.mark.parametrize("url", [["amqp://one", "amqp://two"], "pyamqp://one;pyamqp://two"])
+@pytest.mark.parametrize("setting", ["broker_url", "broker_read_url"])
+def test_the_broker_is_the_one_that_workers_read_from(app, setting, url):
+    app.conf[setting] = url
+    assert warned(app, time_limit=1800) == ["W110"]
+
+
+def test_rabbitmq_has_a_consumer_timeout_instead(app):
+    app.conf.broker_url = "amqp://"
+    assert warned(app, time_limit=1799) == []
+    assert warned(app, time_limit=1800) == ["W110"]
+    assert warned(app, default_retry_delay=1800) == ["W110"]
+
+
+def test_another_broker_has_neither(app):
+    app.conf.broker_url = "memory://"
+    assert warned(app, time_limit=3600, default_retry_delay=7200) == []
+
+
+def test_a_task_without_exclusion_is_not_asked_about_its_lock(app):
+    assert warned(app, lock_key=None, time_limit=60, contention_timeout=1) == []
+
+
+def test_a_warning_names_the_task_both_settings_and_the_cure(app):
+    assert warned(app, time_limit=60, lock_max_hold=30) == ["W107"]
+    (warning,) = check_tasks()
+    assert warning.obj == "tests.checked"
+    assert "60 s" in warning.msg
+    assert "lock_max_hold takes its lock away after 30 s" in warning.msg
+    assert "Raise lock_max_hold" in warning.hint

@@ -1,0 +1,394 @@
+"""What a worker's parent does about a child that died, on ``local`` and without a worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import Celery
+from celery.app.trace import trace_task
+from kombu.asynchronous import Hub, get_event_loop, set_event_loop
+
+from django_dlock import Lock, events, process, signals
+from django_dlock.backends.base import BaseLockBackend
+from django_dlock.celery import recovery
+from django_dlock.celery.delivery import OWNER
+from django_dlock.celery.parent import LockedRequest
+from django_dlock.celery.recovery import Recovery, Suspect
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.handler import locks
+from django_dlock.lease import Contention, Lease, LeaseRequest
+from tests.deliveries import in_memory, task, waiting
+from tests.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OURS = "of the delivery"
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with in_memory() as app:
+        yield app
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    before = get_event_loop()
+    hub = set_event_loop(Hub())
+    yield hub
+    hub.close()
+    set_event_loop(before)
+
+
+@pytest.fixture
+def broken() -> Iterator[list[dict[str, Any]]]:
+    told: list[dict[str, Any]] = []
+
+    def hear(**facts: Any) -> None:
+        told.append(facts)
+
+    signals.broken.connect(hear)
+    yield told
+    signals.broken.disconnect(hear)
+
+
+class Child:
+    """A process that lives until it is killed."""
+
+    def __init__(self) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        self.identity = process.neighbour(self.popen.pid)
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def dead(child: Child) -> Child:
+    child.kill()
+    return child
+
+
+def acquire(name: str, owner: str, **options: Any) -> Lease | Contention:
+    backend = locks["default"]
+    return backend.acquire(
+        LeaseRequest(name, owner, 30, **options), deadline=backend.call_deadline()
+    )
+
+
+def owner_of(name: str) -> str | None:
+    lease = locks["default"].get(name)
+    return None if lease is None else lease.owner
+
+
+def suspect(made: Any, child: Child, order: int = 1) -> Suspect:
+    key = made.dlock_options.lock_key
+    return Suspect(made, "an id", key, (order,), {}, OURS, child.identity)
+
+
+def recovered(made: Any, child: Child) -> Recovery:
+    """A recovery that has ended by itself."""
+    found = Recovery(suspect(made, child))
+    found.start()
+    found.go()
+    eventually(found._ended.is_set)
+    return found
+
+
+# -- what is taken away ----------------------------------------------------------------
+
+
+def test_g4_a_dead_deliverys_lease_is_broken_and_told(app, dead, broken):
+    acquire("order:1", OURS)
+    recovered(task(app), dead)
+    assert owner_of("order:1") is None
+    assert locks["default"].last_end("order:1") == (OURS, "broken")
+    assert events.flush()
+    assert [(each["name"], each["owner"], each["reason"]) for each in broken] == [
+        ("order:1", OURS, "holder_dead")
+    ]
+
+
+def test_g4_nothing_is_broken_before_the_process_is_seen_gone(app, child, monkeypatch):
+    looks = threading.Semaphore(0)
+    real = process.death_proof
+
+    def look(other: process.ProcessIdentity) -> str | None:
+        looks.release()
+        return real(other)
+
+    monkeypatch.setattr(process, "death_proof", look)
+    acquire("order:1", OURS)
+    found = Recovery(suspect(task(app), child))
+    found.start()
+    found.go()
+    for _ in range(3):
+        assert looks.acquire(timeout=5)
+    assert owner_of("order:1") == OURS
+    assert not found._ended.is_set()
+    child.kill()
+    eventually(lambda: owner_of("order:1") is None)
+
+
+def test_a_process_that_does_not_die_keeps_its_lease(app, child, monkeypatch, caplog):
+    monkeypatch.setattr(recovery, "DYING", 0.1)
+    acquire("order:1", OURS)
+    recovered(task(app), child)
+    assert owner_of("order:1") == OURS
+    assert "lives on" in caplog.text
+
+
+def test_g4_only_the_deliverys_own_lease_is_broken(app, dead, broken):
+    acquire("order:1", "of another")
+    recovered(task(app), dead)
+    assert owner_of("order:1") == "of another"
+    assert events.flush()
+    assert broken == []
+
+
+def test_a_parked_lease_is_left_to_the_retry_that_it_waits_for(app, dead):
+    acquire("order:1", "of the chain", kind="parked")
+    recovered(task(app), dead)
+    assert owner_of("order:1") == "of the chain"
+
+
+def test_an_acquire_of_the_dead_that_arrives_late_is_not_granted(app, dead):
+    recovered(task(app), dead)
+    assert isinstance(acquire("order:1", OURS), Contention)
+    assert owner_of("order:1") is None
+
+
+# -- what goes wrong -------------------------------------------------------------------
+
+
+def test_a_key_that_raises_ends_the_recovery(app, dead, caplog):
+    def key(order: int) -> str:
+        raise KeyError("no such order")
+
+    recovered(task(app, lock_key=key), dead)
+    assert "could not find what it held" in caplog.text
+
+
+def test_what_an_outage_prevents_is_made_up_for(app, dead, monkeypatch):
+    acquire("order:1", OURS)
+
+    def away(self: BaseLockBackend, name: str) -> None:
+        raise BackendUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(locks["default"]), "get", away)
+        recovered(task(app), dead)
+    eventually(lambda: owner_of("order:1") is None)
+
+
+def test_without_more_threads_nobody_waits(app, dead, monkeypatch):
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    found = Recovery(suspect(task(app), dead))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        found.start()
+    assert found.over
+
+
+# -- the request -----------------------------------------------------------------------
+
+
+class Worker:
+    """A request of one message as a worker's parent has it, and what became of the message."""
+
+    def __init__(self, app: Celery, made: Any, pid: int | None) -> None:
+        made.apply_async((1,))
+        self.fates: list[str] = []
+        self.request = LockedRequest(
+            waiting(app),
+            app=app,
+            task=made,
+            on_ack=lambda *_: self.fates.append("acknowledged"),
+            on_reject=lambda *args: self.fates.append("requeued" if args[-1] else "rejected"),
+        )
+        self.request.worker_pid = pid
+
+    @property
+    def owner(self) -> str:
+        return self.request.request_dict[OWNER]
+
+    def lose(self, error: Exception | None = None, **options: Any) -> None:
+        self.request.on_failure(info(error or WorkerLostError("lost")), **options)
+
+
+def info(error: Exception) -> ExceptionInfo:
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def run(hub: Hub, until: Callable[[], object]) -> None:
+    def turn() -> bool:
+        next(hub.loop)
+        return bool(until())
+
+    eventually(turn)
+
+
+@pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
+def test_g13_a_lost_child_takes_its_reservation_with_it_if_its_message_is_gone(app, option):
+    worker = Worker(app, task(app, unique_until="done", **{option: False}), None)
+    worker.lose()
+    assert "requeued" not in worker.fates
+    eventually(lambda: locks["default"].list(prefix="unique:") == [])
+
+
+def test_g4_the_message_goes_back_after_the_break(app, hub, dead):
+    def key(order: int) -> str:
+        fates.extend(worker.fates)
+        return f"order:{order}"
+
+    fates: list[str] = []
+    worker = Worker(app, task(app, lock_key=key), dead.popen.pid)
+    acquire("order:1", worker.owner)
+    worker.lose()
+    assert worker.fates == []
+    run(hub, lambda: worker.fates)
+    assert (fates, worker.fates) == ([], ["requeued"])
+    assert owner_of("order:1") is None
+
+
+def test_g13_the_message_does_not_wait_for_ever(app, hub, dead, monkeypatch):
+    monkeypatch.setattr(recovery, "CALLS", 0.2)
+    never, ended = threading.Event(), threading.Event()
+
+    def key(order: int) -> str:
+        never.wait(30)
+        ended.set()
+        return f"order:{order}"
+
+    worker = Worker(app, task(app, lock_key=key), dead.popen.pid)
+    worker.lose()
+    run(hub, lambda: worker.fates)
+    assert worker.fates == ["requeued"]
+    never.set()
+    assert ended.wait(5)
+
+
+def test_g13_a_worker_that_ends_waits_for_what_is_under_way(app, hub, dead):
+    worker = Worker(app, task(app), dead.popen.pid)
+    acquire("order:1", worker.owner)
+    worker.lose()
+    hub.close()
+    assert worker.fates == ["requeued"]
+    assert owner_of("order:1") is None
+
+
+def test_without_a_loop_the_pools_own_thread_waits(app, dead):
+    worker = Worker(app, task(app), dead.popen.pid)
+    acquire("order:1", worker.owner)
+    worker.lose()
+    assert worker.fates == ["requeued"]
+    assert owner_of("order:1") is None
+
+
+def test_a_child_that_tells_of_a_lost_worker_is_alive_itself(app, hub, child):
+    """Its body waited for another task whose worker was lost."""
+    worker = Worker(app, task(app), child.popen.pid)
+    acquire("order:1", worker.owner)
+    worker.lose(return_ok=True)
+    assert worker.fates == ["requeued"]
+    assert owner_of("order:1") == worker.owner
+
+
+@pytest.mark.parametrize("by", ["nobody", "its parent"])
+def test_a_delivery_that_no_child_began_holds_nothing(app, hub, by):
+    worker = Worker(app, task(app), None if by == "nobody" else process.current().pid)
+    worker.lose()
+    assert worker.fates == ["requeued"]
+
+
+def test_a_task_without_exclusion_has_nothing_to_take_away(app, hub, dead):
+    worker = Worker(app, task(app, lock_key=None), dead.popen.pid)
+    worker.lose()
+    assert worker.fates == ["requeued"]
+
+
+def test_the_hard_limit_holds_nothing_up(app, hub, child):
+    worker = Worker(app, task(app), child.popen.pid)
+    acquire("order:1", worker.owner)
+    worker.lose(TimeLimitExceeded(1))
+    worker.request.on_timeout(soft=False, timeout=1)
+    assert worker.fates == ["acknowledged"]
+    assert owner_of("order:1") == worker.owner
+    child.kill()
+    run(hub, lambda: owner_of("order:1") is None)
+
+
+def test_a_lost_childs_request_that_raises_leaves_the_loop_running(
+    app, hub, dead, monkeypatch, caplog
+):
+    worker = Worker(app, task(app), dead.popen.pid)
+    monkeypatch.setattr(worker.request, "_on_reject", "not to be called")
+    worker.lose()
+    run(hub, lambda: "could not be told" in caplog.text)
+
+
+# -- the owner -------------------------------------------------------------------------
+
+
+def test_each_delivery_has_an_owner_that_only_the_child_is_told(app):
+    made = task(app)
+    one, two = Worker(app, made, None), Worker(app, made, None)
+    assert one.owner == one.owner != two.owner
+    assert OWNER not in vars(one.request._context)
+
+
+def test_the_child_holds_under_the_owner_and_publishes_it_nowhere(app):
+    owners: list[str | None] = []
+
+    def body(self: Any, order: int, note: str = "") -> None:
+        owners.append(self.current_run.lock.owner)
+        raise self.retry(countdown=0)
+
+    made = task(app, body)
+    worker = Worker(app, made, None)
+    trace_task(made, str(uuid.uuid4()), (1,), {}, request=worker.request.request_dict, app=app)
+    assert owners == [worker.owner]
+    headers = waiting(app).headers
+    assert OWNER not in headers
+    assert OWNER not in (headers.get("headers") or {})
+
+
+def test_a_put_back_publishes_no_owner(app):
+    made = task(app)
+    worker = Worker(app, made, None)
+    other = Lock("order:1", bound=False)
+    assert other.acquire()
+    trace_task(made, str(uuid.uuid4()), (1,), {}, request=worker.request.request_dict, app=app)
+    assert OWNER not in waiting(app).headers
+    other.release()
+
+
+def test_an_owner_that_came_with_the_message_is_not_used(app):
+    made = task(app)
+    made.apply_async((1,), headers={OWNER: "of another delivery"})
+    request = LockedRequest(waiting(app), app=app, task=made)
+    assert request.request_dict[OWNER] != "of another delivery"
+    assert OWNER not in vars(request._context)
