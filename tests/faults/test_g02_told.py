@@ -41,7 +41,7 @@ class Ear:
 
     def wait_for_loss(self) -> None:
         assert self._called.wait(10), "no loss was told"
-        assert events.flush()
+        assert events.flush(30)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_g4_a_newcomer_follows_a_dead_holder_at_once(
     try:
         with Lock("it", wait=0):
             pass
-        assert events.flush()
+        assert events.flush(30)
     finally:
         signals.broken.disconnect(hear)
     assert told == ["holder_dead"]

@@ -438,7 +438,7 @@ def test_a_release_sends_broken(operator):
     signals.broken.connect(receiver)
     try:
         release(operator, "a", force=True)
-        assert events.flush()
+        assert events.flush(30)
     finally:
         signals.broken.disconnect(receiver)
     assert sent == [("Lock", "a", "owner of a", "operator")]

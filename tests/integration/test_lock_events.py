@@ -25,7 +25,7 @@ def listening():
 def send(signal, **facts):
     """Send it over the events thread, which has a database connection of its own."""
     events.send(signal, Lock, **{**FACTS, **facts})
-    assert events.flush()
+    assert events.flush(30)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -64,7 +64,7 @@ def test_a_long_wait_is_written_down_and_a_short_one_is_not(settings, monkeypatc
     monkeypatch.setattr(signals, "LONG_WAIT", 0.0)
     with Lock("long"):
         pass
-    assert events.flush()
+    assert events.flush(30)
     (event,) = LockEvent.objects.filter(name__in=["short", "long"])
     assert (event.event, event.name) == ("long_wait", "long")
     assert event.detail["waited"] >= 0

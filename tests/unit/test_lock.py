@@ -267,7 +267,7 @@ def test_on_lost_is_called_once_and_off_the_callers_thread() -> None:
         break_it(lock)
         with pytest.raises(LeaseLost):
             lock.renew()
-    assert events.flush()
+    assert events.flush(30)
     assert calls == [(lock, "broken", "dlock-events")]
 
 
@@ -472,7 +472,7 @@ def test_signals_tell_the_life_of_a_lock() -> None:
             pass
         with pytest.raises(LeaseLost), local() as lock:
             break_it(lock)
-        assert events.flush()
+        assert events.flush(30)
     finally:
         for kind in kinds:
             getattr(signals, kind).disconnect(dispatch_uid="t")
@@ -504,4 +504,4 @@ def test_a_receiver_that_raises_or_hangs_prevents_nothing() -> None:
         signals.acquired.disconnect(dispatch_uid="r")
         signals.acquired.disconnect(dispatch_uid="h")
         free.set()
-    assert events.flush()
+    assert events.flush(30)

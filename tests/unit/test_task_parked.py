@@ -213,7 +213,7 @@ def test_the_process_is_told_that_it_holds_no_more(app):
     try:
         retrying(app).delay(1)
         work(app)
-        events.flush()
+        events.flush(30)
     finally:
         signals.released.disconnect(receive)
     assert seen == [("parked", True, "order:1")]
@@ -287,7 +287,7 @@ def test_a_loss_that_nobody_noticed_is_told_and_nothing_is_parked(app):
     try:
         sent = task(app, body, lock_across_retries=True, if_lost="finish").delay(1)
         work(app)
-        events.flush()
+        events.flush(30)
     finally:
         signals.lost.disconnect(receive)
     assert (sent.state, reasons, kind()) == ("RETRY", ["broken"], None)

@@ -121,7 +121,7 @@ def test_g4_a_dead_deliverys_lease_is_broken_and_told(app, dead, broken):
     recovered(task(app), dead)
     assert owner_of("order:1") is None
     assert locks["default"].last_end("order:1") == (OURS, "broken")
-    assert events.flush()
+    assert events.flush(30)
     assert [(each["name"], each["owner"], each["reason"]) for each in broken] == [
         ("order:1", OURS, "holder_dead")
     ]
@@ -160,7 +160,7 @@ def test_g4_only_the_deliverys_own_lease_is_broken(app, dead, broken):
     acquire("order:1", "of another")
     recovered(task(app), dead)
     assert owner_of("order:1") == "of another"
-    assert events.flush()
+    assert events.flush(30)
     assert broken == []
 
 

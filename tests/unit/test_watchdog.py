@@ -117,7 +117,7 @@ def test_a_fixed_lease_is_never_renewed_and_its_end_is_told(
         time.seconds += 1
         dog.tick()
     assert spy.renewed == []
-    assert events.flush()
+    assert events.flush(30)
     assert calls == ["expired"]
     assert lock.lost_reason == "expired"
 
@@ -228,7 +228,7 @@ def test_g2_a_refusal_is_told_within_one_interval(dog: Watchdog, spy: Spy, time:
     time.seconds += 10
     dog.tick()
     assert lock.lost_reason == "broken"
-    assert events.flush()
+    assert events.flush(30)
     assert told == ["broken"]
 
 
@@ -278,7 +278,7 @@ def test_g2_in_doubt_is_told_once_and_then_unreachable(dog: Watchdog, spy: Spy, 
         while time.seconds < 1040:
             time.seconds += 0.5
             dog.tick()
-        assert events.flush()
+        assert events.flush(30)
     finally:
         signals.in_doubt.disconnect(hear)
         signals.lost.disconnect(hear)
@@ -427,7 +427,7 @@ def test_an_answer_that_comes_after_the_release_is_nobodys(
     spy._answer = release_first  # type: ignore[method-assign]
     time.seconds += 10
     dog.tick()
-    assert events.flush()
+    assert events.flush(30)
     assert lock.state == "free"
     assert told == []
 
@@ -457,7 +457,7 @@ def test_the_deadline_is_told_while_the_backend_hangs(dog: Watchdog, spy: Spy, t
     dog.tick()
     time.seconds += 0.9
     dog.tick()
-    assert events.flush()
+    assert events.flush(30)
     assert lock.lost
     assert len(told) == 1
 
@@ -504,7 +504,7 @@ def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
         dog.tick()
         dog._note_lateness(time.seconds - 7)
         assert lock.lost
-        assert events.flush()
+        assert events.flush(30)
     finally:
         logger.removeHandler(handler)
     assert len(threads) >= 5
@@ -523,7 +523,7 @@ def test_a_step_without_anything_due_asks_nobody(dog: Watchdog, spy: Spy, time: 
 def test_a_late_thread_says_so(dog: Watchdog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "django_dlock"):
         dog._note_lateness(time.seconds - 7)
-        assert events.flush()
+        assert events.flush(30)
     assert dog.lateness == pytest.approx(7)
     assert "7.0 s late" in caplog.text
 

@@ -70,6 +70,8 @@ class Run:
         self.watch = Watch(Journal(path), stage.site.locks)
         self._sent: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {}
         self._open: set[str] = set()
+        self._last_seen: object = None
+        self._heard = time.monotonic()
         self._tries: dict[tuple[str, int], int] = {}
         self._producer: Any = None
 
@@ -178,6 +180,7 @@ class Run:
         deadline = time.monotonic() + patience
         while not (answer := ask()):
             self._tend()
+            self._redeliver_when_quiet(self.watch.count())
             if time.monotonic() > deadline:
                 raise OutOfTime(f"not within {patience:g} s: {why}")
             time.sleep(PAUSE / 5)
@@ -195,6 +198,17 @@ class Run:
         """Wait until so many long bodies have met their own fault."""
         self.until(lambda: self.long("struck") >= count, f"{count} faults in long bodies")
 
+    def _redeliver_when_quiet(self, now: object) -> None:
+        """What nobody acknowledged is delivered again when nothing else happens.
+
+        As the broker would do later: a cut leaves behind what a worker had at hand.
+        """
+        if now != self._last_seen or self.watch.running():
+            self._last_seen, self._heard = now, time.monotonic()
+        elif time.monotonic() - self._heard > QUIET:
+            self.stage.redeliver()
+            self._heard = time.monotonic()
+
     def _tend(self) -> None:
         for log in self.stage.tend():
             self.journal.write("restarted", log=log)
@@ -202,28 +216,22 @@ class Run:
     # -- settling ----------------------------------------------------------------------
 
     def settle(self) -> bool:
-        """Wait until every message has come to its end; whether it has.
-
-        What nobody acknowledged is delivered again when nothing else happens, as the broker
-        would do later.
-        """
+        """Wait until every message has come to its end; whether it has."""
         deadline = time.monotonic() + self.patience
-        heard = time.monotonic()
         before: object = None
         quiet = 0
         while quiet < 2:
             self._tend()
             now = (self._collect(), self.watch.count())
             if now != before:
-                before, heard, quiet = now, time.monotonic(), 0
+                before, quiet = now, 0
             if self._settled():
                 quiet += 1
             elif time.monotonic() > deadline:
                 self._give_up()
                 return False
-            elif time.monotonic() - heard > QUIET and not self.watch.running():
-                self.stage.redeliver()
-                heard = time.monotonic()
+            else:
+                self._redeliver_when_quiet(now)
             time.sleep(PAUSE)
         return True
 
