@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import functools
-import json
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar
 
 from redis import exceptions as errors
 
 from .. import clock
 from ..exceptions import BackendUnavailable
-from ..lease import Contention, Fate, Kind, Lease, LeaseInfo, LeaseRequest, Renewal
-from ..process import ProcessIdentity, current, death_proof
-from . import redis_scripts as scripts
+from ..lease import Contention, Fate, Lease, LeaseInfo, LeaseRequest, Renewal
 from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos, PendingRenewal
-from .describe import holder_state, json_object, process_from_json
+from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import CUT, FAILURES, RedisConnections
+from .redis_listing import RedisListing
 from .redis_parameters import connection_maker
-from .redis_renewal import SentRenewal, fates_of, text
+from .redis_renewal import SentRenewal
 from .redis_scripts import Script
 
 __all__ = ["RedisBackend"]
 
-RENEWALS_PER_CALL = 500
 BYTES_SENT_AT_ONCE = 16_000
 """So much fits into the buffer of a connected socket, so that sending it cannot block."""
 LONGEST_BLOCK = 10.0
 """Seconds after which a waiter asks again although nothing woke it."""
 SHORTEST_BLOCK = 0.05
 ASK_EVERY = 0.5
-UNDONE_FOR = 120.0
-"""Seconds, besides the TTL, for which an undone attempt cannot be granted any more."""
-ROWS_PER_CALL = 200
 
 
-# Named here because inside the class ``list`` is a method.
-Strings = list[str]
-Arguments = list[str | int]
-
-
-def _ms(seconds: float) -> int:
-    # Up, and one more for the server's own rounding: the backend's end is never the earlier.
-    return math.ceil(seconds * 1000) + 1
-
-
-@functools.lru_cache(maxsize=1)
-def _process_json(process: ProcessIdentity) -> str:
-    return json.dumps(process.as_dict(), separators=(",", ":"))
+T = TypeVar("T")
 
 
 class RedisBackend(BaseLockBackend):
@@ -63,58 +42,13 @@ class RedisBackend(BaseLockBackend):
         # A little less, so that a socket's own timeout keeps the deadline of most calls.
         timeout = 0.95 * self.command_timeout
         self._connections = RedisConnections(connection_maker(options, timeout), timeout)
-        bucket = f"{{{options.key_prefix}:0}}"
-        self._locks, self._waiters = f"{bucket}:l:", f"{bucket}:q:"
-        self._wakes, self._undone = f"{bucket}:w:", f"{bucket}:u:"
-        self._index, self._beats, self._clock = (
-            f"{bucket}:{key}" for key in ("index", "beats", "clock")
-        )
+        self._commands = Commands(options.key_prefix)
+        self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
 
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        name, owner, process = request.name, request.owner, current()
-        answer, sent_at = self._run(
-            scripts.ACQUIRE,
-            [
-                self._locks + name,
-                self._waiters + name,
-                self._index,
-                self._clock,
-                self._undone + owner,
-            ],
-            [
-                name,
-                owner,
-                _ms(request.ttl),
-                request.kind,
-                process.id,
-                _process_json(process),
-                request.metadata,
-                "1" if request.waits else "0",
-                request.replaces,
-            ],
-            deadline=deadline,
-            name=name,
-        )
-        if answer[0]:
-            return Lease(
-                name=name,
-                owner=owner,
-                token=int(answer[0]),
-                ttl=request.ttl,
-                # From when it was sent: the answer may have travelled longer than the lease
-                # lives, and a late "yes" must not pass for a fresh one.
-                deadline=sent_at + request.ttl * (1 - clock.DRIFT),
-            )
-        _, holder, kind, remaining, process_json, now = (text(field) for field in answer)
-        return Contention(
-            owner=holder,
-            kind=cast(Kind, kind),
-            remaining=int(remaining) / 1000,
-            now=int(now) / 1000,
-            process=process_from_json(process_json),
-        )
+        return self._run(self._commands.acquire(request), deadline)
 
     def wait(
         self,
@@ -135,7 +69,7 @@ class RedisBackend(BaseLockBackend):
         def talk(connection: Any) -> None:
             # Never 0.000, which would be for ever; for Redis 6.2 so would be 0.001.
             seconds = f"{max(block, 0.005):.3f}"
-            connection.send_command("BLPOP", self._wakes + request.name, seconds)
+            connection.send_command("BLPOP", self._commands.keys.wakes + request.name, seconds)
             while not connection.can_read(timeout=max(0.0, min(ASK_EVERY, limit - clock.now()))):
                 if clock.now() >= limit:
                     raise errors.TimeoutError("no reply within the time allowed")
@@ -158,14 +92,8 @@ class RedisBackend(BaseLockBackend):
         fates: Fates = []
         for start in range(0, max(1, len(renewals)), RENEWALS_PER_CALL):
             chunk = renewals[start : start + RENEWALS_PER_CALL]
-            answer, _ = self._run(
-                scripts.RENEW,
-                self._renew_keys(chunk),
-                self._renew_args(chunk, process),
-                deadline=deadline,
-                name="",
-            )
-            fates += fates_of(answer)
+            renewed = self._run(self._commands.renew(chunk, process), deadline)
+            fates += renewed
         return fates
 
     def start_renew(
@@ -179,8 +107,10 @@ class RedisBackend(BaseLockBackend):
         connection = self._connections.idle()
         if connection is None:
             return on_a_thread()
-        keys, args = self._renew_keys(renewals), self._renew_args(renewals, process)
-        packed = connection.pack_command("EVALSHA", scripts.RENEW.sha, len(keys), *keys, *args)
+        command = self._commands.renew(renewals, process)
+        packed = connection.pack_command(
+            "EVALSHA", command.script.sha, len(command.keys), *command.keys, *command.args
+        )
         if sum(map(len, packed)) > BYTES_SENT_AT_ONCE:
             self._connections.give_back(connection)
             return on_a_thread()
@@ -192,48 +122,28 @@ class RedisBackend(BaseLockBackend):
         except BaseException:
             connection.disconnect()
             raise
-        return SentRenewal(self._connections, connection, deadline, on_a_thread, self._unavailable)
-
-    def _renew_keys(self, renewals: Sequence[Renewal]) -> Strings:
-        return [self._beats, self._index, *(self._locks + renewal.name for renewal in renewals)]
-
-    def _renew_args(self, renewals: Sequence[Renewal], process: str) -> Arguments:
-        args: Arguments = [process, self._locks]
-        for renewal in renewals:
-            args += (renewal.owner, _ms(renewal.ttl))
-        return args
+        return SentRenewal(
+            self._connections,
+            connection,
+            deadline,
+            read=command.read,
+            repeat=on_a_thread,
+            unavailable=self._unavailable,
+        )
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
-        answer, _ = self._run(
-            scripts.RELEASE,
-            self._keys(name),
-            [name, owner, math.ceil(min_hold * 1000)],
-            deadline=deadline,
-            name=name,
-        )
-        return cast(Fate, text(answer))
+        return self._run(self._commands.release(name, owner, min_hold), deadline)
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
-        self._run(
-            scripts.UNDO,
-            [*self._keys(request.name), self._undone + request.owner],
-            [request.name, request.owner, _ms(request.ttl + UNDONE_FOR)],
-            deadline=deadline,
-            name=request.name,
-        )
+        self._run(self._commands.undo(request), deadline)
 
     def locked(self, name: str, *, deadline: float) -> bool:
-        answer, _ = self._run(
-            scripts.LOCKED, [self._locks + name], [], deadline=deadline, name=name
-        )
-        return bool(answer)
+        return self._run(self._commands.locked(name), deadline)
 
     # -- operators ---------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
-        keys = [self._locks + name, self._waiters + name, self._beats]
-        row = self._ask(scripts.GET, keys, [name], name=name)
-        return self._info(row) if row else None
+        return self._listing.get(name)
 
     def list(
         self,
@@ -244,47 +154,25 @@ class RedisBackend(BaseLockBackend):
         offset: int = 0,
         limit: int | None = None,
     ) -> LeaseInfos:
-        searches = bool(prefix or contains)
-        infos: LeaseInfos = []
-        # One process may hold thousands of these leases. Remembered for this listing only: a
-        # process may die at any moment.
-        read, proof = functools.cache(process_from_json), functools.cache(death_proof)
-        # Without a search the offset is a rank, which the server finds without counting.
-        cursor, rank, skip = "", 0 if searches else offset, offset if searches else 0
-        while (wanted := ROWS_PER_CALL if limit is None else limit - len(infos)) > 0:
-            wanted = min(wanted, ROWS_PER_CALL)
-            order = "1" if newest_first else "0"
-            answer = self._ask(
-                scripts.LIST,
-                [self._index, self._beats],
-                [self._locks, self._waiters, cursor, rank, skip, wanted, order, prefix, contains],
-            )
-            cursor, skip = text(answer[0]), int(answer[1])
-            infos += (self._info(row, read, proof) for row in answer[2:])
-            if not cursor:
-                break
-        return infos
+        return self._listing.list(
+            prefix=prefix,
+            contains=contains,
+            newest_first=newest_first,
+            offset=offset,
+            limit=limit,
+        )
 
     def count(self, *, prefix: str = "", contains: str = "") -> int:
-        cursor, found = "", 0
-        while True:
-            answer = self._ask(
-                scripts.COUNT, [self._index], [self._locks, cursor, prefix, contains]
-            )
-            cursor = text(answer[0])
-            found += int(answer[1])
-            if not cursor:
-                return found
+        return self._listing.count(prefix=prefix, contains=contains)
 
     def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
-        return bool(self._ask(scripts.BREAK, self._keys(name), [name, owner], name=name))
+        return self._run(self._commands.break_(name, owner), self.call_deadline())
 
     def last_end(self, name: str) -> tuple[str, Fate] | None:
-        answer = self._ask(scripts.LAST_END, [self._locks + name], [], name=name)
-        return (text(answer[0]), cast(Fate, text(answer[1]))) if answer else None
+        return self._run(self._commands.last_end(name), self.call_deadline())
 
     def goodbye(self, process: str, *, deadline: float) -> None:
-        self._run(scripts.GOODBYE, [self._beats], [process], deadline=deadline, name="")
+        self._run(self._commands.goodbye(process), deadline)
 
     def eviction_policy(self) -> str | None:
         deadline = self.call_deadline()
@@ -314,25 +202,14 @@ class RedisBackend(BaseLockBackend):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _keys(self, name: str) -> Strings:
-        return [self._locks + name, self._waiters + name, self._index, self._wakes + name]
-
     def _ask(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], *, name: str = ""
     ) -> Any:
-        return self._run(script, keys, args, deadline=self.call_deadline(), name=name)[0]
+        return self._run(Command(script, keys, args, _as_it_is, name), self.call_deadline())
 
-    def _run(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        args: Sequence[str | int],
-        *,
-        deadline: float,
-        name: str,
-    ) -> tuple[Any, float]:
-        """The script's answer, and the moment at which the answered request was sent."""
+    def _run(self, command: Command[T], deadline: float) -> T:
         read = self._connections.read
+        script, keys, args = command.script, command.keys, command.args
 
         def talk(connection: Any) -> tuple[Any, float]:
             sent_at = clock.now()
@@ -345,9 +222,10 @@ class RedisBackend(BaseLockBackend):
                 return read(connection, deadline), sent_at
 
         try:
-            return self._connections.call(talk, deadline=deadline)
+            answer, sent_at = self._connections.call(talk, deadline=deadline)
         except FAILURES as error:
-            self._unavailable(error, name)
+            self._unavailable(error, command.name)
+        return command.read(answer, sent_at)
 
     def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
         refused = isinstance(error, errors.ResponseError | errors.AuthenticationError)
@@ -357,37 +235,9 @@ class RedisBackend(BaseLockBackend):
             what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"
         raise BackendUnavailable(f"{what}: {error}", name, self.alias) from error
 
-    def _info(
-        self,
-        row: Sequence[Any],
-        read: Callable[[str], ProcessIdentity | None] = process_from_json,
-        proof: Callable[..., object] = death_proof,
-    ) -> LeaseInfo:
-        name, owner, kind, token, at, renewals, process_json, metadata, ttl = map(text, row[:9])
-        waiting, unheard, goodbye, now = (int(field) for field in row[9:])
-        process = read(process_json)
-        return LeaseInfo(
-            name=name,
-            alias=self.alias,
-            kind=cast(Kind, kind),
-            owner=owner,
-            token=int(token),
-            acquired_at=dt.datetime.fromtimestamp(int(at) / 1000, tz=dt.timezone.utc),
-            age=(now - int(at)) / 1000,
-            ttl=int(ttl) / 1000 if ttl else None,
-            renewals=int(renewals),
-            waiting=waiting,
-            process=process,
-            holder_state=holder_state(
-                cast(Kind, kind),
-                process,
-                unheard=unheard / 1000,
-                goodbye=bool(goodbye),
-                proof=proof,
-            ),
-            metadata=json_object(metadata),
-            unheard=unheard / 1000,
-        )
+
+def _as_it_is(answer: Any, sent_at: float) -> Any:
+    return answer
 
 
 class _Interrupted(Exception):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from redis import exceptions as errors
 
 from .. import clock
-from ..lease import Fate
 from .base import Fates, PendingRenewal
 from .redis_connections import CUT, FAILURES, RedisConnections
-from .redis_scripts import FATES
 
-__all__ = ["SentRenewal", "fates_of", "text"]
+__all__ = ["SentRenewal"]
 
 
 class SentRenewal:
@@ -24,10 +22,13 @@ class SentRenewal:
         connections: RedisConnections,
         connection: Any,
         deadline: float,
+        *,
+        read: Callable[[Any, float], Fates],
         repeat: Callable[[], PendingRenewal],
         unavailable: Callable[[BaseException], NoReturn],
     ) -> None:
         self._connections, self._connection, self._deadline = connections, connection, deadline
+        self._read_answer = read
         self._repeat, self._unavailable = repeat, unavailable
         self._repeated: PendingRenewal | None = None
         self._fates: Fates | None = None
@@ -80,13 +81,4 @@ class SentRenewal:
             raise
         else:
             self._connections.give_back(self._connection)
-            self._fates = fates_of(answer)
-
-
-def text(field: Any) -> str:
-    # A stranger's bytes in a name must not keep the operator from seeing the other names.
-    return field.decode("utf-8", "replace") if isinstance(field, bytes) else str(field)
-
-
-def fates_of(answer: Any) -> Fates:
-    return [cast(Fate, FATES[letter]) for letter in text(answer)]
+            self._fates = self._read_answer(answer, 0.0)

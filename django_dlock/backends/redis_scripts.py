@@ -24,12 +24,10 @@ from dataclasses import dataclass, field
 __all__ = [
     "ACQUIRE",
     "BREAK",
-    "COUNT",
+    "COMMON",
     "FATES",
-    "GET",
     "GOODBYE",
     "LAST_END",
-    "LIST",
     "LOCKED",
     "RELEASE",
     "RENEW",
@@ -52,7 +50,7 @@ class Script:
 
 # ``now`` in ms, and whether a hash's lease lives. One without an end counts as living: somebody
 # tampered with it, and only an operator may say that it is over.
-_COMMON = """
+COMMON = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function text(number) return string.format('%.0f', number) end
@@ -81,7 +79,7 @@ end
 """
 
 ACQUIRE = Script(
-    _COMMON
+    COMMON
     + """
 -- KEYS: lock, waiters, index, clock, undone
 -- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, '1' if it will wait,
@@ -148,7 +146,7 @@ return {new}
 )
 
 RELEASE = Script(
-    _COMMON
+    COMMON
     + _WAKE
     + """
 -- KEYS: lock, waiters, index, wake list
@@ -175,7 +173,7 @@ return 'released'
 )
 
 UNDO = Script(
-    _COMMON
+    COMMON
     + _WAKE
     + """
 -- KEYS: lock, waiters, index, wake list, undone
@@ -196,7 +194,7 @@ if not living then wake(KEYS[2], KEYS[4]) end
 )
 
 BREAK = Script(
-    _COMMON
+    COMMON
     + _WAKE
     + """
 -- KEYS: lock, waiters, index, wake list
@@ -222,7 +220,7 @@ FATES = {
 """What the letters of ``RENEW``'s answer mean."""
 
 RENEW = Script(
-    _COMMON
+    COMMON
     + """
 -- KEYS: beats, index, lock...
 -- ARGV: process id, prefix of lock keys, then owner and ttl ms of each lock
@@ -266,7 +264,7 @@ return table.concat(fates)
 )
 
 LOCKED = Script(
-    _COMMON
+    COMMON
     + """
 -- KEYS: lock
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until')
@@ -275,7 +273,7 @@ return lives(l[1], l[2]) and 1 or 0
 )
 
 LAST_END = Script(
-    _COMMON
+    COMMON
     + """
 -- KEYS: lock
 -- Returns {owner, fate} or nothing.
@@ -288,132 +286,10 @@ return last and {last, how}
 )
 
 GOODBYE = Script(
-    _COMMON
+    COMMON
     + """
 -- KEYS: beats
 -- ARGV: process id
 redis.call('ZADD', KEYS[1], text(-now), ARGV[1])
-"""
-)
-
-# A row for ``LeaseInfo``, nothing for a name that is free. A key without a TTL is shown although
-# its lease is over: it would stay for ever.
-_ROW = """
-local function row(lock, waiters, beats, name)
-  local l = redis.call('HMGET', lock, 'owner', 'until', 'kind', 'token', 'at', 'n', 'proc', 'meta',
-    'pid', 'ttl')
-  local owner, till = l[1], l[2]
-  local damaged = owner and (not till or redis.call('PTTL', lock) == -1)
-  if not lives(owner, till) and not damaged then return nil end
-  local waiting = redis.call('ZCOUNT', waiters, text(now), '+inf')
-  local beat = l[9] and redis.call('ZSCORE', beats, l[9]) or '0'
-  local heard = math.max(tonumber(beat or 0), tonumber(l[5] or 0),
-    tonumber(till or 0) - tonumber(l[10] or 0))
-  return {name, owner, l[3] or 'held', l[4] or '0', l[5] or text(now), l[6] or '0', l[7] or '',
-    l[8] or '', damaged and '' or text(till - now), waiting, text(now - heard),
-    tonumber(beat or 0) < 0 and 1 or 0, text(now)}
-end
-"""
-
-GET = Script(
-    _COMMON
-    + _ROW
-    + """
--- KEYS: lock, waiters, beats
--- ARGV: name
--- Returns a row or nothing.
-return row(KEYS[1], KEYS[2], KEYS[3], ARGV[1]) or false
-"""
-)
-
-# Goes through the index, first from a rank on, then by token, which stays right while names come
-# and go. Ends that were not seen are taken out on the way; a small index is cleaned as a whole
-# before, so that ranks and counts are exact.
-_SCAN = """
-local function stale(lock)
-  local l = redis.call('HMGET', lock, 'owner', 'until')
-  return not lives(l[1], l[2]) and (not l[1] or redis.call('PTTL', lock) ~= -1)
-end
-local function clean(index, locks)
-  if redis.call('ZCARD', index) > 1000 then return end
-  for _, name in ipairs(redis.call('ZRANGE', index, 0, -1)) do
-    if stale(locks .. name) then redis.call('ZREM', index, name) end
-  end
-end
-local function stride(index, cursor, rank, size, newest)
-  if cursor == '' then
-    local range = newest and 'ZREVRANGE' or 'ZRANGE'
-    return redis.call(range, index, rank, rank + size - 1, 'WITHSCORES')
-  elseif newest then
-    return redis.call('ZREVRANGEBYSCORE', index, '(' .. cursor, '-inf', 'WITHSCORES',
-      'LIMIT', 0, size)
-  end
-  return redis.call('ZRANGEBYSCORE', index, '(' .. cursor, '+inf', 'WITHSCORES', 'LIMIT', 0, size)
-end
-local function matches(name, prefix, contains)
-  return string.sub(name, 1, #prefix) == prefix and
-    (contains == '' or string.find(name, contains, 1, true))
-end
-"""
-
-LIST = Script(
-    _COMMON
-    + _ROW
-    + _SCAN
-    + """
--- KEYS: index, beats
--- ARGV: prefix of lock keys, prefix of waiter keys, cursor ('' at first), first rank,
---   matches to skip, rows wanted, '1' for newest first, prefix, contains
--- Returns {cursor or '' at the end, matches still to skip, row...}.
-local cursor, skip, want = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6])
-if cursor == '' then clean(KEYS[1], ARGV[1]) end
--- A search reads names in great strides, a page no more than it shows.
-local size = (ARGV[8] ~= '' or ARGV[9] ~= '') and 5000 or want
-local names = stride(KEYS[1], cursor, tonumber(ARGV[4]), size, ARGV[7] == '1')
-local rows = {'', 0}
-for i = 1, #names, 2 do
-  local name = names[i]
-  if matches(name, ARGV[8], ARGV[9]) then
-    local found = row(ARGV[1] .. name, ARGV[2] .. name, KEYS[2], name)
-    if not found then
-      redis.call('ZREM', KEYS[1], name)
-    elseif skip > 0 then
-      skip = skip - 1
-    else
-      rows[#rows + 1] = found
-    end
-  end
-  cursor = names[i + 1]
-  if #rows - 2 == want then break end
-end
-if #rows - 2 == want or #names == 2 * size then rows[1] = cursor end
-rows[2] = skip
-return rows
-"""
-)
-
-COUNT = Script(
-    _COMMON
-    + _SCAN
-    + """
--- KEYS: index
--- ARGV: prefix of lock keys, cursor ('' at first), prefix, contains
--- Returns {cursor or '' at the end, matches}.
-local cursor, found = ARGV[2], 0
-if cursor == '' then clean(KEYS[1], ARGV[1]) end
-if ARGV[3] == '' and ARGV[4] == '' then return {'', redis.call('ZCARD', KEYS[1])} end
-local names = stride(KEYS[1], cursor, 0, 5000, false)
-for i = 1, #names, 2 do
-  local name = names[i]
-  if matches(name, ARGV[3], ARGV[4]) then
-    if stale(ARGV[1] .. name) then
-      redis.call('ZREM', KEYS[1], name)
-    else
-      found = found + 1
-    end
-  end
-  cursor = names[i + 1]
-end
-return {#names == 10000 and cursor or '', found}
 """
 )
