@@ -1,0 +1,136 @@
+"""The budgets of the specification, section 10, as data, and what a run says to them.
+
+A row or metric that is named here and was not measured does not hold its budget, unless the
+row was not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from .model import OURS, RowResult
+
+__all__ = ["BUDGETS", "Budget", "Verdict", "judge"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit on one statistic of one metric of django-dlock.
+
+    Attributes:
+        statistic: ``median``, ``min`` or ``max`` of the rounds, ``p90`` of the raw samples; of
+            the ratio where the metric has a floor.
+        at: Whether the limit is the most or the least that is allowed.
+        aim: What is hoped for beyond the limit.
+        among_peers: Whether peers that are ahead are worth naming.
+    """
+
+    row: str
+    metric: str
+    at: Literal["most", "least"]
+    limit: float
+    statistic: str = "median"
+    aim: float | None = None
+    subject: str = OURS
+    among_peers: bool = True
+
+    def holds(self, value: float) -> bool:
+        return value <= self.limit if self.at == "most" else value >= self.limit
+
+    def better(self, one: float, other: float) -> bool:
+        return one < other if self.at == "most" else one > other
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run says to a budget.
+
+    Attributes:
+        value: ``None`` where it was not measured.
+        ahead: By which part of the limit it is better; negative where it is behind.
+        peers_ahead: Name and value of each peer that does better, the best first.
+    """
+
+    budget: Budget
+    value: float | None
+    holds: bool
+    ahead: float
+    reached_aim: bool | None
+    peers_ahead: tuple[tuple[str, float], ...]
+
+
+BUDGETS: tuple[Budget, ...] = (
+    *(
+        budget
+        for row in ("cycle.same", "cycle.fresh")
+        for budget in (
+            Budget(row, "cycle", "most", 1.05, aim=0.85),
+            Budget(row, "cycle", "most", 1.3, statistic="p99"),
+            Budget(row, "round_trips", "most", 2, among_peers=False),
+            Budget(row, "commands", "most", 2, among_peers=False),
+        )
+    ),
+    Budget("handover", "latency", "most", 1.5, aim=1.2),
+    Budget("handover", "latency", "most", 2.0, statistic="p90"),
+    # A waiter sleeps until it is told; one that looks every 0.1 s would send 10 a second.
+    Budget("handover", "commands_waiting", "most", 1.0, among_peers=False),
+    Budget("throughput.8", "throughput", "least", 0.80, aim=0.9),
+    Budget("throughput.8", "share", "least", 0.9),
+    Budget("throughput.8", "round_trips", "most", 3),
+    Budget("pause.8", "throughput", "least", 0.95, aim=0.98),
+    Budget("pause.8", "worst_wait", "most", 1.5),
+    Budget("renewal.10000", "cpu", "most", 4.0, aim=2.0),
+    Budget("renewal.10000", "round_trips", "most", 20, statistic="max"),
+    Budget("renewal.10000", "threads", "most", 1, statistic="max"),
+    Budget("renewal.10000", "connections", "most", 2, statistic="max"),
+    Budget("renewal.10000", "memory", "most", 20),
+    Budget("renewal.10000", "lost", "most", 0, statistic="max"),
+    Budget("task", "run", "most", 1.25, aim=1.15),
+    Budget("task", "publish_commands", "most", 0, statistic="max", among_peers=False),
+    Budget("check", "check", "most", 1e-6),
+    Budget("check", "held", "most", 1e-6),
+    Budget("check", "remaining", "most", 1e-6),
+    Budget("list.page", "first_page", "most", 20.0),
+    Budget("list.search", "search", "most", 1.0, statistic="max"),
+    Budget("list.order", "other_order", "most", 1.0, statistic="max"),
+    Budget("import", "import", "most", 0.15, aim=0.05),
+)
+
+
+def judge(rows: Iterable[RowResult], budgets: Iterable[Budget] = BUDGETS) -> tuple[Verdict, ...]:
+    """What the measured rows say to the budgets that are about them."""
+    measured = {row.name: row for row in rows}
+    return tuple(
+        _verdict(budget, measured[budget.row]) for budget in budgets if budget.row in measured
+    )
+
+
+def _verdict(budget: Budget, row: RowResult) -> Verdict:
+    value = _value(budget, row, budget.subject)
+    if value is None:
+        return Verdict(budget, None, False, 0.0, None, ())
+    sign = 1 if budget.at == "most" else -1
+    ahead = sign * (budget.limit - value) / budget.limit if budget.limit else -sign * value
+    peers = []
+    if budget.among_peers:
+        for name, subject in row.subjects.items():
+            its = _value(budget, row, name) if subject.role == "peer" else None
+            if its is not None and budget.better(its, value):
+                peers.append((name, its))
+    peers.sort(key=lambda peer: sign * peer[1])
+    aimed = None if budget.aim is None else not budget.better(budget.aim, value)
+    return Verdict(budget, value, budget.holds(value), ahead, aimed, tuple(peers))
+
+
+def _value(budget: Budget, row: RowResult, subject: str) -> float | None:
+    if not any(metric.name == budget.metric for metric in row.metrics):
+        return None
+    series = row.compared(subject, budget.metric)
+    if series is None or not series.rounds:
+        return None
+    try:
+        return series.statistic(budget.statistic)
+    except KeyError:
+        return None
