@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testproject.servers import RedisServer
+
+from .counting import Counted, CountingProxy
+from .processes import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,27 +29,42 @@ class Bench:
     Attributes:
         quick: The rows should make do with a tenth.
         redis: Without persistence, for nobody else; empty at the start of every row.
+        redis_proxy, postgres_proxy: What counts before the servers; ``peers.COUNTED`` leads by
+            them. There is no PostgreSQL where ``postgres_url`` is empty.
+        workers: Processes for holders and waiters.
         directory: For files; removed at the end.
     """
 
+    directory: Path
+    redis: RedisServer
+    redis_proxy: CountingProxy
+    postgres_proxy: CountingProxy | None = None
+
     def __init__(self, *, quick: bool = False, postgres: bool = True) -> None:
         self.quick = quick
-        self._stack = ExitStack()
+        self.workers = Workers()
+        self.postgres_url = ""
         self._wants_postgres = postgres
-        self.postgres_url: str | None = None
-        self.no_postgres = "not asked for"
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self.redis = stack.enter_context(RedisServer())
-            if self._wants_postgres:
-                self._start_postgres(stack)
+            self.redis_proxy = stack.enter_context(CountingProxy(self.redis.url))
+            no_postgres = self._start_postgres(stack) if self._wants_postgres else "not asked for"
+            stack.callback(self.workers.close)
+            stack.callback(_forget_leases)
             self._stack = stack.pop_all()
-        os.environ["BENCH_REDIS_URL"] = self.redis.url
-        os.environ["BENCH_POSTGRES_URL"] = self.postgres_url or ""
-        os.environ["BENCH_DIRECTORY"] = str(self.directory)
-        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+            "BENCH_DIRECTORY": str(self.directory),
+            "BENCH_REDIS_URL": self.redis.url,
+            "BENCH_COUNTED_REDIS_URL": self.redis_proxy.url,
+            "BENCH_POSTGRES_URL": self.postgres_url,
+            "BENCH_COUNTED_POSTGRES_URL": self.postgres_proxy.url if self.postgres_proxy else "",
+            "BENCH_NO_POSTGRES": no_postgres,
+        }
         import django
 
         django.setup()
@@ -58,10 +77,39 @@ class Bench:
         """How many of something: a tenth in a quick run."""
         return max(least, full // 10) if self.quick else full
 
-    def _start_postgres(self, stack: ExitStack) -> None:
+    def clear(self) -> None:
+        """Empty the Redis; scripts stay loaded."""
+        from redis import Redis
+
+        with Redis.from_url(self.redis.url) as client:
+            client.flushall()
+
+    @contextmanager
+    def counting(self) -> Iterator[Counted]:
+        """What passes the proxies during the block, whichever of them; complete at its end."""
+        proxies = [proxy for proxy in (self.redis_proxy, self.postgres_proxy) if proxy]
+        counted, before = Counted(), [proxy.total for proxy in proxies]
+        yield counted
+        for proxy, then in zip(proxies, before, strict=True):
+            counted.round_trips += proxy.total.round_trips - then.round_trips
+            counted.commands += proxy.total.commands - then.commands
+
+    def _start_postgres(self, stack: ExitStack) -> str:
+        """Why there is none; empty where there is."""
         from tests import postgres
 
         try:
             self.postgres_url = stack.enter_context(postgres.database())
         except postgres.PostgresNotFound as error:
-            self.no_postgres = str(error)
+            return str(error)
+        self.postgres_proxy = stack.enter_context(CountingProxy(self.postgres_url))
+        return ""
+
+
+def _forget_leases() -> None:
+    """While there is a server, so that the end of the process has nothing to give back."""
+    from django_dlock.handler import locks
+    from django_dlock.watchdog import shutdown
+
+    shutdown()
+    locks.reset()

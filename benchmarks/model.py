@@ -24,6 +24,7 @@ __all__ = [
     "Metric",
     "Readings",
     "Result",
+    "Role",
     "Row",
     "RowResult",
     "Series",
@@ -107,6 +108,9 @@ class Row:
         name: As on the command line: ``"cycle.same"``; ``--rows cycle`` picks all ``cycle.…``.
         metrics: The first one is what the table sorts by.
         rounds: In a full run; a quick one makes do with three at most.
+        passes: How often a round goes around all subjects. Where the machine changes its pace
+            within a second, many short turns compare better than one long one; only for raw
+            samples, which are put together.
         seconds: What a full run of it takes, roughly; for the time left.
         family, x: A row that is one point of a curve: its name and where it stands on the axis.
     """
@@ -116,6 +120,7 @@ class Row:
     metrics: tuple[Metric, ...]
     subjects: tuple[Subject, ...]
     rounds: int = 15
+    passes: int = 1
     seconds: float = 10.0
     family: str = ""
     x: float | None = None
@@ -208,9 +213,9 @@ class Gathering:
         self._rounds: dict[str, list[float]] = {}
         self._samples: dict[str, list[float]] = {}
 
-    def add(self, readings: Readings) -> None:
-        """Raises ``KeyError`` for a metric that the row does not have."""
-        for name, reading in readings.items():
+    def add(self, *passes: Readings) -> None:
+        """The readings of one round. Raises ``KeyError`` for a metric that the row lacks."""
+        for name, reading in _together(passes).items():
             metric = self._metrics[name]
             if isinstance(reading, (int, float)):
                 self._rounds.setdefault(name, []).append(float(reading))
@@ -231,6 +236,18 @@ class Gathering:
             )
             for name, rounds in self._rounds.items()
         }
+
+
+def _together(passes: Sequence[Readings]) -> Readings:
+    if len(passes) == 1:
+        return passes[0]
+    samples: dict[str, list[float]] = {}
+    for readings in passes:
+        for name, reading in readings.items():
+            if isinstance(reading, (int, float)):
+                raise TypeError(f"{name} of several passes must be samples")
+            samples.setdefault(name, []).extend(reading)
+    return samples
 
 
 @dataclass

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "all_rows"]
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = ("cycle",)
 """In the order in which they run."""
 
 

@@ -1,0 +1,104 @@
+"""``python -m benchmarks``: measure, print, store; ``python -m benchmarks compare`` compares."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from testproject.servers import ServerNotFound
+
+from . import compare, store
+from .bench import Bench
+from .budgets import judge
+from .model import Result, Row
+from .progress import Progress
+from .report import render
+from .rows import all_rows
+from .runner import QUICK_ROUNDS, run_row
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _options().parse_args(argv)
+    if options.command == "compare":
+        return _compare(options)
+    return _run(options)
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure django-dlock beside its floors and its peers. "
+        "Exit code 1 if a budget does not hold.",
+    )
+    parser.set_defaults(command="run")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these, or families of them")
+    parser.add_argument("--rounds", type=int, metavar="N", help="instead of each row's own")
+    parser.add_argument("--quick", action="store_true", help="a rough look in about two minutes")
+    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    commands = parser.add_subparsers()
+    comparing = commands.add_parser("compare", help="two results side by side")
+    comparing.set_defaults(command="compare")
+    comparing.add_argument("files", nargs="*", type=Path, help="the two latest by default")
+    return parser
+
+
+def _compare(options: argparse.Namespace) -> int:
+    files = options.files
+    if len(files) not in (0, 2):
+        print("compare takes two files, or none for the two latest", file=sys.stderr)
+        return 2
+    try:
+        first, second = (store.read(path) for path in files or store.latest(2))
+    except (OSError, ValueError, KeyError) as error:
+        print(f"cannot compare: {error}", file=sys.stderr)
+        return 2
+    print(compare.render(first, second))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        with Bench(quick=options.quick) as bench:
+            return _run_on(bench, options)
+    except ServerNotFound as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _run_on(bench: Bench, options: argparse.Namespace) -> int:
+    rows = _chosen(all_rows(bench), options.rows)
+    if not rows or options.list:
+        print("\n".join(f"{row.name}: {row.title}" for row in all_rows(bench)))
+        return 0 if options.list else 2
+    planned = {row.name: (row, _rounds(row, options)) for row in rows}
+    progress = Progress(planned, quick=options.quick)
+    about = store.environment(bench.redis.url, bench.postgres_url)
+    result = Result(store.now(), options.quick, about)
+    for row, rounds in planned.values():
+        bench.clear()
+        result.rows[row.name] = run_row(row, rounds, progress)
+    progress.done()
+    verdicts = judge(result.rows.values())
+    print(render(result, verdicts))
+    print(f"\n{store.write(result)}")
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
+
+
+def _chosen(rows: Iterable[Row], names: Sequence[str] | None) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if not names or any(row.name == name or row.name.startswith(f"{name}.") for name in names)
+    ]
+
+
+def _rounds(row: Row, options: argparse.Namespace) -> int:
+    if options.rounds:
+        return int(options.rounds)
+    return min(row.rounds, QUICK_ROUNDS) if options.quick else row.rounds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Counts round trips and commands: what passes a proxy before the server, and what it ran.
+
+A proxy sees the bytes, so it does not matter how a client came to send them. It costs time:
+nothing that is timed goes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+__all__ = ["Counted", "CountingProxy", "postgres_commands", "redis_commands", "server_commands"]
+
+
+@dataclass
+class Counted:
+    """What passed.
+
+    Attributes:
+        round_trips: How often a client spoke after the server had spoken: a pipeline is one, a
+            message that the server sends unasked is none.
+        commands: How many commands or statements clients sent.
+    """
+
+    round_trips: int = 0
+    commands: int = 0
+
+
+def redis_commands(data: bytes) -> tuple[int, bytes]:
+    """How many whole commands there are at the beginning of ``data``, and what follows them."""
+    commands = 0
+    while True:
+        head, line_end, rest = data.partition(b"\r\n")
+        if not line_end:
+            return commands, data
+        for _ in range(int(head[1:])):
+            size, line_end, rest = rest.partition(b"\r\n")
+            if not line_end or len(rest) < int(size[1:]) + 2:
+                return commands, data
+            rest = rest[int(size[1:]) + 2 :]
+        commands, data = commands + 1, rest
+
+
+def postgres_commands(data: bytes) -> tuple[int, bytes]:
+    """As ``redis_commands``: queries and executions of statements."""
+    commands = 0
+    while len(data) >= 5:
+        # What begins a connection has no kind before its size, whose first byte is 0.
+        at = 1 if data[0] else 0
+        (size,) = struct.unpack_from("!i", data, at)
+        if len(data) < at + size:
+            break
+        commands += data[:at] in (b"Q", b"E")
+        data = data[at + size :]
+    return commands, data
+
+
+class CountingProxy:
+    """Forwards to the server of a URL and counts; a context manager.
+
+    Attributes:
+        url: The server's, by way of the proxy.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._target = (parts.hostname, parts.port)
+        self._is_redis = parts.scheme == "redis"
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        port = self._listener.getsockname()[1]
+        user = f"{parts.username}@" if parts.username else ""
+        self.url = parts._replace(netloc=f"{user}127.0.0.1:{port}").geturl()
+        self._total = Counted()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CountingProxy:
+        self._thread(self._accept)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):
+            # Wakes the thread that accepts, which ``close`` alone does not.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    @property
+    def total(self) -> Counted:
+        """What has passed so far."""
+        with self._lock:
+            return Counted(self._total.round_trips, self._total.commands)
+
+    # -- inside ------------------------------------------------------------------------
+
+    @staticmethod
+    def _thread(target: object, *args: object) -> None:
+        threading.Thread(target=target, args=args, daemon=True).start()  # type: ignore[arg-type]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+            except OSError:
+                return
+            for side in (client, server):
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            turn = _Turn()
+            self._thread(self._pump, client, server, turn, True)
+            self._thread(self._pump, server, client, turn, False)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, turn: _Turn, asks: bool) -> None:
+        count, rest = redis_commands if self._is_redis else postgres_commands, b""
+        try:
+            while data := source.recv(1 << 16):
+                if not asks:
+                    turn.server_spoke = True
+                else:
+                    commands, rest = count(rest + data)
+                    with self._lock:
+                        self._total.commands += commands
+                        self._total.round_trips += turn.server_spoke
+                    turn.server_spoke = False
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for side in (source, sink):
+                with contextlib.suppress(OSError):
+                    side.shutdown(socket.SHUT_RDWR)
+            if asks:
+                source.close()
+                sink.close()
+
+
+class _Turn:
+    """Who spoke last on one connection."""
+
+    server_spoke = True
+
+
+def server_commands(client: Redis) -> int:
+    """How many commands the server has run, those of scripts included, this question left out.
+
+    Another question between two readings is counted by the second one; subtract one for it.
+    """
+    stats = client.info("commandstats")
+    return sum(facts["calls"] for facts in stats.values())

@@ -1,0 +1,134 @@
+"""What one acquire and release costs when nobody else wants the name."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from .. import peers
+from ..counting import server_commands
+from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
+from ..peers import COUNTED, DIRECT, Where
+
+if TYPE_CHECKING:
+    from ..bench import Bench
+
+SAME, FRESH = "cycle.same", "cycle.fresh"
+WARM_UP = 30
+
+Naming = Callable[[], str]
+Measure = Callable[[Where, Naming, int], list[float]]
+"""Carries out so many cycles; the seconds that each of them took."""
+
+METRICS = (
+    Metric("cycle", "s", floor=peers.BARE, percentiles=(99,)),
+    Metric("round_trips"),
+    Metric("commands"),
+    # More than were sent, where scripts run commands of their own.
+    Metric("at_server"),
+)
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    for name, title in (
+        (SAME, "acquire and release one name again and again"),
+        (FRESH, "acquire and release a new name each time"),
+    ):
+        yield Row(
+            name,
+            title,
+            METRICS,
+            tuple(_subjects(bench, fresh=name == FRESH)),
+            rounds=15,
+            passes=bench.size(20),
+            seconds=30,
+        )
+
+
+def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
+    def subject(name: str, role: Role, options: str, measure: Measure) -> Subject:
+        numbers = itertools.count()
+
+        def naming() -> str:
+            return f"cycle:{name}:{next(numbers) if fresh else 'same'}"
+
+        @contextmanager
+        def open_() -> Iterator[Session]:
+            measure(DIRECT, naming, WARM_UP)
+            yield _Cycles(bench, naming, measure)
+
+        return Subject(name, role, options, open_)
+
+    for kind in peers.KINDS:
+        if kind.name != peers.TOKEN:
+            yield subject(kind.name, kind.role, kind.options, _of_threads(kind.name))
+    yield subject(
+        f"{OURS}, async", "ours", "async with; timed within one coroutine", _of_coroutines()
+    )
+
+
+class _Cycles(Session):
+    def __init__(self, bench: Bench, naming: Naming, measure: Measure) -> None:
+        self._bench, self._naming, self._measure = bench, naming, measure
+
+    def once(self) -> Readings:
+        """Counts, by way of the proxy."""
+        from redis import Redis
+
+        cycles = 20
+        self._measure(COUNTED, self._naming, 3)
+        with Redis.from_url(self._bench.redis.url) as asking, self._bench.counting() as counted:
+            before = server_commands(asking)
+            self._measure(COUNTED, self._naming, cycles)
+            # The first reading of the counters is itself counted by the second.
+            at_server = server_commands(asking) - before - 1
+        return {
+            "round_trips": counted.round_trips / cycles,
+            "commands": counted.commands / cycles,
+            "at_server": at_server / cycles,
+        }
+
+    def round(self) -> Readings:
+        return {"cycle": self._measure(DIRECT, self._naming, 25)}
+
+
+def _of_threads(name: str) -> Measure:
+    made: dict[Where, Callable[[str], None]] = {}
+
+    def measure(where: Where, naming: Naming, count: int) -> list[float]:
+        if where not in made:
+            made[where] = peers.kind(name).cycling(where)
+        cycle, took = made[where], []
+        for _ in range(count):
+            key = naming()
+            started = perf_counter()
+            cycle(key)
+            took.append(perf_counter() - started)
+        return took
+
+    return measure
+
+
+def _of_coroutines() -> Measure:
+    loop = asyncio.new_event_loop()
+
+    async def cycles(where: Where, naming: Naming, count: int) -> list[float]:
+        from django_dlock import Lock
+
+        took = []
+        for _ in range(count):
+            key = naming()
+            started = perf_counter()
+            async with Lock(key, using=where.alias, wait=None):
+                pass
+            took.append(perf_counter() - started)
+        return took
+
+    def measure(where: Where, naming: Naming, count: int) -> list[float]:
+        return loop.run_until_complete(cycles(where, naming, count))
+
+    return measure

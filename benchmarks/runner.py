@@ -1,0 +1,108 @@
+"""Runs rows: all subjects of a row in turn, round by round."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TypeVar
+
+from .model import Gathering, Readings, Row, RowResult, Session, Subject, SubjectResult, Unavailable
+from .processes import clean
+from .progress import Progress
+
+__all__ = ["QUICK_ROUNDS", "run_row"]
+
+T = TypeVar("T")
+
+QUICK_ROUNDS = 3
+
+
+class _Turns:
+    """One subject of a row that is running."""
+
+    def __init__(self, subject: Subject, row: Row) -> None:
+        self.subject = subject
+        self.gathering = Gathering(row.metrics)
+        self.session: Session | None = None
+        self.cannot: str | None = None
+        self._passes: list[Readings] = []
+
+    def open(self, stack: ExitStack) -> None:
+        self.session = self._attempt(lambda: stack.enter_context(self.subject.open()))
+
+    def once(self) -> None:
+        if self.session is not None:
+            self._keep(self._attempt(self.session.once))
+            self.end_round()
+
+    def turn(self) -> None:
+        if self.session is not None:
+            self._keep(self._attempt(self.session.round))
+
+    def end_round(self) -> None:
+        passes, self._passes = self._passes, []
+        if passes and self.cannot is None:
+            self.gathering.add(*passes)
+
+    def _keep(self, readings: Readings | None) -> None:
+        if readings is not None:
+            self._passes.append(readings)
+
+    def _attempt(self, step: Callable[[], T]) -> T | None:
+        """A step of its measurement; if it fails, the subject is out and the row goes on."""
+        clean()
+        try:
+            return step()
+        except Unavailable as error:
+            self.cannot = str(error)
+        except Exception as error:  # noqa: BLE001 - a peer that breaks does not end the run
+            self.cannot = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
+            print(f"\n{self.subject.name}:", file=sys.stderr)
+            traceback.print_exc()
+        self.session = None
+        return None
+
+    def result(self) -> SubjectResult:
+        series = {} if self.cannot else self.gathering.series()
+        return SubjectResult(self.subject.role, self.subject.options, series, self.cannot)
+
+
+def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:
+    """Measure all subjects of a row in ``rounds`` interleaved rounds."""
+    started = time.monotonic()
+    # What the rows before have left.
+    gc.unfreeze()
+    turns = [_Turns(subject, row) for subject in row.subjects]
+    with ExitStack() as stack:
+        for turn in turns:
+            progress.step(row, 0, turn.subject.name)
+            turn.open(stack)
+        for turn in turns:
+            progress.step(row, 0, turn.subject.name)
+            turn.once()
+        for number in range(rounds):
+            for part in range(row.passes):
+                for turn in _rotated(turns, number + part):
+                    progress.step(row, number + 1, turn.subject.name)
+                    turn.turn()
+            for turn in turns:
+                turn.end_round()
+    return RowResult(
+        name=row.name,
+        title=row.title,
+        metrics=row.metrics,
+        family=row.family,
+        x=row.x,
+        subjects={turn.subject.name: turn.result() for turn in turns},
+        seconds=time.monotonic() - started,
+    )
+
+
+def _rotated(turns: Sequence[_Turns], number: int) -> Sequence[_Turns]:
+    """Another one begins each round, so that nobody always follows the same neighbour's load."""
+    first = number % len(turns)
+    return [*turns[first:], *turns[:first]]
