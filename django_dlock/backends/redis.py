@@ -11,10 +11,11 @@ from .. import clock
 from ..exceptions import BackendUnavailable
 from ..lease import Contention, Fate, Lease, LeaseInfo, LeaseRequest, Renewal
 from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos, PendingRenewal
+from .redis_async import METHODS, RedisCoroutines
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import CUT, FAILURES, RedisConnections
 from .redis_listing import RedisListing
-from .redis_parameters import connection_maker
+from .redis_parameters import LoopMaker, connection_makers
 from .redis_renewal import SentRenewal
 from .redis_scripts import Script
 
@@ -22,6 +23,7 @@ __all__ = ["RedisBackend"]
 
 BYTES_SENT_AT_ONCE = 16_000
 """So much fits into the buffer of a connected socket, so that sending it cannot block."""
+CONNECTIONS_PER_LOOP = 32
 LONGEST_BLOCK = 10.0
 """Seconds after which a waiter asks again although nothing woke it."""
 SHORTEST_BLOCK = 0.05
@@ -41,9 +43,11 @@ class RedisBackend(BaseLockBackend):
         super().__init__(options)
         # A little less, so that a socket's own timeout keeps the deadline of most calls.
         timeout = 0.95 * self.command_timeout
-        self._connections = RedisConnections(connection_maker(options, timeout), timeout)
+        makers = connection_makers(options, timeout)
+        self._connections = RedisConnections(makers.for_threads, timeout)
         self._commands = Commands(options.key_prefix)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
+        self._coroutines = self._native(makers.for_loop)
 
     # -- leases ------------------------------------------------------------------------
 
@@ -192,15 +196,38 @@ class RedisBackend(BaseLockBackend):
         limited = memory.get("maxmemory", "0") != "0"
         return policy if limited and policy != "noeviction" else None
 
+    # -- coroutines --------------------------------------------------------------------
+
+    async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self._coroutines is None or method not in METHODS:
+            return await super().acall(method, *args, **kwargs)
+        return await getattr(self._coroutines, method)(*args, **kwargs)
+
     # -- housekeeping ------------------------------------------------------------------
 
     def after_fork(self) -> None:
         self._connections.forget()
+        if self._coroutines is not None:
+            self._coroutines.after_fork()
 
     def close(self) -> None:
         self._connections.close()
+        if self._coroutines is not None:
+            self._coroutines.close()
 
     # -- inside ------------------------------------------------------------------------
+
+    def _native(self, for_loop: Callable[[], LoopMaker] | None) -> RedisCoroutines | None:
+        """What coroutines use; ``None`` where only threads can connect as the alias asks."""
+        if for_loop is None:
+            return None
+        return RedisCoroutines(
+            for_loop,
+            CONNECTIONS_PER_LOOP,
+            self._commands,
+            command_timeout=self.command_timeout,
+            unavailable=self._unavailable,
+        )
 
     def _ask(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], *, name: str = ""

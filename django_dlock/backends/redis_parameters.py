@@ -1,12 +1,18 @@
-"""From settings to a maker of connections: by URL, or as a cache of the project connects."""
+"""From settings to makers of connections: by URL, or as a cache of the project connects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.core.cache.backends.redis import RedisCache
 from redis import ConnectionPool
+from redis import asyncio as redis_asyncio
+from redis import connection as threaded
+from redis import sentinel as threaded_sentinel
+from redis.asyncio import sentinel as asyncio_sentinel
+from redis.asyncio.retry import Retry as AsyncioRetry
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.exceptions import RedisError
@@ -16,7 +22,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from ..exceptions import InvalidLockBackend
 from .base import AliasOptions
 
-__all__ = ["OPTIONS", "connection_maker"]
+__all__ = ["OPTIONS", "LoopMaker", "Makers", "connection_makers"]
 
 OPTIONS = ("connection_kwargs", "sentinel_kwargs", "sentinels", "service_name")
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
@@ -33,11 +39,48 @@ _NOT_OURS = (
     "maint_notifications_config",
     "maint_notifications_pool_handler",
     "oss_cluster_maint_notifications_handler",
+    "orig_host_address",
+    "orig_socket_timeout",
+    "orig_socket_connect_timeout",
 )
 
+_ASYNCIO_TWINS: Mapping[type, type] = {
+    threaded.Connection: redis_asyncio.Connection,
+    threaded.SSLConnection: redis_asyncio.SSLConnection,
+    threaded.UnixDomainSocketConnection: redis_asyncio.UnixDomainSocketConnection,
+    threaded_sentinel.SentinelManagedConnection: asyncio_sentinel.SentinelManagedConnection,
+    threaded_sentinel.SentinelManagedSSLConnection: (asyncio_sentinel.SentinelManagedSSLConnection),
+}
+"""What coroutines connect with where threads use the other; a project's own class has no twin."""
 
-def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]:
-    """A function that makes a connection, not yet connected, by the alias's parameters.
+
+@dataclass(frozen=True)
+class LoopMaker:
+    """Makes the connections of one event loop, not yet connected.
+
+    Attributes:
+        sentinels: Whom to ask for the server; their connections are the loop's, too.
+    """
+
+    make: Callable[[], Any]
+    sentinels: asyncio_sentinel.Sentinel | None = None
+
+
+@dataclass(frozen=True)
+class Makers:
+    """By one alias's parameters.
+
+    Attributes:
+        for_threads: Makes a connection, not yet connected.
+        for_loop: Called once for each event loop; ``None`` where only threads can connect so.
+    """
+
+    for_threads: Callable[[], Any]
+    for_loop: Callable[[], LoopMaker] | None
+
+
+def connection_makers(options: AliasOptions, timeout: float) -> Makers:
+    """What makes connections by the alias's parameters.
 
     Args:
         timeout: Seconds, of the socket.
@@ -56,15 +99,15 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
     try:
         extra = _mapping(options, "connection_kwargs")
         pool = _location_pool(options, timeout) if cache is None else _cache_pool(cache, timeout)
-        connection_class = pool.connection_class
         kwargs = _ours(pool.connection_kwargs)
         # Replies as RESP2 gives them: nothing that the server pushes comes in between.
         kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
         kwargs.update(_bounded(timeout))
 
-        def make(_keep_alive: ConnectionPool = pool) -> Any:
-            # A Sentinel's connection knows its pool by a weak reference only.
-            return connection_class(**kwargs)
+        def make() -> Any:
+            # The pool is kept by this very line: a Sentinel's connection knows it by a weak
+            # reference only.
+            return pool.connection_class(**kwargs)
 
         # Never connected: what its class refuses is told here and not by a first acquire.
         make()
@@ -80,7 +123,7 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
         raise InvalidLockBackend(
             f"{place}: cannot connect by its {source!r} and 'OPTIONS': {error}"
         ) from error
-    return make
+    return Makers(make, _loop_maker(pool, kwargs))
 
 
 def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +139,57 @@ def _bounded(timeout: float) -> dict[str, Any]:
         "retry_on_error": [],
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
+    }
+
+
+def _loop_maker(pool: ConnectionPool, kwargs: Mapping[str, Any]) -> Callable[[], LoopMaker] | None:
+    """The same for coroutines, or ``None`` where that is not the same."""
+    twin = _ASYNCIO_TWINS.get(pool.connection_class)
+    # The latter is a function of the project that is handed a connection of threads.
+    if twin is None or kwargs.get("redis_connect_func") is not None:
+        return None
+    timeout = kwargs["socket_timeout"]
+    own = {**kwargs, **_bounded_by_caller(timeout)}
+    if not isinstance(pool, SentinelConnectionPool):
+        maker = LoopMaker(lambda: twin(**own))
+        try:
+            maker.make()
+        except (RedisError, TypeError, ValueError):
+            # A keyword that only the class for threads knows.
+            return None
+        return lambda: maker
+
+    manager = pool.sentinel_manager
+    places = _sentinel_places(manager)
+    sentinel_kwargs = {**_ours(manager.sentinel_kwargs), **_bounded_by_caller(timeout)}
+    service, is_master = pool.service_name, pool.is_master
+
+    def for_loop() -> LoopMaker:
+        sentinels: Any = asyncio_sentinel.Sentinel(  # type: ignore[no-untyped-call]
+            places, sentinel_kwargs=sentinel_kwargs
+        )
+        master = asyncio_sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            service, sentinels, connection_class=twin, is_master=is_master
+        )
+
+        def make() -> Any:
+            # Which keeps the pool, as above.
+            return twin(**{**own, "connection_pool": master})
+
+        return LoopMaker(make, sentinels)
+
+    return for_loop
+
+
+def _bounded_by_caller(timeout: float) -> dict[str, Any]:
+    """As ``_bounded``, for coroutines, whose caller has one clock over all of it.
+
+    With a timeout of its own, a connection would start a task for every command.
+    """
+    return {
+        **_bounded(timeout),
+        "retry": AsyncioRetry(NoBackoff(), 0),
+        "socket_timeout": None,
     }
 
 
@@ -143,14 +237,18 @@ def _cache_pool(alias: str, timeout: float) -> ConnectionPool:
         return pool
     # The cache's own would ask a Sentinel that is down ten times over.
     manager = pool.sentinel_manager
-    places = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
     kwargs = _ours(pool.connection_kwargs)
     return _sentinel_pool(
         pool.service_name,
-        [(place["host"], place["port"]) for place in places],
+        _sentinel_places(manager),
         {**_ours(manager.sentinel_kwargs), **_bounded(timeout)},
         {**kwargs, "connection_class": pool.connection_class},
     )
+
+
+def _sentinel_places(manager: Sentinel) -> list[tuple[str, int]]:
+    places = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+    return [(place["host"], place["port"]) for place in places]
 
 
 def _mapping(options: AliasOptions, key: str) -> dict[str, Any]:

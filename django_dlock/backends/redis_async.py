@@ -1,0 +1,98 @@
+"""Leases on one Redis for coroutines: the commands of the threads, awaited without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from redis import exceptions as errors
+
+from .. import clock
+from ..lease import Contention, Fate, Lease, LeaseRequest, Renewal
+from .base import Fates
+from .redis_commands import RENEWALS_PER_CALL, Command, Commands
+from .redis_connections import FAILURES
+from .redis_loops import Loops
+from .redis_parameters import LoopMaker
+
+__all__ = ["METHODS", "RedisCoroutines"]
+
+METHODS = frozenset({"acquire", "renew", "release", "undo", "locked", "break_"})
+"""What is awaited here; the rest of a backend is for operators and runs on threads."""
+
+T = TypeVar("T")
+
+
+class RedisCoroutines:
+    """The twins of some methods of ``RedisBackend``, with its arguments, answers and errors.
+
+    A call that is cancelled drops the connection it used, so that its late reply answers nobody;
+    what it may have done, its caller will ``undo``.
+    """
+
+    def __init__(
+        self,
+        for_loop: Callable[[], LoopMaker],
+        limit: int,
+        commands: Commands,
+        *,
+        command_timeout: float,
+        unavailable: Callable[[BaseException, str], NoReturn],
+    ) -> None:
+        self._loops = Loops(for_loop, limit)
+        self._commands = commands
+        self._command_timeout = command_timeout
+        self._unavailable = unavailable
+
+    async def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        return await self._run(self._commands.acquire(request), deadline)
+
+    async def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
+        fates: Fates = []
+        for start in range(0, max(1, len(renewals)), RENEWALS_PER_CALL):
+            chunk = renewals[start : start + RENEWALS_PER_CALL]
+            renewed = await self._run(self._commands.renew(chunk, process), deadline)
+            fates += renewed
+        return fates
+
+    async def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
+        return await self._run(self._commands.release(name, owner, min_hold), deadline)
+
+    async def undo(self, request: LeaseRequest, *, deadline: float) -> None:
+        await self._run(self._commands.undo(request), deadline)
+
+    async def locked(self, name: str, *, deadline: float) -> bool:
+        return await self._run(self._commands.locked(name), deadline)
+
+    async def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
+        deadline = clock.now() + self._command_timeout
+        return await self._run(self._commands.break_(name, owner), deadline)
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        self._loops.forget()
+
+    def close(self) -> None:
+        self._loops.close()
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def _run(self, command: Command[T], deadline: float) -> T:
+        script, keys, args = command.script, command.keys, command.args
+
+        async def talk(connection: Any) -> tuple[Any, float]:
+            sent_at = clock.now()
+            await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *args)
+            try:
+                return await connection.read_response(), sent_at
+            except errors.NoScriptError:
+                sent_at = clock.now()
+                await connection.send_command("EVAL", script.source, len(keys), *keys, *args)
+                return await connection.read_response(), sent_at
+
+        try:
+            answer, sent_at = await self._loops.here().call(talk, deadline=deadline)
+        except FAILURES as error:
+            self._unavailable(error, command.name)
+        return command.read(answer, sent_at)

@@ -1,0 +1,230 @@
+"""Connections to one Redis for coroutines: each event loop has its own, and a bounded number.
+
+A connection belongs to the loop that made it. It is kept while that loop runs and closed when it
+ends, which a loop tells nobody but its asynchronous generators; so one of them stands guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from redis import exceptions as errors
+
+from .. import clock
+from .redis_connections import CUT, FAILURES
+from .redis_parameters import LoopMaker
+
+if sys.version_info >= (3, 11, 3):
+    from asyncio import timeout_at
+else:
+    # What redis-py itself uses there, and brings along.
+    from async_timeout import timeout_at  # type: ignore[no-redef]
+
+__all__ = ["LoopConnections", "Loops", "drop"]
+
+T = TypeVar("T")
+
+
+class Loops:
+    """The connections of one backend in each event loop of this process.
+
+    Args:
+        for_loop: Makes what makes a loop's connections.
+        limit: Connections of one loop at the most.
+    """
+
+    def __init__(self, for_loop: Callable[[], LoopMaker], limit: int) -> None:
+        self._for_loop, self._limit = for_loop, limit
+        self._of: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+
+    def here(self) -> LoopConnections:
+        """Those of the running loop."""
+        loop = asyncio.get_running_loop()
+        return self._of.get(loop) or self._first(loop)
+
+    def _first(self, loop: asyncio.AbstractEventLoop) -> LoopConnections:
+        for other in list(self._of):
+            if other.is_closed():
+                self._of.pop(other, None)
+        connections = self._of[loop] = LoopConnections(loop, self._for_loop(), self._limit)
+        return connections
+
+    def forget(self) -> None:
+        """Leave all loops and their connections to the parent; runs in a forked child."""
+        self._of = {}
+
+    def close(self) -> None:
+        """Close idle connections, soon; from any thread."""
+        for loop, connections in self._of.copy().items():
+            # Closed by now, or just about to be.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(connections.close_soon)
+
+
+class LoopConnections:
+    """A bounded pool for the coroutines of one loop; those beyond the bound queue for a turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, maker: LoopMaker, limit: int) -> None:
+        self.loop = loop
+        self._maker = maker
+        self._idle: list[Any] = []
+        self._free = limit
+        self._queue = collections.OrderedDict[asyncio.Future[None], None]()
+        self._ended = False
+        self._pid = os.getpid()
+        self._closing: asyncio.Task[None] | None = None
+        self._guard = self._watch()
+        # Its first step makes it known to the loop, and waits for nothing.
+        _run(self._guard.__anext__())
+        _keep(self)
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def call(self, talk: Callable[[Any], Awaitable[T]], *, deadline: float) -> T:
+        """Let ``talk`` use a connection, and again on new ones while they prove broken.
+
+        Args:
+            talk: As in ``RedisConnections.call``: what it says must be idempotent.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: No answer, or the server's refusal.
+        """
+        try:
+            async with timeout_at(self.loop.time() + deadline - clock.now()):
+                if self._free:
+                    self._free -= 1
+                else:
+                    await self._turn()
+                try:
+                    return await self._talk(talk)
+                finally:
+                    self._next()
+        except asyncio.TimeoutError as error:
+            raise errors.TimeoutError("no reply within the time allowed") from error
+
+    async def _talk(self, talk: Callable[[Any], Awaitable[T]]) -> T:
+        connection, breaks = (self._idle.pop() if self._idle else None), 0
+        while True:
+            if connection is None:
+                connection = await self.connect()
+            try:
+                answer = await talk(connection)
+            except CUT:
+                # As for threads: an idle one may have been closed long ago, and a reply may be
+                # lost on a new one, too; a third break in a row is no accident.
+                drop(connection)
+                connection, breaks = None, breaks + 1
+                if breaks == 3:
+                    raise
+            except BaseException:
+                # A cancellation, too: a late reply must never answer the next command.
+                drop(connection)
+                raise
+            else:
+                if self._ended:
+                    drop(connection)
+                else:
+                    self._idle.append(connection)
+                return answer
+
+    async def connect(self) -> Any:
+        """A new connection, beyond the bound; to be dropped by the caller."""
+        connection = self._maker.make()
+        try:
+            await connection.connect()
+        except BaseException:
+            drop(connection)
+            raise
+        return connection
+
+    async def _turn(self) -> None:
+        """Wait for the place of one who has finished."""
+        turn = self.loop.create_future()
+        self._queue[turn] = None
+        try:
+            await turn
+        except BaseException:
+            self._queue.pop(turn, None)
+            if turn.done() and not turn.cancelled():
+                # It came in the same moment: the next one takes it.
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Give a place to the one that has queued longest."""
+        while self._queue:
+            turn, _ = self._queue.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    # -- the end -----------------------------------------------------------------------
+
+    async def _watch(self) -> AsyncGenerator[None, None]:
+        """Closed by the loop when all its tasks have ended."""
+        try:
+            yield
+        finally:
+            # A child that was forked while the loop ran may come here with it.
+            if os.getpid() == self._pid:
+                self._ended = True
+                _standing.discard(self)
+                await self._close()
+
+    def close_soon(self) -> None:
+        """Close idle connections; called by the loop itself."""
+        # In a task, because redis-py's connections are closed in one.
+        self._closing = self.loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        while self._idle:
+            drop(self._idle.pop())
+        if self._maker.sentinels is not None:
+            for sentinel in self._maker.sentinels.sentinels:
+                with contextlib.suppress(*FAILURES):
+                    await sentinel.aclose()
+        # Transports are told of their end in the loop's next turn, those below TLS in the one
+        # after that.
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+
+_standing: set[LoopConnections] = set()
+"""Kept until their loop ends, although their backend may be collected before: an open connection
+that is collected complains, and rightly so. Those of a parent stay in its child for ever, for a
+transport's finalizer there would take its socket out of those that the parent's loop watches."""
+
+
+def _keep(connections: LoopConnections) -> None:
+    for other in _standing.copy():
+        if other.loop.is_closed() and other._pid == os.getpid():
+            # Closed without a word to its generators.
+            _standing.discard(other)
+    _standing.add(connections)
+
+
+def drop(connection: Any) -> None:
+    """Close a connection at once, whatever it still owes; never waits, never raises."""
+    # A coroutine that is collected after its loop has ended comes here, too: nothing can be
+    # closed then, and nobody is left to be told.
+    with contextlib.suppress(Exception):
+        # Closing alone lets TLS wait for the other side's farewell, for half a minute.
+        if connection._writer is not None:
+            connection._writer.transport.abort()
+        _run(connection.disconnect(nowait=True))
+
+
+def _run(coroutine: Any) -> None:
+    """Carry out what does not wait for anything."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
