@@ -31,6 +31,9 @@ The objects themselves and not their ids, which a later thread or task may be gi
 """
 
 RENEWALS_PER_TTL = 3
+SETTLED_AFTER = 0.2
+"""Seconds after which a lease that was granted for less than was asked for is prolonged: one that
+a release handed over lives for a moment only, lest a dead waiter be waited for."""
 
 _RELEASED = "released"
 _LOSS_BY_FATE: Mapping[Fate, str] = {"expired": "expired", "broken": "broken"}
@@ -104,7 +107,8 @@ class Hold:
         sender: type,
     ) -> None:
         self.name, self.owner, self.token = lease.name, lease.owner, lease.token
-        self.ttl = self.renewal_ttl = lease.ttl
+        self.ttl = lease.ttl
+        self.renewal_ttl = min(options.ttl, options.max_hold)
         self.backend = backend
         self.key = key
         self.handle = weakref.ref(handle)
@@ -127,6 +131,8 @@ class Hold:
         self.deadline = min(lease.deadline, self.max_end)
         self._capped = self._reaches_end(sent_at, lease.ttl)
         self._plan()
+        if self.renews and lease.ttl < self.renewal_ttl:
+            self._settle_soon(options.max_hold)
 
     # -- what the holder asks, without I/O ---------------------------------------------
 
@@ -228,6 +234,15 @@ class Hold:
     def _reaches_end(self, sent_at: float, ttl: float) -> bool:
         """Whether this lease was cut so that it ends with ``max_hold``."""
         return sent_at + ttl >= self.max_end - 1e-6
+
+    def _settle_soon(self, max_hold: float) -> None:
+        """Plan the first renewal of a lease that is shorter than what was asked for."""
+        # It was handed over while its holder waited, some time after that one's last request:
+        # hold, doubt and haste count from now, as if that had asked for what is left.
+        self.acquired_at = self.confirmed_at = now = clock.now()
+        self.ttl = max(self.deadline - now, 0.0) / (1 - clock.DRIFT)
+        self.max_end, self._capped = now + max_hold, False
+        self.due = now + min(self.ttl / RENEWALS_PER_TTL, SETTLED_AFTER)
 
     def _plan(self) -> None:
         if self.renews and not self._capped:
