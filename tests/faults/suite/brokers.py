@@ -64,6 +64,9 @@ class Broker(Protocol):
     def calibrate(self) -> None:
         """All is quiet now: messages that are missing are lost, and not on their way."""
 
+    def missing(self) -> int:
+        """How many messages left the queue since, and were not written down for a worker."""
+
     def redeliver(self, site: Site) -> None:
         """Deliver again now what is not acknowledged."""
 
@@ -163,6 +166,9 @@ class RedisBroker:
     def calibrate(self) -> None:
         self._known_lost = self._on_their_way()
 
+    def missing(self) -> int:
+        return self._on_their_way() - self._known_lost
+
     def _ports_of(self, workers: Sequence[Worker]) -> set[int]:
         links = self.proxy.links
         pids = {
@@ -228,6 +234,9 @@ class RabbitBroker:
 
     def calibrate(self) -> None:
         """Nothing is lost on its way."""
+
+    def missing(self) -> int:
+        return 0
 
     def kill(self, worker: Worker) -> None:
         worker.kill()

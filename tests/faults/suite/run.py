@@ -207,7 +207,25 @@ class Run:
             self._last_seen, self._heard = now, time.monotonic()
         elif time.monotonic() - self._heard > QUIET:
             self.stage.redeliver()
+            self._replace_lost()
             self._heard = time.monotonic()
+
+    def _replace_lost(self) -> None:
+        """Publish again what got lost between the queue and the workers.
+
+        Only as many as the broker itself misses, so that nothing that a worker ever had can pass
+        for one of these.
+        """
+        broker = self.stage.broker
+        gone = [delivery for delivery in self._open if self._sent[delivery][0] == GUARDED]
+        if not gone or broker.waiting(self.stage.queue) or len(gone) > broker.missing():
+            return
+        for delivery in gone:
+            kind, key, plan, options = self._sent[delivery]
+            self.journal.write("vanished", kind=kind, key=key, delivery=delivery)
+            self._open.remove(delivery)
+            self.publish(kind, key, plan, **options)
+        broker.calibrate()
 
     def _tend(self) -> None:
         for log in self.stage.tend():

@@ -130,6 +130,9 @@ def _report(events: Collection[Event], made: Counter[str]) -> int:
             f"{len(taken)} bodies died and were taken over, after {median(taken):.1f} s in the "
             f"median and {max(taken):.1f} s at the most"
         )
+    vanished = sum(event["event"] == "vanished" for event in events)
+    if vanished:
+        print(f"{vanished} messages got lost between the queue and a worker, and were sent again")
     for problem in problems:
         print(f"PROBLEM: {problem}")
     print("FAILED" if problems else "clean: every key had its effect once")
