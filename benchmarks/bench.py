@@ -77,6 +77,27 @@ class Bench:
         """How many of something: a tenth in a quick run."""
         return max(least, full // 10) if self.quick else full
 
+    @contextmanager
+    def on_one_cpu(self, *server_pids: int) -> Iterator[None]:
+        """Put this thread and the servers on one CPU, where the system lets us.
+
+        Who waits for a server on another CPU pays for waking that CPU, on virtual machines
+        often more than for all the rest, and it changes from one second to the next with where
+        the scheduler puts the two. On one CPU all pay the same, and less, so that what a
+        client does itself weighs the most.
+        """
+        if not hasattr(os, "sched_setaffinity"):
+            yield
+            return
+        allowed, pids = os.sched_getaffinity(0), (0, self.redis.pid, *server_pids)
+        for pid in pids:
+            os.sched_setaffinity(pid, {max(allowed)})
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.sched_setaffinity(pid, allowed)
+
     def clear(self) -> None:
         """Empty the Redis; scripts stay loaded."""
         from redis import Redis

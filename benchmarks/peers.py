@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +79,7 @@ class Kind:
         make: Connects, and answers what makes a handle of a name.
         cycle: Acquires and releases a name, where that is not two calls on a handle.
         polls: Its waiters ask again and again, this many seconds apart.
+        servers: The process that serves this thread, where that is not the Redis.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Kind:
     make: Callable[[Where], Callable[[str], Handle]]
     cycle: Callable[[Where], Callable[[str], None]] | None = None
     polls: float | None = None
+    servers: Callable[[], Sequence[int]] = tuple
 
     def cycling(self, where: Where) -> Callable[[str], None]:
         if self.cycle is not None:
@@ -210,6 +212,18 @@ def _pglock(where: Where) -> Callable[[str], Handle]:
     return lambda name: pglock.advisory(name, using=where.database)  # type: ignore[no-any-return]
 
 
+def _postgres_session() -> Sequence[int]:
+    from django.db import connections
+
+    from tests import postgres
+
+    connection: Any = connections[DIRECT.database].connection
+    # Another machine's process ids mean nothing here.
+    return (
+        () if connection is None or postgres.URL in os.environ else (connection.info.backend_pid,)
+    )
+
+
 KINDS: tuple[Kind, ...] = (
     Kind(
         BARE,
@@ -253,6 +267,7 @@ KINDS: tuple[Kind, ...] = (
         "pglock.advisory on a connection that stays open, fsync off; a session's lock has no "
         "lease and no renewal",
         _pglock,
+        servers=_postgres_session,
     ),
 )
 

@@ -1,10 +1,13 @@
-"""What one acquire and release costs when nobody else wants the name."""
+"""What one acquire and release costs when nobody else wants the name.
+
+Client and server share one CPU, see ``Bench.on_one_cpu``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -23,6 +26,8 @@ WARM_UP = 30
 Naming = Callable[[], str]
 Measure = Callable[[Where, Naming, int], list[float]]
 """Carries out so many cycles; the seconds that each of them took."""
+Servers = Callable[[], Sequence[int]]
+"""Processes of servers other than the Redis."""
 
 METRICS = (
     Metric("cycle", "s", floor=peers.BARE, percentiles=(99,)),
@@ -50,7 +55,9 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
-    def subject(name: str, role: Role, options: str, measure: Measure) -> Subject:
+    def subject(
+        name: str, role: Role, options: str, measure: Measure, servers: Servers = tuple
+    ) -> Subject:
         numbers = itertools.count()
 
         def naming() -> str:
@@ -58,22 +65,25 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
 
         @contextmanager
         def open_() -> Iterator[Session]:
-            measure(DIRECT, naming, WARM_UP)
-            yield _Cycles(bench, naming, measure)
+            with bench.on_one_cpu():
+                measure(DIRECT, naming, WARM_UP)
+            yield _Cycles(bench, naming, measure, servers)
 
         return Subject(name, role, options, open_)
 
     for kind in peers.KINDS:
         if kind.name != peers.TOKEN:
-            yield subject(kind.name, kind.role, kind.options, _of_threads(kind.name))
+            measure = _of_threads(kind.name)
+            yield subject(kind.name, kind.role, kind.options, measure, kind.servers)
     yield subject(
         f"{OURS}, async", "ours", "async with; timed within one coroutine", _of_coroutines()
     )
 
 
 class _Cycles(Session):
-    def __init__(self, bench: Bench, naming: Naming, measure: Measure) -> None:
+    def __init__(self, bench: Bench, naming: Naming, measure: Measure, servers: Servers) -> None:
         self._bench, self._naming, self._measure = bench, naming, measure
+        self._servers = servers
 
     def once(self) -> Readings:
         """Counts, by way of the proxy."""
@@ -93,7 +103,8 @@ class _Cycles(Session):
         }
 
     def round(self) -> Readings:
-        return {"cycle": self._measure(DIRECT, self._naming, 25)}
+        with self._bench.on_one_cpu(*self._servers()):
+            return {"cycle": self._measure(DIRECT, self._naming, 25)}
 
 
 def _of_threads(name: str) -> Measure:
