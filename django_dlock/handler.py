@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from . import conf
+from . import conf, queueing
 from .backends.base import BaseLockBackend
 from .exceptions import InvalidLockBackend
 
@@ -84,6 +84,7 @@ class LockHandler:
     def _after_fork(self) -> None:
         # Another thread of the parent may have held it at the moment of the fork.
         self._lock = threading.RLock()
+        queueing.forget()
         for backend in self._backends.values():
             backend.after_fork()
 

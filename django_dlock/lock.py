@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import clock, conf, events, process, signals, transactions, undo, watchdog
+from . import clock, conf, events, process, signals, transactions, undo, waiting, watchdog
 from .exceptions import (
     AcquireTimeout,
     AlreadyHeld,
@@ -26,7 +26,7 @@ from .keys import check_name
 from .lease import Contention, Fate, Lease, LeaseRequest
 from .lock_options import DEFAULT, Default, LockOptions, Seconds, lease_ttl
 from .lock_view import LockView
-from .waiting import Flow, acquisition, adrive, drive
+from .waiting import Flow, adrive, drive
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -176,6 +176,7 @@ class Lock(LockView):
             ttl=min(options.ttl, options.max_hold),
             metadata=options.metadata_json,
             waits=patience != 0,
+            renewed=options.renew,
         )
 
     def _acquire(self, key: HolderKey, patience: float | None, request: LeaseRequest) -> bool:
@@ -183,9 +184,12 @@ class Lock(LockView):
         if known is not None:
             return known
         started = clock.now()
+        self.contention = None
         try:
-            flow = self._flow(request, patience, lambda: False)
-            return self._granted(key, drive(flow, self._backend), started)
+            lease = waiting.acquire(
+                self._backend, request, patience=patience, met=self._met, broke=self._broke
+            )
+            return self._granted(key, lease, started)
         except BaseException:
             self._take_back(request)
             raise
@@ -203,26 +207,21 @@ class Lock(LockView):
             return known
         gone = threading.Event()
         started = clock.now()
+        self.contention = None
         try:
-            flow = self._flow(request, patience, gone.is_set)
-            return self._granted(key, await adrive(flow, self._backend), started)
+            lease = await waiting.aacquire(
+                self._backend,
+                request,
+                patience=patience,
+                met=self._met,
+                broke=self._broke,
+                abandoned=gone.is_set,
+            )
+            return self._granted(key, lease, started)
         except BaseException:
             gone.set()
             self._take_back(request)
             raise
-
-    def _flow(
-        self, request: LeaseRequest, patience: float | None, abandoned: Callable[[], bool]
-    ) -> Flow[Lease | None]:
-        self.contention = None
-        return acquisition(
-            self._backend,
-            request,
-            patience=patience,
-            met=self._met,
-            broke=self._broke,
-            abandoned=abandoned,
-        )
 
     def _enter_again(self, key: HolderKey, patience: float | None) -> bool | None:
         """The answer to a holder that holds already; ``None`` where it does not."""
