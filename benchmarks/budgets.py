@@ -88,6 +88,7 @@ BUDGETS: tuple[Budget, ...] = (
     Budget("renewal.10000", "memory", "most", 20),
     Budget("renewal.10000", "lost", "most", 0, statistic="max"),
     Budget("task", "run", "most", 1.25, aim=1.15),
+    Budget("task", "total", "most", 1.25, aim=1.15),
     Budget("task", "publish_commands", "most", 0, statistic="max", among_peers=False),
     Budget("check", "check", "most", 1e-6),
     Budget("check", "held", "most", 1e-6),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "all_rows"]
 
-MODULES: tuple[str, ...] = ("cycle",)
+MODULES: tuple[str, ...] = ("cycle", "handover", "throughput", "task", "imports")
 """In the order in which they run."""
 
 

@@ -1,0 +1,94 @@
+"""The tasks that are measured, all with the same body: none; ``celery -A benchmarks.tasks worker``.
+
+Beside them two that measure: ``gate`` holds one of the worker's processes or threads until a
+batch has been published, and ``mark`` ends the batch. They read the clock where the batch is
+worked off, so that publishing it counts for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import django
+import redis
+from celery import Celery, signals
+from django.conf import settings
+
+__all__ = ["AT_GATE", "ENDS", "GATE", "READY", "TASKS", "app", "gate", "mark", "notes"]
+
+AT_GATE, GATE, ENDS, READY = "bench:at-gate", "bench:gate", "bench:ends", "bench:ready"
+"""Lists: when a gate was passed comes by the first, it opens by the second, ends by the third."""
+
+django.setup()
+
+from django_dlock import LockedTask  # noqa: E402 - needs the settings
+
+
+def _database(number: int) -> str:
+    # Locks, messages and notes in one server, as most sites have it, and apart.
+    return urlsplit(settings.REDIS_URL)._replace(path=f"/{number}").geturl()
+
+
+app = Celery("benchmarks")
+app.conf.update(
+    broker_url=_database(2),
+    # Late, as whoever guards a task against running twice must have it; the same for all.
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_ignore_result=True,
+    broker_connection_retry_on_startup=True,
+    worker_send_task_events=False,
+    ONCE={
+        "backend": "celery_once.backends.Redis",
+        "settings": {"url": settings.REDIS_URL, "default_timeout": 3600},
+    },
+    singleton_backend_url=settings.REDIS_URL,
+    singleton_lock_expiry=3600,
+)
+
+# A gate is waited at for longer than redis-py waits for an answer by default.
+notes = redis.Redis.from_url(_database(3), socket_timeout=None)
+
+
+@app.task
+def gate() -> None:
+    notes.blpop([GATE], timeout=60)
+    notes.rpush(AT_GATE, repr(time.monotonic()))
+
+
+@app.task
+def mark() -> None:
+    notes.rpush(ENDS, repr(time.monotonic()))
+
+
+@signals.worker_ready.connect
+def _tell_ready(**facts: Any) -> None:
+    notes.set(READY, "1")
+
+
+def nothing(order: int) -> None:
+    """The body of all."""
+
+
+# Celery's types know a decorator only.
+_task: Any = app.task
+_LOCK = {"base": LockedTask, "lock_key": "order:{order}"}
+
+TASKS: dict[str, Any] = {
+    "plain": _task(nothing, name="plain"),
+    "locked": _task(nothing, name="locked", **_LOCK),
+    "recorded": _task(nothing, name="recorded", idempotency_key="{order}", **_LOCK),
+}
+"""By the name under which a row asks for them; peers that are not installed are missing."""
+
+for _name, _module, _base in (
+    ("once", "celery_once", "QueueOnce"),
+    ("singleton", "celery_singleton", "Singleton"),
+):
+    if importlib.util.find_spec(_module) is not None:
+        _class = getattr(importlib.import_module(_module), _base)
+        TASKS[_name] = _task(nothing, name=_name, base=_class)
