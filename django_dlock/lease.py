@@ -60,6 +60,8 @@ class LeaseRequest:
 
     name: str
     owner: str
+        renewed: The holder will have it renewed in the background, so that it may begin with a
+            shorter TTL where it is handed over.
     ttl: float
     kind: Kind = "held"
     metadata: str = "{}"
@@ -69,6 +71,7 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
+    renewed: bool = False
     """A grant limited in time.
 
     Attributes:
@@ -100,6 +103,9 @@ class Contention:
 
     owner: str
     kind: Kind
+        token: Of the lease in the way, where the backend hands leases over: what it gives to
+            this waiter later has a higher one.
+        asked_at: When the question was sent, on ``clock.now()``.
     remaining: float
     now: float
     process: ProcessIdentity | None = None
@@ -107,6 +113,8 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
+    token: int = 0
+    asked_at: float = 0.0
     """One lease to be renewed.
 
     Attributes:

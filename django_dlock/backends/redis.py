@@ -13,7 +13,7 @@ from ..lease import Contention, Fate, Lease, LeaseInfo, LeaseRequest, Renewal
 from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos, PendingRenewal
 from .redis_async import METHODS, RedisCoroutines
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
-from .redis_connections import CUT, FAILURES, RedisConnections
+from .redis_connections import FAILURES, RedisConnections
 from .redis_listing import RedisListing
 from .redis_parameters import LoopMaker, connection_makers
 from .redis_renewal import SentRenewal
@@ -24,10 +24,10 @@ __all__ = ["RedisBackend"]
 BYTES_SENT_AT_ONCE = 16_000
 """So much fits into the buffer of a connected socket, so that sending it cannot block."""
 CONNECTIONS_PER_LOOP = 32
-LONGEST_BLOCK = 10.0
-"""Seconds after which a waiter asks again although nothing woke it."""
+from .redis_mailbox import Mailbox
+LONGEST_BLOCK = 3.0
+"""Seconds after which a waiter asks again although it heard nothing."""
 SHORTEST_BLOCK = 0.05
-ASK_EVERY = 0.5
 
 
 T = TypeVar("T")
@@ -45,14 +45,15 @@ class RedisBackend(BaseLockBackend):
         timeout = 0.95 * self.command_timeout
         makers = connection_makers(options, timeout)
         self._connections = RedisConnections(makers.for_threads, timeout)
-        self._commands = Commands(options.key_prefix)
+        self._commands = Commands(options.key_prefix, self.command_timeout)
+        self._mailbox = Mailbox(self._connections, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
         self._coroutines = self._native(makers.for_loop)
 
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        return self._run(self._commands.acquire(request), deadline)
+        return self._run(self._commands.acquire(request, self._mailbox.address), deadline)
 
     def wait(
         self,
@@ -63,34 +64,19 @@ class RedisBackend(BaseLockBackend):
         deadline: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        started = clock.now()
-        block = max(SHORTEST_BLOCK, min(contention.remaining + 0.002, LONGEST_BLOCK))
-        block = min(block, until - started)
-        if block <= 0:
-            return None
-        limit = min(deadline, started + block + self.command_timeout)
-
-        def talk(connection: Any) -> None:
-            # Never 0.000, which would be for ever; for Redis 6.2 so would be 0.001.
-            seconds = f"{max(block, 0.005):.3f}"
-            connection.send_command("BLPOP", self._commands.keys.wakes + request.name, seconds)
-            while not connection.can_read(timeout=max(0.0, min(ASK_EVERY, limit - clock.now()))):
-                if clock.now() >= limit:
-                    raise errors.TimeoutError("no reply within the time allowed")
-                if interrupted():
-                    raise _Interrupted
-            connection.read_response()
-
+        now = clock.now()
+        end = now + max(SHORTEST_BLOCK, min(contention.remaining + 0.002, LONGEST_BLOCK))
         try:
-            self._connections.call(talk, deadline=limit, again_within=0.1)
-        except _Interrupted:
-            pass
+            letter = self._mailbox.wait(
+                request.owner,
+                contention,
+                until=min(until, end),
+                deadline=deadline,
+                interrupted=interrupted,
+            )
         except FAILURES as error:
-            # Cut off in the middle: ask at once who holds it now. Cut off at the start, that
-            # would be a loop without a pause.
-            if not isinstance(error, CUT) or clock.now() - started < 0.1:
-                self._unavailable(error, request.name)
-        return None
+            self._unavailable(error, request.name)
+        return None if letter is None else self._commands.handed(request, contention, letter)
 
     def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
         fates: Fates = []
@@ -199,11 +185,13 @@ class RedisBackend(BaseLockBackend):
     # -- coroutines --------------------------------------------------------------------
 
     async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        self._mailbox.forget()
         if self._coroutines is None or method not in METHODS:
             return await super().acall(method, *args, **kwargs)
         return await getattr(self._coroutines, method)(*args, **kwargs)
 
     # -- housekeeping ------------------------------------------------------------------
+        self._mailbox.close()
 
     def after_fork(self) -> None:
         self._connections.forget()
@@ -265,7 +253,3 @@ class RedisBackend(BaseLockBackend):
 
 def _as_it_is(answer: Any, sent_at: float) -> Any:
     return answer
-
-
-class _Interrupted(Exception):
-    """The waiter is told to stop; its connection still owes a reply and is dropped."""

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from .. import clock
 from ..lease import Contention, Fate, Kind, Lease, LeaseRequest, Renewal
@@ -20,7 +20,15 @@ from .base import Fates
 from .describe import process_from_json
 from .redis_scripts import FATES, Script
 
-__all__ = ["RENEWALS_PER_CALL", "Command", "Commands", "Keys", "text"]
+__all__ = [
+    "RENEWALS_PER_CALL",
+    "Command",
+    "Commands",
+    "Keys",
+    "Letter",
+    "read_letter",
+    "text",
+]
 
 RENEWALS_PER_CALL = 500
 UNDONE_FOR = 120.0
@@ -44,20 +52,53 @@ def _process_json(process: ProcessIdentity) -> str:
     return json.dumps(process.as_dict(), separators=(",", ":"))
 
 
+class Letter(NamedTuple):
+    """What the server wrote to a waiter; a token of 0 says "ask again".
+
+    Attributes:
+        ttl: Seconds for which the lease is handed over.
+        read_at: On ``clock.now()``.
+    """
+
+    token: int
+    ttl: float
+    read_at: float
+
+
+def read_letter(message: Any) -> tuple[str, Letter] | None:
+    """The addressee and the letter, ``None`` for all else that a subscription brings."""
+    if text(message[0]) != "message":
+        return None
+    owner, token, ttl_ms = text(message[2]).rsplit(" ", 2)
+    return owner, Letter(int(token), int(ttl_ms) / 1000, clock.now())
+
+
 class Keys:
     """Names of all keys of one alias, in one slot of a cluster."""
 
     def __init__(self, prefix: str) -> None:
         bucket = f"{{{prefix}:0}}"
         self.locks, self.waiters = f"{bucket}:l:", f"{bucket}:q:"
-        self.wakes, self.undone = f"{bucket}:w:", f"{bucket}:u:"
+        self.orders, self.facts = f"{bucket}:o:", f"{bucket}:w:"
+        self.undone, self.mailboxes = f"{bucket}:u:", f"{bucket}:m:"
         self.index, self.beats, self.clock = (
             f"{bucket}:{key}" for key in ("index", "beats", "clock")
         )
 
     def of(self, name: str) -> list[str]:
-        """Of one lock: the lease, its waiters, the index, the list on which they block."""
-        return [self.locks + name, self.waiters + name, self.index, self.wakes + name]
+        """What grants and ends of one lock need, in the scripts' order."""
+        return [
+            self.locks + name,
+            self.waiters + name,
+            self.index,
+            self.orders + name,
+            self.facts + name,
+            self.clock,
+        ]
+
+    def mailbox(self, number: int) -> str:
+        """The channel of this process and the number, of which there is one to a listener."""
+        return f"{self.mailboxes}{current().id}:{number}"
 
 
 @dataclass(slots=True)
@@ -77,12 +118,21 @@ class Command(Generic[T]):
 
 
 class Commands:
-    """The commands of one alias."""
+    """The commands of one alias.
 
-    def __init__(self, prefix: str) -> None:
-        self.keys = Keys(prefix)
+    Args:
+        timeout: Seconds that a command may take.
+    """
 
-    def acquire(self, request: LeaseRequest) -> Command[Lease | Contention]:
+    def __init__(self, prefix: str, timeout: float) -> None:
+        self.keys, self._timeout = Keys(prefix), timeout
+
+    def acquire(self, request: LeaseRequest, mailbox: str = "") -> Command[Lease | Contention]:
+        """Try once.
+
+        Args:
+            mailbox: Where this process listens, for a request that waits.
+        """
         keys, name, owner, process = self.keys, request.name, request.owner, current()
 
         def read(answer: Any, sent_at: float) -> Lease | Contention:
@@ -96,24 +146,20 @@ class Commands:
                     # lives, and a late "yes" must not pass for a fresh one.
                     deadline=sent_at + request.ttl * (1 - clock.DRIFT),
                 )
-            _, holder, kind, remaining, process_json, now = (text(field) for field in answer)
+            _, holder, kind, remaining, process_json, now, token = map(text, answer)
             return Contention(
                 owner=holder,
                 kind=cast(Kind, kind),
                 remaining=int(remaining) / 1000,
                 now=int(now) / 1000,
                 process=process_from_json(process_json),
+                token=int(token),
+                asked_at=sent_at,
             )
 
         return Command(
             scripts.ACQUIRE,
-            [
-                keys.locks + name,
-                keys.waiters + name,
-                keys.index,
-                keys.clock,
-                keys.undone + owner,
-            ],
+            [*keys.of(name), keys.undone + owner],
             [
                 name,
                 owner,
@@ -122,11 +168,31 @@ class Commands:
                 process.id,
                 _process_json(process),
                 request.metadata,
-                "1" if request.waits else "0",
+                mailbox if request.waits else "",
                 request.replaces,
             ],
             read,
             name,
+        )
+
+    def handed(self, request: LeaseRequest, met: Contention, letter: Letter) -> Lease | None:
+        """The lease that the letter announces; ``None`` where the owner had better ask for it.
+
+        Args:
+            met: The answer to the last ask, which was sent while the mailbox was listened to.
+        """
+        if not letter.token or not request.renewed or letter.ttl < 2 * self._timeout:
+            return None
+        age = clock.now() - met.asked_at
+        if age > letter.ttl / 2:
+            return None
+        return Lease(
+            name=request.name,
+            owner=request.owner,
+            token=letter.token,
+            # From when it was asked for, which was before it was handed over.
+            ttl=letter.ttl - age,
+            deadline=met.asked_at + letter.ttl * (1 - clock.DRIFT),
         )
 
     def renew(self, renewals: Sequence[Renewal], process: str) -> Command[Fates]:

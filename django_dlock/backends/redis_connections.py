@@ -121,7 +121,7 @@ class RedisConnections:
         connection, breaks = self.idle(), 0
         while True:
             if connection is None:
-                connection = self._connect(deadline)
+                connection = self.connect(deadline)
             started = clock.now()
             try:
                 return self._talk(talk, connection)
@@ -141,7 +141,8 @@ class RedisConnections:
         self.give_back(connection)
         return answer
 
-    def _connect(self, deadline: float) -> Any:
+    def connect(self, deadline: float) -> Any:
+        """A new connection, not one of the pool's."""
         while True:
             # An attempt that a former caller could not wait for serves the next one: while a
             # name server hangs, threads do not pile up.

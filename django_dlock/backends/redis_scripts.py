@@ -5,15 +5,29 @@ Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock
 * ``…:l:<name>`` hash of one name. ``owner`` until a release or a break; ``until`` and ``at`` in
   milliseconds and ``token`` in microseconds on the server's clock; ``ttl`` in milliseconds;
   ``kind``; ``n`` renewals; ``pid`` and ``proc`` the holder's process, as id and as JSON; ``meta``
-  JSON; ``last`` and ``how`` the owner before and how its lease ended. The key outlives the lease
-  by a TTL, at least a minute, for the memory of its end.
-* ``…:q:<name>`` sorted set of waiters by when they are forgotten; ``…:w:<name>`` the list on
-  which they block.
+  JSON; ``last`` and ``how`` the owner before and how its lease ended; ``past`` the same of all
+  who handed it over lately. The key outlives the lease by a TTL, at least a minute, for the
+  memory of its end.
+* ``…:q:<name>`` sorted set of waiters by when they are forgotten; ``…:o:<name>`` the same by
+  when they came; ``…:w:<name>`` hash of what each of them asks for.
 * ``…:index`` sorted set of the names that are held, by token, so in order of their grant.
 * ``…:beats`` sorted set of processes by when they were last heard of; negative after a goodbye.
 * ``…:clock`` the highest token given out; ``…:u:<owner>`` an attempt that was taken back.
 
+* ``…:m:<process>:<number>`` channel to which a process listens: a mailbox.
+
 Numbers are formatted by hand: Lua's ``tostring`` keeps 14 digits, a token has 16.
+
+**Hand-over.** An acquire that names a mailbox and meets a holder becomes a waiter; one that asks
+again keeps its place. Release, undo and break give the name to the waiter that came first, in the
+same step: owner, a new token and the waiter's own facts go into the hash, with a TTL of 2 s at the
+most, and the letter ``<owner> <token> <ttl in ms>`` goes to its mailbox. A letter that nobody
+receives shows that the waiter's process is not there: the waiter is forgotten and the next one is
+tried, so the dead cost nothing. One that is there and does nothing costs the 2 s. The waiter's
+next command is a renewal, or an acquire that finds its own grant and prolongs it; see
+``redis_mailbox.py`` for which. The letter ``<owner> 0 0`` says "ask again": a release under
+``min_hold`` hands nothing over, but the name will be free earlier than the waiter knows. Nor does
+a lease that expires: the name then goes to whoever asks.
 """
 
 from __future__ import annotations
@@ -27,6 +41,7 @@ __all__ = [
     "COMMON",
     "FATES",
     "GOODBYE",
+    "HANDED_MS",
     "LAST_END",
     "LOCKED",
     "RELEASE",
@@ -48,6 +63,11 @@ class Script:
         object.__setattr__(self, "sha", digest)
 
 
+HANDED_MS = 2000
+"""For so long at the most a lease is handed over; its holder prolongs it."""
+_WAITER_MS = 10_000
+"""A waiter that has not asked for so long is forgotten."""
+
 # ``now`` in ms, and whether a hash's lease lives. One without an end counts as living: somebody
 # tampered with it, and only an operator may say that it is over.
 COMMON = """
@@ -59,46 +79,102 @@ local function memory(ttl) return math.max(tonumber(ttl or 0), 60000) end
 local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
 """
 
-# Wakes the waiter that has waited longest. One token at the most, kept for a moment for one who
-# is counted already but does not block yet.
-_WAKE = """
-local function wake(waiters, list)
-  if redis.call('ZCARD', waiters) == 0 then return end
-  redis.call('ZREMRANGEBYSCORE', waiters, '-inf', text(now))
-  if redis.call('ZCARD', waiters) == 0 then return end
-  redis.call('DEL', list)
-  redis.call('RPUSH', list, '1')
-  redis.call('PEXPIRE', list, 5000)
+# Scripts that grant or end a lease have these keys in this order: lock, waiters, index, their
+# order, their facts, clock, and after it the mark of an attempt that was taken back.
+_GRANT = """
+local function leave(owner)
+  if redis.call('ZREM', KEYS[2], owner) == 1 then
+    redis.call('ZREM', KEYS[4], owner)
+    redis.call('HDEL', KEYS[5], owner)
+  end
 end
-local function free(lock, index, name, owner, how, ttl)
-  redis.call('HDEL', lock, 'owner', 'until')
-  redis.call('HSET', lock, 'last', owner, 'how', how)
-  redis.call('PEXPIRE', lock, text(memory(ttl)))
-  redis.call('ZREM', index, name)
+-- Above all that the bucket has given out, so that tokens rise when the clock steps back; above
+-- the clock, so that they rise when the server has lost its data.
+local function above(token)
+  local highest = math.max(tonumber(token or 0), tonumber(redis.call('GET', KEYS[6]) or 0))
+  return text(math.max(highest + 1, time[1] * 1000000 + time[2]))
+end
+local function grant(name, owner, token, ttl, kind, pid, proc, meta)
+  redis.call('SET', KEYS[6], token)
+  redis.call('HSET', KEYS[1], 'owner', owner, 'until', text(now + ttl), 'kind', kind,
+    'token', token, 'ttl', text(ttl), 'at', text(now), 'n', '0', 'pid', pid, 'proc', proc,
+    'meta', meta)
+  redis.call('PEXPIRE', KEYS[1], text(ttl + memory(ttl)))
+  redis.call('ZADD', KEYS[3], token, name)
+end
+"""
+
+_END = f"""
+-- The first waiter whose process receives what ``letter`` says to it, and what it asks for.
+local function reach(letter)
+  local gone = {{}}
+  while true do
+    local owner = redis.call('ZRANGE', KEYS[4], 0, 0)[1]
+    if not owner then return end
+    local till, facts = redis.call('ZSCORE', KEYS[2], owner), redis.call('HGET', KEYS[5], owner)
+    if till and facts and tonumber(till) > now then
+      facts = cmsgpack.unpack(facts)
+      local mailbox = facts[1]
+      if not gone[mailbox] then
+        -- One that may not publish shall be able to release all the same.
+        local heard = redis.pcall('PUBLISH', mailbox, owner .. ' ' .. letter(facts))
+        if type(heard) == 'number' and heard > 0 then return owner, facts end
+        gone[mailbox] = true
+      end
+    end
+    redis.call('ZREM', KEYS[4], owner)
+    leave(owner)
+  end
+end
+-- ``token`` of the lease before; ``last`` its owner and ``how`` it ended, if it has just ended.
+local function hand_over(name, token, last, how, past)
+  local ttl
+  local owner, facts = reach(function(asked)
+    token, ttl = above(token), math.min(asked[2], {HANDED_MS})
+    return token .. ' ' .. text(ttl)
+  end)
+  if not owner then return false end
+  -- Takes away before it adds, for a server out of memory, see RENEW.
+  leave(owner)
+  grant(name, owner, token, ttl, unpack(facts, 3))
+  -- A release whose reply was lost is repeated when others have had the name since.
+  if last then
+    local ends = string.sub(';' .. last .. ':' .. how .. (past or ''), 1, 1024)
+    redis.call('HSET', KEYS[1], 'last', last, 'how', how, 'past', ends)
+  end
+  return true
+end
+local function finish(name, token, owner, how, ttl, past)
+  if hand_over(name, token, owner, how, past) then return end
+  redis.call('HDEL', KEYS[1], 'owner', 'until')
+  redis.call('HSET', KEYS[1], 'last', owner, 'how', how)
+  redis.call('PEXPIRE', KEYS[1], text(memory(ttl)))
+  redis.call('ZREM', KEYS[3], name)
 end
 """
 
 ACQUIRE = Script(
     COMMON
-    + """
--- KEYS: lock, waiters, index, clock, undone
--- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, '1' if it will wait,
---   owner that may be replaced or ''
--- Returns {token} or {'', owner, kind, remaining ms, process JSON, now ms}.
-local name, me, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
+    + _GRANT
+    + f"""
+-- KEYS: see above
+-- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, mailbox of one who will
+--   wait or '', owner that may be replaced or ''
+-- Returns {{token}} or {{'', owner, kind, remaining ms, process JSON, now ms, token}}.
+local name, me, ttl, mailbox = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[8]
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'last', 'how', 'proc',
   'ttl')
 local owner, till, kind, token, last, how, proc = unpack(l, 1, 7)
 local living = lives(owner, till)
-if owner and not living then last, how = owner, end_of(kind) end
-local undone = redis.call('EXISTS', KEYS[5]) == 1
+if owner and owner ~= me and not living then last, how = owner, end_of(kind) end
+local undone = redis.call('EXISTS', KEYS[7]) == 1
 
 if living and owner == me and kind ~= 'cooling' and not undone then
+  -- One that was handed over has less than it asked for.
   local new = math.max(tonumber(till or 0), now + ttl)
-  redis.call('HSET', KEYS[1], 'until', text(new))
+  redis.call('HSET', KEYS[1], 'until', text(new), 'ttl', text(math.max(tonumber(l[8] or 0), ttl)))
   redis.call('PEXPIRE', KEYS[1], text(new - now + memory(ttl)))
-  redis.call('ZREM', KEYS[2], me)
-  return {token}
+  return {{token}}
 end
 if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
   living, last, how = false, owner, 'released'
@@ -118,43 +194,49 @@ if living or undone or over then
       redis.call('PEXPIRE', KEYS[1], text(longest + memory(longest)))
     end
   end
-  if ARGV[8] == '1' and living and not undone then
-    local forget = math.min(remaining, 10000) + 5000
-    redis.call('ZADD', KEYS[2], text(now + forget), me)
-    redis.call('PEXPIRE', KEYS[2], text(forget + 60000))
+  if mailbox ~= '' and living and not undone then
+    local old = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', text(now), 'LIMIT', 0, 10)
+    for i = 1, #old do leave(old[i]) end
+    if redis.call('ZADD', KEYS[4], 'NX', text(time[1] * 1000000 + time[2]), me) == 1 then
+      local facts = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
+      redis.call('HSET', KEYS[5], me, cmsgpack.pack(facts))
+    end
+    redis.call('ZADD', KEYS[2], text(now + {_WAITER_MS}), me)
+    for _, key in ipairs({{2, 4, 5}}) do
+      redis.call('PEXPIRE', KEYS[key], {2 * _WAITER_MS})
+    end
   else
-    redis.call('ZREM', KEYS[2], me)
+    leave(me)
   end
-  if not living then return {'', '', 'held', '0', '', text(now)} end
-  return {'', owner, kind or 'held', text(remaining), proc or '', text(now)}
+  if not living then return {{'', '', 'held', '0', '', text(now), '0'}} end
+  return {{'', owner, kind or 'held', text(remaining), proc or '', text(now), token or '0'}}
 end
 
--- Above all that the bucket has given out, so that tokens rise when the clock steps back; above
--- the clock, so that they rise when the server has lost its data.
-local highest = math.max(tonumber(token or 0), tonumber(redis.call('GET', KEYS[4]) or 0))
-local new = text(math.max(highest + 1, time[1] * 1000000 + time[2]))
-redis.call('SET', KEYS[4], new)
-redis.call('HSET', KEYS[1], 'owner', me, 'until', text(now + ttl), 'kind', ARGV[4],
-  'token', new, 'ttl', ARGV[3], 'at', text(now), 'n', '0', 'pid', ARGV[5], 'proc', ARGV[6],
-  'meta', ARGV[7])
+local new = above(token)
+grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 if last then redis.call('HSET', KEYS[1], 'last', last, 'how', how) end
-redis.call('PEXPIRE', KEYS[1], text(ttl + memory(ttl)))
-redis.call('ZADD', KEYS[3], new, name)
-redis.call('ZREM', KEYS[2], me)
-return {new}
+leave(me)
+return {{new}}
 """
 )
 
 RELEASE = Script(
     COMMON
-    + _WAKE
+    + _GRANT
+    + _END
     + """
--- KEYS: lock, waiters, index, wake list
+-- KEYS: see above
 -- ARGV: name, owner, min_hold ms
 -- Returns the fate.
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'last', 'how')
-local owner, till, kind, ttl, at, last, how = unpack(l, 1, 7)
-if owner ~= ARGV[2] then return last == ARGV[2] and how or 'refused' end
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'last', 'how',
+  'token', 'past')
+local owner, till, kind, ttl, at, last, how, token, past = unpack(l, 1, 9)
+local me = ARGV[2]
+if owner ~= me then
+  if last == me then return how end
+  local _, found = string.find(past or '', ';' .. me .. ':', 1, true)
+  return found and string.match(past, '^%a+', found + 1) or 'refused'
+end
 if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
 -- The clock may have stepped back since the grant: then from now, or the name would stay taken
 -- for as long as the step.
@@ -163,49 +245,47 @@ if cool > now then
   -- In this order for a server out of memory, see RENEW.
   redis.call('PEXPIRE', KEYS[1], text(cool - now + memory(ttl)))
   redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', text(cool))
+  reach(function() return '0 0' end)
 else
-  free(KEYS[1], KEYS[3], ARGV[1], owner, 'released', ttl)
+  finish(ARGV[1], token, me, 'released', ttl, past)
 end
--- While it cools, too: waiters sleep until an end that no longer holds.
-wake(KEYS[2], KEYS[4])
 return 'released'
 """
 )
 
 UNDO = Script(
     COMMON
-    + _WAKE
+    + _GRANT
+    + _END
     + """
--- KEYS: lock, waiters, index, wake list, undone
+-- KEYS: see above
 -- ARGV: name, owner, ms for which the attempt cannot be granted any more
 -- In this order for a server out of memory, see RENEW.
-redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl')
-local owner, till, kind, ttl = unpack(l, 1, 4)
-local living = lives(owner, till)
-if living and owner == ARGV[2] and kind ~= 'cooling' then
-  free(KEYS[1], KEYS[3], ARGV[1], owner, 'released', ttl)
-  living = false
+leave(ARGV[2])
+redis.call('SET', KEYS[7], '1', 'PX', ARGV[3])
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past')
+local owner, till, kind, ttl, token, past = unpack(l, 1, 6)
+if not lives(owner, till) then
+  hand_over(ARGV[1], token, owner, owner and end_of(kind), past)
+elseif owner == ARGV[2] and kind ~= 'cooling' then
+  finish(ARGV[1], token, owner, 'released', ttl, past)
 end
--- It may have been woken and never come to try: the next one is.
-if not living then wake(KEYS[2], KEYS[4]) end
 """
 )
 
 BREAK = Script(
     COMMON
-    + _WAKE
+    + _GRANT
+    + _END
     + """
--- KEYS: lock, waiters, index, wake list
+-- KEYS: see above
 -- ARGV: name, owner
 -- Returns 1, or 0 where the owner does not have it.
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl')
-local owner, till, ttl = unpack(l, 1, 3)
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl', 'token', 'past')
+local owner, till, ttl, token, past = unpack(l, 1, 5)
 if owner ~= ARGV[2] then return 0 end
 if not lives(owner, till) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
-free(KEYS[1], KEYS[3], ARGV[1], owner, 'broken', ttl)
-wake(KEYS[2], KEYS[4])
+finish(ARGV[1], token, owner, 'broken', ttl, past)
 return 1
 """
 )

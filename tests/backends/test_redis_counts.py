@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-
 import pytest
 
 from django_dlock.backends import redis as redis_backend
-from django_dlock.exceptions import BackendUnavailable
 from django_dlock.process import current
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
@@ -65,71 +61,67 @@ def test_a_sent_renewal_takes_one_command(backend, proxy, leases):
     assert proxy.count() - seen == 1
 
 
-def test_a_waiter_sends_one_command_while_it_waits(backend, proxy, own_redis):
+def test_a_waiter_sends_nothing_while_it_waits(backend, proxy, own_redis):
     grant(backend_for(own_redis.url), request())
     attempt = request(waits=True)
     met = refuse(backend, attempt)
-    seen = proxy.count(*SCRIPTS, "BLPOP")
+    # The first wait of the process subscribes, and has its caller ask again.
     wait(backend, attempt, met, 1.5)
+    met = refuse(backend, attempt)
+    seen = proxy.count()
+    assert wait(backend, attempt, met, 1.5) is None
+    assert proxy.count() == seen
     refuse(backend, attempt)
-    assert proxy.count(*SCRIPTS, "BLPOP") - seen == 2
+    assert proxy.count() - seen == 1
 
 
-def test_one_release_wakes_one_waiter_in_the_order_of_their_coming(backend, own_redis, proxy):
+def listening(backend):
+    """Let the process subscribe."""
+    holder = grant(backend, request("before"))
+    attempt = request("before", waits=True)
+    wait(backend, attempt, refuse(backend, attempt), 5.0)
+    backend.undo(attempt, deadline=backend.call_deadline())
+    release(backend, holder)
+    return backend
+
+
+def test_a_release_hands_the_lease_to_the_first_waiter(backend, own_redis, proxy):
     holder = backend_for(own_redis.url)
     lease = grant(holder, request())
-    woken: list[int] = []
-    waiters = []
-    for number in range(4):
-        attempt = request(waits=True)
-        met = refuse(backend, attempt)
-
-        def sleep(number=number, attempt=attempt, met=met):
-            wait(backend, attempt, met, 30.0)
-            woken.append(number)
-            lease = grant(backend, attempt)
-            release(backend, lease)
-
-        waiters.append(threading.Thread(target=sleep))
-        waiters[-1].start()
-        proxy.wait_until(lambda p, blocked=number + 1: p.count("BLPOP") == blocked)
-    # The proxy has seen the last one; the server has it blocked when it says so.
-    with client(own_redis) as asking:
-        while asking.info("clients")["blocked_clients"] < 4:
-            pass
-    before = proxy.count("BLPOP")
-    release(holder, lease)
-    for waiter in waiters:
-        waiter.join(10)
-    assert woken == [0, 1, 2, 3]
-    assert proxy.count("BLPOP") == before
+    listening(backend)
+    attempts = [request(waits=True, renewed=True) for _ in range(4)]
+    mets = [refuse(backend, attempt) for attempt in attempts]
+    # Who asks again keeps its place.
+    mets[0] = refuse(backend, attempts[0])
+    seen, tokens = proxy.count(), [lease.token]
+    for attempt, met in zip(attempts, mets, strict=True):
+        assert release(holder, lease) == "released"
+        # Not a word to the server until it gives it back.
+        lease = wait(backend, attempt, met, 30.0)
+        assert lease.owner == attempt.owner
+        tokens.append(lease.token)
+        assert holder.get("name").owner == attempt.owner
+    assert proxy.count() == seen
+    assert tokens == sorted(set(tokens))
 
 
-def test_a_dead_waiter_keeps_no_wake_up_from_the_living(own_redis):
+def test_a_dead_waiter_keeps_no_lease_from_the_living(own_redis):
     lease = grant(backend_for(own_redis.url), request())
     with Proxy("127.0.0.1", own_redis.port) as dying:
-        doomed = backend_for(dying.url)
-        attempt = request(waits=True)
-        met = refuse(doomed, attempt)
-
-        def die():
-            with contextlib.suppress(BackendUnavailable):
-                wait(doomed, attempt, met, 30.0)
-
-        first = threading.Thread(target=die)
-        first.start()
-        dying.wait_until(lambda p: p.count("BLPOP") == 1)
+        doomed = listening(backend_for(dying.url))
+        for _ in range(3):
+            refuse(doomed, request(waits=True))
         dying.refuse()
-        first.join(10)
-        assert not first.is_alive()
-    living = backend_for(own_redis.url)
-    attempt = request(waits=True)
+    living = listening(backend_for(own_redis.url))
+    attempt = request(waits=True, renewed=True)
     met = refuse(living, attempt)
-    second = threading.Thread(target=wait, args=(living, attempt, met, 30.0))
-    second.start()
-    release(backend_for(own_redis.url), lease)
-    second.join(10)
-    assert not second.is_alive()
+    with client(own_redis) as asking:
+        while len(asking.pubsub_channels()) > 1:
+            pass
+    assert living.get("name").waiting == 4
+    release(living, lease)
+    assert wait(living, attempt, met, 30.0).owner == attempt.owner
+    assert living.get("name").waiting == 0
 
 
 def test_lists_never_walk_the_key_space(own_redis):

@@ -11,7 +11,7 @@ import pytest
 from django_dlock import clock
 from django_dlock.backends.base import BaseLockBackend
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Contention, Renewal
+from django_dlock.lease import Contention, Lease, Renewal
 from django_dlock.process import current
 
 from .tools import backend_for, client, grant, refuse, release, renew, request, wait
@@ -426,13 +426,16 @@ def test_a_read_only_server_is_unavailable(own_redis):
 def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
-    waiting = request(waits=True)
+    waiting = request(waits=True, renewed=True)
+    # The first wait subscribes.
+    wait(backend, waiting, refuse(backend, waiting), 30.0)
     met = refuse(backend, waiting)
-    waiter = threading.Thread(target=wait, args=(backend, waiting, met, 30.0))
+    handed: list[Lease | None] = []
+    waiter = threading.Thread(
+        target=lambda: handed.append(wait(backend, waiting, met, 30.0)), daemon=True
+    )
     waiter.start()
     stats = client(own_redis)
-    while stats.info("clients")["blocked_clients"] == 0:
-        pass
     renew(backend, lease)  # Leaves an idle connection that the child must not use.
     before = stats.info("stats")["total_connections_received"]
     pid = os.fork()
@@ -450,5 +453,6 @@ def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_re
     assert waiter.is_alive()
     assert release(backend, lease) == "released"
     waiter.join(10)
-    assert not waiter.is_alive()
+    # By the connection on which it listened before the fork.
+    assert [lease.owner for lease in handed] == [waiting.owner]
     assert backend.get("child") is not None

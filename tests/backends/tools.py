@@ -44,9 +44,11 @@ def renew(backend: RedisBackend, *leases: Lease) -> list[str]:
     return list(backend.renew(renewals, process=current().id, deadline=backend.call_deadline()))
 
 
-def wait(backend: RedisBackend, attempt: LeaseRequest, met: Contention, seconds: float) -> None:
+def wait(
+    backend: RedisBackend, attempt: LeaseRequest, met: Contention, seconds: float
+) -> Lease | None:
     until = clock.now() + seconds
-    backend.wait(
+    return backend.wait(
         attempt,
         met,
         until=until,

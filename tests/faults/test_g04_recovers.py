@@ -41,7 +41,7 @@ def test_g4_a_waiter_on_the_same_machine_follows_a_killed_holder_within_a_second
     holder.do(HOLD)
     waiter.begin(f"waiter = Lock('it'); waiter.acquire(timeout={LONG})")
     # It has met the living holder, and blocks.
-    proxy.wait_until(lambda proxy: bool(proxy.count("BLPOP")))
+    proxy.wait_until(lambda proxy: bool(proxy.count("SUBSCRIBE")))
     holder.kill()
     waiter.answer(timeout=1 + SLACK)
     assert waiter.do("waiter.held")

@@ -82,7 +82,7 @@ def test_g10_a_waiter_returns_in_time_when_the_backend_goes(
 ) -> None:
     with Lock("it", bound=False):
         threading.Thread(
-            target=lambda: (proxy.wait_until(lambda proxy: bool(proxy.count("BLPOP"))), hurt())
+            target=lambda: (proxy.wait_until(lambda proxy: bool(proxy.count("SUBSCRIBE"))), hurt())
         ).start()
         # Contention or no answer, as the moment has it; but in time.
         with within(1.0):
