@@ -56,22 +56,22 @@ class LeaseRequest:
         replaces: Owner of a lease that the grant may take the place of, in the same step; the
             name is granted where it is free, too. How a lease passes from hand to hand: parked
             and taken up again. Empty for nobody.
+        renewed: The holder will have it renewed in the background, so that it may begin with a
+            shorter TTL where it is handed over.
     """
 
     name: str
     owner: str
-        renewed: The holder will have it renewed in the background, so that it may begin with a
-            shorter TTL where it is handed over.
     ttl: float
     kind: Kind = "held"
     metadata: str = "{}"
     waits: bool = False
     replaces: str = ""
+    renewed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    renewed: bool = False
     """A grant limited in time.
 
     Attributes:
@@ -99,22 +99,22 @@ class Contention:
         now: Seconds since the epoch on the backend's clock, for those who must measure a time
             across processes (a requeued task).
         process: The holder's process, where the backend knows it.
+        token: Of the lease in the way, where the backend hands leases over: what it gives to
+            this waiter later has a higher one.
+        asked_at: When the question was sent, on ``clock.now()``.
     """
 
     owner: str
     kind: Kind
-        token: Of the lease in the way, where the backend hands leases over: what it gives to
-            this waiter later has a higher one.
-        asked_at: When the question was sent, on ``clock.now()``.
     remaining: float
     now: float
     process: ProcessIdentity | None = None
+    token: int = 0
+    asked_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    token: int = 0
-    asked_at: float = 0.0
     """One lease to be renewed.
 
     Attributes:

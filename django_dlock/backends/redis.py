@@ -15,6 +15,7 @@ from .redis_async import METHODS, RedisCoroutines
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import FAILURES, RedisConnections
 from .redis_listing import RedisListing
+from .redis_mailbox import Mailbox
 from .redis_parameters import LoopMaker, connection_makers
 from .redis_renewal import SentRenewal
 from .redis_scripts import Script
@@ -24,7 +25,6 @@ __all__ = ["RedisBackend"]
 BYTES_SENT_AT_ONCE = 16_000
 """So much fits into the buffer of a connected socket, so that sending it cannot block."""
 CONNECTIONS_PER_LOOP = 32
-from .redis_mailbox import Mailbox
 LONGEST_BLOCK = 3.0
 """Seconds after which a waiter asks again although it heard nothing."""
 SHORTEST_BLOCK = 0.05
@@ -185,21 +185,21 @@ class RedisBackend(BaseLockBackend):
     # -- coroutines --------------------------------------------------------------------
 
     async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        self._mailbox.forget()
         if self._coroutines is None or method not in METHODS:
             return await super().acall(method, *args, **kwargs)
         return await getattr(self._coroutines, method)(*args, **kwargs)
 
     # -- housekeeping ------------------------------------------------------------------
-        self._mailbox.close()
 
     def after_fork(self) -> None:
         self._connections.forget()
+        self._mailbox.forget()
         if self._coroutines is not None:
             self._coroutines.after_fork()
 
     def close(self) -> None:
         self._connections.close()
+        self._mailbox.close()
         if self._coroutines is not None:
             self._coroutines.close()
 
