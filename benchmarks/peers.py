@@ -12,7 +12,7 @@ import importlib.util
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from .model import OURS, Role, Unavailable
@@ -61,6 +61,9 @@ class Where:
 DIRECT = Where("default", "default", "postgres", "BENCH_REDIS_URL")
 COUNTED = Where("counted", "counted", "postgres_counted", "BENCH_COUNTED_REDIS_URL")
 """By way of the proxy that counts."""
+BRISK = replace(DIRECT, alias="brisk")
+BRISK_COUNTED = replace(COUNTED, alias="brisk_counted")
+"""With a ``command_timeout`` that allows for shorter leases."""
 
 
 class Handle(Protocol):
@@ -108,7 +111,7 @@ def _need(module: str, package: str) -> None:
         raise Unavailable(f"{package} is not installed")
 
 
-def _client(where: Where) -> Any:
+def client(where: Where) -> Any:
     from redis import Redis
 
     return Redis.from_url(where.redis_url)
@@ -127,7 +130,7 @@ def _ours(where: Where) -> Callable[[str], Handle]:
 
 
 def _bare(where: Where) -> Callable[[str], None]:
-    execute = _client(where).execute_command
+    execute = client(where).execute_command
     # Made once, as is the packing of its lease: no lock could be cheaper with this client.
     owner = secrets.token_hex(16)
     unlock = execute("SCRIPT LOAD", UNLOCK)
@@ -158,16 +161,16 @@ class _Token:
 
 
 def _token(where: Where) -> Callable[[str], Handle]:
-    client = _client(where)
-    return lambda name: _Token(client, name)
+    connected = client(where)
+    return lambda name: _Token(connected, name)
 
 
 # -- peers ----------------------------------------------------------------------------------
 
 
 def _redis_py(where: Where) -> Callable[[str], Handle]:
-    client = _client(where)
-    return lambda name: client.lock(name, timeout=LEASE)  # type: ignore[no-any-return]
+    connected = client(where)
+    return lambda name: connected.lock(name, timeout=LEASE)  # type: ignore[no-any-return]
 
 
 def _django_redis(where: Where) -> Callable[[str], Handle]:
@@ -183,9 +186,9 @@ def _python_redis_lock(auto_renewal: bool) -> Callable[[Where], Callable[[str], 
         _need("redis_lock", "python-redis-lock")
         import redis_lock
 
-        client = _client(where)
+        connected = client(where)
         return lambda name: redis_lock.Lock(  # type: ignore[no-any-return]
-            client, name, expire=LEASE, auto_renewal=auto_renewal
+            connected, name, expire=LEASE, auto_renewal=auto_renewal
         )
 
     return make
@@ -195,7 +198,7 @@ def _pottery(where: Where) -> Callable[[str], Handle]:
     _need("pottery", "pottery")
     from pottery import Redlock
 
-    masters = {_client(where)}
+    masters = {client(where)}
     return lambda name: Redlock(  # type: ignore[no-any-return]
         key=name, masters=masters, auto_release_time=LEASE
     )
@@ -280,3 +283,10 @@ def kind(name: str) -> Kind:
 def maker(name: str, where: Where) -> Callable[[str], Handle]:
     """What makes handles of a kind in this process, connected at first use."""
     return kind(name).make(where)
+
+
+def prime(kind: Kind, name: str) -> None:
+    """Make a name ready for its first acquire: a token has to be there."""
+    if kind.name == TOKEN:
+        with client(DIRECT) as asking:
+            asking.rpush(name, "token")

@@ -25,7 +25,7 @@ class Progress:
     ) -> None:
         self._out = sys.stderr if out is None else out
         self._rows = rows
-        self._factor = 0.2 if quick else 1.0
+        self._factor = 0.3 if quick else 1.0
         self._row, self._round = "", -1
         self._row_started = self._rounds_started = 0.0
         self._width = 0

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "all_rows"]
 
-MODULES: tuple[str, ...] = ("cycle", "handover", "throughput", "task", "imports")
+MODULES: tuple[str, ...] = (
+    "cycle",
+    "handover",
+    "throughput",
+    "renewal",
+    "check",
+    "task",
+    "imports",
+)
 """In the order in which they run."""
 
 

@@ -1,0 +1,135 @@
+"""What it costs to hold many leases that are renewed.
+
+Each round holds them anew in a process of its own and looks at the processor time of some
+intervals. An interval is the time in which everything is renewed once, whatever that is with a
+subject: the cost is divided by how often the leases were really renewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import keepers, peers
+from ..keepers import SCRIPT
+from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
+from ..peers import BRISK, BRISK_COUNTED, Where
+from ..processes import Worker
+
+if TYPE_CHECKING:
+    from ..bench import Bench
+
+MANY = 10_000
+RENEWING = "python-redis-lock, renewing"
+
+METRICS = (
+    Metric("cpu", "s", floor=SCRIPT),
+    # That of the Redis, for the same interval.
+    Metric("server_cpu", "s", floor=SCRIPT),
+    Metric("round_trips"),
+    Metric("threads"),
+    Metric("connections"),
+    Metric("memory", "MiB"),
+    Metric("lost"),
+)
+
+OPTIONS: dict[str, tuple[Role, str]] = {
+    SCRIPT: ("floor", "redis-py: a thread that calls GET and PEXPIRE in Lua; no handles"),
+    OURS: ("ours", "renewed by the watchdog; all handles are kept"),
+    RENEWING: ("peer", "auto_renewal=True, a thread for each; expire in whole seconds, rounded up"),
+    "django-pglock": ("peer", "one session holds all and renews nothing; PostgreSQL as installed"),
+}
+
+
+@dataclass(frozen=True)
+class Many:
+    """How many leases of what TTL, in seconds, and for how many of our intervals to look."""
+
+    count: int
+    ttl: float
+    intervals: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ttl / 3 * self.intervals
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    for count in (10, 100, 1000, MANY):
+        # The shortest TTL that ``brisk`` allows; 10 000 need longer to be acquired.
+        many = Many(count, 3.0 if count == MANY else 1.5, 4)
+        names = [SCRIPT, OURS, RENEWING, *(["django-pglock"] if count == MANY else [])]
+        yield Row(
+            f"renewal.{count}",
+            f"{count} renewed leases in one process, per interval",
+            METRICS,
+            tuple(_subject(bench, name, many) for name in names),
+            rounds=3,
+            seconds=70 if count == MANY else 30,
+            family="renewal",
+            x=count,
+        )
+
+
+def _subject(bench: Bench, name: str, many: Many) -> Subject:
+    @contextmanager
+    def open_() -> Iterator[Session]:
+        if name not in (SCRIPT, OURS):
+            peers.kind(name).make(BRISK)
+        yield _Keeping(bench, name, many)
+
+    return Subject(name, *OPTIONS[name], open_)
+
+
+class _Keeping(Session):
+    def __init__(self, bench: Bench, subject: str, many: Many) -> None:
+        self._bench, self._subject, self._many = bench, subject, many
+        # No peer is made for that many, and it takes long to see one fail.
+        self._overtaxed = many.count == MANY and subject not in (SCRIPT, OURS)
+
+    def once(self) -> Readings:
+        """In a fresh interpreter, for its memory, and by way of the proxy."""
+        if self._overtaxed:
+            return self._held(BRISK, fresh=True, peers_own="memory lost threads connections")
+        return self._held(BRISK_COUNTED, fresh=True, peers_own="memory round_trips")
+
+    def round(self) -> Readings:
+        if self._overtaxed:
+            return {}
+        return self._held(BRISK, fresh=False, peers_own="cpu server_cpu lost threads connections")
+
+    def _held(self, where: Where, *, fresh: bool, peers_own: str) -> Readings:
+        """Hold them for a while; the readings that are named."""
+        many, before = self._many, self._connections()
+        with Worker(fresh=fresh) as worker:
+            growth = self._call(worker, "hold", self._subject, where, many.count, many.ttl)
+            # Until whoever has lost one is without it, and the first renewals are over.
+            self._call(worker, "look", many.ttl / 3)
+            server_cpu = self._server_cpu()
+            with self._bench.counting() as counted:
+                renewed, cpu = self._call(worker, "look", many.seconds)
+            server_cpu = self._server_cpu() - server_cpu
+            connections = self._connections() - before
+            threads, lost = self._call(worker, "state", many.count)
+        self._bench.clear()
+        readings = {"memory": growth, "threads": threads, "lost": lost, "connections": connections}
+        if renewed:
+            readings["cpu"] = cpu / renewed
+            readings["server_cpu"] = server_cpu / renewed
+            readings["round_trips"] = counted.round_trips / renewed
+        return {name: readings[name] for name in peers_own.split() if name in readings}
+
+    @staticmethod
+    def _call(worker: Worker, function: str, *args: Any) -> Any:
+        return worker.call(f"{keepers.__name__}:{function}", *args, timeout=30)
+
+    def _connections(self) -> int:
+        with peers.client(BRISK) as asking:
+            return int(asking.info("clients")["connected_clients"])
+
+    def _server_cpu(self) -> float:
+        with peers.client(BRISK) as asking:
+            used = asking.info("cpu")
+        return float(used["used_cpu_user"] + used["used_cpu_sys"])

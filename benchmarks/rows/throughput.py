@@ -1,0 +1,157 @@
+"""Several processes on one name: how much gets through, how evenly, and how long one waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import peers
+from ..model import OURS, Metric, Readings, Row, Session, Subject
+from ..peers import COUNTED, DIRECT, TOKEN, Kind, Where
+from ..processes import sleep_until
+
+if TYPE_CHECKING:
+    from ..bench import Bench
+
+# Without cache.lock of django-redis, which is redis-py's.
+CONTENDERS = (
+    TOKEN,
+    OURS,
+    "redis-py Lock",
+    "python-redis-lock",
+    "pottery Redlock",
+    "django-pglock",
+)
+
+THROUGHPUT = Metric("throughput", "/s", better="higher", floor=TOKEN)
+SHARE = Metric("share", better="higher")
+ROUND_TRIPS = Metric("round_trips")
+WORST_WAIT = Metric("worst_wait", "s", floor=TOKEN)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the processes do for ``seconds``: hold it, and pause after it."""
+
+    processes: int
+    seconds: float
+    hold: float = 0.0
+    pause: float = 0.0
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    for processes in (1, 2, 4, 8, 16):
+        budgeted = processes == 8
+        load = Load(processes, 0.2 if bench.quick else 0.5 if budgeted else 0.3)
+        yield Row(
+            f"throughput.{processes}",
+            f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
+            (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
+            tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
+            rounds=7 if budgeted else 5,
+            seconds=34 if budgeted else 18,
+            family="throughput",
+            x=processes,
+        )
+    load = Load(8, 0.3 if bench.quick else 1.0, hold=0.002, pause=0.005)
+    yield Row(
+        "pause.8",
+        "8 processes on one name, which hold it for 2 ms and pause for 5 ms",
+        (THROUGHPUT, WORST_WAIT, SHARE),
+        tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
+        rounds=5,
+        seconds=40,
+    )
+
+
+def _subject(bench: Bench, kind: Kind, load: Load) -> Subject:
+    @contextmanager
+    def open_() -> Iterator[Session]:
+        yield _Crowd(bench, kind, load)
+
+    return Subject(kind.name, kind.role, kind.options, open_)
+
+
+@dataclass(frozen=True)
+class _Gained:
+    """Of one process: how often it acquired within the time and in all, and its longest wait."""
+
+    in_time: int
+    in_all: int
+    worst_wait: float
+
+
+class _Crowd(Session):
+    def __init__(self, bench: Bench, kind: Kind, load: Load) -> None:
+        self._bench, self._kind, self._load = bench, kind, load
+        self._name = f"crowd:{kind.name}"
+        peers.prime(kind, self._name)
+        self._contend(DIRECT, 0.05)
+
+    def once(self) -> Readings:
+        if self._load.pause:
+            return {}
+        self._contend(COUNTED, 0.05)
+        with self._bench.counting() as counted:
+            gained = self._contend(COUNTED, self._load.seconds)
+        return {"round_trips": counted.round_trips / sum(each.in_all for each in gained)}
+
+    def round(self) -> Readings:
+        gained = self._contend(DIRECT, self._load.seconds)
+        counts = [each.in_time for each in gained]
+        return {
+            "throughput": sum(counts) / self._load.seconds,
+            "share": min(counts) / max(*counts, 1),
+            "worst_wait": max(each.worst_wait for each in gained),
+        }
+
+    def _contend(self, where: Where, seconds: float) -> list[_Gained]:
+        load = self._load
+        # They have heard of it and tidied up by then.
+        start_at = time.monotonic() + 0.1 + 0.01 * load.processes
+        return self._bench.workers.run(
+            load.processes,
+            f"{__name__}:contend",
+            _Turn(self._kind.name, where, self._name, load, start_at, start_at + seconds),
+        )
+
+
+# -- in the workers -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What all processes are told."""
+
+    kind: str
+    where: Where
+    name: str
+    load: Load
+    start_at: float
+    stop_at: float
+
+
+def contend(_number: int, turn: _Turn) -> _Gained:
+    """Acquire and release until it is time."""
+    make, load = peers.maker(turn.kind, turn.where), turn.load
+    in_time = in_all = 0
+    worst_wait = 0.0
+    sleep_until(turn.start_at)
+    asked_at = time.monotonic()
+    while asked_at < turn.stop_at:
+        handle = make(turn.name)
+        handle.acquire()
+        acquired_at = time.monotonic()
+        if load.hold:
+            time.sleep(load.hold)
+        handle.release()
+        worst_wait = max(worst_wait, acquired_at - asked_at)
+        in_time += acquired_at < turn.stop_at
+        in_all += 1
+        if load.pause:
+            time.sleep(load.pause)
+        asked_at = time.monotonic()
+    return _Gained(in_time, in_all, worst_wait)
