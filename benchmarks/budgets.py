@@ -24,6 +24,7 @@ class Budget:
             the ratio where the metric has a floor.
         at: Whether the limit is the most or the least that is allowed.
         aim: What is hoped for beyond the limit.
+        compared: The ratio to the metric's floor counts; otherwise its number as it stands.
         among_peers: Whether peers that are ahead are worth naming.
     """
 
@@ -34,6 +35,7 @@ class Budget:
     statistic: str = "median"
     aim: float | None = None
     subject: str = OURS
+    compared: bool = True
     among_peers: bool = True
 
     def holds(self, value: float) -> bool:
@@ -60,6 +62,9 @@ class Verdict:
     reached_aim: bool | None
     peers_ahead: tuple[tuple[str, float], ...]
 
+
+MANY = "among 100 000 and 1 000 000 other keys"
+"""Subject of the row ``scale``."""
 
 BUDGETS: tuple[Budget, ...] = (
     *(
@@ -93,9 +98,9 @@ BUDGETS: tuple[Budget, ...] = (
     Budget("check", "check", "most", 1e-6),
     Budget("check", "held", "most", 1e-6),
     Budget("check", "remaining", "most", 1e-6),
-    Budget("list.page", "first_page", "most", 20.0),
-    Budget("list.search", "search", "most", 1.0, statistic="max"),
-    Budget("list.order", "other_order", "most", 1.0, statistic="max"),
+    Budget("scale", "first_page", "most", 20.0, subject=MANY),
+    Budget("scale", "search", "most", 1.0, statistic="max", subject=MANY, compared=False),
+    Budget("scale", "other_order", "most", 1.0, statistic="max", subject=MANY, compared=False),
     Budget("import", "import", "most", 0.15, aim=0.05),
 )
 
@@ -128,7 +133,8 @@ def _verdict(budget: Budget, row: RowResult) -> Verdict:
 def _value(budget: Budget, row: RowResult, subject: str) -> float | None:
     if not any(metric.name == budget.metric for metric in row.metrics):
         return None
-    series = row.compared(subject, budget.metric)
+    read = row.compared if budget.compared else row.series
+    series = read(subject, budget.metric)
     if series is None or not series.rounds:
         return None
     try:

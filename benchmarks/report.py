@@ -141,7 +141,7 @@ def verdict_lines(verdicts: Iterable[Verdict], result: Result) -> str:
 def _unit(budget: Budget, result: Result) -> Callable[[float], str]:
     row = result.rows[budget.row]
     metric = next((metric for metric in row.metrics if metric.name == budget.metric), None)
-    if metric is None or metric.floor is not None:
+    if metric is None or (metric.floor is not None and budget.compared):
         return lambda value: f"{value:.2f} ×"
     return lambda value: amount(value, metric.unit)
 

@@ -21,6 +21,7 @@ MODULES: tuple[str, ...] = (
     "check",
     "task",
     "imports",
+    "scale",
 )
 """In the order in which they run."""
 

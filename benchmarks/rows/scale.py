@@ -1,0 +1,253 @@
+"""What each operation costs among more and more held locks, and what a held lock weighs."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from testproject.servers import RedisServer
+
+from ..model import Metric, Readings, Row, Session, Subject
+
+if TYPE_CHECKING:
+    from django_dlock.backends.redis import RedisBackend
+
+    from ..bench import Bench
+
+BASIS, LARGE = 100, 100_000
+SIZES = (10, BASIS, 1_000, 10_000, LARGE)
+FOREIGN = 1_000_000
+"""Keys of others in the Redis that has the most locks."""
+PAGE = 50
+"""As the admin shows it."""
+FRESH = 500
+"""Acquired, renewed in one call, and given back, each round, beside those that are held."""
+NEEDLES = ("lock:99", "7", "no such lock", "lock:")
+"""What is searched for: found here and there, often, never, always."""
+
+FILL = """
+for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+  redis.call('SET', 'session:' .. number, 'of somebody else')
+end
+"""
+
+
+def among(size: int) -> str:
+    """The name of a subject."""
+    foreign = f" and {FOREIGN:,} other keys" if size == LARGE else ""
+    return f"among {size:,}{foreign}".replace(",", " ")
+
+
+_FLOOR = among(BASIS)
+
+METRICS = (
+    *(
+        Metric(name, "s", floor=_FLOOR)
+        for name in ("first_page", "search", "other_order", "count", "get", "acquire")
+    ),
+    # Of 500 in one call.
+    Metric("renew", "s", floor=_FLOOR),
+    *(Metric(name, "s", floor=_FLOOR) for name in ("release", "break")),
+    # The longest time for which listing kept the server from serving others.
+    Metric("longest_stop", "s"),
+    # Bytes of the server for each lock that is held.
+    Metric("memory", "B"),
+)
+
+
+def rows(bench: Bench) -> Iterable[Row]:
+    servers: dict[int, _Held] = {}
+
+    def subject(size: int) -> Subject:
+        @contextmanager
+        def ready() -> Iterator[Session]:
+            with RedisServer() as server:
+                held = servers[size] = _Held(bench, server.url, bench.size(size, 10))
+                if size == LARGE:
+                    held.add_foreign(bench.size(FOREIGN))
+                with held.connected():
+                    yield held
+
+        role = "floor" if size == BASIS else "ours"
+        return Subject(among(size), role, "held by four processes, in a Redis of their own", ready)
+
+    @contextmanager
+    def scanning() -> Iterator[Session]:
+        yield _Scan(servers[LARGE].url)
+
+    scan = Subject(
+        "SCAN",
+        "peer",
+        "SCAN MATCH COUNT 1000 over the Redis with the other keys, as libraries without an index "
+        "find their locks; names only",
+        scanning,
+    )
+    yield Row(
+        "scale",
+        "Operations among locks that others hold",
+        METRICS,
+        (*map(subject, SIZES), scan),
+        rounds=8,
+        seconds=60,
+    )
+
+
+def hold(number: int, of: int, url: str, size: int) -> None:
+    """Let this process, one of some, hold its part; called in a worker."""
+    backend = _backend(url)
+    for index in range(number, size, of):
+        backend.acquire(_request(f"lock:{index}"), deadline=backend.call_deadline())
+    backend.close()
+
+
+def _backend(url: str) -> RedisBackend:
+    from django_dlock.backends.base import AliasOptions
+    from django_dlock.backends.redis import RedisBackend
+
+    # A search through everything may take longer than a command may by default.
+    return RedisBackend(
+        AliasOptions(alias="scale", backend="redis", location=url, command_timeout=10)
+    )
+
+
+def _request(name: str) -> Any:
+    from django_dlock.lease import LeaseRequest
+
+    return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=3600.0)
+
+
+def _client(url: str) -> Any:
+    from redis import Redis
+
+    return Redis.from_url(url, socket_timeout=None)
+
+
+def _seconds(operation: Callable[[], Any], times: int = 1) -> float:
+    """What one of them took."""
+    began = perf_counter()
+    for _ in range(times):
+        operation()
+    return (perf_counter() - began) / times
+
+
+class _Held(Session):
+    """A Redis in which so many locks are held."""
+
+    def __init__(self, bench: Bench, url: str, size: int) -> None:
+        from django_dlock.lease import SORT_KEYS
+
+        self.url, self._size, self._bench = url, size, bench
+        self._client = _client(url)
+        self._numbers = itertools.count()
+        self._needles = itertools.cycle(NEEDLES)
+        self._orders = itertools.cycle(sorted({*SORT_KEYS} - {"age"}))
+        before = self._used()
+        workers = 4
+        bench.workers.run(workers, "benchmarks.rows.scale:hold", workers, url, size)
+        self._bytes = (self._used() - before) / size
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        self._backend = _backend(self.url)
+        try:
+            yield
+        finally:
+            self._backend.close()
+            self._client.close()
+
+    def add_foreign(self, count: int) -> None:
+        stride = 100_000
+        for first in range(0, count, stride):
+            self._client.eval(FILL, 0, first, min(count, first + stride) - 1)
+
+    def _used(self) -> int:
+        return int(self._client.info("memory")["used_memory"])
+
+    # -- measured ----------------------------------------------------------------------
+
+    def once(self) -> Readings:
+        readings = {"longest_stop": self._longest_stop()}
+        # In a Redis of few locks, its own growth is more than theirs.
+        return {**readings, "memory": self._bytes} if self._size >= 1000 else readings
+
+    def round(self) -> Readings:
+        page, backend = self._page, self._backend
+        name = f"lock:{next(self._numbers) % self._size}"
+        return {
+            "first_page": _seconds(page, 5),
+            "search": _seconds(lambda: page(contains=next(self._needles))),
+            "other_order": _seconds(lambda: page(sort=(next(self._orders),))),
+            "count": _seconds(backend.count, 20),
+            "get": _seconds(lambda: backend.get(name), 50),
+            **self._cycle(),
+        }
+
+    def _cycle(self) -> dict[str, float]:
+        from django_dlock.lease import Renewal
+
+        backend, number = self._backend, next(self._numbers)
+        held = [_request(f"fresh:{number}:{index}") for index in range(FRESH)]
+        renewals = [Renewal(request.name, request.owner, request.ttl) for request in held]
+        requests, ended = iter(held), iter(held)
+
+        def acquire() -> None:
+            backend.acquire(next(requests), deadline=backend.call_deadline())
+
+        def renew() -> None:
+            backend.renew(renewals, process="scale", deadline=backend.call_deadline())
+
+        def release() -> None:
+            request = next(ended)
+            backend.release(
+                request.name, request.owner, min_hold=0.0, deadline=backend.call_deadline()
+            )
+
+        def break_() -> None:
+            request = next(ended)
+            backend.break_(request.name, owner=request.owner)
+
+        broken = FRESH // 10
+        return {
+            "acquire": _seconds(acquire, FRESH),
+            "renew": _seconds(renew, 3),
+            "break": _seconds(break_, broken),
+            "release": _seconds(release, FRESH - broken),
+        }
+
+    def _page(self, **query: Any) -> None:
+        from django_dlock.lease import LeaseQuery
+
+        self._backend.page(LeaseQuery(**query), limit=PAGE)
+
+    def _longest_stop(self) -> float:
+        """Of all commands of ours that list."""
+        from django_dlock.lease import SORT_KEYS
+
+        self._page()
+        self._client.config_set("slowlog-log-slower-than", 50)
+        self._client.slowlog_reset()
+        for needle in NEEDLES:
+            self._page(contains=needle)
+        for key in SORT_KEYS:
+            self._page(sort=(key,))
+        slow = self._client.slowlog_get(128)
+        self._client.config_set("slowlog-log-slower-than", 10_000)
+        return max((entry["duration"] for entry in slow), default=0) / 1e6
+
+
+class _Scan(Session):
+    """Finds all locks by their keys."""
+
+    def __init__(self, url: str) -> None:
+        self._client = _client(url)
+
+    def round(self) -> Readings:
+        def scan() -> None:
+            names = self._client.scan_iter(match="*:l:lock:*", count=1000)
+            sum(1 for _ in names)
+
+        return {"first_page": _seconds(scan)}
