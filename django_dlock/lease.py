@@ -6,21 +6,25 @@ Only values live here: nothing in this module does I/O or knows a backend.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .process import ProcessIdentity
 
 __all__ = [
+    "SORT_KEYS",
     "Contention",
     "Fate",
     "HolderState",
     "Kind",
     "Lease",
     "LeaseInfo",
+    "LeasePage",
+    "LeaseQuery",
     "LeaseRequest",
     "Renewal",
+    "in_order",
 ]
 
 Kind = Literal["held", "cooling", "parked", "reserved"]
@@ -182,3 +186,73 @@ class LeaseInfo:
             "renewals": self.renewals,
             "waiting": self.waiting,
         }
+
+
+SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
+    "name": lambda info: info.name,
+    "alias": lambda info: info.alias,
+    "kind": lambda info: info.kind,
+    "holder": lambda info: (info.process.host, info.process.pid) if info.process else ("", 0),
+    "holder_state": lambda info: info.holder_state,
+    # Not the age itself: each alias tells that as of another moment. Of two grants at one moment
+    # the token tells the younger.
+    "age": lambda info: (-info.acquired_at.timestamp(), -info.token),
+    # A damaged entry would never end: the longest of all.
+    "ttl": lambda info: float("inf") if info.ttl is None else info.ttl,
+    "renewals": lambda info: info.renewals,
+    "token": lambda info: info.token,
+    "waiting": lambda info: info.waiting,
+}
+"""By what leases can be sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseQuery:
+    """Which leases an operator wants to see, and in which order.
+
+    Attributes:
+        prefix: Only names that begin so.
+        contains: Only names in which this stands (exact case).
+        kind, holder_state: Only these; empty for any.
+        sort: Names in ``SORT_KEYS``, the weightiest first, with a ``-`` before those that shall
+            fall. Equal ones, and all without it, stand in order of their grant.
+    """
+
+    prefix: str = ""
+    contains: str = ""
+    kind: str = ""
+    holder_state: str = ""
+    sort: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        unknown = [key for key in self.sort if key.removeprefix("-") not in SORT_KEYS]
+        if unknown or isinstance(self.sort, str):
+            raise ValueError(f"sort is {self.sort!r}; it takes a sequence out of {list(SORT_KEYS)}")
+
+    def matches(self, info: LeaseInfo) -> bool:
+        return (
+            info.name.startswith(self.prefix)
+            and self.contains in info.name
+            and self.kind in ("", info.kind)
+            and self.holder_state in ("", info.holder_state)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePage:
+    """Some of the leases that a query finds.
+
+    Attributes:
+        total: How many it finds in all.
+    """
+
+    infos: list[LeaseInfo]
+    total: int
+
+
+def in_order(infos: Iterable[LeaseInfo], sort: Sequence[str]) -> list[LeaseInfo]:
+    """Sort as ``LeaseQuery.sort`` says; equal ones keep their places."""
+    found = list(infos)
+    for key in reversed(sort):
+        found.sort(key=SORT_KEYS[key.removeprefix("-")], reverse=key.startswith("-"))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 from urllib.parse import quote, unquote
 
@@ -14,8 +14,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..exceptions import InvalidLockBackend
 from ..handler import locks
-from ..lease import LeaseInfo
+from ..lease import SORT_KEYS, LeaseInfo, LeaseQuery, in_order
 from ..models import HeldLock
 from ..operations import Survey
 from .base import may_see_users
@@ -61,6 +62,14 @@ def place_of(object_id: str) -> tuple[str, str]:
     return unquote(alias), name
 
 
+def known_aliases() -> tuple[list[str], str]:
+    """The aliases of ``DLOCKS``, and why there are none where it is no dict."""
+    try:
+        return list(locks), ""
+    except InvalidLockBackend as error:
+        return [], str(error)
+
+
 class _InfoFilter(SimpleListFilter):
     """A filter that is applied to leases, not to a queryset."""
 
@@ -73,7 +82,7 @@ class AliasFilter(_InfoFilter):
     parameter_name = "alias"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        return [(alias, alias) for alias in locks]
+        return [(alias, alias) for alias in known_aliases()[0]]
 
 
 class KindFilter(_InfoFilter):
@@ -92,30 +101,19 @@ class HolderStateFilter(_InfoFilter):
         return HOLDER_STATES
 
 
-SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
-    "name": lambda info: info.name,
-    "alias": lambda info: info.alias,
-    "kind": lambda info: info.kind,
-    "holder": lambda info: (info.process.host, info.process.pid) if info.process else ("", 0),
-    "holder_state": lambda info: info.holder_state,
-    # Not the age itself: each alias tells that as of another moment.
-    "age": lambda info: -info.acquired_at.timestamp(),
-    # A damaged entry would never end: the longest of all.
-    "ttl": lambda info: float("inf") if info.ttl is None else info.ttl,
-    "renewals": lambda info: info.renewals,
-    "token": lambda info: info.token,
-    "waiting": lambda info: info.waiting,
-}
-
-
 class HeldLockChangeList(ChangeList):
-    """A page of leases.
+    """A page of leases, found and put in order by the backends.
 
-    In order of age, which is how backends keep them, no more is read than the pages up to this
-    one. Another order, and a filter that a backend does not know, read everything.
+    One alias alone gives the rows of the page. Where several have some, each gives its first
+    ones, up to the end of the page, to be merged.
+
+    Attributes:
+        problems: Alias → why it gave no answer.
+        settings_problem: Why there are no aliases at all; empty where there are.
     """
 
     problems: dict[str, str]
+    settings_problem: str
 
     def get_queryset(
         self, request: HttpRequest, exclude_parameters: Any = None
@@ -135,56 +133,58 @@ class HeldLockChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         wanted = {
-            str(spec.parameter_name): spec.value()
+            str(spec.parameter_name): str(spec.value())
             for spec in self.filter_specs
             if isinstance(spec, _InfoFilter) and spec.value() is not None
         }
-        aliases = [alias for alias in locks if wanted.get("alias", alias) == alias]
-        survey = Survey(aliases)
-        order = self._order()
-        if order[:1] and order[0][0] == "age" and not wanted.keys() - {"alias"}:
-            self.result_count, infos = self._by_age(survey, newest_first=not order[0][1])
-        else:
-            infos = [
-                info
-                for found in survey.ask(lambda b: b.list(contains=self.query)).values()
-                for info in found
-                if all(str(getattr(info, fact)) == value for fact, value in wanted.items())
-            ]
-            self.result_count = len(infos)
-        for name, descending in reversed(order):
-            infos.sort(key=SORT_KEYS[name], reverse=descending)
-        self._show_page(request, infos)
+        only = wanted.pop("alias", None)
+        aliases, self.settings_problem = known_aliases()
+        survey = Survey(alias for alias in aliases if only in (None, alias))
+        query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)
+        self._show_page(request, self._read(survey, query))
         self.problems = survey.problems
 
-    def _order(self) -> list[tuple[str, bool]]:
-        """Names of the facts to sort by, and whether each falls."""
+    def _order(self) -> tuple[str, ...]:
+        """The facts to sort by, as ``LeaseQuery`` has it."""
         order = []
         for index, direction in self.get_ordering_field_columns().items():
             if 0 <= index < len(self.list_display):
                 name = self.get_ordering_field(self.list_display[index])
                 if name in SORT_KEYS:
-                    order.append((str(name), direction == "desc"))
-        return order
+                    order.append(f"-{name}" if direction == "desc" else str(name))
+        return tuple(order)
 
-    def _by_age(self, survey: Survey, *, newest_first: bool) -> tuple[int, list[LeaseInfo]]:
-        """How many there are, and the first of them, up to the end of this page."""
-        counts = survey.ask(lambda b: b.count(contains=self.query))
-        total = sum(counts.values())
-        everything = self.show_all and total <= self.list_max_show_all
-        last_page = -(-total // self.list_per_page)
-        page = self.page_num if 1 <= self.page_num <= last_page else last_page
-        limit = None if everything else page * self.list_per_page
-        found = survey.ask(
-            lambda b: b.list(contains=self.query, newest_first=newest_first, limit=limit)
-        )
-        return total, [info for infos in found.values() for info in infos]
+    def _read(self, survey: Survey, query: LeaseQuery) -> list[LeaseInfo]:
+        """The leases of this page; sets ``page_num`` and ``result_count``."""
+        if self.show_all:
+            everything = self._ask(survey, query, 0, self.list_max_show_all)
+            if self.result_count <= self.list_max_show_all:
+                return everything
+        self.page_num = max(1, self.page_num)
+        while True:
+            infos = self._ask(survey, query, (self.page_num - 1) * self.list_per_page)
+            # Locks come and go: a page that has vanished since it was linked is the last one now.
+            last_page = max(1, -(-self.result_count // self.list_per_page))
+            if self.page_num <= last_page:
+                return infos
+            self.page_num = last_page
+
+    def _ask(
+        self, survey: Survey, query: LeaseQuery, start: int, size: int | None = None
+    ) -> list[LeaseInfo]:
+        """So many leases from a place in the order of all; sets ``result_count``."""
+        size = size or self.list_per_page
+        pages = survey.ask(lambda b: b.page(query, offset=start, limit=size))
+        several = sum(page.total > 0 for page in pages.values()) > 1
+        if several and start:
+            pages = survey.ask(lambda b: b.page(query, limit=start + size))
+        self.result_count = sum(page.total for page in pages.values())
+        infos = [info for page in pages.values() for info in page.infos]
+        # One alias has them in order; the order of its grants is no fact of theirs.
+        return in_order(infos, query.sort)[start : start + size] if several else infos
 
     def _show_page(self, request: HttpRequest, infos: list[LeaseInfo]) -> None:
-        """Set what the templates of the change list read.
-
-        ``infos`` may be the beginning of what there is; ``result_count`` counts all.
-        """
+        """Set what the templates of the change list read."""
         self.show_full_result_count = False
         # Where nothing is left out, there is no "show all" to offer.
         narrowed = self.query or self.has_active_filters
@@ -195,9 +195,4 @@ class HeldLockChangeList(ChangeList):
         # The paginator only counts; what it would slice is not all here.
         counted = cast(QuerySet[Any], range(self.result_count))
         self.paginator = self.model_admin.get_paginator(request, counted, self.list_per_page)
-        # Locks come and go: a page that has vanished since it was linked is the last one now.
-        page = self.paginator.get_page(self.page_num)
-        self.page_num = page.number
-        if self.multi_page and not (self.show_all and self.can_show_all):
-            infos = infos[page.start_index() - 1 : page.end_index()]
         self.result_list = [as_row(info, request) for info in infos]

@@ -28,7 +28,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from .. import clock
-from ..lease import Contention, Fate, Lease, LeaseInfo, LeaseRequest, Renewal
+from ..lease import (
+    Contention,
+    Fate,
+    Lease,
+    LeaseInfo,
+    LeasePage,
+    LeaseQuery,
+    LeaseRequest,
+    Renewal,
+)
 
 __all__ = ["AliasOptions", "BaseLockBackend", "Fates", "LeaseInfos", "PendingRenewal"]
 
@@ -88,7 +97,7 @@ class BaseLockBackend(ABC):
     supports_wakeup: ClassVar[bool] = False
     """A waiter is woken by the release instead of asking again."""
     supports_listing: ClassVar[bool] = False
-    """``list``, ``count`` and ``get`` work."""
+    """``page`` and what is built upon it, and ``get``, work."""
     is_shared: ClassVar[bool] = True
     """Other processes see the leases."""
 
@@ -200,26 +209,35 @@ class BaseLockBackend(ABC):
         """What is known of the name, ``None`` where it is free."""
 
     @abstractmethod
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        """Leases that live now, damaged ones included, and how many the query finds in all.
+
+        Ends of leases that nobody has seen yet may count until they are.
+
+        Args:
+            limit: At most so many; ``None`` for all, 0 to count them only.
+        """
+
     def list(
         self,
         *,
         prefix: str = "",
         contains: str = "",
-        newest_first: bool = False,
+        kind: str = "",
+        holder_state: str = "",
+        sort: Sequence[str] = (),
         offset: int = 0,
         limit: int | None = None,
     ) -> LeaseInfos:
-        """The leases that live now, in order of their grant, damaged ones included.
+        """The leases that live now; see ``LeaseQuery``."""
+        query = LeaseQuery(prefix, contains, kind, holder_state, sort)
+        return self.page(query, offset=offset, limit=limit).infos
 
-        Args:
-            prefix: Only names that begin so.
-            contains: Only names in which this stands (exact case).
-            limit: At most so many; ``None`` for all.
-        """
-
-    @abstractmethod
-    def count(self, *, prefix: str = "", contains: str = "") -> int:
+    def count(
+        self, *, prefix: str = "", contains: str = "", kind: str = "", holder_state: str = ""
+    ) -> int:
         """How many leases ``list`` would give without a limit."""
+        return self.page(LeaseQuery(prefix, contains, kind, holder_state), limit=0).total
 
     @abstractmethod
     def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:

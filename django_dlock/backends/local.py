@@ -13,9 +13,20 @@ from dataclasses import dataclass
 
 from .. import clock
 from ..exceptions import InvalidLockBackend
-from ..lease import Contention, Fate, Kind, Lease, LeaseInfo, LeaseRequest, Renewal
+from ..lease import (
+    Contention,
+    Fate,
+    Kind,
+    Lease,
+    LeaseInfo,
+    LeasePage,
+    LeaseQuery,
+    LeaseRequest,
+    Renewal,
+    in_order,
+)
 from ..process import ProcessIdentity, current
-from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos
+from .base import AliasOptions, BaseLockBackend, Fates
 from .describe import holder_state, json_object
 
 __all__ = ["LocalBackend"]
@@ -212,27 +223,18 @@ class LocalBackend(BaseLockBackend):
             entry = self._entries.get(name)
             return None if entry is None or now >= entry.until else self._info(name, entry, now)
 
-    def list(
-        self,
-        *,
-        prefix: str = "",
-        contains: str = "",
-        newest_first: bool = False,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> LeaseInfos:
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         now = clock.now()
         with self._lock:
-            infos = [
+            living = [
                 self._info(name, entry, now)
                 for name, entry in self._entries.items()
-                if now < entry.until and name.startswith(prefix) and contains in name
+                if now < entry.until
             ]
-        infos.sort(key=lambda info: info.token, reverse=newest_first)
-        return infos[offset:] if limit is None else infos[offset : offset + limit]
-
-    def count(self, *, prefix: str = "", contains: str = "") -> int:
-        return len(self.list(prefix=prefix, contains=contains))
+        # In order of the grants first, which is how equal ones stand.
+        infos = in_order(filter(query.matches, living), [*query.sort, "token"])
+        end = None if limit is None else offset + limit
+        return LeasePage(infos[offset:end], len(infos))
 
     def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
         now = clock.now()

@@ -9,8 +9,17 @@ from redis import exceptions as errors
 
 from .. import clock
 from ..exceptions import BackendUnavailable
-from ..lease import Contention, Fate, Lease, LeaseInfo, LeaseRequest, Renewal
-from .base import AliasOptions, BaseLockBackend, Fates, LeaseInfos, PendingRenewal
+from ..lease import (
+    Contention,
+    Fate,
+    Lease,
+    LeaseInfo,
+    LeasePage,
+    LeaseQuery,
+    LeaseRequest,
+    Renewal,
+)
+from .base import AliasOptions, BaseLockBackend, Fates, PendingRenewal
 from .redis_async import METHODS, RedisCoroutines
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import FAILURES, RedisConnections
@@ -135,25 +144,8 @@ class RedisBackend(BaseLockBackend):
     def get(self, name: str) -> LeaseInfo | None:
         return self._listing.get(name)
 
-    def list(
-        self,
-        *,
-        prefix: str = "",
-        contains: str = "",
-        newest_first: bool = False,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> LeaseInfos:
-        return self._listing.list(
-            prefix=prefix,
-            contains=contains,
-            newest_first=newest_first,
-            offset=offset,
-            limit=limit,
-        )
-
-    def count(self, *, prefix: str = "", contains: str = "") -> int:
-        return self._listing.count(prefix=prefix, contains=contains)
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        return self._listing.page(query, offset=offset, limit=limit)
 
     def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
         return self._run(self._commands.break_(name, owner), self.call_deadline())
@@ -218,7 +210,12 @@ class RedisBackend(BaseLockBackend):
         )
 
     def _ask(
-        self, script: Script, keys: Sequence[str], args: Sequence[str | int], *, name: str = ""
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int | bytes],
+        *,
+        name: str = "",
     ) -> Any:
         return self._run(Command(script, keys, args, _as_it_is, name), self.call_deadline())
 

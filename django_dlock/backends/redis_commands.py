@@ -112,7 +112,7 @@ class Command(Generic[T]):
 
     script: Script
     keys: Sequence[str]
-    args: Sequence[str | int]
+    args: Sequence[str | int | bytes]
     read: Callable[[Any, float], T]
     name: str = ""
 

@@ -73,8 +73,10 @@ class LockCommand(OperatorCommand):
     def find(self, survey: Survey, pattern: str | None) -> list[LeaseInfo]:
         """What the aliases hold under names that match, in order of alias and of age."""
         matches = matching(pattern)
-        prefix = "" if pattern is None else pattern.partition("*")[0]
-        answers = survey.ask(lambda backend: backend.list(prefix=prefix))
+        # What backends can look for themselves, so that they send little else.
+        parts = [""] if pattern is None else pattern.split("*")
+        prefix, contains = parts[0], max(parts, key=len)
+        answers = survey.ask(lambda backend: backend.list(prefix=prefix, contains=contains))
         return [info for infos in answers.values() for info in infos if matches(info.name)]
 
     def print_leases(self, infos: Sequence[LeaseInfo], output_format: str, nothing: str) -> None:

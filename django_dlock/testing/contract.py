@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import clock
 from ..backends.base import BaseLockBackend
-from ..lease import Lease, Renewal
+from ..lease import SORT_KEYS, Kind, Lease, LeaseQuery, Renewal, in_order
 from ..process import current
 from .tools import ContractTools
 
@@ -433,14 +433,64 @@ class BackendContract(ContractTools):
             return [info.name for info in backend.list(prefix=base, **kwargs)]
 
         assert listed() == names
-        assert listed(newest_first=True) == names[::-1]
+        assert listed(sort=["age"]) == listed(sort=["-token"]) == names[::-1]
+        assert listed(sort=["-age"]) == listed(sort=["token"]) == names
         assert listed(limit=2) == names[:2]
         assert listed(offset=2, limit=2) == names[2:4]
         assert listed(offset=4, limit=9) == names[4:]
         assert listed(offset=9) == []
-        assert listed(offset=1, newest_first=True) == names[-2::-1]
+        assert listed(offset=1, sort=["age"]) == names[-2::-1]
         assert listed(limit=0) == []
         assert backend.count(prefix=base) == 5
+
+    def test_lists_can_be_sorted(self, backend: BaseLockBackend) -> None:
+        self.needs_listing(backend)
+        base = self.name()
+        kinds: tuple[Kind, ...] = ("held", "parked", "held", "reserved", "held")
+        for number, kind in enumerate(kinds):
+            name = f"{base}:{'caedb'[number]}"
+            lease = self.grant(backend, self.request(name, ttl=40 - 3 * number, kind=kind))
+            for _ in range(3 * number % 5):
+                self.renew(backend, lease)
+            for _ in range(2 * number % 5):
+                self.refuse(backend, self.request(name, waits=True))
+        everything = backend.list(prefix=base)
+        for key in SORT_KEYS:
+            for sort in ([key], ["-" + key], ["kind", "-" + key], ["-holder", key, "name"]):
+                names = [info.name for info in in_order(everything, sort)]
+                assert [i.name for i in backend.list(prefix=base, sort=sort)] == names, sort
+                page = backend.page(LeaseQuery(prefix=base, sort=sort), offset=1, limit=3)
+                assert [info.name for info in page.infos] == names[1:4]
+                assert page.total == 5
+
+    def test_lists_can_be_filtered(self, backend: BaseLockBackend) -> None:
+        self.needs_listing(backend)
+        base = self.name()
+        for letter in "dacb":
+            kind: Kind = "parked" if letter in "ab" else "held"
+            self.grant(backend, self.request(f"{base}:{letter}", kind=kind))
+
+        def listed(**kwargs: Any) -> str:
+            return "".join(info.name[-1] for info in backend.list(prefix=base, **kwargs))
+
+        assert listed(kind="parked") == "ab"
+        assert listed(kind="held", sort=["name"]) == "cd"
+        assert listed(kind="reserved") == ""
+        assert listed(holder_state="alive") == "dc"
+        assert listed(holder_state="unknown", sort=["-name"], limit=1) == "b"
+        assert backend.count(prefix=base, kind="parked") == 2
+        assert backend.count(prefix=base, kind="parked", holder_state="alive") == 0
+        assert backend.count(prefix=base, holder_state="unknown") == 2
+
+    def test_an_unknown_order_is_refused(self, backend: BaseLockBackend) -> None:
+        self.needs_listing(backend)
+        for sort in (["size"], ["--name"], "name"):
+            refused = False
+            try:
+                backend.list(sort=sort)
+            except ValueError:
+                refused = True
+            assert refused, sort
 
     def test_lists_are_searched_by_what_names_contain(self, backend: BaseLockBackend) -> None:
         self.needs_listing(backend)

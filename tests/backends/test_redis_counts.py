@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_dlock.backends import redis as redis_backend
+from django_dlock.backends import redis_listing
 from django_dlock.process import current
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
@@ -35,7 +35,7 @@ def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
     for number in range(5):
         grant(backend, request(f"n{number}"))
     looked = []
-    monkeypatch.setattr(redis_backend, "death_proof", lambda *_, **__: looked.append(1))
+    monkeypatch.setattr(redis_listing, "death_proof", lambda *_, **__: looked.append(1))
     assert len(backend.list()) == 5
     assert len(looked) == 1
     # The next listing looks again: a process may have died meanwhile.
@@ -141,7 +141,7 @@ def test_a_page_reads_no_more_locks_than_it_shows(own_redis):
     page = backend.list(limit=20)
     assert [info.name for info in page] == [f"n{number}" for number in range(20)]
     assert calls(own_redis)["hmget"] - before["hmget"] == 20
-    newest = backend.list(newest_first=True, offset=1000, limit=2)
+    newest = backend.list(sort=["age"], offset=1000, limit=2)
     assert [info.name for info in newest] == ["n499", "n498"]
     assert len(backend.list()) == 1500
     assert backend.count() == backend.count(prefix="n") == 1500

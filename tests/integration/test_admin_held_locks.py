@@ -33,12 +33,9 @@ class DownBackend(LocalBackend):
     def get(self, name):
         raise BackendUnavailable("nobody answers", name, self.alias)
 
-    def list(self, **_):
+    def page(self, query, **_):
         DownBackend.asked += 1
         raise BackendUnavailable("nobody answers", "", self.alias)
-
-    def count(self, **_):
-        return len(self.list())
 
 
 class UnansweredBreak(LocalBackend):
@@ -204,22 +201,65 @@ def test_a_page_that_has_vanished_is_the_last_one(admin_client):
     assert names_on(admin_client.get(LIST + "?p=99")) == ["a"]
 
 
-def test_a_page_in_order_of_age_reads_no_more_than_it_needs(admin_client, monkeypatch):
-    for number in range(60):
-        hold(f"lock:{number:03}")
-    limits = []
-    original = LocalBackend.list
+@pytest.fixture
+def asked(monkeypatch):
+    """What the page asks the backends for: alias, offset and limit."""
+    asked, original = [], LocalBackend.page
 
-    def spy(self, **options):
-        limits.append(options.get("limit"))
-        return original(self, **options)
+    def spy(self, query, *, offset=0, limit=None):
+        asked.append((self.alias, offset, limit))
+        return original(self, query, offset=offset, limit=limit)
 
-    monkeypatch.setattr(LocalBackend, "count", lambda self, **_: 60)
-    monkeypatch.setattr(LocalBackend, "list", spy)
+    monkeypatch.setattr(LocalBackend, "page", spy)
+    return asked
+
+
+@pytest.mark.parametrize("more", ["", "&o=-0", "&q=lock", "&kind=held", "&holder_state=alive"])
+def test_a_page_of_one_alias_reads_the_rows_that_it_shows(admin_client, settings, asked, more):
+    use(settings, full=LOCAL, empty=LOCAL)
+    for number in range(120):
+        hold(f"lock:{number:03}", "full")
+    asked.clear()
+    for page in (1, 3):
+        admin_client.get(f"{LIST}?p={page}{more}")
+    assert [question for question in asked if question[0] == "full"] == [
+        ("full", 0, 50),
+        ("full", 100, 50),
+    ]
+
+
+def test_a_page_of_several_aliases_reads_up_to_its_end(admin_client, settings, asked):
+    use(settings, one=LOCAL, two=LOCAL)
+    for number in range(120):
+        hold(f"lock:{number:03}", ("one", "two")[number % 2])
+    asked.clear()
     admin_client.get(LIST)
-    admin_client.get(LIST + "?p=2")
-    admin_client.get(LIST + "?p=9999")
-    assert limits == [50, 100, 100]
+    assert asked == [("one", 0, 50), ("two", 0, 50)]
+    asked.clear()
+    assert names_on(admin_client.get(LIST + "?p=2")) == [f"lock:{n:03}" for n in range(50, 100)]
+    assert asked[2:] == [("one", 0, 100), ("two", 0, 100)]
+
+
+def test_all_orders_run_through_all_aliases(admin_client, settings):
+    use(settings, one=LOCAL, two=LOCAL)
+    for number in range(60):
+        hold(f"lock:{number * 37 % 60:03}", ("one", "two")[number % 2])
+    assert names_on(admin_client.get(LIST + "?p=2&o=0")) == [f"lock:{n:03}" for n in range(50, 60)]
+    assert names_on(admin_client.get(LIST + "?p=2&o=-0")) == [
+        f"lock:{n:03}" for n in range(9, -1, -1)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [[], "redis://", 1])
+def test_settings_of_a_wrong_type_are_named(admin_client, settings, wrong):
+    settings.DLOCKS = wrong
+    locks.reset()
+    response = admin_client.get(LIST)
+    page = unescape(response.content.decode())
+    assert response.status_code == 200
+    assert f"DLOCKS is {wrong!r}; it must be a dict of aliases" in page
+    assert "No lock is held now." not in page
+    assert "it must be a dict" in messages_on(admin_client.get(page_of("a"), follow=True))[0]
 
 
 @pytest.mark.parametrize("query", ["?name=x", "?foo=bar", "?kind__x=1"])
