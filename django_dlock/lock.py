@@ -409,7 +409,10 @@ class Lock(LockView):
     ) -> None:
         try:
             if self._has_to_leave():
-                await self.arelease()
+                if kind is GeneratorExit:
+                    self._abandon()
+                else:
+                    await self.arelease()
         except (LeaseLost, BackendUnavailable) as trouble:
             self._tell(trouble, error)
         except LockError:
@@ -417,6 +420,15 @@ class Lock(LockView):
         except BaseException:
             self._interrupted()
             raise
+
+    def _abandon(self) -> None:
+        """Let a coroutine that its loop left behind, and that can wait no more, give it back."""
+        hold = self._to_release()
+        if self._holdings.leave(hold):
+            # Begun and given up, a release is carried out in the background.
+            flow = self._release(hold)
+            next(flow, None)
+            flow.close()
 
     def _has_to_leave(self) -> bool:
         """Whether a block that ends has something to release."""

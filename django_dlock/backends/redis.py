@@ -24,7 +24,7 @@ from .redis_async import METHODS, RedisCoroutines
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import FAILURES, RedisConnections
 from .redis_listing import RedisListing
-from .redis_mailbox import Mailbox
+from .redis_mailbox import Mailbox, asks_again_at
 from .redis_parameters import LoopMaker, connection_makers
 from .redis_renewal import SentRenewal
 from .redis_scripts import Script
@@ -34,9 +34,6 @@ __all__ = ["RedisBackend"]
 BYTES_SENT_AT_ONCE = 16_000
 """So much fits into the buffer of a connected socket, so that sending it cannot block."""
 CONNECTIONS_PER_LOOP = 32
-LONGEST_BLOCK = 3.0
-"""Seconds after which a waiter asks again although it heard nothing."""
-SHORTEST_BLOCK = 0.05
 
 
 T = TypeVar("T")
@@ -73,13 +70,11 @@ class RedisBackend(BaseLockBackend):
         deadline: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        now = clock.now()
-        end = now + max(SHORTEST_BLOCK, min(contention.remaining + 0.002, LONGEST_BLOCK))
         try:
             letter = self._mailbox.wait(
                 request.owner,
                 contention,
-                until=min(until, end),
+                until=min(until, asks_again_at(contention)),
                 deadline=deadline,
                 interrupted=interrupted,
             )

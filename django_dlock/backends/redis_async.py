@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -10,17 +11,34 @@ from redis import exceptions as errors
 from .. import clock
 from ..lease import Contention, Fate, Lease, LeaseRequest, Renewal
 from .base import Fates
+from .redis_async_mailbox import LoopMailbox
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands
 from .redis_connections import FAILURES
-from .redis_loops import Loops
+from .redis_loops import LoopConnections, Loops
+from .redis_mailbox import asks_again_at, numbers
 from .redis_parameters import LoopMaker
 
 __all__ = ["METHODS", "RedisCoroutines"]
 
-METHODS = frozenset({"acquire", "renew", "release", "undo", "locked", "break_"})
+METHODS = frozenset({"acquire", "wait", "renew", "release", "undo", "locked", "break_"})
 """What is awaited here; the rest of a backend is for operators and runs on threads."""
 
 T = TypeVar("T")
+
+
+class _OfLoop(LoopConnections):
+    """What one event loop has of one Redis."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        maker: LoopMaker,
+        limit: int,
+        address: str,
+        timeout: float,
+    ) -> None:
+        super().__init__(loop, maker, limit)
+        self.mailbox = LoopMailbox(self, address, timeout)
 
 
 class RedisCoroutines:
@@ -39,13 +57,38 @@ class RedisCoroutines:
         command_timeout: float,
         unavailable: Callable[[BaseException, str], NoReturn],
     ) -> None:
-        self._loops = Loops(for_loop, limit)
+        def make(loop: asyncio.AbstractEventLoop) -> _OfLoop:
+            address = commands.keys.mailbox(next(numbers))
+            return _OfLoop(loop, for_loop(), limit, address, command_timeout)
+
+        self._loops = Loops(make)
         self._commands = commands
         self._command_timeout = command_timeout
         self._unavailable = unavailable
 
     async def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        return await self._run(self._commands.acquire(request), deadline)
+        address = self._loops.here().mailbox.address
+        return await self._run(self._commands.acquire(request, address), deadline)
+
+    async def wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        deadline: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        try:
+            letter = await self._loops.here().mailbox.wait(
+                request.owner,
+                contention,
+                until=min(until, asks_again_at(contention)),
+                interrupted=interrupted,
+            )
+        except FAILURES as error:
+            self._unavailable(error, request.name)
+        return None if letter is None else self._commands.handed(request, contention, letter)
 
     async def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
         fates: Fates = []
@@ -85,11 +128,13 @@ class RedisCoroutines:
             sent_at = clock.now()
             await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *args)
             try:
-                return await connection.read_response(), sent_at
+                # Whoever called this drops the connection, which redis-py cannot do for a
+                # coroutine whose loop has ended.
+                return await connection.read_response(disconnect_on_error=False), sent_at
             except errors.NoScriptError:
                 sent_at = clock.now()
                 await connection.send_command("EVAL", script.source, len(keys), *keys, *args)
-                return await connection.read_response(), sent_at
+                return await connection.read_response(disconnect_on_error=False), sent_at
 
         try:
             answer, sent_at = await self._loops.here().call(talk, deadline=deadline)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redis import exceptions as errors
 
@@ -26,49 +26,21 @@ else:
     # What redis-py itself uses there, and brings along.
     from async_timeout import timeout_at  # type: ignore[no-redef]
 
-__all__ = ["LoopConnections", "Loops", "drop"]
+__all__ = ["LoopConnections", "Loops", "drop", "timeout_at"]
 
 T = TypeVar("T")
-
-
-class Loops:
-    """The connections of one backend in each event loop of this process.
-
-    Args:
-        for_loop: Makes what makes a loop's connections.
-        limit: Connections of one loop at the most.
-    """
-
-    def __init__(self, for_loop: Callable[[], LoopMaker], limit: int) -> None:
-        self._for_loop, self._limit = for_loop, limit
-        self._of: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-
-    def here(self) -> LoopConnections:
-        """Those of the running loop."""
-        loop = asyncio.get_running_loop()
-        return self._of.get(loop) or self._first(loop)
-
-    def _first(self, loop: asyncio.AbstractEventLoop) -> LoopConnections:
-        for other in list(self._of):
-            if other.is_closed():
-                self._of.pop(other, None)
-        connections = self._of[loop] = LoopConnections(loop, self._for_loop(), self._limit)
-        return connections
-
-    def forget(self) -> None:
-        """Leave all loops and their connections to the parent; runs in a forked child."""
-        self._of = {}
-
-    def close(self) -> None:
-        """Close idle connections, soon; from any thread."""
-        for loop, connections in self._of.copy().items():
-            # Closed by now, or just about to be.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(connections.close_soon)
+C = TypeVar("C", bound="LoopConnections")
 
 
 class LoopConnections:
-    """A bounded pool for the coroutines of one loop; those beyond the bound queue for a turn."""
+    """A bounded pool for the coroutines of one loop; those beyond the bound queue for a turn.
+
+    Args:
+        limit: Connections at the most, but for those of ``connect``.
+
+    Attributes:
+        ended: The loop is about to close: nothing is kept any more.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, maker: LoopMaker, limit: int) -> None:
         self.loop = loop
@@ -76,7 +48,8 @@ class LoopConnections:
         self._idle: list[Any] = []
         self._free = limit
         self._queue = collections.OrderedDict[asyncio.Future[None], None]()
-        self._ended = False
+        self.ended = False
+        self._closers: list[Callable[[], None]] = []
         self._pid = os.getpid()
         self._closing: asyncio.Task[None] | None = None
         self._guard = self._watch()
@@ -127,7 +100,7 @@ class LoopConnections:
                 drop(connection)
                 raise
             else:
-                if self._ended:
+                if self.ended:
                     drop(connection)
                 else:
                     self._idle.append(connection)
@@ -165,6 +138,10 @@ class LoopConnections:
                 return
         self._free += 1
 
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Call it, in the loop, whenever idle connections are closed, and at the end."""
+        self._closers.append(closer)
+
     # -- the end -----------------------------------------------------------------------
 
     async def _watch(self) -> AsyncGenerator[None, None]:
@@ -174,7 +151,7 @@ class LoopConnections:
         finally:
             # A child that was forked while the loop ran may come here with it.
             if os.getpid() == self._pid:
-                self._ended = True
+                self.ended = True
                 _standing.discard(self)
                 await self._close()
 
@@ -186,6 +163,8 @@ class LoopConnections:
     async def _close(self) -> None:
         while self._idle:
             drop(self._idle.pop())
+        for closer in self._closers:
+            closer()
         if self._maker.sentinels is not None:
             for sentinel in self._maker.sentinels.sentinels:
                 with contextlib.suppress(*FAILURES):
@@ -194,6 +173,41 @@ class LoopConnections:
         # after that.
         for _ in range(2):
             await asyncio.sleep(0)
+
+
+class Loops(Generic[C]):
+    """The connections of one backend in each event loop of this process.
+
+    Args:
+        make: Makes those of a loop that has none yet.
+    """
+
+    def __init__(self, make: Callable[[asyncio.AbstractEventLoop], C]) -> None:
+        self._make = make
+        self._of: dict[asyncio.AbstractEventLoop, C] = {}
+
+    def here(self) -> C:
+        """Those of the running loop."""
+        loop = asyncio.get_running_loop()
+        return self._of.get(loop) or self._first(loop)
+
+    def _first(self, loop: asyncio.AbstractEventLoop) -> C:
+        for other in list(self._of):
+            if other.is_closed():
+                self._of.pop(other, None)
+        connections = self._of[loop] = self._make(loop)
+        return connections
+
+    def forget(self) -> None:
+        """Leave all loops and their connections to the parent; runs in a forked child."""
+        self._of = {}
+
+    def close(self) -> None:
+        """Close idle connections, soon; from any thread."""
+        for loop, connections in self._of.copy().items():
+            # Closed by now, or just about to be.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(connections.close_soon)
 
 
 _standing: set[LoopConnections] = set()

@@ -37,18 +37,27 @@ from ..lease import Contention
 from .redis_commands import Keys, Letter, read_letter
 from .redis_connections import CUT, RedisConnections
 
-__all__ = ["KEPT_FOR", "SILENCE", "Mailbox"]
+__all__ = ["ASK_EVERY", "KEPT_FOR", "SILENCE", "SOON", "Mailbox", "asks_again_at", "numbers"]
 
+LONGEST_BLOCK = 3.0
+"""Seconds after which a waiter asks again although it heard nothing."""
+SHORTEST_BLOCK = 0.05
 ASK_EVERY = 0.5
 """Seconds after which a waiter asks whether it is interrupted."""
 SILENCE = 10.0
 """Seconds without a word after which the connection must show that it lives."""
 KEPT_FOR = 5.0
 """Seconds for which a letter is kept whose addressee does not wait at the moment."""
-_PAUSE = 0.1
+SOON = 0.1
 """A connection that is cut so soon after its subscription is no accident."""
 
-_numbers = itertools.count(1)
+numbers = itertools.count(1)
+"""Of the mailboxes of this process."""
+
+
+def asks_again_at(met: Contention) -> float:
+    """When a waiter that hears nothing asks again: by then the lease may have ended."""
+    return clock.now() + max(SHORTEST_BLOCK, min(met.remaining + 0.002, LONGEST_BLOCK))
 
 
 class _Waiter:
@@ -79,7 +88,7 @@ class Mailbox:
 
     def __init__(self, connections: RedisConnections, keys: Keys, timeout: float) -> None:
         self._connections, self._keys, self._timeout = connections, keys, timeout
-        self._number = next(_numbers)
+        self._number = next(numbers)
         self.forget()
 
     def forget(self) -> None:
@@ -198,7 +207,7 @@ class Mailbox:
             message = connection.read_response()
         except (*CUT, errors.TimeoutError):
             self._drop(connection)
-            if clock.now() - self._subscribed_at < _PAUSE:
+            if clock.now() - self._subscribed_at < SOON:
                 raise
             return False
         except BaseException:

@@ -11,7 +11,7 @@ from django_dlock.testing import BackendContract
 @pytest.fixture
 def backend(redis_backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> RedisBackend:
     # A waiter that asks again by itself would hide a wake-up that was lost.
-    monkeypatch.setattr("django_dlock.backends.redis.LONGEST_BLOCK", 3600.0)
+    monkeypatch.setattr("django_dlock.backends.redis_mailbox.LONGEST_BLOCK", 3600.0)
     return redis_backend
 
 
