@@ -220,7 +220,7 @@ class RedisBackend(BaseLockBackend):
 
         def talk(connection: Any) -> tuple[Any, float]:
             sent_at = clock.now()
-            connection.send_command("EVALSHA", script.sha, len(keys), *keys, *args)
+            connection.send_packed_command((command.packed,))
             try:
                 return read(connection, deadline), sent_at
             except errors.NoScriptError:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from .. import clock
 from ..lease import Contention, Fate, Kind, Lease, LeaseRequest, Renewal
@@ -18,6 +18,7 @@ from ..process import ProcessIdentity, current
 from . import redis_scripts as scripts
 from .base import Fates
 from .describe import process_from_json
+from .redis_packing import BLANK, pack, pattern
 from .redis_scripts import FATES, Script
 
 __all__ = [
@@ -33,6 +34,9 @@ __all__ = [
 RENEWALS_PER_CALL = 500
 UNDONE_FOR = 120.0
 """Seconds, besides the TTL, for which an undone attempt cannot be granted any more."""
+
+Words: TypeAlias = tuple[Sequence[str], Sequence[str]]
+"""Keys and arguments of a script."""
 
 T = TypeVar("T")
 
@@ -108,6 +112,8 @@ class Command(Generic[T]):
     Attributes:
         read: Makes the answer of the script's reply and of the moment at which it was sent.
         name: Of the lock, for errors; empty for none.
+        packed: The call of the script by its digest, as it travels; made of the other attributes
+            where it is not given.
     """
 
     script: Script
@@ -115,6 +121,11 @@ class Command(Generic[T]):
     args: Sequence[str | int | bytes]
     read: Callable[[Any, float], T]
     name: str = ""
+    packed: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not self.packed:
+            self.packed = pack(self.script, self.keys, self.args)
 
 
 class Commands:
@@ -126,6 +137,10 @@ class Commands:
 
     def __init__(self, prefix: str, timeout: float) -> None:
         self.keys, self._timeout = Keys(prefix), timeout
+        # The same for all keys of one lock.
+        self._prefix = len(self.keys.locks.encode())
+        self._acquiring: tuple[ProcessIdentity | None, bytes] = (None, b"")
+        self._releasing = pattern(scripts.RELEASE, *self._release_words(BLANK, BLANK, BLANK))
 
     def acquire(self, request: LeaseRequest, mailbox: str = "") -> Command[Lease | Contention]:
         """Try once.
@@ -133,7 +148,9 @@ class Commands:
         Args:
             mailbox: Where this process listens, for a request that waits.
         """
-        keys, name, owner, process = self.keys, request.name, request.owner, current()
+        name, owner, process = request.name, request.owner, current()
+        ttl, mailbox = str(_ms(request.ttl)), mailbox if request.waits else ""
+        details = (request.kind, request.metadata, mailbox, request.replaces)
 
         def read(answer: Any, sent_at: float) -> Lease | Contention:
             if answer[0]:
@@ -159,20 +176,30 @@ class Commands:
 
         return Command(
             scripts.ACQUIRE,
-            [*keys.of(name), keys.undone + owner],
-            [
-                name,
-                owner,
-                _ms(request.ttl),
-                request.kind,
-                process.id,
-                _process_json(process),
-                request.metadata,
-                mailbox if request.waits else "",
-                request.replaces,
-            ],
+            *self._acquire_words(process, name, owner, ttl, *details),
             read,
             name,
+            self._packed_acquire(process, name, owner, ttl, *details),
+        )
+
+    def _acquire_words(self, process: ProcessIdentity, *words: str) -> Words:
+        name, owner, ttl, kind, metadata, mailbox, replaces = words
+        args = [name, owner, ttl, kind, process.id, _process_json(process)]
+        args += (metadata, mailbox, replaces)
+        return [*self.keys.of(name), self.keys.undone + owner], args
+
+    def _packed_acquire(self, process: ProcessIdentity, *words: str) -> bytes:
+        known, acquiring = self._acquiring
+        if known is not process:
+            blanks = self._acquire_words(process, *(BLANK for _ in words))
+            acquiring = pattern(scripts.ACQUIRE, *blanks)
+            self._acquiring = process, acquiring
+        name, owner, ttl, kind, metadata, mailbox, replaces = map(str.encode, words)
+        n, key, o = len(name), self._prefix + len(name), len(owner)
+        return acquiring % (
+            *(key, name, key, name, key, name, key, name, self._prefix + o, owner),
+            *(n, name, o, owner, len(ttl), ttl, len(kind), kind, len(metadata), metadata),
+            *(len(mailbox), mailbox, len(replaces), replaces),
         )
 
     def handed(self, request: LeaseRequest, met: Contention, letter: Letter) -> Lease | None:
@@ -209,12 +236,20 @@ class Commands:
         )
 
     def release(self, name: str, owner: str, min_hold: float) -> Command[Fate]:
+        words = name, owner, str(math.ceil(min_hold * 1000))
         return Command(
-            scripts.RELEASE,
-            self.keys.of(name),
-            [name, owner, math.ceil(min_hold * 1000)],
-            _fate,
-            name,
+            scripts.RELEASE, *self._release_words(*words), _fate, name, self._packed_release(*words)
+        )
+
+    def _release_words(self, name: str, owner: str, min_hold: str) -> Words:
+        return self.keys.of(name), [name, owner, min_hold]
+
+    def _packed_release(self, *words: str) -> bytes:
+        name, owner, min_hold = map(str.encode, words)
+        n, key = len(name), self._prefix + len(name)
+        return self._releasing % (
+            *(key, name, key, name, key, name, key, name),
+            *(n, name, len(owner), owner, len(min_hold), min_hold),
         )
 
     def undo(self, request: LeaseRequest) -> Command[None]:
