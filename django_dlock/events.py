@@ -19,7 +19,7 @@ from django.dispatch import Signal
 
 from . import clock
 
-__all__ = ["Deliverer", "call", "complain", "flush", "nudge", "send", "settle", "warn"]
+__all__ = ["Deliverer", "call", "complain", "flush", "heard", "nudge", "send", "settle", "warn"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -179,9 +179,14 @@ def complain(error: BaseException, message: str, *args: Any) -> None:
     _deliverer.post(lambda: logger.error(message, *args, exc_info=error))
 
 
+def heard(signal: Signal, sender: type) -> bool:
+    """Whether anybody listens; costs next to nothing where nobody does."""
+    return bool(signal.receivers) and signal.has_listeners(sender)
+
+
 def send(signal: Signal, sender: type, **facts: Any) -> None:
-    """Send a signal from the events thread; costs nothing where nobody listens."""
-    if signal.has_listeners(sender):
+    """Send a signal from the events thread, if anybody listens."""
+    if heard(signal, sender):
         _deliverer.post(lambda: _send(signal, sender, facts))
 
 

@@ -20,7 +20,7 @@ class Holdings:
 
     __slots__ = ("_bound", "_depths", "_holds", "_mark", "ended")
 
-    def __init__(self, *, bound: bool) -> None:
+    def __init__(self, bound: bool) -> None:
         self._bound = bound
         self._mark = object()
         self._holds: dict[HolderKey, Hold] = {}

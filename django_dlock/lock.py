@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from .lock_view import LockView
 from .waiting import Flow, adrive, drive
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Never, Self
 
 __all__ = ["DEFAULT", "Lock"]
 
@@ -68,14 +68,6 @@ class Lock(LockView):
 
     __slots__ = ("_options",)
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        if "timeout" in options:
-            raise TypeError(
-                "Lock() takes no timeout: in redis-py it is the lease (ttl= here), in "
-                "threading the patience (wait= here)"
-            )
-        return super().__new__(cls)
-
     def __init__(
         self,
         name: str,
@@ -91,21 +83,24 @@ class Lock(LockView):
         metadata: Mapping[str, Any] | None = None,
         on_lost: Callable[[Lock, str], object] | None = None,
         hold_until: Literal["release", "commit"] = "release",
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise _unknown_option(*unknown)
         backend = locks[using]
-        super().__init__(check_name(name), backend, Holdings(bound=bound))
+        super().__init__(check_name(name), backend, Holdings(bound))
+        # By position: this is on everybody's path.
         self._options = LockOptions.read(
             backend,
-            ttl=ttl,
-            wait=wait,
-            renew=renew,
-            max_hold=max_hold,
-            min_hold=min_hold,
-            reentrant=reentrant,
-            bound=bound,
-            metadata=metadata,
-            on_lost=on_lost,
-            hold_until=hold_until,
+            ttl,
+            wait,
+            renew,
+            max_hold,
+            min_hold,
+            reentrant,
+            metadata,
+            on_lost,
+            hold_until,
         )
 
     # -- acquire -----------------------------------------------------------------------
@@ -172,7 +167,7 @@ class Lock(LockView):
         options = self._options
         return LeaseRequest(
             name=self.name,
-            owner=secrets.token_hex(16),
+            owner=os.urandom(16).hex(),
             ttl=min(options.ttl, options.max_hold),
             metadata=options.metadata_json,
             waits=patience != 0,
@@ -247,7 +242,8 @@ class Lock(LockView):
         hold.outer_transactions = transactions.outermost()
         self._holdings.add(hold)
         waited = clock.now() - started
-        events.send(signals.acquired, Lock, waited=waited, **hold.facts())
+        if events.heard(signals.acquired, Lock):
+            events.send(signals.acquired, Lock, waited=waited, **hold.facts())
         if waited >= signals.LONG_WAIT:
             events.send(signals.waited_long, Lock, waited=waited, **hold.facts())
         return True
@@ -339,15 +335,14 @@ class Lock(LockView):
                 background, and the lease ends with its TTL at the latest.
         """
         try:
-            self._give_back()
+            self._give_back(self._to_release())
         except LockError:
             raise
         except BaseException:
             self._interrupted()
             raise
 
-    def _give_back(self) -> None:
-        hold = self._to_release()
+    def _give_back(self, hold: Hold) -> None:
         if self._options.hold_until == "commit" and transactions.run_after(
             lambda: self._release_late(hold)
         ):
@@ -369,14 +364,16 @@ class Lock(LockView):
     async def arelease(self) -> None:
         """As ``release``, for coroutines."""
         try:
-            hold = self._to_release()
-            if self._holdings.leave(hold):
-                await adrive(self._release(hold), self._backend)
+            await self._agive_back(self._to_release())
         except LockError:
             raise
         except BaseException:
             self._interrupted()
             raise
+
+    async def _agive_back(self, hold: Hold) -> None:
+        if self._holdings.leave(hold):
+            await adrive(self._release(hold), self._backend)
 
     def _interrupted(self) -> None:
         """A release was cut short before it began: at least nothing is renewed any more."""
@@ -391,8 +388,9 @@ class Lock(LockView):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self._has_to_leave():
-                self.release()
+            hold = self._to_leave()
+            if hold is not None:
+                self._give_back(hold)
         except (LeaseLost, BackendUnavailable) as trouble:
             self._tell(trouble, error)
         except LockError:
@@ -408,11 +406,13 @@ class Lock(LockView):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self._has_to_leave():
-                if kind is GeneratorExit:
-                    self._abandon()
-                else:
-                    await self.arelease()
+            hold = self._to_leave()
+            if hold is None:
+                return
+            if kind is GeneratorExit:
+                self._abandon(hold)
+            else:
+                await self._agive_back(hold)
         except (LeaseLost, BackendUnavailable) as trouble:
             self._tell(trouble, error)
         except LockError:
@@ -421,25 +421,22 @@ class Lock(LockView):
             self._interrupted()
             raise
 
-    def _abandon(self) -> None:
+    def _abandon(self, hold: Hold) -> None:
         """Let a coroutine that its loop left behind, and that can wait no more, give it back."""
-        hold = self._to_release()
         if self._holdings.leave(hold):
             # Begun and given up, a release is carried out in the background.
             flow = self._release(hold)
             next(flow, None)
             flow.close()
 
-    def _has_to_leave(self) -> bool:
-        """Whether a block that ends has something to release."""
+    def _to_leave(self) -> Hold | None:
+        """What a block that ends has to release."""
         hold = self._holdings.current()
-        if hold is None:
-            return False
-        if hold.lost_reason == "fork":
+        if hold is not None and hold.ended and hold.lost_reason == "fork":
             # The parent's lock is the parent's affair.
             self._holdings.drop(hold, lost=True)
-            return False
-        return True
+            return None
+        return hold
 
     def _tell(self, trouble: LeaseLost | BackendUnavailable, error: BaseException | None) -> None:
         """What the end of a block does with trouble at its release."""
@@ -492,7 +489,7 @@ class Lock(LockView):
             raise hold.end_error()
 
     def _released(self, hold: Hold) -> None:
-        if hold.end_released():
+        if hold.end_released() and events.heard(signals.released, Lock):
             held_for = clock.now() - hold.acquired_at
             events.send(signals.released, Lock, held_for=held_for, **hold.facts())
 
@@ -529,3 +526,12 @@ class Lock(LockView):
         return AcquireTimeout(
             f"It is held by another; not free within {wait:g} s", self.name, self.alias
         )
+
+
+def _unknown_option(name: str, *others: str) -> TypeError:
+    if name == "timeout":
+        return TypeError(
+            "Lock() takes no timeout: in redis-py it is the lease (ttl= here), in threading the "
+            "patience (wait= here)"
+        )
+    return TypeError(f"Lock() got an unexpected keyword argument {name!r}")

@@ -26,7 +26,8 @@ DEFAULT: Final = Default()
 Seconds: TypeAlias = float | dt.timedelta
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which makes its construction three times as dear; nobody changes one.
+@dataclass(slots=True, eq=False)
 class LockOptions:
     """All durations are float seconds; ``wait`` of ``None`` waits for ever."""
 
@@ -36,24 +37,21 @@ class LockOptions:
     max_hold: float
     min_hold: float
     reentrant: bool
-    bound: bool
     metadata: Mapping[str, Any]
     metadata_json: str
     on_lost: Callable[[Any, str], object] | None
     hold_until: Literal["release", "commit"]
 
     @classmethod
-    def read(
+    def read(  # noqa: PLR0917 - keywords would cost a tenth of a lock's construction
         cls,
         backend: BaseLockBackend,
-        *,
         ttl: Seconds | None,
         wait: Seconds | Default | None,
         renew: bool,
         max_hold: Seconds | Default,
         min_hold: Seconds | None,
         reentrant: bool,
-        bound: bool,
         metadata: Mapping[str, Any] | None,
         on_lost: Callable[[Any, str], object] | None,
         hold_until: Literal["release", "commit"],
@@ -68,21 +66,20 @@ class LockOptions:
             raise ValueError(f"hold_until is {hold_until!r}; it takes 'release' or 'commit'")
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost is {on_lost!r}; it takes a callable (lock, reason)")
-        facts, encoded = _checked_metadata(metadata)
+        facts, encoded = _checked_metadata(metadata) if metadata else _NO_METADATA
         return cls(
-            ttl=alias.ttl if ttl is None else lease_ttl(backend, ttl, renewed=renew),
-            wait=_patience(wait, alias.wait),
-            renew=renew,
-            max_hold=alias.max_hold
+            alias.ttl if ttl is None else lease_ttl(backend, ttl, renewed=renew),
+            alias.wait if isinstance(wait, Default) else _patience(wait),
+            renew,
+            alias.max_hold
             if isinstance(max_hold, Default)
             else conf.seconds(max_hold, what="max_hold", minimum=0.1),
-            min_hold=0.0 if min_hold is None else conf.seconds(min_hold, what="min_hold"),
-            reentrant=reentrant,
-            bound=bound,
-            metadata=facts,
-            metadata_json=encoded,
-            on_lost=on_lost,
-            hold_until=hold_until,
+            0.0 if min_hold is None else conf.seconds(min_hold, what="min_hold"),
+            reentrant,
+            facts,
+            encoded,
+            on_lost,
+            hold_until,
         )
 
 
@@ -104,19 +101,15 @@ def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float
     return number
 
 
-def _patience(wait: Seconds | Default | None, default: float | None) -> float | None:
-    if isinstance(wait, Default):
-        return default
+def _patience(wait: Seconds | None) -> float | None:
     return None if wait is None else conf.seconds(wait, what="wait")
 
 
 _NO_METADATA: tuple[Mapping[str, Any], str] = ({}, "{}")
 
 
-def _checked_metadata(metadata: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], str]:
+def _checked_metadata(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The facts, and their JSON form."""
-    if not metadata:
-        return _NO_METADATA
     try:
         facts = dict(metadata)
         return facts, json.dumps(facts)

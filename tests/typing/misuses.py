@@ -6,7 +6,7 @@ from django_dlock import Lock, locked, locks
 
 Lock(42)  # type: ignore[arg-type]
 Lock("name", hold_until="later")  # type: ignore[arg-type]
-Lock("name", patience=3)  # type: ignore[call-arg]
+Lock("name", patience=3)  # type: ignore[arg-type]
 Lock("name", ttl="30")  # type: ignore[arg-type]
 
 

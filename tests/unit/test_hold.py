@@ -32,7 +32,6 @@ def hold(*, ttl: float, asked_at: float = 1000.0, **options: float) -> Hold:
         max_hold=DEFAULT,
         min_hold=None,
         reentrant=False,
-        bound=True,
         metadata=None,
         on_lost=None,
         hold_until="release",
