@@ -68,6 +68,10 @@ class Bench:
         import django
 
         django.setup()
+        from django.core.management import call_command
+
+        # A lease that is lost, or a long wait, is written down.
+        call_command("migrate", verbosity=0)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -82,10 +82,11 @@ class _Ours(Keeper):
 
 
 class _Script(Keeper):
+    _times = 0
+
     def hold(self) -> None:
         self._owners = [f"{number:032x}" for number in range(len(self._names))]
         self._px = int(self._ttl * 1000)
-        self._times = 0
         pipeline = self._client.pipeline(transaction=False)
         for name, owner in zip(self._names, self._owners, strict=True):
             pipeline.set(name, owner, nx=True, px=self._px)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from .. import keepers, peers
 from ..keepers import SCRIPT
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
-from ..peers import BRISK, BRISK_COUNTED, Where
+from ..peers import BRISK, BRISK_COUNTED, COUNTED, DIRECT, Where
 from ..processes import Worker
 
 if TYPE_CHECKING:
     from ..bench import Bench
 
 MANY = 10_000
+SESSION = "django-pglock"
 RENEWING = "python-redis-lock, renewing"
 
 METRICS = (
@@ -39,7 +40,7 @@ OPTIONS: dict[str, tuple[Role, str]] = {
     SCRIPT: ("floor", "redis-py: a thread that calls GET and PEXPIRE in Lua; no handles"),
     OURS: ("ours", "renewed by the watchdog; all handles are kept"),
     RENEWING: ("peer", "auto_renewal=True, a thread for each; expire in whole seconds, rounded up"),
-    "django-pglock": ("peer", "one session holds all and renews nothing; PostgreSQL as installed"),
+    SESSION: ("peer", "one session holds all and renews nothing; PostgreSQL as installed"),
 }
 
 
@@ -59,8 +60,11 @@ class Many:
 def rows(bench: Bench) -> Iterator[Row]:
     for count in (10, 100, 1000, MANY):
         # The shortest TTL that ``brisk`` allows; 10 000 need longer to be acquired.
-        many = Many(count, 3.0 if count == MANY else 1.5, 4)
-        names = [SCRIPT, OURS, RENEWING, *(["django-pglock"] if count == MANY else [])]
+        many = Many(count, 6.0, 2) if count == MANY else Many(count, 1.5, 4)
+        names = [SCRIPT, OURS, RENEWING]
+        if count == 1000:
+            # It needs longer and longer for each, 20 s for 10 000.
+            names.append(SESSION)
         yield Row(
             f"renewal.{count}",
             f"{count} renewed leases in one process, per interval",
@@ -77,7 +81,7 @@ def _subject(bench: Bench, name: str, many: Many) -> Subject:
     @contextmanager
     def open_() -> Iterator[Session]:
         if name not in (SCRIPT, OURS):
-            peers.kind(name).make(BRISK)
+            peers.kind(name).make(DIRECT)
         yield _Keeping(bench, name, many)
 
     return Subject(name, *OPTIONS[name], open_)
@@ -86,22 +90,24 @@ def _subject(bench: Bench, name: str, many: Many) -> Subject:
 class _Keeping(Session):
     def __init__(self, bench: Bench, subject: str, many: Many) -> None:
         self._bench, self._subject, self._many = bench, subject, many
-        # No peer is made for that many, and it takes long to see one fail.
-        self._overtaxed = many.count == MANY and subject not in (SCRIPT, OURS)
+        short = many.ttl < 3.0
+        self._direct, self._counted = (BRISK, BRISK_COUNTED) if short else (DIRECT, COUNTED)
+        # It takes long to see it fail, and there is nothing to be seen of a session.
+        self._once_only = subject == SESSION or (subject == RENEWING and many.count == MANY)
 
     def once(self) -> Readings:
         """In a fresh interpreter, for its memory, and by way of the proxy."""
-        if self._overtaxed:
-            return self._held(BRISK, fresh=True, peers_own="memory lost threads connections")
-        return self._held(BRISK_COUNTED, fresh=True, peers_own="memory round_trips")
+        if self._once_only:
+            return self._held(self._direct, "memory lost threads connections", fresh=True)
+        return self._held(self._counted, "memory round_trips", fresh=True)
 
     def round(self) -> Readings:
-        if self._overtaxed:
+        if self._once_only:
             return {}
-        return self._held(BRISK, fresh=False, peers_own="cpu server_cpu lost threads connections")
+        return self._held(self._direct, "cpu server_cpu lost threads connections")
 
-    def _held(self, where: Where, *, fresh: bool, peers_own: str) -> Readings:
-        """Hold them for a while; the readings that are named."""
+    def _held(self, where: Where, wanted: str, *, fresh: bool = False) -> Readings:
+        """Hold them for a while; the readings that are wanted."""
         many, before = self._many, self._connections()
         with Worker(fresh=fresh) as worker:
             growth = self._call(worker, "hold", self._subject, where, many.count, many.ttl)
@@ -119,17 +125,17 @@ class _Keeping(Session):
             readings["cpu"] = cpu / renewed
             readings["server_cpu"] = server_cpu / renewed
             readings["round_trips"] = counted.round_trips / renewed
-        return {name: readings[name] for name in peers_own.split() if name in readings}
+        return {name: readings[name] for name in wanted.split() if name in readings}
 
     @staticmethod
     def _call(worker: Worker, function: str, *args: Any) -> Any:
         return worker.call(f"{keepers.__name__}:{function}", *args, timeout=30)
 
     def _connections(self) -> int:
-        with peers.client(BRISK) as asking:
+        with peers.client(DIRECT) as asking:
             return int(asking.info("clients")["connected_clients"])
 
     def _server_cpu(self) -> float:
-        with peers.client(BRISK) as asking:
+        with peers.client(DIRECT) as asking:
             used = asking.info("cpu")
         return float(used["used_cpu_user"] + used["used_cpu_sys"])
