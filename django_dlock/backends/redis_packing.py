@@ -7,17 +7,19 @@ words of our commands are the same each time: those are packed once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from .redis_scripts import Script
 
 __all__ = ["BLANK", "pack", "pattern"]
 
+Word: TypeAlias = str | int | bytes
+
 BLANK: Final = "\udfff"
 """Stands for what is not known yet, as a word or at its end; in no text that can be encoded."""
 
 
-def pack(script: Script, keys: Sequence[str], args: Sequence[str | int]) -> bytes:
+def pack(script: Script, keys: Sequence[str], args: Sequence[Word]) -> bytes:
     """A call of the script by its digest."""
     words = _words(script, keys, args)
     return b"".join([b"*%d\r\n" % len(words), *map(_packed, words)])
@@ -40,12 +42,12 @@ def pattern(script: Script, keys: Sequence[str], args: Sequence[str]) -> bytes:
     return b"".join(parts)
 
 
-def _words(script: Script, keys: Sequence[str], args: Sequence[str | int]) -> list[str | int]:
+def _words(script: Script, keys: Sequence[str], args: Sequence[Word]) -> list[Word]:
     return ["EVALSHA", script.sha, len(keys), *keys, *args]
 
 
-def _packed(word: str | int) -> bytes:
-    data = str(word).encode()
+def _packed(word: Word) -> bytes:
+    data = word if isinstance(word, bytes) else str(word).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
