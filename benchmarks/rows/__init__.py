@@ -22,6 +22,7 @@ MODULES: tuple[str, ...] = (
     "task",
     "imports",
     "scale",
+    "waiters",
 )
 """In the order in which they run."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from testproject.servers import RedisServer
 
-from ..model import Metric, Readings, Row, Session, Subject
+from ..model import Metric, Readings, Role, Row, Session, Subject
 
 if TYPE_CHECKING:
     from django_dlock.backends.redis import RedisBackend
@@ -72,7 +72,7 @@ def rows(bench: Bench) -> Iterable[Row]:
                 with held.connected():
                     yield held
 
-        role = "floor" if size == BASIS else "ours"
+        role: Role = "floor" if size == BASIS else "ours"
         return Subject(among(size), role, "held by four processes, in a Redis of their own", ready)
 
     @contextmanager
