@@ -1,0 +1,438 @@
+"""Coroutines on one Redis: their connections, loops that come and go, forks, crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from django_dlock import Lock, clock, locks
+from django_dlock.backends import redis as redis_backend
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import Contention, Lease
+from testproject.servers import RedisServer
+from tests.faults.aliases import alias, configured
+from tests.proxy import Proxy
+
+from .tools import backend_for, client, grant, request
+
+OURS = ("dlock-watchdog", "dlock-events", "dlock-undo")
+"""Threads that serve coroutines, too."""
+
+
+@pytest.fixture
+def dlocks(own_redis: RedisServer) -> Iterator[None]:
+    with configured({"default": alias(own_redis.url, TTL=30, OPTIONS={"command_timeout": 5.0})}):
+        yield
+
+
+def connected(server: RedisServer) -> int:
+    """How many clients the server has, but for the one that asks."""
+    with client(server) as asking:
+        return len(asking.client_list()) - 1
+
+
+def gone(server: RedisServer, but: int = 0) -> bool:
+    """Whether all clients leave the server soon."""
+    end = clock.now() + 5
+    while connected(server) > but and clock.now() < end:
+        pass
+    return connected(server) == but
+
+
+class Threads:
+    """Counts the threads that start."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def __enter__(self) -> Threads:
+        self._start = start = threading.Thread.start
+
+        def count(thread: threading.Thread) -> None:
+            self.started.append(thread.name)
+            start(thread)
+
+        threading.Thread.start = count  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        threading.Thread.start = self._start  # type: ignore[method-assign]
+
+
+# -- without a thread --------------------------------------------------------------------
+
+
+async def test_no_call_of_a_coroutine_starts_a_thread(dlocks: None) -> None:
+    holder = Lock("it", bound=False)
+    # The listing that will see the waiter is for operators, and theirs is a thread.
+    locks["default"].get("it")
+    with Threads() as threads:
+        await holder.aacquire()
+        assert await holder.alocked()
+        await holder.arenew()
+        waiter = asyncio.create_task(Lock("it").aacquire())
+        await until_waiting("it", 1)
+        await holder.arelease()
+        assert await waiter
+    assert set(threads.started) <= {*OURS, "dlock-get"}
+
+
+async def until_waiting(name: str, count: int, using: str = "default") -> None:
+    """Until so many wait for the name at the server."""
+    while True:
+        info = await locks[using].acall("get", name)
+        if info is not None and info.waiting >= count:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_an_awaited_cycle_is_two_commands_on_one_connection(own_redis: RedisServer) -> None:
+    with Proxy("127.0.0.1", own_redis.port) as proxy, configured({"default": alias(proxy.url)}):
+        async with Lock("warm"):
+            pass
+        passed = len(proxy.commands)
+        for _ in range(3):
+            async with Lock("it"):
+                pass
+        assert proxy.commands[passed:] == ["EVALSHA"] * 6
+        assert proxy.connections == 1
+
+
+async def test_a_handed_over_lock_costs_its_waiter_one_command(own_redis: RedisServer) -> None:
+    direct = alias(own_redis.url, TTL=30)
+    proxy = Proxy("127.0.0.1", own_redis.port)
+    with proxy, configured({"default": alias(proxy.url, TTL=30), "direct": direct}):
+        holder = Lock("it", using="direct", bound=False)
+        # The first one subscribes, and asks again once.
+        for commands in (["EVALSHA", "SUBSCRIBE", "EVALSHA"], ["EVALSHA"], ["EVALSHA"]):
+            await holder.aacquire()
+            passed, waiter = len(proxy.commands), Lock("it")
+            enough = passed + len(commands)
+            waiting = asyncio.create_task(waiter.aacquire())
+            await asyncio.to_thread(proxy.wait_until, lambda p, n=enough: len(p.commands) >= n)
+            await until_waiting("it", 1, using="direct")
+            await holder.arelease()
+            assert await waiting
+            ours = [c for c in proxy.commands[passed:] if c in ("EVAL", "EVALSHA", "SUBSCRIBE")]
+            assert ours == commands
+            await waiter.arelease()
+
+
+# -- crowds --------------------------------------------------------------------------------
+
+
+async def test_a_thousand_waiters_of_one_name_need_few_connections(
+    own_redis: RedisServer, dlocks: None
+) -> None:
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        async with Lock("it", wait=60):
+            order.append(number)
+
+    holder = Lock("it", bound=False)
+    await holder.aacquire()
+    with Threads() as threads:
+        tasks = [asyncio.create_task(work(number)) for number in range(1000)]
+        await asyncio.sleep(0.2)
+        assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 1
+        await holder.arelease()
+        await asyncio.gather(*tasks)
+    assert sorted(order) == list(range(1000))
+    assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 1 + 2
+    assert set(threads.started) <= set(OURS)
+
+
+async def test_a_thousand_waiters_of_a_thousand_names_need_few_connections(
+    own_redis: RedisServer, dlocks: None
+) -> None:
+    holders = [Lock(f"it:{number}", bound=False) for number in range(1000)]
+    with Threads() as threads:
+        assert all(await asyncio.gather(*(holder.aacquire() for holder in holders)))
+        waiters = [Lock(holder.name, wait=60, bound=False) for holder in holders]
+        tasks = [asyncio.create_task(waiter.aacquire()) for waiter in waiters]
+        await until_waiting("it:999", 1)
+        assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 3
+        await asyncio.gather(*(holder.arelease() for holder in holders))
+        assert all(await asyncio.gather(*tasks))
+        assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 3
+        await asyncio.gather(*(waiter.arelease() for waiter in waiters))
+    assert set(threads.started) <= {*OURS, "dlock-get", "dlock-connect"}
+
+
+async def test_those_beyond_the_bound_come_in_their_turn_and_give_up_in_time(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_backend, "CONNECTIONS_PER_LOOP", 2)
+    backend = backend_for(own_redis.url, command_timeout=5.0)
+
+    def acquire(name: str, patience: float) -> Coroutine[Any, Any, Any]:
+        return backend.acall("acquire", request(name), deadline=clock.now() + patience)
+
+    await acquire("warm", 5)
+    own_redis.pause()
+    try:
+        stuck = [asyncio.create_task(acquire(f"stuck:{n}", 5)) for n in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(BackendUnavailable):
+            await acquire("late", 0.1)
+        gives_up = asyncio.create_task(acquire("gives up", 5))
+        queued = [asyncio.create_task(acquire(f"queued:{n}", 5)) for n in range(5)]
+        await asyncio.sleep(0.05)
+        gives_up.cancel()
+    finally:
+        own_redis.resume()
+    assert all(isinstance(answer, Lease) for answer in await asyncio.gather(*stuck, *queued))
+    assert connected(own_redis) == 2
+    # No place was lost with those that gave up.
+    assert all(await asyncio.gather(*(acquire(f"then:{n}", 5) for n in range(8))))
+    backend.close()
+
+
+async def test_g5_a_cancelled_call_leaves_its_late_reply_to_nobody(proxy: Proxy) -> None:
+    backend = backend_for(proxy.url, command_timeout=5.0)
+    # Loads the scripts.
+    grant(backend, request("warm"))
+    await backend.acall("locked", "other", deadline=backend.call_deadline())
+    proxy.delay = 0.5
+    seen = len(proxy.commands)
+    call = asyncio.create_task(backend.acall("acquire", request(), deadline=clock.now() + 5))
+    await asyncio.to_thread(proxy.wait_until, lambda proxy: len(proxy.commands) > seen)
+    call.cancel()
+    await asyncio.wait({call})
+    proxy.delay = 0.0
+    # Its reply would be taken for a lease.
+    assert not await backend.acall("locked", "other", deadline=backend.call_deadline())
+    met = await backend.acall("acquire", request(), deadline=backend.call_deadline())
+    assert isinstance(met, Contention)
+    backend.close()
+
+
+# -- loops that come and go ----------------------------------------------------------------
+
+PROGRAM = """
+import asyncio, gc, logging, os, threading
+# Of slow steps; what is destroyed or never retrieved is an error.
+logging.getLogger("asyncio").setLevel(logging.ERROR)
+from django.conf import settings
+settings.configure(DLOCKS={"default": {
+    "BACKEND": "django_dlock.backends.redis.RedisBackend", "LOCATION": os.environ["REDIS_URL"],
+    "OPTIONS": {"command_timeout": 5.0},
+}})
+from django_dlock import Lock, locks, watchdog
+
+async def cycle(name="it"):
+    async with Lock(name):
+        await asyncio.sleep(0)
+
+async def contended(name="it"):
+    await asyncio.gather(*(cycle(name) for _ in range(5)))
+
+def end():
+    gc.collect()
+    threads = {thread.name for thread in threading.enumerate()} - {"MainThread"}
+    assert threads <= {"dlock-watchdog", "dlock-events", "dlock-undo"}, threads
+"""
+
+
+@pytest.fixture
+def run(own_redis: RedisServer) -> Callable[..., None]:
+    """Runs a program that must end well and say nothing, whatever is collected."""
+
+    def run(source: str, **env: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-X", "dev", "-c", PROGRAM + textwrap.dedent(source)],
+            env={**os.environ, "REDIS_URL": own_redis.url, **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+    return run
+
+
+LOOPS = ["asyncio", "uvloop"]
+
+
+def chosen(loop: str) -> str:
+    """The line that lets ``asyncio.run`` use it."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+        return "import uvloop, warnings; run = uvloop.run"
+    return "run = asyncio.run"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_that_follow_each_other_leave_nothing_behind(
+    run: Callable[..., None], own_redis: RedisServer, loop: str
+) -> None:
+    run(f"""
+        {chosen(loop)}
+        import redis
+        for number in range(50):
+            run(contended() if number % 5 == 0 else cycle())
+        end()
+        with redis.Redis.from_url(os.environ["REDIS_URL"]) as asking:
+            # The asking one and, of threads, the watchdog's at the most.
+            assert len(asking.client_list()) <= 2, asking.client_list()
+        """)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_may_end_while_coroutines_wait(run: Callable[..., None], loop: str) -> None:
+    run(f"""
+        {chosen(loop)}
+        holder = Lock("it", bound=False)
+        holder.acquire()
+
+        async def main():
+            tasks = [asyncio.create_task(cycle()) for _ in range(20)]
+            await asyncio.gather(*(cycle(f"own:{{n}}") for n in range(20)))
+            await asyncio.sleep(0.1)
+            return tasks
+
+        for _ in range(5):
+            assert all(task.cancelled() for task in run(main()))
+        holder.release()
+        run(cycle())
+        end()
+        """)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_many_loops_of_many_threads_share_a_name(run: Callable[..., None], loop: str) -> None:
+    run(f"""
+        {chosen(loop)}
+        count = 0
+
+        async def work():
+            global count
+            for _ in range(20):
+                async with Lock("it", wait=50):
+                    seen = count
+                    await asyncio.sleep(0)
+                    count = seen + 1
+
+        async def main():
+            await asyncio.gather(work(), work(), work())
+
+        threads = [threading.Thread(target=lambda: run(main())) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert count == 360, count
+        end()
+        """)
+
+
+def test_async_to_sync_leaves_nothing_behind(run: Callable[..., None]) -> None:
+    run("""
+        from asgiref.sync import async_to_sync
+        for _ in range(20):
+            async_to_sync(cycle)()
+        end()
+        """)
+
+
+def test_a_loop_closed_without_a_word_is_forgotten(own_redis: RedisServer, dlocks: None) -> None:
+    async def hold() -> Lock:
+        lock = Lock("it")
+        await lock.aacquire()
+        return lock
+
+    def loops() -> None:
+        for _ in range(3):
+            loop = asyncio.new_event_loop()
+            lock = loop.run_until_complete(hold())
+            loop.close()
+            lock.release()
+        asyncio.run(cycle())
+        gc.collect()
+
+    # Python itself complains of the sockets then, and so it should.
+    with pytest.warns(ResourceWarning):
+        loops()
+    # What threads have: the release's connection.
+    assert gone(own_redis, but=1)
+
+
+async def cycle() -> None:
+    async with Lock("it"):
+        pass
+
+
+def test_a_block_left_by_its_closed_loop_gives_its_lease_back(
+    own_redis: RedisServer, dlocks: None
+) -> None:
+    async def block() -> None:
+        async with Lock("it"):
+            await asyncio.Event().wait()
+
+    coroutine = block()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(coroutine)
+    loop.run_until_complete(asyncio.sleep(0.1))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    # As the collector does, but that would be said on standard error.
+    coroutine.close()
+    assert Lock("it").acquire(timeout=10)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+# -- forks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_g8_a_child_of_a_running_loop_leaves_its_sockets_alone(
+    run: Callable[..., None], loop: str
+) -> None:
+    run(f"""
+        {chosen(loop)}
+        backend = locks["default"]
+
+        async def main():
+            lock = Lock("it")
+            waiter = Lock("other", bound=False)
+            holder = Lock("other", bound=False)
+            await lock.aacquire()
+            await holder.aacquire()
+            waiting = asyncio.create_task(waiter.aacquire(timeout=50))
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                pid = os.fork()
+                if pid == 0:
+                    status = 1
+                    try:
+                        assert (lock.state, lock.lost_reason) == ("lost", "fork")
+                        child = threading.Thread(target=lambda: run(cycle("childs")))
+                        child.start()
+                        child.join()
+                        gc.collect()
+                        assert not Lock("it").acquire(blocking=False)
+                        status = 0
+                    finally:
+                        os._exit(status)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            # On the same connections, whose readers are still watched.
+            await lock.arenew()
+            await holder.arelease()
+            assert await waiting
+            await waiter.arelease()
+            await lock.arelease()
+
+        run(main())
+        end()
+        """)
