@@ -17,10 +17,10 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test mutants faults soak lint types docs package clean
+.PHONY: help demo serve test mutants faults soak bench bench-compare lint types docs package clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 demo: $(VENV)/.demo ## Run the demonstration: plain Celery, the lock alone, lock and record
 	@$(BIN)/python -m testproject.demo $(ARGS)
@@ -39,6 +39,12 @@ faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of a
 
 soak: $(VENV)/.dev ## Draw faults at random for MINUTES=10; SEED=… draws the same ones again
 	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
+
+bench: $(VENV)/.bench ## Measure it beside its floors and peers, ten minutes; ARGS="--quick --rows cycle"
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-compare: $(VENV)/.bench ## Set two results side by side: A=x.json B=y.json, or the two latest
+	@$(BIN)/python -m benchmarks compare $(A) $(B)
 
 lint: $(VENV)/.dev ## Ruff and the import contract
 	@$(BIN)/ruff check .
@@ -74,6 +80,12 @@ $(VENV)/.demo: setup.cfg pyproject.toml | $(BIN)/python
 $(VENV)/.dev: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing what tests, documentation and packaging need"
 	@$(PIP) --editable '.[dev]'
+	@$(call carry_redis)
+	@touch $@
+
+$(VENV)/.bench: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing the peers that it is measured with"
+	@$(PIP) --editable '.[bench]'
 	@$(call carry_redis)
 	@touch $@
 
