@@ -57,27 +57,17 @@ class Place:
         contention: What it met at the backend last.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_key",
-        "_line",
-        "_thread",
-        "_wake",
-        "asks",
-        "contention",
-        "seen",
-        "told",
-    )
+    # On the class, so that the many who are alone need not set them.
+    asks = told = False
+    contention: Contention | None = None
+    _wake: Callable[[], bool] | None = None
 
     def __init__(self, backend: BaseLockBackend, name: str, *, now: float, blocks: bool) -> None:
         self._key = (backend, name)
         self._blocks = blocks
         self._thread = threading.get_ident()
         self._line: list[Place] | None = None
-        self._wake: Callable[[], bool] | None = None
         self.seen = now
-        self.asks = self.told = False
-        self.contention: Contention | None = None
 
     # -- in the line -------------------------------------------------------------------
 
@@ -131,7 +121,7 @@ class Place:
         if line is None:
             return
         while True:
-            if line == [self] and _lines.get(self._key) is line:
+            if len(line) == 1 and self in line and _lines.get(self._key) is line:
                 # Only the first of a line closes it, so that nobody closes a stranger's.
                 _lines.pop(self._key, None)
             _take_out(line, self)
