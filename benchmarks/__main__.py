@@ -36,6 +36,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these, or families of them")
     parser.add_argument("--rounds", type=int, metavar="N", help="instead of each row's own")
     parser.add_argument("--quick", action="store_true", help="a rough look in about two minutes")
+    parser.add_argument("--no-postgres", action="store_true", help="do without its peer")
+    parser.add_argument("--output", type=Path, default=store.DIRECTORY, metavar="DIRECTORY")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     commands = parser.add_subparsers()
     comparing = commands.add_parser("compare", help="two results side by side")
@@ -60,7 +62,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        with Bench(quick=options.quick) as bench:
+        with Bench(quick=options.quick, postgres=not options.no_postgres) as bench:
             return _run_on(bench, options)
     except ServerNotFound as error:
         print(error, file=sys.stderr)
@@ -82,7 +84,7 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
     progress.done()
     verdicts = judge(result.rows.values())
     print(render(result, verdicts))
-    print(f"\n{store.write(result)}")
+    print(f"\n{store.write(result, options.output)}")
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 

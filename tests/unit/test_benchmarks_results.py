@@ -1,0 +1,127 @@
+"""Results that are stored, shown and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import compare, store
+from benchmarks.budgets import Budget, judge
+from benchmarks.model import OURS, Metric, Result, RowResult, Series, SubjectResult
+from benchmarks.report import amount, render
+
+CYCLE = Metric("cycle", "s", floor="bare", percentiles=(99,))
+TRIPS = Metric("round_trips")
+
+
+def result(
+    ours: list[float], *, trips: float = 2.0, started: str = "2026-01-01T00:00:00Z"
+) -> Result:
+    row = RowResult(
+        "cycle.same",
+        "One name",
+        (CYCLE, TRIPS),
+        subjects={
+            "bare": SubjectResult(
+                "floor", "plain", {"cycle": Series([1e-4] * len(ours), {"99": 2e-4})}
+            ),
+            OURS: SubjectResult(
+                "ours",
+                "defaults",
+                {"cycle": Series(ours, {"99": 3e-4}), "round_trips": Series([trips])},
+            ),
+            "gone": SubjectResult("peer", "as it comes", {}, "is not installed"),
+        },
+        seconds=1.5,
+    )
+    packages = {"redis": "8.1.0"}
+    about = {"python": "CPython 3.11", "redis_server": "7.0", "cpus": 2, "load_at_start": 0.1}
+    return Result(started, False, {**about, "packages": packages}, {row.name: row})
+
+
+FIRST = result([1.0e-4, 1.1e-4, 1.2e-4])
+
+
+def test_a_stored_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = store.write(FIRST, tmp_path)
+    assert store.read(path) == FIRST
+
+
+def test_the_file_tells_ratios_and_verdicts_to_those_without_our_code(tmp_path: Path) -> None:
+    data = json.loads(store.write(FIRST, tmp_path).read_text())
+    told = data["rows"]["cycle.same"]["subjects"][OURS]["series"]["cycle"]["ratio"]
+    assert told["spread"]["median"] == pytest.approx(1.1)
+    assert told["percentiles"]["99"] == pytest.approx(1.5)
+    assert {verdict["budget"]["row"] for verdict in data["verdicts"]} == {"cycle.same"}
+
+
+def test_the_latest_results_are_found_in_their_order(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.latest(2, tmp_path)
+    later = store.write(result([1e-4], started="2026-01-02T00:00:00Z"), tmp_path)
+    earlier = store.write(result([1e-4], started="2026-01-01T23:59:59Z"), tmp_path)
+    assert store.latest(2, tmp_path) == [earlier, later]
+
+
+# -- comparing ------------------------------------------------------------------------------
+
+
+def directions(second: Result) -> dict[str, str]:
+    return {move.metric.name: move.direction for move in compare.moves(FIRST, second)}
+
+
+def test_what_stays_within_the_spread_has_not_moved() -> None:
+    assert directions(result([1.1e-4, 1.2e-4, 1.3e-4])) == {"cycle": "same", "round_trips": "same"}
+
+
+def test_what_leaves_the_spread_has_moved() -> None:
+    assert directions(result([1.4e-4, 1.5e-4, 1.6e-4]))["cycle"] == "worse"
+    assert directions(result([0.7e-4, 0.8e-4, 0.9e-4]))["cycle"] == "better"
+    assert directions(result([1.1e-4] * 3, trips=3.0))["round_trips"] == "worse"
+
+
+def test_a_comparison_names_what_moved_and_what_else_differs() -> None:
+    second = result([1.4e-4, 1.5e-4, 1.6e-4], started="2026-01-02T00:00:00Z")
+    second.environment["packages"] = {"redis": "8.2.0"}
+    second.rows["new"] = RowResult("new", "New", ())
+    said = compare.render(FIRST, second)
+    assert "cycle.same, django-dlock: cycle is worse, 1.10 × → 1.50 ×" in said
+    assert "They differ in redis: 8.1.0 → 8.2.0" in said
+    assert "Only in B: new" in said
+    assert "Nothing moved" in compare.render(FIRST, FIRST)
+
+
+# -- showing --------------------------------------------------------------------------------
+
+
+def test_the_report_shows_numbers_reasons_and_verdicts() -> None:
+    budgets = [
+        Budget("cycle.same", "cycle", "most", 1.05, aim=0.85),
+        Budget("cycle.same", "round_trips", "most", 2),
+        Budget("cycle.same", "commands", "most", 2),
+    ]
+    said = render(FIRST, judge(FIRST.rows.values(), budgets))
+    assert "110 µs" in said
+    assert "gone cannot: is not installed" in said
+    assert "BEHIND by 5%" in said
+    assert "NOT MEASURED" in said
+    assert "django-dlock: defaults (cycle.same)" in said
+    assert "No peer is ahead" in said
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (61.34e-6, "s", "61.3 µs"),
+        (0.25, "s", "250 ms"),
+        (3.1e-9, "s", "3.10 ns"),
+        (0.0, "s", "0 ns"),
+        (1240.4, "/s", "1 240 /s"),
+        (2.0, "", "2"),
+        (12.34, "MiB", "12.3 MiB"),
+    ],
+)
+def test_amounts_have_three_digits_and_a_fitting_unit(value: float, unit: str, said: str) -> None:
+    assert amount(value, unit) == said
