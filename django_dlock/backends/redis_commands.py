@@ -83,22 +83,19 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         bucket = f"{{{prefix}:0}}"
         self.locks, self.waiters = f"{bucket}:l:", f"{bucket}:q:"
-        self.orders, self.facts = f"{bucket}:o:", f"{bucket}:w:"
-        self.undone, self.mailboxes = f"{bucket}:u:", f"{bucket}:m:"
+        self.requests, self.mailboxes = f"{bucket}:w:", f"{bucket}:m:"
+        self.undone = f"{bucket}:u:"
         self.index, self.beats, self.clock = (
             f"{bucket}:{key}" for key in ("index", "beats", "clock")
         )
 
     def of(self, name: str) -> list[str]:
         """What grants and ends of one lock need, in the scripts' order."""
-        return [
-            self.locks + name,
-            self.waiters + name,
-            self.index,
-            self.orders + name,
-            self.facts + name,
-            self.clock,
-        ]
+        return [self.locks + name, self.waiters + name, self.index, self.clock]
+
+    def of_attempt(self, owner: str) -> list[str]:
+        """Of one attempt: the mark that it was taken back, and what it asks for."""
+        return [self.undone + owner, self.requests + owner]
 
     def mailbox(self, number: int) -> str:
         """The channel of this process and the number, of which there is one to a listener."""
@@ -186,7 +183,7 @@ class Commands:
         name, owner, ttl, kind, metadata, mailbox, replaces = words
         args = [name, owner, ttl, kind, process.id, _process_json(process)]
         args += (metadata, mailbox, replaces)
-        return [*self.keys.of(name), self.keys.undone + owner], args
+        return [*self.keys.of(name), *self.keys.of_attempt(owner)], args
 
     def _packed_acquire(self, process: ProcessIdentity, *words: str) -> bytes:
         known, acquiring = self._acquiring
@@ -195,9 +192,10 @@ class Commands:
             acquiring = pattern(scripts.ACQUIRE, *blanks)
             self._acquiring = process, acquiring
         name, owner, ttl, kind, metadata, mailbox, replaces = map(str.encode, words)
-        n, key, o = len(name), self._prefix + len(name), len(owner)
+        n, o = len(name), len(owner)
+        lock, attempt = self._prefix + n, self._prefix + o
         return acquiring % (
-            *(key, name, key, name, key, name, key, name, self._prefix + o, owner),
+            *(lock, name, lock, name, attempt, owner, attempt, owner),
             *(n, name, o, owner, len(ttl), ttl, len(kind), kind, len(metadata), metadata),
             *(len(mailbox), mailbox, len(replaces), replaces),
         )
@@ -242,13 +240,13 @@ class Commands:
         )
 
     def _release_words(self, name: str, owner: str, min_hold: str) -> Words:
-        return self.keys.of(name), [name, owner, min_hold]
+        return self.keys.of(name), [name, owner, min_hold, self.keys.requests]
 
     def _packed_release(self, *words: str) -> bytes:
         name, owner, min_hold = map(str.encode, words)
         n, key = len(name), self._prefix + len(name)
         return self._releasing % (
-            *(key, name, key, name, key, name, key, name),
+            *(key, name, key, name),
             *(n, name, len(owner), owner, len(min_hold), min_hold),
         )
 
@@ -256,8 +254,8 @@ class Commands:
         name, owner = request.name, request.owner
         return Command(
             scripts.UNDO,
-            [*self.keys.of(name), self.keys.undone + owner],
-            [name, owner, _ms(request.ttl + UNDONE_FOR)],
+            [*self.keys.of(name), *self.keys.of_attempt(owner)],
+            [name, owner, _ms(request.ttl + UNDONE_FOR), self.keys.requests],
             _nothing,
             name,
         )
@@ -266,7 +264,8 @@ class Commands:
         return Command(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
 
     def break_(self, name: str, owner: str) -> Command[bool]:
-        return Command(scripts.BREAK, self.keys.of(name), [name, owner], _truth, name)
+        args = [name, owner, self.keys.requests]
+        return Command(scripts.BREAK, self.keys.of(name), args, _truth, name)
 
     def last_end(self, name: str) -> Command[tuple[str, Fate] | None]:
         return Command(scripts.LAST_END, [self.keys.locks + name], [], _end, name)

@@ -44,7 +44,7 @@ local worked_out = {
     return redis.call('PTTL', locks .. name) == -1
   end,
   ['@waiting'] = function(name)
-    return redis.call('ZCOUNT', waiters .. name, text(now), '+inf')
+    return redis.call('ZCARD', waiters .. name)
   end,
   ['@beat'] = function(name, l)
     local process = l[place.pid]

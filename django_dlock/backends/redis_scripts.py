@@ -8,8 +8,8 @@ Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock
   JSON; ``last`` and ``how`` the owner before and how its lease ended; ``past`` the same of all
   who handed it over lately. The key outlives the lease by a TTL, at least a minute, for the
   memory of its end.
-* ``…:q:<name>`` sorted set of waiters by when they are forgotten; ``…:o:<name>`` the same by
-  when they came; ``…:w:<name>`` hash of what each of them asks for.
+* ``…:q:<name>`` sorted set of waiters by when they came; ``…:w:<owner>`` what a waiter asks for,
+  gone when it is to be forgotten.
 * ``…:index`` sorted set of the names that are held, by token, so in order of their grant.
 * ``…:beats`` sorted set of processes by when they were last heard of; negative after a goodbye.
 * ``…:clock`` the highest token given out; ``…:u:<owner>`` an attempt that was taken back.
@@ -79,26 +79,24 @@ local function memory(ttl) return math.max(tonumber(ttl or 0), 60000) end
 local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
 """
 
-# Scripts that grant or end a lease have these keys in this order: lock, waiters, index, their
-# order, their facts, clock, and after it the mark of an attempt that was taken back.
+# Scripts that grant or end a lease have these keys in this order: lock, waiters, index, clock.
 _GRANT = """
-local function leave(owner)
-  if redis.call('ZREM', KEYS[2], owner) == 1 then
-    redis.call('ZREM', KEYS[4], owner)
-    redis.call('HDEL', KEYS[5], owner)
-  end
-end
 -- Above all that the bucket has given out, so that tokens rise when the clock steps back; above
 -- the clock, so that they rise when the server has lost its data.
 local function above(token)
-  local highest = math.max(tonumber(token or 0), tonumber(redis.call('GET', KEYS[6]) or 0))
-  return text(math.max(highest + 1, time[1] * 1000000 + time[2]))
+  local new = math.max(tonumber(token or 0) + 1, time[1] * 1000000 + time[2])
+  local highest = tonumber(redis.call('SET', KEYS[4], text(new), 'GET') or 0)
+  if highest >= new then
+    new = highest + 1
+    redis.call('SET', KEYS[4], text(new))
+  end
+  return text(new)
 end
-local function grant(name, owner, token, ttl, kind, pid, proc, meta)
-  redis.call('SET', KEYS[6], token)
+-- Further fields of the hash may follow.
+local function grant(name, owner, token, ttl, kind, pid, proc, meta, ...)
   redis.call('HSET', KEYS[1], 'owner', owner, 'until', text(now + ttl), 'kind', kind,
     'token', token, 'ttl', text(ttl), 'at', text(now), 'n', '0', 'pid', pid, 'proc', proc,
-    'meta', meta)
+    'meta', meta, ...)
   redis.call('PEXPIRE', KEYS[1], text(ttl + memory(ttl)))
   redis.call('ZADD', KEYS[3], token, name)
 end
@@ -106,49 +104,45 @@ end
 
 _END = f"""
 -- The first waiter whose process receives what ``letter`` says to it, and what it asks for.
-local function reach(letter)
+local function reach(requests, letter)
   local gone = {{}}
   while true do
-    local owner = redis.call('ZRANGE', KEYS[4], 0, 0)[1]
+    local owner = redis.call('ZPOPMIN', KEYS[2])[1]
     if not owner then return end
-    local till, facts = redis.call('ZSCORE', KEYS[2], owner), redis.call('HGET', KEYS[5], owner)
-    if till and facts and tonumber(till) > now then
-      facts = cmsgpack.unpack(facts)
-      local mailbox = facts[1]
-      if not gone[mailbox] then
-        -- One that may not publish shall be able to release all the same.
-        local heard = redis.pcall('PUBLISH', mailbox, owner .. ' ' .. letter(facts))
-        if type(heard) == 'number' and heard > 0 then return owner, facts end
-        gone[mailbox] = true
-      end
+    local asked = redis.call('GETDEL', requests .. owner)
+    asked = asked and cmsgpack.unpack(asked)
+    local mailbox = asked and asked[1]
+    if asked and not gone[mailbox] then
+      -- One that may not publish shall be able to release all the same.
+      local heard = redis.pcall('PUBLISH', mailbox, owner .. ' ' .. letter(asked))
+      if type(heard) == 'number' and heard > 0 then return owner, asked end
+      gone[mailbox] = true
     end
-    redis.call('ZREM', KEYS[4], owner)
-    leave(owner)
   end
 end
 -- ``token`` of the lease before; ``last`` its owner and ``how`` it ended, if it has just ended.
-local function hand_over(name, token, last, how, past)
-  local ttl
-  local owner, facts = reach(function(asked)
-    token, ttl = above(token), math.min(asked[2], {HANDED_MS})
-    return token .. ' ' .. text(ttl)
+local function hand_over(requests, name, token, last, how, past)
+  local new, ttl
+  local owner, asked = reach(requests, function(asked)
+    new, ttl = new or above(token), math.min(asked[2], {HANDED_MS})
+    return new .. ' ' .. text(ttl)
   end)
   if not owner then return false end
-  -- Takes away before it adds, for a server out of memory, see RENEW.
-  leave(owner)
-  grant(name, owner, token, ttl, unpack(facts, 3))
-  -- A release whose reply was lost is repeated when others have had the name since.
+  local kind, pid, proc, meta = unpack(asked, 3)
   if last then
+    -- A release whose reply was lost is repeated when others have had the name since.
     local ends = string.sub(';' .. last .. ':' .. how .. (past or ''), 1, 1024)
-    redis.call('HSET', KEYS[1], 'last', last, 'how', how, 'past', ends)
+    grant(name, owner, new, ttl, kind, pid, proc, meta, 'last', last, 'how', how, 'past', ends)
+  else
+    grant(name, owner, new, ttl, kind, pid, proc, meta)
   end
   return true
 end
-local function finish(name, token, owner, how, ttl, past)
-  if hand_over(name, token, owner, how, past) then return end
+-- Takes away before it adds, for a server out of memory, see RENEW. Its TTL is long enough.
+local function finish(requests, name, token, owner, how, past)
+  if hand_over(requests, name, token, owner, how, past) then return end
   redis.call('HDEL', KEYS[1], 'owner', 'until')
   redis.call('HSET', KEYS[1], 'last', owner, 'how', how)
-  redis.call('PEXPIRE', KEYS[1], text(memory(ttl)))
   redis.call('ZREM', KEYS[3], name)
 end
 """
@@ -157,7 +151,7 @@ ACQUIRE = Script(
     COMMON
     + _GRANT
     + f"""
--- KEYS: see above
+-- KEYS: see above, then mark of an attempt that was taken back, what this one asks for
 -- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, mailbox of one who will
 --   wait or '', owner that may be replaced or ''
 -- Returns {{token}} or {{'', owner, kind, remaining ms, process JSON, now ms, token}}.
@@ -165,9 +159,14 @@ local name, me, ttl, mailbox = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[8]
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'last', 'how', 'proc',
   'ttl')
 local owner, till, kind, token, last, how, proc = unpack(l, 1, 7)
-local living = lives(owner, till)
-if owner and owner ~= me and not living then last, how = owner, end_of(kind) end
-local undone = redis.call('EXISTS', KEYS[7]) == 1
+local living, fresh = lives(owner, till), false
+if owner and owner ~= me and not living then last, how, fresh = owner, end_of(kind), true end
+local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
+local undone = known and redis.call('EXISTS', KEYS[5]) == 1
+if known then
+  if mailbox == '' or not living or undone then redis.call('ZREM', KEYS[2], me) end
+  redis.call('DEL', KEYS[6])
+end
 
 if living and owner == me and kind ~= 'cooling' and not undone then
   -- One that was handed over has less than it asked for.
@@ -177,45 +176,45 @@ if living and owner == me and kind ~= 'cooling' and not undone then
   return {{token}}
 end
 if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
-  living, last, how = false, owner, 'released'
+  living, last, how, fresh = false, owner, 'released', true
 end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
 local over = not living and last == me and how ~= 'expired'
 if living or undone or over then
-  local remaining = 0
-  if living then
-    remaining = till and tonumber(till) - now or 10000
-    -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
-    -- for as long as the step.
-    local longest = tonumber(l[8])
-    if till and longest and kind ~= 'cooling' and remaining > longest then
-      remaining = longest
-      redis.call('HSET', KEYS[1], 'until', text(now + longest))
-      redis.call('PEXPIRE', KEYS[1], text(longest + memory(longest)))
-    end
-  end
-  if mailbox ~= '' and living and not undone then
-    local old = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', text(now), 'LIMIT', 0, 10)
-    for i = 1, #old do leave(old[i]) end
-    if redis.call('ZADD', KEYS[4], 'NX', text(time[1] * 1000000 + time[2]), me) == 1 then
-      local facts = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
-      redis.call('HSET', KEYS[5], me, cmsgpack.pack(facts))
-    end
-    redis.call('ZADD', KEYS[2], text(now + {_WAITER_MS}), me)
-    for _, key in ipairs({{2, 4, 5}}) do
-      redis.call('PEXPIRE', KEYS[key], {2 * _WAITER_MS})
-    end
-  else
-    leave(me)
-  end
   if not living then return {{'', '', 'held', '0', '', text(now), '0'}} end
+  local remaining = till and tonumber(till) - now or 10000
+  -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
+  -- for as long as the step.
+  local longest = tonumber(l[8])
+  if till and longest and kind ~= 'cooling' and remaining > longest then
+    remaining = longest
+    redis.call('HSET', KEYS[1], 'until', text(now + longest))
+    redis.call('PEXPIRE', KEYS[1], text(longest + memory(longest)))
+  end
+  if mailbox ~= '' and not undone then
+    local arrival = text(time[1] * 1000000 + time[2])
+    if redis.call('ZADD', KEYS[2], 'NX', arrival, me) == 0 then
+      -- Little by little those go who are forgotten.
+      local requests = string.sub(KEYS[6], 1, -1 - #me)
+      for _, other in ipairs(redis.call('ZRANDMEMBER', KEYS[2], 3)) do
+        if other ~= me and redis.call('EXISTS', requests .. other) == 0 then
+          redis.call('ZREM', KEYS[2], other)
+        end
+      end
+    end
+    redis.call('PEXPIRE', KEYS[2], {2 * _WAITER_MS})
+    local request = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
+    redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', {_WAITER_MS})
+  end
   return {{'', owner, kind or 'held', text(remaining), proc or '', text(now), token or '0'}}
 end
 
 local new = above(token)
-grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7])
-if last then redis.call('HSET', KEYS[1], 'last', last, 'how', how) end
-leave(me)
+if fresh then
+  grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7], 'last', last, 'how', how)
+else
+  grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+end
 return {{new}}
 """
 )
@@ -226,7 +225,7 @@ RELEASE = Script(
     + _END
     + """
 -- KEYS: see above
--- ARGV: name, owner, min_hold ms
+-- ARGV: name, owner, min_hold ms, prefix of what waiters ask for
 -- Returns the fate.
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'last', 'how',
   'token', 'past')
@@ -245,9 +244,9 @@ if cool > now then
   -- In this order for a server out of memory, see RENEW.
   redis.call('PEXPIRE', KEYS[1], text(cool - now + memory(ttl)))
   redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', text(cool))
-  reach(function() return '0 0' end)
+  reach(ARGV[4], function() return '0 0' end)
 else
-  finish(ARGV[1], token, me, 'released', ttl, past)
+  finish(ARGV[4], ARGV[1], token, me, 'released', past)
 end
 return 'released'
 """
@@ -258,17 +257,18 @@ UNDO = Script(
     + _GRANT
     + _END
     + """
--- KEYS: see above
--- ARGV: name, owner, ms for which the attempt cannot be granted any more
+-- KEYS: see above, then the mark of an attempt that was taken back, what it asks for
+-- ARGV: name, owner, ms for which the attempt cannot be granted any more, prefix as in RELEASE
 -- In this order for a server out of memory, see RENEW.
-leave(ARGV[2])
-redis.call('SET', KEYS[7], '1', 'PX', ARGV[3])
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past')
-local owner, till, kind, ttl, token, past = unpack(l, 1, 6)
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[6])
+redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past')
+local owner, till, kind, token, past = unpack(l, 1, 5)
 if not lives(owner, till) then
-  hand_over(ARGV[1], token, owner, owner and end_of(kind), past)
+  hand_over(ARGV[4], ARGV[1], token, owner, owner and end_of(kind), past)
 elseif owner == ARGV[2] and kind ~= 'cooling' then
-  finish(ARGV[1], token, owner, 'released', ttl, past)
+  finish(ARGV[4], ARGV[1], token, owner, 'released', past)
 end
 """
 )
@@ -279,13 +279,15 @@ BREAK = Script(
     + _END
     + """
 -- KEYS: see above
--- ARGV: name, owner
+-- ARGV: name, owner, prefix as in RELEASE
 -- Returns 1, or 0 where the owner does not have it.
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl', 'token', 'past')
 local owner, till, ttl, token, past = unpack(l, 1, 5)
 if owner ~= ARGV[2] then return 0 end
 if not lives(owner, till) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
-finish(ARGV[1], token, owner, 'broken', ttl, past)
+-- It may have none.
+redis.call('PEXPIRE', KEYS[1], text(memory(ttl)))
+finish(ARGV[3], ARGV[1], token, owner, 'broken', past)
 return 1
 """
 )
