@@ -8,19 +8,15 @@ between two of them.
 
 from __future__ import annotations
 
-import datetime as dt
-import functools
-import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Protocol, cast
 
-from ..lease import SORT_KEYS, HolderState, Kind, LeaseInfo, LeasePage, LeaseQuery
-from ..process import ProcessIdentity, death_proof
+from ..lease import SORT_KEYS, LeaseInfo, LeasePage, LeaseQuery
 from .base import LeaseInfos
-from .describe import holder_state, json_object, process_from_json
 from .redis_commands import Keys, text
+from .redis_rows import ALL_FACTS, EXACTLY, FACTS, Reader, Row
 from .redis_scripts import COMMON, Script
 
 __all__ = ["RedisListing"]
@@ -38,18 +34,18 @@ for i = 1, tonumber(ARGV[3]) do
   facts[i] = ARGV[3 + i]
   place[facts[i]] = i + 2
 end
-local procs, number_of, beat_of = {}, {}, {}
-local worked_out = {
+local call, procs, number_of, beat_of = redis.call, {}, {}, {}
+local work_out = {
   ['@endless'] = function(name)
-    return redis.call('PTTL', locks .. name) == -1
+    return call('PTTL', locks .. name) == -1
   end,
   ['@waiting'] = function(name)
-    return redis.call('ZCARD', waiters .. name)
+    return call('ZCARD', waiters .. name)
   end,
   ['@beat'] = function(name, l)
     local process = l[place.pid]
     if process and not beat_of[process] then
-      beat_of[process] = redis.call('ZSCORE', BEATS, process) or '0'
+      beat_of[process] = call('ZSCORE', BEATS, process) or '0'
     end
     return process and beat_of[process]
   end,
@@ -63,15 +59,17 @@ local worked_out = {
     return process and number_of[process]
   end,
 }
+local worked_out = {}
+for _, fact in ipairs(facts) do
+  if work_out[fact] then worked_out[place[fact]] = work_out[fact] end
+end
 -- {name, until, fact...}, or nothing for a name that is free.
 local function look(name)
-  local l = redis.call('HMGET', locks .. name, 'owner', 'until', unpack(facts))
+  local l = call('HMGET', locks .. name, 'owner', 'until', unpack(facts))
   if not lives(l[1], tonumber(l[2])) and
-    not (l[1] and redis.call('PTTL', locks .. name) == -1) then return nil end
+    not (l[1] and call('PTTL', locks .. name) == -1) then return nil end
   l[1] = name
-  for i, fact in ipairs(facts) do
-    if worked_out[fact] then l[i + 2] = worked_out[fact](name, l) end
-  end
+  for i, fact in pairs(worked_out) do l[i] = fact(name, l) end
   return l
 end
 """
@@ -149,22 +147,6 @@ return {text(now), cjson.encode(rows), cjson.encode(procs), cursor, redis.call('
 """
 )
 
-_STATE = ("kind", "proc", "pid", "at", "ttl", "@beat")
-_FACTS = {
-    "name": (),
-    "alias": (),
-    "kind": ("kind",),
-    "holder": ("proc",),
-    "holder_state": _STATE,
-    "age": ("at", "token"),
-    "ttl": ("@endless",),
-    "renewals": ("n",),
-    "token": ("token",),
-    "waiting": ("@waiting",),
-}
-"""What has to be known of a lease to sort by a key of ``SORT_KEYS``."""
-_ROW = (*_STATE, "owner", "token", "n", "meta", "@endless", "@waiting")
-
 
 class Ask(Protocol):
     """Runs a script within the command timeout."""
@@ -186,7 +168,7 @@ class RedisListing:
         self.alias, self._keys, self._ask = alias, keys, ask
 
     def get(self, name: str) -> LeaseInfo | None:
-        rows = self._rows([name.encode()], _Reader(self.alias), name)
+        rows = self._rows([name.encode()], Reader(self.alias), name)
         return rows[0].info() if rows else None
 
     def page(self, query: LeaseQuery, *, offset: int, limit: int | None) -> LeasePage:
@@ -203,13 +185,13 @@ class RedisListing:
 
     def _by_rank(self, newest_first: bool, offset: int, limit: int | None) -> LeasePage:
         """In the order of the index, whose ranks the server finds without counting."""
-        reader, cursor = _Reader(self.alias), ""
+        reader, cursor = Reader(self.alias), ""
         infos: LeaseInfos = []
         while True:
             wanted = ROWS_PER_CALL if limit is None else limit - len(infos)
             size = min(wanted, ROWS_PER_CALL)
             rows, cursor, total = self._walk(
-                reader, _ROW, cursor, LeaseQuery(), newest_first, rank=offset, size=size
+                reader, ALL_FACTS, cursor, LeaseQuery(), newest_first, rank=offset, size=size
             )
             infos += [row.info() for row in rows]
             if not cursor or len(infos) == limit:
@@ -224,40 +206,28 @@ class RedisListing:
         limit: int | None,
     ) -> LeasePage:
         """Out of all names, of which only those up to the end of the page are kept."""
-        reader, total, cursor = _Reader(self.alias), 0, ""
-        end = math.inf if limit is None else offset + limit
+        reader, cursor = Reader(self.alias), ""
+        selection = _Selection(sort, math.inf if limit is None else offset + limit)
         facts = _facts_for(query, sort)
-        # What a lease is sorted by, and its name last.
-        best: list[tuple[Any, ...]] = []
         while True:
             rows, cursor, _ = self._walk(
                 reader, facts, cursor, query, newest_first, size=NAMES_PER_CALL
             )
-            found = [row for row in rows if _passes(row, query)]
-            total += len(found)
-            for row in found:
-                info = cast(LeaseInfo, row)
-                best.append((*(SORT_KEYS[key.lstrip("-")](info) for key in sort), row.exact_name))
-            # Memory for the pages up to this one, not for all that there is.
-            if not cursor or len(best) > 2 * end + NAMES_PER_CALL:
-                for place in reversed(range(len(sort))):
-                    best.sort(key=itemgetter(place), reverse=sort[place].startswith("-"))
-                if end < len(best):
-                    del best[int(end) :]
+            selection.add(_passing(rows, query))
             if not cursor:
                 break
-        names = [found[-1] for found in best[offset:]]
+        names = selection.names()[offset:]
         infos: LeaseInfos = []
         for start in range(0, len(names), ROWS_PER_CALL):
             chunk = self._rows(names[start : start + ROWS_PER_CALL], reader)
             infos += [row.info() for row in chunk]
-        return LeasePage(infos, total)
+        return LeasePage(infos, selection.total)
 
     # -- scripts -----------------------------------------------------------------------
 
     def _walk(
         self,
-        reader: _Reader,
+        reader: Reader,
         facts: Sequence[str],
         cursor: str,
         query: LeaseQuery,
@@ -265,7 +235,7 @@ class RedisListing:
         *,
         size: int,
         rank: int = 0,
-    ) -> tuple[list[_Row], str, int]:
+    ) -> tuple[list[Row], str, int]:
         """Leases with these facts, where to go on (empty at the end), length of the index."""
         order = "1" if newest_first else "0"
         answer = self._ask(
@@ -273,12 +243,12 @@ class RedisListing:
             [self._keys.beats, self._keys.index],
             [*self._looking(facts), cursor, rank, size, order, query.prefix, query.contains],
         )
-        return list(reader.rows(facts, *answer[:3])), text(answer[3]), int(answer[4])
+        return reader.rows(facts, *answer[:3]), text(answer[3]), int(answer[4])
 
-    def _rows(self, names: Sequence[bytes], reader: _Reader, name: str = "") -> list[_Row]:
+    def _rows(self, names: Sequence[bytes], reader: Reader, name: str = "") -> list[Row]:
         """All facts of those names that are not free."""
-        keys, args = [self._keys.beats, self._keys.index], [*self._looking(_ROW), *names]
-        return list(reader.rows(_ROW, *self._ask(ROWS, keys, args, name=name)))
+        keys, args = [self._keys.beats, self._keys.index], [*self._looking(ALL_FACTS), *names]
+        return reader.rows(ALL_FACTS, *self._ask(ROWS, keys, args, name=name))
 
     def _looking(self, facts: Sequence[str]) -> list[str | int | bytes]:
         return [self._keys.locks, self._keys.waiters, len(facts), *facts]
@@ -288,131 +258,44 @@ def _facts_for(query: LeaseQuery, sort: Sequence[str]) -> list[str]:
     keys = {key.removeprefix("-") for key in sort}
     keys |= {"kind"} if query.kind else set()
     keys |= {"holder_state"} if query.holder_state else set()
-    return sorted({fact for key in keys for fact in _FACTS[key]})
+    return sorted({fact for key in keys for fact in FACTS[key]})
 
 
-def _passes(row: _Row, query: LeaseQuery) -> bool:
-    if query.kind and row.kind != query.kind:
-        return False
-    return not query.holder_state or row.holder_state == query.holder_state
+def _passing(rows: list[Row], query: LeaseQuery) -> list[Row]:
+    if query.kind:
+        rows = [row for row in rows if row.kind == query.kind]
+    if query.holder_state:
+        rows = [row for row in rows if row.holder_state == query.holder_state]
+    return rows
 
 
-class _Reader:
-    """Makes rows of the scripts' answers, for one listing.
+class _Selection:
+    """The first leases in an order, out of all that are added; memory for no more than twice those.
 
-    One process may hold thousands of leases; it is looked at once. The next listing looks again,
-    since a process may die at any moment.
+    Attributes:
+        total: How many were added.
     """
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-        self.process = functools.cache(process_from_json)
-        self.proof = functools.cache(death_proof)
+    def __init__(self, sort: Sequence[str], size: float) -> None:
+        self.total = 0
+        self._size, self._best = size, list[tuple[Any, ...]]()
+        self._keys = [SORT_KEYS[key.removeprefix("-")] for key in sort]
+        self._falling = [key.startswith("-") for key in sort]
 
-    def rows(self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes) -> Iterator[_Row]:
-        moment, known = int(now), ["", *_json(processes)]
-        fields = ("name", "until", *facts)
-        for row in _json(rows):
-            said = dict(zip(fields, row, strict=True))
-            said["proc"] = known[said.get("proc") or 0]
-            yield _Row(self, moment, said)
+    def add(self, rows: Sequence[Row]) -> None:
+        self.total += len(rows)
+        # What each is sorted by, and its name last.
+        columns = [list(map(key, cast("Sequence[LeaseInfo]", rows))) for key in self._keys]
+        self._best += zip(*columns, [row.exact_name for row in rows], strict=True)
+        if len(self._best) > 2 * self._size + NAMES_PER_CALL:
+            self._settle()
 
+    def names(self) -> list[bytes]:
+        self._settle()
+        return [best[-1].encode(*EXACTLY) for best in self._best]
 
-def _json(answer: bytes) -> Iterable[Any]:
-    # Bytes that are no text stay what they are, so that the name can be asked about. An empty
-    # list comes as an empty object: Lua has one thing for both.
-    return cast("Iterable[Any]", json.loads(answer.decode("utf-8", "surrogateescape")))
-
-
-def _number(field: Any) -> int:
-    # A stranger's damage to one entry must not keep the operator from seeing the others.
-    try:
-        return int(field)
-    except (TypeError, ValueError):
-        return 0
-
-
-class _Row:
-    """As a ``LeaseInfo``, as far as the facts go that were asked for."""
-
-    __slots__ = ("_now", "_reader", "_said", "alias")
-
-    def __init__(self, reader: _Reader, now: int, said: dict[str, Any]) -> None:
-        self._reader, self._now, self._said, self.alias = reader, now, said, reader.alias
-
-    @property
-    def exact_name(self) -> bytes:
-        return self._bytes("name")
-
-    @property
-    def name(self) -> str:
-        return text(self._bytes("name"))
-
-    @property
-    def kind(self) -> Kind:
-        return cast(Kind, text(self._bytes("kind")) or "held")
-
-    @property
-    def token(self) -> int:
-        return _number(self._said["token"])
-
-    @property
-    def acquired_at(self) -> dt.datetime:
-        seconds = (_number(self._said["at"]) or self._now) / 1000
-        return dt.datetime.fromtimestamp(seconds, tz=dt.timezone.utc)
-
-    @property
-    def ttl(self) -> float | None:
-        until = _number(self._said["until"])
-        return (until - self._now) / 1000 if until and not self._said["@endless"] else None
-
-    @property
-    def renewals(self) -> int:
-        return _number(self._said["n"])
-
-    @property
-    def waiting(self) -> int:
-        return _number(self._said["@waiting"])
-
-    @property
-    def process(self) -> ProcessIdentity | None:
-        return self._reader.process(self._said["proc"])
-
-    @property
-    def unheard(self) -> float:
-        said = self._said
-        renewed = _number(said["until"]) - _number(said["ttl"])
-        heard = max(_number(said["@beat"]), _number(said["at"]), renewed)
-        return (self._now - heard) / 1000
-
-    @property
-    def holder_state(self) -> HolderState:
-        return holder_state(
-            self.kind,
-            self.process,
-            unheard=self.unheard,
-            goodbye=_number(self._said["@beat"]) < 0,
-            proof=self._reader.proof,
-        )
-
-    def info(self) -> LeaseInfo:
-        acquired_at = self.acquired_at
-        return LeaseInfo(
-            name=self.name,
-            alias=self.alias,
-            kind=self.kind,
-            owner=text(self._bytes("owner")),
-            token=self.token,
-            acquired_at=acquired_at,
-            age=self._now / 1000 - acquired_at.timestamp(),
-            ttl=self.ttl,
-            renewals=self.renewals,
-            waiting=self.waiting,
-            process=self.process,
-            holder_state=self.holder_state,
-            metadata=json_object(text(self._bytes("meta"))),
-            unheard=self.unheard,
-        )
-
-    def _bytes(self, fact: str) -> bytes:
-        return str(self._said[fact] or "").encode("utf-8", "surrogateescape")
+    def _settle(self) -> None:
+        for place, falling in reversed(list(enumerate(self._falling))):
+            self._best.sort(key=itemgetter(place), reverse=falling)
+        if self._size < len(self._best):
+            del self._best[int(self._size) :]

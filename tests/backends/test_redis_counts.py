@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from django_dlock.backends import redis_listing
+import pytest
+import redis
+
+from django_dlock.backends import redis_rows
+from django_dlock.lease import SORT_KEYS, LeaseQuery
 from django_dlock.process import current
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
@@ -35,7 +39,7 @@ def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
     for number in range(5):
         grant(backend, request(f"n{number}"))
     looked = []
-    monkeypatch.setattr(redis_listing, "death_proof", lambda *_, **__: looked.append(1))
+    monkeypatch.setattr(redis_rows, "death_proof", lambda *_, **__: looked.append(1))
     assert len(backend.list()) == 5
     assert len(looked) == 1
     # The next listing looks again: a process may have died meanwhile.
@@ -208,3 +212,116 @@ def test_two_prefixes_are_two_name_spaces(redis_server: RedisServer):
     first, second = grant(one, request()), grant(two, request())
     assert one.count() == two.count() == 1
     assert (release(one, first), release(two, second)) == ("released", "released")
+
+
+def looked_at(server: RedisServer, question) -> int:
+    """At how many hashes of locks the server looked to answer it."""
+    before = calls(server)
+    question()
+    return calls(server)["hmget"] - before.get("hmget", 0)
+
+
+@pytest.fixture
+def many(backend, own_redis):
+    """1500 locks, so more than are looked at in one call; every third is parked."""
+    for number in range(1500):
+        kind = "parked" if number % 3 == 0 else "held"
+        grant(backend, request(f"n{number * 7 % 1500:04}", kind=kind))
+    # The server gets to know the scripts.
+    assert backend.list(sort=["name"], limit=1)
+    return backend
+
+
+@pytest.mark.parametrize("sort", [["name"], ["-ttl"], ["holder_state", "-waiting"], ["kind"]])
+def test_another_order_looks_once_at_each_lock_and_again_at_those_it_shows(
+    many, own_redis, proxy, sort
+):
+    seen = proxy.count()
+    page = LeaseQuery(sort=sort)
+    assert looked_at(own_redis, lambda: many.page(page, offset=700, limit=20)) == 1520
+    # Two for a thousand names each, and one for the page.
+    assert proxy.count() - seen == 3
+
+
+def test_a_page_by_name_is_cut_out_of_all_names(many):
+    page = many.page(LeaseQuery(sort=["-name"]), offset=1200, limit=3)
+    assert [info.name for info in page.infos] == ["n0299", "n0298", "n0297"]
+    assert page.total == 1500
+
+
+def test_a_search_looks_at_no_lock_but_those_it_finds(many, own_redis):
+    found = []
+    search = LeaseQuery(contains="149", sort=["name"])
+    asked = looked_at(own_redis, lambda: found.append(many.page(search, limit=3)))
+    assert [info.name for info in found[0].infos] == ["n0149", "n1149", "n1490"]
+    assert found[0].total == 12
+    assert asked == 12 + 3
+
+
+def test_a_filter_looks_once_at_each_lock(many, own_redis, proxy):
+    parked = LeaseQuery(kind="parked")
+    seen, found = proxy.count(), []
+    asked = looked_at(own_redis, lambda: found.append(many.page(parked, offset=2, limit=2)))
+    assert [info.name for info in found[0].infos] == ["n0042", "n0063"]
+    assert (asked, found[0].total, proxy.count() - seen) == (1502, 500, 3)
+    assert looked_at(own_redis, lambda: many.count(holder_state="alive")) == 1500
+
+
+@pytest.mark.parametrize(
+    ("query", "limit"),
+    [
+        (LeaseQuery(), None),
+        # Counted only: the rows of a page would be more calls.
+        (LeaseQuery(sort=["ttl"]), 0),
+        (LeaseQuery(contains="n"), 0),
+        (LeaseQuery(holder_state="dead"), 0),
+    ],
+)
+def test_no_call_looks_at_more_than_a_thousand_names(many, own_redis, query, limit):
+    with client(own_redis) as asking:
+        asking.config_resetstat()
+        assert many.page(query, limit=limit).total in (0, 1500)
+        made = calls(own_redis)
+        assert 1500 <= made["hmget"] <= 1000 * made["evalsha"]
+
+
+def test_the_identity_of_a_process_is_sent_once_in_a_call(many, own_redis):
+    with client(own_redis) as asking:
+        before = asking.info("stats")["total_net_output_bytes"]
+        assert len(many.list()) == 1500
+        sent = asking.info("stats")["total_net_output_bytes"] - before
+    # A whole row takes less than the identity alone.
+    assert sent / 1500 < len(json.dumps(current().as_dict()))
+
+
+def test_damage_to_one_entry_hides_no_other(own_redis):
+    backend = backend_for(own_redis.url)
+    for name in ("sound", "damaged", "nobody"):
+        grant(backend, request(name))
+    with client(own_redis) as stranger:
+        damage = {"until": "soon", "at": "", "n": "1e", "ttl": "x", "proc": "[", "meta": "{"}
+        stranger.hset("{dlock:0}:l:damaged", mapping={**damage, "token": "inf", "kind": ""})
+        stranger.hdel("{dlock:0}:l:nobody", "pid", "proc", "at", "n", "kind", "token", "meta")
+    for key in SORT_KEYS:
+        infos = {info.name: info for info in backend.list(sort=[key])}
+        assert set(infos) == {"sound", "damaged", "nobody"}, key
+        assert infos["damaged"].ttl is None
+        assert infos["damaged"].holder_state == infos["nobody"].holder_state == "unknown"
+        assert infos["sound"].holder_state == "alive"
+    assert backend.get("damaged").kind == "held"
+
+
+def test_a_name_that_is_no_text_is_shown_in_every_order(own_redis):
+    backend = backend_for(own_redis.url)
+    for name in ("a", "quote\"'\\/", "line\u2028", "ü", "😀"):
+        grant(backend, request(name))
+    with redis.Redis.from_url(own_redis.url) as stranger:
+        for number, name in enumerate((b"b\xff\xfe", b"\x00\n\x1b", b"")):
+            fields = stranger.hgetall(b"{dlock:0}:l:a")
+            stranger.hset(b"{dlock:0}:l:" + name, mapping={**fields, b"owner": b"\xff"})
+            stranger.zadd("{dlock:0}:index", {name: 10 + number})
+    shown = {"a", "quote\"'\\/", "line\u2028", "ü", "😀", "b\ufffd\ufffd", "\x00\n\x1b", ""}
+    for key in SORT_KEYS:
+        assert {info.name for info in backend.list(sort=[key])} == shown
+    assert {info.name for info in backend.list()} == shown
+    assert [info.name for info in backend.list(contains="ü")] == ["ü"]
