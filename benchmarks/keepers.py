@@ -114,7 +114,7 @@ class _Script(Keeper):
 
 class _PythonRedisLock(Keeper):
     def hold(self) -> None:
-        import redis_lock
+        import redis_lock  # type: ignore[import-untyped]
 
         # Each thread that dies says so on standard error otherwise, and there are thousands.
         threading.excepthook = lambda _: None
@@ -128,7 +128,7 @@ class _PythonRedisLock(Keeper):
 
     def renewed(self) -> float:
         stats = peers.client(self._where).info("commandstats")
-        return stats.get("cmdstat_evalsha", {}).get("calls", 0) / len(self._names)
+        return float(stats.get("cmdstat_evalsha", {}).get("calls", 0) / len(self._names))
 
     def left(self) -> int:
         # Not by its own client, all of whose connections its threads may have taken.

@@ -170,7 +170,7 @@ def _token(where: Where) -> Callable[[str], Handle]:
 
 def _redis_py(where: Where) -> Callable[[str], Handle]:
     connected = client(where)
-    return lambda name: connected.lock(name, timeout=LEASE)  # type: ignore[no-any-return]
+    return lambda name: connected.lock(name, timeout=LEASE)
 
 
 def _django_redis(where: Where) -> Callable[[str], Handle]:
@@ -178,16 +178,16 @@ def _django_redis(where: Where) -> Callable[[str], Handle]:
     from django.core.cache import caches
 
     cache: Any = caches[where.cache]
-    return lambda name: cache.lock(name, timeout=LEASE)  # type: ignore[no-any-return]
+    return lambda name: cache.lock(name, timeout=LEASE)
 
 
 def _python_redis_lock(auto_renewal: bool) -> Callable[[Where], Callable[[str], Handle]]:
     def make(where: Where) -> Callable[[str], Handle]:
         _need("redis_lock", "python-redis-lock")
-        import redis_lock
+        import redis_lock  # type: ignore[import-untyped]
 
         connected = client(where)
-        return lambda name: redis_lock.Lock(  # type: ignore[no-any-return]
+        return lambda name: redis_lock.Lock(
             connected, name, expire=LEASE, auto_renewal=auto_renewal
         )
 
@@ -199,9 +199,7 @@ def _pottery(where: Where) -> Callable[[str], Handle]:
     from pottery import Redlock
 
     masters = {client(where)}
-    return lambda name: Redlock(  # type: ignore[no-any-return]
-        key=name, masters=masters, auto_release_time=LEASE
-    )
+    return lambda name: Redlock(key=name, masters=masters, auto_release_time=LEASE)
 
 
 def _pglock(where: Where) -> Callable[[str], Handle]:
@@ -212,7 +210,7 @@ def _pglock(where: Where) -> Callable[[str], Handle]:
         raise Unavailable(os.environ.get("BENCH_NO_POSTGRES") or "no PostgreSQL")
     import pglock
 
-    return lambda name: pglock.advisory(name, using=where.database)  # type: ignore[no-any-return]
+    return lambda name: pglock.advisory(name, using=where.database)
 
 
 def _postgres_session() -> Sequence[int]:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ __all__ = ["Worker", "WorkerFailed", "Workers", "clean", "sleep_until"]
 
 class WorkerFailed(Exception):
     """A function raised in its worker, or the worker died; the message has its traceback."""
+
+    @property
+    def reason(self) -> str:
+        """The last line: what was raised."""
+        return str(self).strip().rpartition("\n")[2]
 
 
 def clean() -> None:
@@ -63,8 +69,11 @@ class Worker:
     """
 
     def __init__(self, *, fresh: bool = False) -> None:
-        context = multiprocessing.get_context("spawn" if fresh else "forkserver")
-        if not fresh:
+        context: SpawnContext | ForkServerContext
+        if fresh:
+            context = multiprocessing.get_context("spawn")
+        else:
+            context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["django", "redis", "django_dlock.lock"])
         self._channel, its_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(its_end,), daemon=True)

@@ -60,7 +60,7 @@ class _Turns:
         except Unavailable as error:
             self.cannot = str(error)
         except Exception as error:  # noqa: BLE001 - a peer that breaks does not end the run
-            self.cannot = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
+            self.cannot = f"{type(error).__name__}: {error}".strip().rpartition("\n")[2]
             print(f"\n{self.subject.name}:", file=sys.stderr)
             traceback.print_exc()
         self.session = None

@@ -45,14 +45,14 @@ class Load:
 def rows(bench: Bench) -> Iterator[Row]:
     for processes in (1, 2, 4, 8, 16):
         budgeted = processes == 8
-        load = Load(processes, 0.2 if bench.quick else 0.5 if budgeted else 0.3)
+        load = Load(processes, 0.2 if bench.quick else 0.5 if budgeted else 0.25)
         yield Row(
             f"throughput.{processes}",
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
             (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
             tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
             rounds=7 if budgeted else 5,
-            seconds=34 if budgeted else 18,
+            seconds=30 if budgeted else 15,
             family="throughput",
             x=processes,
         )
@@ -111,7 +111,7 @@ class _Crowd(Session):
     def _contend(self, where: Where, seconds: float) -> list[_Gained]:
         load = self._load
         # They have heard of it and tidied up by then.
-        start_at = time.monotonic() + 0.1 + 0.01 * load.processes
+        start_at = time.monotonic() + 0.05 + 0.01 * load.processes
         return self._bench.workers.run(
             load.processes,
             f"{__name__}:contend",
