@@ -13,15 +13,13 @@ import pytest
 from testproject.servers import ServerNotFound
 from tests.conftest import missing
 from tests.faults.suite.brokers import RedisBroker
-from tests.faults.suite.outcome import MISSED, play
+from tests.faults.suite.outcome import play
 from tests.faults.suite.scenarios import SCENARIOS, Scenario
 from tests.faults.suite.stage import SMALL_POOLS, Stage
 from tests.postgres import PostgresNotFound
 
 KEYS = 20
 BUSY = 2.0
-TRIES = 3
-"""To hit something on a machine that has other things to do."""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +43,5 @@ def test_g12_g13_whatever_happens_each_key_takes_effect_once(
     """And without the guard it does not, so the fault was one."""
     if stage.database is None and not scenario.on_sqlite:
         pytest.skip("needs two transactions at a time, and SQLite has one")
-    for _ in range(TRIES):
-        outcome = play(stage, scenario, keys=KEYS, busy=BUSY)
-        if outcome.problems != [MISSED]:
-            break
-    assert not outcome.problems, (outcome.tallies, f"see {stage.directory}/{scenario.name}.jsonl")
+    outcome = play(stage, scenario, keys=KEYS, busy=BUSY)
+    assert not outcome.problems, (outcome.tallies, f"see {stage.directory}/{scenario.name}*.jsonl")

@@ -73,8 +73,12 @@ def run(options: argparse.Namespace) -> list[Outcome]:
 def _read(broker: str, pool: str, scenarios: list[Scenario], directory: Path) -> list[Outcome]:
     outcomes = []
     for scenario in scenarios:
-        events = Journal(directory / f"{scenario.name}.jsonl").new()
-        if events:
+        tries = [
+            *directory.glob(f"{scenario.name}.jsonl"),
+            *directory.glob(f"{scenario.name}-??????.jsonl"),
+        ]
+        if tries:
+            events = Journal(max(tries, key=lambda path: path.stat().st_mtime)).new()
             outcomes.append(outcome(scenario, broker, pool, events))
             print(_line(outcomes[-1]), flush=True)
     return outcomes

@@ -65,6 +65,7 @@ class Run:
         self.keys = [next(stage.keys) for _ in range(keys)]
         path = stage.directory / f"{name}.jsonl"
         if path.exists():
+            # What is left of an earlier try may still write to the other one.
             path = stage.directory / f"{name}-{uuid.uuid4().hex[:6]}.jsonl"
         self.journal = Journal(path)
         self.watch = Watch(Journal(path), stage.site.locks)
