@@ -51,23 +51,23 @@ class AwaitedRedisBackend(RedisBackend):
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
         assert self._coroutines is not None, "nothing would be awaited"
-        self._start()
-
-    def _start(self) -> None:
-        # At once, because a second one must not be started by the second caller.
-        self._thread = LoopThread()
+        self._thread: LoopThread | None = None
+        self._starting = threading.Lock()
 
     def _await(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._thread.run(self.acall(method, *args, **kwargs))
+        with self._starting:
+            thread = self._thread = self._thread or LoopThread()
+        return thread.run(self.acall(method, *args, **kwargs))
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._start()
+        self._thread, self._starting = None, threading.Lock()
 
     def close(self) -> None:
         super().close()
-        self._thread.stop()
-        self._start()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
 
 
 for _method in METHODS:

@@ -126,7 +126,7 @@ class RedisCoroutines:
 
         async def talk(connection: Any) -> tuple[Any, float]:
             sent_at = clock.now()
-            await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *args)
+            await connection.send_packed_command((command.packed,), check_health=False)
             try:
                 # Whoever called this drops the connection, which redis-py cannot do for a
                 # coroutine whose loop has ended.

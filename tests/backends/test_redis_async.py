@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from django_dlock import Lock, clock, locks
 from django_dlock.backends import redis as redis_backend
@@ -125,6 +126,35 @@ async def test_a_handed_over_lock_costs_its_waiter_one_command(own_redis: RedisS
             ours = [c for c in proxy.commands[passed:] if c in ("EVAL", "EVALSHA", "SUBSCRIBE")]
             assert ours == commands
             await waiter.arelease()
+
+
+class OwnConnection(redis.Connection):
+    """A project's, of which nothing is known."""
+
+
+def greet(connection: redis.Connection) -> None:
+    """A project's handshake, for connections of threads."""
+    connection.on_connect()
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"connection_class": OwnConnection}, {"redis_connect_func": greet}]
+)
+async def test_what_has_no_twin_for_coroutines_is_called_on_threads(
+    own_redis: RedisServer, kwargs: dict[str, Any]
+) -> None:
+    cache = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        # A database of its own: django-redis keeps pools per URL, whoever asked for it first.
+        "LOCATION": f"{own_redis.url[:-1]}{len(kwargs) + len(next(iter(kwargs))) % 7}",
+        "OPTIONS": {"CONNECTION_POOL_KWARGS": kwargs},
+    }
+    entry = alias("", CACHE="default")
+    del entry["LOCATION"]
+    with configured({"default": entry}, CACHES={"default": cache}), Threads() as threads:
+        async with Lock("it"):
+            assert await Lock("it", bound=False).alocked()
+    assert {"dlock-acquire", "dlock-locked", "dlock-release"} <= set(threads.started)
 
 
 # -- crowds --------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ TIMEOUT = 0.2
 LONG = 60.0
 """A TTL that no test outlives: what ends before it did not end by itself."""
 
+BACKEND = "django_dlock.backends.redis.RedisBackend"
+
 Dlocks: TypeAlias = dict[str, dict[str, Any]]
 
 
@@ -24,7 +26,7 @@ def alias(location: str, **entry: Any) -> dict[str, Any]:
     """An entry of ``DLOCKS``."""
     options = {"command_timeout": TIMEOUT, **entry.pop("OPTIONS", {})}
     return {
-        "BACKEND": "django_dlock.backends.redis.RedisBackend",
+        "BACKEND": BACKEND,
         "LOCATION": location,
         "TTL": TTL,
         "OPTIONS": options,
