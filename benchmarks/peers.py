@@ -83,6 +83,7 @@ class Kind:
         cycle: Acquires and releases a name, where that is not two calls on a handle.
         polls: Its waiters ask again and again, this many seconds apart.
         servers: The process that serves this thread, where that is not the Redis.
+        omits: What django-dlock does and this one does not.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Kind:
     cycle: Callable[[Where], Callable[[str], None]] | None = None
     polls: float | None = None
     servers: Callable[[], Sequence[int]] = tuple
+    omits: str = ""
 
     def cycling(self, where: Where) -> Callable[[str], None]:
         if self.cycle is not None:
@@ -225,6 +227,8 @@ def _postgres_session() -> Sequence[int]:
     )
 
 
+NO_QUEUE = "renewal, token, queue, index"
+
 KINDS: tuple[Kind, ...] = (
     Kind(
         BARE,
@@ -235,25 +239,35 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(TOKEN, "floor", "redis-py: BLPOP without a timeout, RPUSH; no lease", _token),
     Kind(OURS, "ours", "defaults: TTL 30 s, renewed by the watchdog; waits for ever", _ours),
-    Kind("redis-py Lock", "peer", "timeout=30; its waiters poll", _redis_py, polls=0.1),
+    Kind(
+        "redis-py Lock",
+        "peer",
+        "timeout=30; its waiters poll",
+        _redis_py,
+        polls=0.1,
+        omits=NO_QUEUE,
+    ),
     Kind(
         "django-redis",
         "peer",
         "cache.lock(timeout=30), which is redis-py's on the cache's pool; its waiters poll",
         _django_redis,
         polls=0.1,
+        omits=NO_QUEUE,
     ),
     Kind(
         "python-redis-lock",
         "peer",
         "expire=30, not renewed",
         _python_redis_lock(auto_renewal=False),
+        omits="renewal, token, queue, index",
     ),
     Kind(
         "python-redis-lock, renewing",
         "peer",
         "expire=30, auto_renewal=True: a thread for each lock",
         _python_redis_lock(auto_renewal=True),
+        omits="token, queue, index",
     ),
     Kind(
         "pottery Redlock",
@@ -261,6 +275,7 @@ KINDS: tuple[Kind, ...] = (
         "one master, auto_release_time=30; it has no renewal of its own; its waiters poll",
         _pottery,
         polls=0.2,
+        omits=NO_QUEUE,
     ),
     Kind(
         "django-pglock",
@@ -269,6 +284,7 @@ KINDS: tuple[Kind, ...] = (
         "lease and no renewal",
         _pglock,
         servers=_postgres_session,
+        omits="lease, token, index, and a connection that others may use meanwhile",
     ),
 )
 

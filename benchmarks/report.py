@@ -45,20 +45,27 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def row_table(row: RowResult) -> str:
-    """One row: a line for each subject, the columns of each metric beside each other."""
+    """One row: a table for each metric that has a floor; plain numbers go with the first."""
     metrics = [metric for metric in row.metrics if _measured(row, metric)]
-    head = ["", *(cell for metric in metrics for cell in _head(metric))]
-    able = {name: subject for name, subject in row.subjects.items() if not subject.cannot}
-    lines = [
-        [name, *(cell for metric in metrics for cell in _cells(row, name, metric))] for name in able
-    ]
-    parts = [f"{row.name} – {row.title}", table(head, lines)]
+    plain = [metric for metric in metrics if metric.floor is None]
+    compared = [[metric] for metric in metrics if metric.floor is not None] or [[]]
+    compared[0] += plain
+    parts = [f"{row.name} – {row.title}", *(_metrics_table(row, each) for each in compared)]
     parts += [
         f"{name} cannot: {subject.cannot}"
         for name, subject in row.subjects.items()
         if subject.cannot
     ]
     return "\n".join(parts)
+
+
+def _metrics_table(row: RowResult, metrics: Sequence[Metric]) -> str:
+    head = ["", *(cell for metric in metrics for cell in _head(metric))]
+    lines = [
+        [name, *(cell for metric in metrics for cell in _cells(row, name, metric))]
+        for name in row.subjects
+    ]
+    return table(head, [line for line in lines if any(line[1:])])
 
 
 def _measured(row: RowResult, metric: Metric) -> bool:
@@ -129,13 +136,18 @@ def verdict_lines(verdicts: Iterable[Verdict], result: Result) -> str:
         f"{verdict.budget.row}, {verdict.budget.metric.replace('_', ' ')} "
         f"({verdict.budget.statistic}): ahead of us "
         + ", ".join(
-            f"{name} ({_unit(verdict.budget, result)(value)})"
+            f"{name} ({_unit(verdict.budget, result)(value)}{_because(verdict, result, name)})"
             for name, value in verdict.peers_ahead
         )
         for verdict in verdicts
         if verdict.peers_ahead
     ]
     return "\n".join([told, *(["", *ahead] if ahead else ["", "No peer is ahead in any row."])])
+
+
+def _because(verdict: Verdict, result: Result, peer: str) -> str:
+    omits = result.rows[verdict.budget.row].subjects[peer].omits
+    return f", without {omits}" if omits else ""
 
 
 def _unit(budget: Budget, result: Result) -> Callable[[float], str]:

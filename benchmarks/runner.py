@@ -68,7 +68,8 @@ class _Turns:
 
     def result(self) -> SubjectResult:
         series = {} if self.cannot else self.gathering.series()
-        return SubjectResult(self.subject.role, self.subject.options, series, self.cannot)
+        subject = self.subject
+        return SubjectResult(subject.role, subject.options, series, self.cannot, subject.omits)
 
 
 def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:

@@ -56,7 +56,13 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
     def subject(
-        name: str, role: Role, options: str, measure: Measure, servers: Servers = tuple
+        name: str,
+        measure: Measure,
+        options: str,
+        role: Role = "ours",
+        *,
+        servers: Servers = tuple,
+        omits: str = "",
     ) -> Subject:
         numbers = itertools.count()
 
@@ -69,15 +75,13 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
                 measure(DIRECT, naming, WARM_UP)
             yield _Cycles(bench, naming, measure, servers)
 
-        return Subject(name, role, options, open_)
+        return Subject(name, role, options, open_, omits)
 
     for kind in peers.KINDS:
         if kind.name != peers.TOKEN:
-            measure = _of_threads(kind.name)
-            yield subject(kind.name, kind.role, kind.options, measure, kind.servers)
-    yield subject(
-        f"{OURS}, async", "ours", "async with; timed within one coroutine", _of_coroutines()
-    )
+            measure, about = _of_threads(kind.name), (kind.options, kind.role)
+            yield subject(kind.name, measure, *about, servers=kind.servers, omits=kind.omits)
+    yield subject(f"{OURS}, async", _of_coroutines(), "async with; timed within one coroutine")
 
 
 class _Cycles(Session):

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import peers
 from ..model import OURS, Metric, Readings, Row, Session, Subject
@@ -58,7 +58,7 @@ def _subject(bench: Bench, kind: Kind) -> Subject:
         yield pair
         pair.end()
 
-    return Subject(kind.name, kind.role, kind.options, open_)
+    return Subject(kind.name, kind.role, kind.options, open_, kind.omits)
 
 
 class _Pair(Session):
@@ -74,7 +74,7 @@ class _Pair(Session):
         self._pass_on()
 
     def once(self) -> Readings:
-        # Not counted: the waiter connects.
+        # The waiter connects.
         self._pass_on(COUNTED)
         self._start(self._waiter, "acquire", COUNTED)
         time.sleep(0.3)
@@ -86,26 +86,32 @@ class _Pair(Session):
         return {"commands_waiting": counted.commands / WATCHED}
 
     def round(self) -> Readings:
-        return {"latency": [self._pass_on() for _ in range(self._samples)]}
+        samples: list[float] = []
+        while len(samples) < self._samples:
+            latency, waited = self._pass_on()
+            # On a busy machine the waiter may have come so late that nothing was handed over.
+            if waited > SETTLED / 2:
+                samples.append(latency)
+        return {"latency": samples}
 
     def end(self) -> None:
         self._do(self._holder, "release")
 
-    def _pass_on(self, where: Where = DIRECT) -> float:
-        """Seconds that it took."""
+    def _pass_on(self, where: Where = DIRECT) -> tuple[float, float]:
+        """Seconds that it took, and those that the waiter had waited before."""
         self._start(self._waiter, "acquire", where)
         time.sleep(SETTLED + random.uniform(0, self._spread))
         released_at = self._do(self._holder, "release")
-        acquired_at = self._waiter.receive()
+        asked_at, acquired_at = self._waiter.receive()
         self._holder, self._waiter = self._waiter, self._holder
-        return float(acquired_at - released_at)
+        return acquired_at - released_at, released_at - asked_at
 
     def _start(self, worker: Worker, verb: str, where: Where = DIRECT) -> None:
         worker.send(f"{__name__}:{verb}", self._kind.name, where, self._name)
 
-    def _do(self, worker: Worker, verb: str) -> float:
+    def _do(self, worker: Worker, verb: str) -> Any:
         self._start(worker, verb)
-        return float(worker.receive())
+        return worker.receive()
 
 
 # -- in the workers -------------------------------------------------------------------------
@@ -113,13 +119,14 @@ class _Pair(Session):
 _held: dict[str, Handle] = {}
 
 
-def acquire(kind: str, where: Where, name: str) -> float:
-    """Answers when it had it."""
+def acquire(kind: str, where: Where, name: str) -> tuple[float, float]:
+    """Answers when it began, and when it had it."""
     handle = peers.maker(kind, where)(name)
+    asked_at = time.monotonic()
     handle.acquire()
     acquired_at = time.monotonic()
     _held[name] = handle
-    return acquired_at
+    return asked_at, acquired_at
 
 
 def release(kind: str, where: Where, name: str) -> float:
