@@ -48,7 +48,7 @@ class Place:
     """One caller's place in the line for a name; in none until ``line_up``.
 
     Args:
-        blocks: Its thread does nothing else while it waits.
+        loop: That of a coroutine; ``None`` for one whose thread does nothing else while it waits.
 
     Attributes:
         seen: See the module.
@@ -62,9 +62,15 @@ class Place:
     contention: Contention | None = None
     _wake: Callable[[], bool] | None = None
 
-    def __init__(self, backend: BaseLockBackend, name: str, *, now: float, blocks: bool) -> None:
+    def __init__(
+        self,
+        backend: BaseLockBackend,
+        name: str,
+        now: float,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self._key = (backend, name)
-        self._blocks = blocks
+        self._loop = loop
         self._thread = threading.get_ident()
         self._line: list[Place] | None = None
         self.seen = now
@@ -79,7 +85,7 @@ class Place:
         return line is fresh or self._line_up_behind(line)
 
     def _line_up_behind(self, line: list[Place]) -> bool:
-        if self._blocks and any(other._thread == self._thread for other in line.copy()):
+        if self._loop is None and any(other._thread == self._thread for other in line.copy()):
             # A signal handler or a finalizer came between, or this call blocks the loop of a
             # coroutine: it would wait for itself. It goes beside the line.
             self._line = None
@@ -160,6 +166,17 @@ class Place:
         """Note that its thread or loop runs; gives the time."""
         self.seen = now = clock.now()
         return now
+
+    def prove_life(self) -> None:
+        """Have its own thread or loop beat, for one who works for it on another thread."""
+        if self._loop is None or self._thread == threading.get_ident():
+            self.beat()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self.beat)
+        except RuntimeError:
+            # Closed.
+            pass
 
     def has_stalled(self, now: float) -> bool:
         """Whether there was no sign of life for too long."""

@@ -6,6 +6,7 @@ threads and ``adrive`` for coroutines, so that both paths stay the same.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
@@ -53,7 +54,7 @@ def acquire(
     """
     now = clock.now()
     until = math.inf if patience is None else now + patience
-    place = Place(backend, request.name, now=now, blocks=True)
+    place = Place(backend, request.name, now)
     # Twice the same: an interrupt may strike the first.
     try:
         try:
@@ -95,7 +96,7 @@ async def aacquire(
     """
     now = clock.now()
     until = math.inf if patience is None else now + patience
-    place = Place(backend, request.name, now=now, blocks=False)
+    place = Place(backend, request.name, now, asyncio.get_running_loop())
     try:
         try:
             contention = None
@@ -224,7 +225,7 @@ def acquisition(
             def interrupted(
                 met: Contention = answer, judged: bool = answer.owner == broken
             ) -> bool:
-                place.beat()
+                place.prove_life()
                 return abandoned() or (not judged and _holder_is_dead(met))
 
             lease = yield (
