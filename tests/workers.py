@@ -240,7 +240,11 @@ class Worker:
             start_new_session=True,
         )
         try:
-            eventually(lambda: " ready." in self.output or self.process.poll() is not None)
+            eventually(
+                lambda: " ready." in self.output or self.process.poll() is not None,
+                patience=4 * PATIENCE,
+                why=f"a worker is ready; see {self.log}",
+            )
             assert self.process.poll() is None, self.output
         except AssertionError:
             self.kill()
