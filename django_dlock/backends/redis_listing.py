@@ -28,6 +28,7 @@ ROWS_PER_CALL = 500
 # key without a TTL is shown although its lease is over: it would stay for ever. Answers are JSON,
 # which both sides write and read much faster than a reply of many parts.
 _LOOK = """
+-- KEYS: beats, index
 -- ARGV: prefix of lock keys, prefix of waiter keys, how many facts are wanted, fact...
 local locks, waiters, facts, place = ARGV[1], ARGV[2], {}, {}
 for i = 1, tonumber(ARGV[3]) do
@@ -45,7 +46,7 @@ local work_out = {
   ['@beat'] = function(name, l)
     local process = l[place.pid]
     if process and not beat_of[process] then
-      beat_of[process] = call('ZSCORE', BEATS, process) or '0'
+      beat_of[process] = call('ZSCORE', KEYS[1], process) or '0'
     end
     return process and beat_of[process]
   end,
@@ -63,11 +64,13 @@ local worked_out = {}
 for _, fact in ipairs(facts) do
   if work_out[fact] then worked_out[place[fact]] = work_out[fact] end
 end
+local function is_held(name, l)
+  return lives(l[1], tonumber(l[2])) or l[1] and call('PTTL', locks .. name) == -1
+end
 -- {name, until, fact...}, or nothing for a name that is free.
 local function look(name)
   local l = call('HMGET', locks .. name, 'owner', 'until', unpack(facts))
-  if not lives(l[1], tonumber(l[2])) and
-    not (l[1] and call('PTTL', locks .. name) == -1) then return nil end
+  if not is_held(name, l) then return nil end
   l[1] = name
   for i, fact in pairs(worked_out) do l[i] = fact(name, l) end
   return l
@@ -76,10 +79,8 @@ end
 
 ROWS = Script(
     COMMON
-    + "local BEATS = KEYS[1]\n"
     + _LOOK
     + """
--- KEYS: beats, index
 -- ARGV: and name...
 -- Returns {now, rows of those that live, processes}.
 local rows = {}
@@ -100,33 +101,32 @@ return {text(now), cjson.encode(rows), cjson.encode(procs)}
 # counts are exact.
 WALK = Script(
     COMMON
-    + "local BEATS = KEYS[1]\n"
     + _LOOK
     + """
--- KEYS: beats, index
--- ARGV: and cursor ('' at first), first rank, names to look at, '1' for newest first, prefix,
---   contains
+-- ARGV: and cursor ('' at first), first rank or '' for a search, names to look at, '1' for newest
+--   first, prefix, contains
 -- Returns {now, rows, processes, cursor or '' at the end, names in the index}.
 local cursor, rank, size, newest, prefix, contains = unpack(ARGV, 4 + #facts)
 local index = KEYS[2]
-rank, size, newest = tonumber(rank), tonumber(size), newest == '1'
-local function small() return redis.call('ZCARD', index) <= 1000 end
-if cursor == '' and small() then
-  for _, name in ipairs(redis.call('ZRANGE', index, 0, -1)) do
-    if not look(name) then redis.call('ZREM', index, name) end
+size, newest = tonumber(size), newest == '1'
+if cursor == '' and rank ~= '' and call('ZCARD', index) <= 1000 then
+  for _, name in ipairs(call('ZRANGE', index, 0, -1)) do
+    local l = call('HMGET', locks .. name, 'owner', 'until')
+    if not is_held(name, l) then call('ZREM', index, name) end
   end
 end
+rank = tonumber(rank) or 0
 local names = {}
 if size == 0 then
   cursor = ''
 elseif cursor == '' then
-  names = redis.call(newest and 'ZREVRANGE' or 'ZRANGE', index, rank, rank + size - 1,
+  names = call(newest and 'ZREVRANGE' or 'ZRANGE', index, rank, rank + size - 1,
     'WITHSCORES')
 elseif newest then
-  names = redis.call('ZREVRANGEBYSCORE', index, '(' .. cursor, '-inf', 'WITHSCORES',
+  names = call('ZREVRANGEBYSCORE', index, '(' .. cursor, '-inf', 'WITHSCORES',
     'LIMIT', 0, size)
 else
-  names = redis.call('ZRANGEBYSCORE', index, '(' .. cursor, '+inf', 'WITHSCORES',
+  names = call('ZRANGEBYSCORE', index, '(' .. cursor, '+inf', 'WITHSCORES',
     'LIMIT', 0, size)
 end
 local rows = {}
@@ -138,12 +138,12 @@ for i = 1, #names, 2 do
     if row then
       rows[#rows + 1] = row
     else
-      redis.call('ZREM', index, name)
+      call('ZREM', index, name)
     end
   end
 end
 cursor = size > 0 and #names == 2 * size and names[#names] or ''
-return {text(now), cjson.encode(rows), cjson.encode(procs), cursor, redis.call('ZCARD', index)}
+return {text(now), cjson.encode(rows), cjson.encode(procs), cursor, call('ZCARD', index)}
 """
 )
 
@@ -234,14 +234,14 @@ class RedisListing:
         newest_first: bool,
         *,
         size: int,
-        rank: int = 0,
+        rank: int | None = None,
     ) -> tuple[list[Row], str, int]:
         """Leases with these facts, where to go on (empty at the end), length of the index."""
-        order = "1" if newest_first else "0"
+        order, first = "1" if newest_first else "0", "" if rank is None else rank
         answer = self._ask(
             WALK,
             [self._keys.beats, self._keys.index],
-            [*self._looking(facts), cursor, rank, size, order, query.prefix, query.contains],
+            [*self._looking(facts), cursor, first, size, order, query.prefix, query.contains],
         )
         return reader.rows(facts, *answer[:3]), text(answer[3]), int(answer[4])
 

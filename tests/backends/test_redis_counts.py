@@ -258,6 +258,15 @@ def test_a_search_looks_at_no_lock_but_those_it_finds(many, own_redis):
     assert asked == 12 + 3
 
 
+def test_among_few_locks_a_search_looks_at_no_other_either(backend, own_redis):
+    for number in range(30):
+        grant(backend, request(f"n{number}"))
+    backend.list(contains="9", limit=1)
+    assert looked_at(own_redis, lambda: backend.list(contains="9")) == 2 * 3
+    # Ends that nobody saw are taken out first, so that ranks and the number of all are right.
+    assert looked_at(own_redis, lambda: backend.list(limit=5)) == 30 + 5
+
+
 def test_a_filter_looks_once_at_each_lock(many, own_redis, proxy):
     parked = LeaseQuery(kind="parked")
     seen, found = proxy.count(), []
