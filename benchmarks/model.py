@@ -92,14 +92,12 @@ class Subject:
     Attributes:
         options: How it is set up, and why so; shown to readers, for they judge the fairness.
         open: Gets it ready and cleans up after it. Raises ``Unavailable`` where it cannot.
-        omits: What django-dlock does and this one does not, said where it is ahead.
     """
 
     name: str
     role: Role
     options: str
     open: Callable[[], AbstractContextManager[Session]]
-    omits: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,6 @@ class SubjectResult:
     options: str
     series: dict[str, Series] = field(default_factory=dict)
     cannot: str | None = None
-    omits: str = ""
 
 
 @dataclass

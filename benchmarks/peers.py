@@ -83,7 +83,6 @@ class Kind:
         cycle: Acquires and releases a name, where that is not two calls on a handle.
         polls: Its waiters ask again and again, this many seconds apart.
         servers: The process that serves this thread, where that is not the Redis.
-        omits: What django-dlock does and this one does not.
     """
 
     name: str
@@ -93,7 +92,6 @@ class Kind:
     cycle: Callable[[Where], Callable[[str], None]] | None = None
     polls: float | None = None
     servers: Callable[[], Sequence[int]] = tuple
-    omits: str = ""
 
     def cycling(self, where: Where) -> Callable[[str], None]:
         if self.cycle is not None:
@@ -227,8 +225,6 @@ def _postgres_session() -> Sequence[int]:
     )
 
 
-NO_QUEUE = "renewal, token, queue, index"
-
 KINDS: tuple[Kind, ...] = (
     Kind(
         BARE,
@@ -245,7 +241,6 @@ KINDS: tuple[Kind, ...] = (
         "timeout=30; its waiters poll",
         _redis_py,
         polls=0.1,
-        omits=NO_QUEUE,
     ),
     Kind(
         "django-redis",
@@ -253,21 +248,18 @@ KINDS: tuple[Kind, ...] = (
         "cache.lock(timeout=30), which is redis-py's on the cache's pool; its waiters poll",
         _django_redis,
         polls=0.1,
-        omits=NO_QUEUE,
     ),
     Kind(
         "python-redis-lock",
         "peer",
         "expire=30, not renewed",
         _python_redis_lock(auto_renewal=False),
-        omits="renewal, token, queue, index",
     ),
     Kind(
         "python-redis-lock, renewing",
         "peer",
         "expire=30, auto_renewal=True: a thread for each lock",
         _python_redis_lock(auto_renewal=True),
-        omits="token, queue, index",
     ),
     Kind(
         "pottery Redlock",
@@ -275,7 +267,6 @@ KINDS: tuple[Kind, ...] = (
         "one master, auto_release_time=30; it has no renewal of its own; its waiters poll",
         _pottery,
         polls=0.2,
-        omits=NO_QUEUE,
     ),
     Kind(
         "django-pglock",
@@ -284,7 +275,6 @@ KINDS: tuple[Kind, ...] = (
         "lease and no renewal",
         _pglock,
         servers=_postgres_session,
-        omits="lease, token, index, and a connection that others may use meanwhile",
     ),
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .budgets import Budget, Verdict
 from .model import Metric, Result, RowResult
+from .reasons import WHY
 
 __all__ = ["amount", "render", "row_table", "table", "verdict_lines"]
 
@@ -116,7 +117,7 @@ def _cells(row: RowResult, subject: str, metric: Metric) -> list[str]:
 # -- verdicts -------------------------------------------------------------------------------
 
 
-def verdict_lines(verdicts: Iterable[Verdict], result: Result) -> str:
+def verdict_lines(verdicts: Sequence[Verdict], result: Result) -> str:
     """The budgets: what was measured, what was allowed, how that went, and who is ahead."""
     lines = []
     for verdict in verdicts:
@@ -136,18 +137,17 @@ def verdict_lines(verdicts: Iterable[Verdict], result: Result) -> str:
         f"{verdict.budget.row}, {verdict.budget.metric.replace('_', ' ')} "
         f"({verdict.budget.statistic}): ahead of us "
         + ", ".join(
-            f"{name} ({_unit(verdict.budget, result)(value)}{_because(verdict, result, name)})"
+            f"{name} ({_unit(verdict.budget, result)(value)})"
             for name, value in verdict.peers_ahead
         )
         for verdict in verdicts
         if verdict.peers_ahead
     ]
-    return "\n".join([told, *(["", *ahead] if ahead else ["", "No peer is ahead in any row."])])
-
-
-def _because(verdict: Verdict, result: Result, peer: str) -> str:
-    omits = result.rows[verdict.budget.row].subjects[peer].omits
-    return f", without {omits}" if omits else ""
+    leaders = {name for verdict in verdicts for name, _ in verdict.peers_ahead}
+    reasons = [f"  {name}: {WHY[name]}" for name in sorted(leaders & WHY.keys())]
+    if not ahead:
+        ahead = ["No peer is ahead in any row."]
+    return "\n".join([told, "", *ahead, *(["Why they may be:"] if reasons else []), *reasons])
 
 
 def _unit(budget: Budget, result: Result) -> Callable[[float], str]:

@@ -68,8 +68,7 @@ class _Turns:
 
     def result(self) -> SubjectResult:
         series = {} if self.cannot else self.gathering.series()
-        subject = self.subject
-        return SubjectResult(subject.role, subject.options, series, self.cannot, subject.omits)
+        return SubjectResult(self.subject.role, self.subject.options, series, self.cannot)
 
 
 def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:

@@ -146,7 +146,6 @@ def _row(data: dict[str, Any]) -> RowResult:
                     for metric, series in about["series"].items()
                 },
                 cannot=about["cannot"],
-                omits=about["omits"],
             )
             for name, about in data["subjects"].items()
         },

@@ -62,7 +62,6 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
         role: Role = "ours",
         *,
         servers: Servers = tuple,
-        omits: str = "",
     ) -> Subject:
         numbers = itertools.count()
 
@@ -75,12 +74,12 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
                 measure(DIRECT, naming, WARM_UP)
             yield _Cycles(bench, naming, measure, servers)
 
-        return Subject(name, role, options, open_, omits)
+        return Subject(name, role, options, open_)
 
     for kind in peers.KINDS:
         if kind.name != peers.TOKEN:
             measure, about = _of_threads(kind.name), (kind.options, kind.role)
-            yield subject(kind.name, measure, *about, servers=kind.servers, omits=kind.omits)
+            yield subject(kind.name, measure, *about, servers=kind.servers)
     yield subject(f"{OURS}, async", _of_coroutines(), "async with; timed within one coroutine")
 
 

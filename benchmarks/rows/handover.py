@@ -58,7 +58,7 @@ def _subject(bench: Bench, kind: Kind) -> Subject:
         yield pair
         pair.end()
 
-    return Subject(kind.name, kind.role, kind.options, open_, kind.omits)
+    return Subject(kind.name, kind.role, kind.options, open_)
 
 
 class _Pair(Session):

@@ -72,7 +72,7 @@ def _subject(bench: Bench, kind: Kind, load: Load) -> Subject:
     def open_() -> Iterator[Session]:
         yield _Crowd(bench, kind, load)
 
-    return Subject(kind.name, kind.role, kind.options, open_, kind.omits)
+    return Subject(kind.name, kind.role, kind.options, open_)
 
 
 @dataclass(frozen=True)
