@@ -127,3 +127,32 @@ def test_g10_an_unanswered_attempt_is_taken_back_in_the_background(
             Lock("it").acquire(blocking=False)
         own_redis.resume()
         assert Lock("it").acquire(timeout=10)
+
+
+@pytest.mark.parametrize("patience", [0.4, -1], ids=["patient", "for ever"])
+def test_g10_those_who_stand_in_line_return_in_time_too(
+    hurt: Callable[[], None], patience: float
+) -> None:
+    with Lock("warm"):
+        pass
+    hurt()
+    errors: list[Exception] = []
+    ended: list[float] = []
+
+    def acquire() -> None:
+        try:
+            Lock("it").acquire(timeout=patience)
+        except BackendUnavailable as error:
+            errors.append(error)
+        ended.append(clock.now())
+
+    started = clock.now()
+    threads = [threading.Thread(target=acquire) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    # Nobody's outage is another's: each has asked.
+    assert len(errors) == 20
+    # The first hears of it after one timeout, and the others ask then.
+    assert max(ended) - started < max(patience, TIMEOUT) + TIMEOUT + SLACK
