@@ -31,8 +31,6 @@ from .redis_scripts import Script
 
 __all__ = ["RedisBackend"]
 
-BYTES_SENT_AT_ONCE = 16_000
-"""So much fits into the buffer of a connected socket, so that sending it cannot block."""
 CONNECTIONS_PER_LOOP = 32
 
 
@@ -101,26 +99,11 @@ class RedisBackend(BaseLockBackend):
         connection = self._connections.idle()
         if connection is None:
             return on_a_thread()
-        command = self._commands.renew(renewals, process)
-        packed = connection.pack_command(
-            "EVALSHA", command.script.sha, len(command.keys), *command.keys, *command.args
-        )
-        if sum(map(len, packed)) > BYTES_SENT_AT_ONCE:
-            self._connections.give_back(connection)
-            return on_a_thread()
-        try:
-            connection.send_packed_command(packed)
-        except FAILURES:
-            connection.disconnect()
-            return on_a_thread()
-        except BaseException:
-            connection.disconnect()
-            raise
         return SentRenewal(
             self._connections,
             connection,
+            self._commands.renew(renewals, process),
             deadline,
-            read=command.read,
             repeat=on_a_thread,
             unavailable=self._unavailable,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -9,36 +10,49 @@ from redis import exceptions as errors
 
 from .. import clock
 from .base import Fates, PendingRenewal
+from .redis_commands import Command
 from .redis_connections import CUT, FAILURES, RedisConnections
 
 __all__ = ["SentRenewal"]
 
+AT_ONCE = 0.001
+"""Seconds to send what a socket takes; 0 would be another mode, which TLS has no use for."""
+
 
 class SentRenewal:
-    """A renewal that is on its way on a connection of ours; a thread repeats it if that breaks."""
+    """A renewal that is on its way on a connection of ours; a thread repeats it if that breaks.
+
+    500 leases are more than a socket's buffer is sure to take: the rest is sent when it is looked
+    at again, so that a server that reads nothing keeps nobody waiting.
+    """
 
     def __init__(
         self,
         connections: RedisConnections,
         connection: Any,
+        command: Command[Fates],
         deadline: float,
         *,
-        read: Callable[[Any, float], Fates],
         repeat: Callable[[], PendingRenewal],
         unavailable: Callable[[BaseException], NoReturn],
     ) -> None:
         self._connections, self._connection, self._deadline = connections, connection, deadline
-        self._read_answer = read
+        self._read_answer = command.read
         self._repeat, self._unavailable = repeat, unavailable
         self._repeated: PendingRenewal | None = None
         self._fates: Fates | None = None
         self._error: BaseException | None = None
+        self._unsent = memoryview(_packed(connection, command))
+        self._send(clock.now() + AT_ONCE)
 
     def wait(self, timeout: float) -> bool:
         until = clock.now() + timeout
         if not self._settled():
+            if not self._send(until):
+                return False
             try:
-                if not self._connection.can_read(timeout=timeout):
+                left = max(0.0, until - clock.now())
+                if self._repeated is None and not self._connection.can_read(timeout=left):
                     return False
             except FAILURES:
                 pass  # The reading meets the same break.
@@ -50,6 +64,9 @@ class SentRenewal:
 
     def result(self) -> Fates:
         if not self._settled():
+            if not self._send(self._deadline):
+                self._connection.disconnect()
+                self._error = errors.TimeoutError("not sent within the time allowed")
             self._read()
         if self._repeated is not None:
             return self._repeated.result()
@@ -67,12 +84,42 @@ class SentRenewal:
         outcomes = (self._fates, self._error, self._repeated)
         return any(outcome is not None for outcome in outcomes)
 
+    def _send(self, until: float) -> bool:
+        """Send what the socket takes; whether that was all, or another way was taken."""
+        if not self._unsent:
+            return True
+        # Not a part of redis-py's public face, which can only send all and wait for it.
+        sock = getattr(self._connection, "_sock", None)
+        if sock is None:
+            self._give_up()
+            return True
+        usual = sock.gettimeout()
+        try:
+            while self._unsent:
+                sock.settimeout(max(AT_ONCE, until - clock.now()))
+                self._unsent = self._unsent[sock.send(self._unsent) :]
+            sock.settimeout(usual)
+        except TimeoutError:
+            sock.settimeout(usual)
+            return False
+        except FAILURES:
+            self._give_up()
+        except BaseException:
+            self._connection.disconnect()
+            raise
+        return True
+
+    def _give_up(self) -> None:
+        self._connection.disconnect()
+        self._repeated = self._repeat()
+
     def _read(self) -> None:
+        if self._settled():
+            return
         try:
             answer = self._connections.read(self._connection, self._deadline)
         except (*CUT, errors.NoScriptError):
-            self._connection.disconnect()
-            self._repeated = self._repeat()
+            self._give_up()
         except FAILURES as error:
             self._connection.disconnect()
             self._error = error
@@ -82,3 +129,13 @@ class SentRenewal:
         else:
             self._connections.give_back(self._connection)
             self._fates = self._read_answer(answer, 0.0)
+
+
+def _packed(connection: Any, command: Command[Fates]) -> bytes:
+    script, keys, args = command.script, command.keys, command.args
+    words = ["EVALSHA", script.sha, len(keys), *keys, *args]
+    # redis-py packs word by word, which costs as much as all the rest of a renewal.
+    text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
+    if text.isascii():
+        return f"*{len(words)}\r\n{text}".encode()
+    return b"".join(itertools.chain(connection.pack_command(*words)))

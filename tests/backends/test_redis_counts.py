@@ -56,7 +56,7 @@ def test_500_leases_are_renewed_in_one_round_trip(backend, proxy):
     assert proxy.count() - seen == 3
 
 
-@pytest.mark.parametrize("leases", [1, 101])
+@pytest.mark.parametrize("leases", [1, 500])
 def test_a_sent_renewal_takes_one_command(backend, proxy, leases):
     held = [grant(backend, request(f"n{number}")) for number in range(leases)]
     seen = proxy.count()

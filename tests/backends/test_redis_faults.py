@@ -9,9 +9,8 @@ import threading
 import pytest
 
 from django_dlock import clock
-from django_dlock.backends.base import BaseLockBackend
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Contention, Lease, Renewal
+from django_dlock.lease import Contention, Lease
 from django_dlock.process import current
 
 from .tools import backend_for, client, grant, refuse, release, renew, request, wait
@@ -146,30 +145,6 @@ def test_g6_a_sent_renewal_that_breaks_and_then_hangs_blocks_nobody(proxy):
     assert not pending.wait(0.2)
     with pytest.raises(BackendUnavailable):
         pending.result()
-
-
-@pytest.mark.parametrize(("letters", "threads"), [(20, 0), (230, 1)])
-def test_g6_a_renewal_too_long_for_a_socket_is_sent_by_a_thread(
-    own_redis, monkeypatch, letters, threads
-):
-    by_thread = []
-    on_a_thread = BaseLockBackend.start_renew
-
-    def count(*args, **kwargs):
-        by_thread.append(args)
-        return on_a_thread(*args, **kwargs)
-
-    monkeypatch.setattr(BaseLockBackend, "start_renew", count)
-    backend = backend_for(own_redis.url)
-    warm(backend)
-    names = [f"{number:03}{'é' * letters}" for number in range(60)]
-    renewals = [Renewal(name, grant(backend, request(name)).owner, 30.0) for name in names]
-    pending = backend.start_renew(renewals, process=current().id, deadline=backend.call_deadline())
-    assert pending.wait(5)
-    assert pending.result() == ["renewed"] * 60
-    assert len(by_thread) == threads
-    # The connection that was looked at stays of use.
-    assert renew(backend, grant(backend, request())) == ["renewed"]
 
 
 def test_a_late_reply_never_answers_the_next_command(proxy):

@@ -1,0 +1,122 @@
+"""Renewals that are longer than a socket takes at once."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from django_dlock import clock
+from django_dlock.backends.base import PendingRenewal
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.backends.redis_commands import RENEWALS_PER_CALL
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import Renewal
+from django_dlock.process import current
+from testproject.servers import RedisServer
+
+from .test_redis_connections import certificates, tls_redis
+from .tools import backend_for, grant, release, renew, request
+
+__all__ = ["certificates", "tls_redis"]
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    server: RedisServer = request.getfixturevalue(
+        "own_redis" if request.param == "tcp" else "tls_redis"
+    )
+    return server
+
+
+@pytest.fixture
+def backend(server: RedisServer) -> RedisBackend:
+    kwargs = {"ssl_ca_certs": str(server.tls[2])} if server.tls else {}
+    return backend_for(server.url, command_timeout=5.0, options={"connection_kwargs": kwargs})
+
+
+def held(backend: RedisBackend) -> list[Renewal]:
+    """500 leases, and a connection that is idle but can take a part only of their renewal."""
+    names = [f"{number:03}{'🔒' * 230}" for number in range(RENEWALS_PER_CALL)]
+    leases = [grant(backend, request(name)) for name in names]
+    connection = backend._connections.idle()
+    assert connection is not None
+    connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    backend._connections.give_back(connection)
+    return [Renewal(lease.name, lease.owner, 60.0) for lease in leases]
+
+
+def start(backend: RedisBackend, renewals: list[Renewal]) -> PendingRenewal:
+    return backend.start_renew(
+        renewals, process=current().id, deadline=clock.now() + backend.command_timeout
+    )
+
+
+def test_g6_a_server_that_reads_nothing_keeps_nobody_waiting(
+    backend: RedisBackend, server: RedisServer
+) -> None:
+    renewals = held(backend)
+    threads = set(threading.enumerate())
+    server.pause()
+    try:
+        began = clock.now()
+        pending = start(backend, renewals)
+        assert not pending.wait(0.05)
+        assert not pending.wait(0.0)
+        assert clock.now() - began < 2
+        assert pending._unsent  # type: ignore[attr-defined]
+    finally:
+        server.resume()
+    assert pending.wait(20)
+    assert pending.result() == ["renewed"] * RENEWALS_PER_CALL
+    assert set(threading.enumerate()) <= threads
+    # The connection that was used stays of use.
+    assert renew(backend, grant(backend, request())) == ["renewed"]
+
+
+def test_g6_what_is_left_of_a_renewal_is_taken_for_no_other_command(
+    backend: RedisBackend, server: RedisServer
+) -> None:
+    renewals = held(backend)
+    server.pause()
+    try:
+        pending = start(backend, renewals)
+        pending.wait(0.05)
+        pending.abandon()
+    finally:
+        server.resume()
+    lease = grant(backend, request())
+    assert release(backend, lease) == "released"
+    assert {info.renewals for info in backend.list()} == {0}
+
+
+def test_g6_a_renewal_that_breaks_in_the_middle_is_repeated(
+    backend: RedisBackend, server: RedisServer
+) -> None:
+    renewals = held(backend)
+    server.pause()
+    try:
+        pending = start(backend, renewals)
+        assert not pending.wait(0.05)
+        pending._connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        pending.wait(0.05)
+    finally:
+        server.resume()
+    assert pending.wait(20)
+    assert pending.result() == ["renewed"] * RENEWALS_PER_CALL
+
+
+def test_g10_an_answer_that_is_asked_for_comes_by_the_deadline(
+    backend: RedisBackend, server: RedisServer
+) -> None:
+    renewals = held(backend)
+    server.pause()
+    try:
+        began = clock.now()
+        pending = backend.start_renew(renewals, process=current().id, deadline=began + 0.5)
+        with pytest.raises(BackendUnavailable):
+            pending.result()
+        assert clock.now() - began < 2
+    finally:
+        server.resume()
