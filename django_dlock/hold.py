@@ -8,6 +8,8 @@ which is atomic and safe in signal handlers and finalizers.
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import os
 import threading
 import weakref
@@ -34,6 +36,8 @@ RENEWALS_PER_TTL = 3
 SETTLED_AFTER = 0.2
 """Seconds after which a lease that was granted for less than was asked for is prolonged: one that
 a release handed over lives for a moment only, lest a dead waiter be waited for."""
+MOMENTS_A_SECOND = 64
+"""Ends are told at one of these, so that holds share them."""
 
 _RELEASED = "released"
 _LOSS_BY_FATE: Mapping[Fate, str] = {"expired": "expired", "broken": "broken"}
@@ -53,6 +57,12 @@ def holder_ended(key: HolderKey) -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=128)
+def _step(interval: float) -> float:
+    """A power of two, so that the steps of different intervals meet: 1/64 to 1/32 of this one."""
+    return math.ldexp(1.0, math.frexp(interval)[1] - 6)
+
+
 class Hold:
     """See the module.
 
@@ -62,7 +72,8 @@ class Hold:
         ttl: Seconds, as last confirmed.
         renewal_ttl: Seconds that renewals ask for.
         max_end: When renewal must end, by ``max_hold``.
-        due: When the watchdog has to look at it next.
+        due: When it is to be renewed; its deadline where it is not.
+        planned: When the watchdog will look at it; the watchdog's own.
         renews: Whether the watchdog prolongs it (still).
         failures: Renewals without an answer since the last confirmed one.
     """
@@ -89,6 +100,7 @@ class Hold:
         "on_lost",
         "outer_transactions",
         "owner",
+        "planned",
         "renewal_ttl",
         "renews",
         "sender",
@@ -121,6 +133,7 @@ class Hold:
         self.depth = 1 if options.reentrant else 0
         self.failures = 0
         self.doubt_told = False
+        self.planned = 0.0
         self.outer_transactions: tuple[object, ...] = ()
         self._end: dict[str, tuple[str]] = {}
         self._stopped = ""
@@ -196,9 +209,9 @@ class Hold:
         """The next renewal; the last one is cut so that the lease ends with ``max_hold``."""
         return Renewal(self.name, self.owner, max(min(self.renewal_ttl, self.max_end - now), 0.001))
 
-    def confirm(self, sent_at: float, ttl: float) -> None:
+    def confirm(self, sent_at: float, ttl: float, now: float) -> None:
         """A renewal that was sent at ``sent_at`` is confirmed."""
-        if clock.now() >= self.deadline:
+        if now >= self.deadline:
             # A late "yes" must not bring a hold back that was already told lost.
             self.lose(self._deadline_reason())
             return
@@ -244,15 +257,29 @@ class Hold:
         self.max_end, self._capped = now + max_hold, False
         self.due = now + min(self.ttl / RENEWALS_PER_TTL, SETTLED_AFTER)
 
+    def next_look(self) -> float:
+        """When the watchdog has to look at it: it is due, to be doubted, or at its end."""
+        at, told_at = self.due, self.deadline
+        if self.renews and not self._capped and not self.doubt_told:
+            told_at = min(told_at, self.confirmed_at + self.ttl / 2)
+        return at if at < told_at else math.ceil(told_at * MOMENTS_A_SECOND) / MOMENTS_A_SECOND
+
+    def due_soon(self, now: float) -> bool:
+        """Whether it is to be renewed and half of the interval has passed."""
+        return self.due < self.deadline and self.due - now <= (self.due - self.confirmed_at) / 2
+
     def _plan(self) -> None:
         if self.renews and not self._capped:
-            self.due = self.confirmed_at + self.ttl / RENEWALS_PER_TTL
+            interval = self.ttl / RENEWALS_PER_TTL
+            # A little earlier, so that many holds come due in one moment: renewals fall into step.
+            at, step = self.confirmed_at + interval, _step(interval)
+            self.due = at - at % step
         else:
             self.due = self.deadline
 
     def _in_doubt(self, now: float) -> bool:
         # A fixed lease is never in doubt: nobody promised to confirm it again.
-        return self.renews and not self._capped and now - self.confirmed_at >= self.ttl / 2
+        return self.renews and not self._capped and now >= self.confirmed_at + self.ttl / 2
 
     # -- how it ends -------------------------------------------------------------------
 

@@ -315,7 +315,7 @@ class Lock(LockView):
             {"process": process.current().id, "deadline": self._backend.call_deadline()},
         )
         if fates[0] == "renewed":
-            hold.confirm(sent_at, renewal.ttl)
+            hold.confirm(sent_at, renewal.ttl, clock.now())
             if ttl is not None:
                 # It may be due before the watchdog next looks.
                 watchdog.watch(hold)

@@ -17,19 +17,18 @@ import os
 import random
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from . import clock, events, process, signals
-from .backends.base import BaseLockBackend, PendingRenewal
+from .backends.base import BaseLockBackend, Fates, PendingRenewal
 from .exceptions import BackendUnavailable
-from .hold import Hold, holder_ended, registry
+from .hold import Hold, registry
+from .schedule import Schedule
 
 __all__ = ["Watchdog", "shutdown", "unwatch", "watch"]
 
 logger = logging.getLogger("django_dlock")
 
-BATCH = 500
-"""Leases renewed in one call."""
 HEARTBEAT = 5.0
 IDLE = 60.0
 """Seconds without a lease after which the thread goes."""
@@ -52,20 +51,22 @@ class _Sent:
     deadline: float
 
 
-@dataclass
-class _Lane:
-    """All that the watchdog knows of one backend."""
+class _Lane(Schedule):
+    """All that the watchdog knows of one backend.
 
-    backend: BaseLockBackend
-    holds: dict[str, Hold] = field(default_factory=dict)
-    sent: _Sent | None = None
-    next_beat: float = 0.0
-    next_look: float = -math.inf
-    """When a hold or the heartbeat next needs attention."""
-    unplanned: bool = True
-    """``next_look`` is not to be trusted: there may be holds that it does not know."""
-    latest: float = math.inf
-    """When the hold that came last first needs attention; infinite once that was heeded."""
+    Attributes:
+        sent: What was not answered yet.
+        latest: When the hold that came last first needs attention; infinite once that was heeded.
+    """
+
+    __slots__ = ("backend", "latest", "next_beat", "sent")
+
+    def __init__(self, backend: BaseLockBackend) -> None:
+        super().__init__()
+        self.backend = backend
+        self.sent: _Sent | None = None
+        self.next_beat = 0.0
+        self.latest = math.inf
 
 
 class Watchdog:
@@ -99,11 +100,9 @@ class Watchdog:
         if lane is None:
             lane = self._lanes.setdefault(id(hold.backend), _Lane(hold.backend))
         first_beat = hold.confirmed_at + HEARTBEAT
-        if not lane.holds:
+        if not lane.holds and not lane.fresh:
             lane.next_beat = first_beat
-        lane.holds[hold.owner] = hold
-        # Another alias may wake the thread before this hold is due.
-        lane.unplanned = True
+        lane.fresh[hold.owner] = hold
         # Compared after the entry is made: either the thread sees the entry, or it is awake or
         # wakes too late for it and is poked.
         lane.latest = wanted = min(hold.due, first_beat)
@@ -116,7 +115,7 @@ class Watchdog:
         """Renew it no more; what is on its way is ignored."""
         lane = self._lanes.get(id(hold.backend))
         if lane is not None:
-            lane.holds.pop(hold.owner, None)
+            lane.discard(hold)
 
     # -- the schedule ------------------------------------------------------------------
 
@@ -133,75 +132,35 @@ class Watchdog:
             return self._serve(lane)
         except BaseException as error:
             events.complain(error, "The watchdog stumbled over alias %r", lane.backend.alias)
-            lane.unplanned = True
+            lane.start_over(clock.now())
             return clock.now() + LATE
 
     def _serve(self, lane: _Lane) -> float:
-        if lane.sent is not None:
-            if not self._collect(lane, 0.0):
-                # The backend does not answer; deadlines go on all the same.
-                if clock.now() >= lane.next_look:
-                    for hold in self._look(lane):
-                        hold.failures += 1
-                    lane.next_look = max(lane.next_look, clock.now() + 4 * PATIENCE)
-                return clock.now() + PATIENCE
-            # What could not be sent while this answer was awaited is next.
-            lane.unplanned = True
-        while lane.holds and (lane.unplanned or clock.now() >= lane.next_look):
-            due = self._look(lane)
-            if not due and clock.now() < lane.next_beat:
+        if not self._collect(lane, 0.0):
+            # The backend does not answer; doubts and deadlines go on all the same.
+            lane.wait_with(lane.look(clock.now()))
+            return clock.now() + PATIENCE
+        while True:
+            now = clock.now()
+            lane.look(now)
+            holds = lane.take(now)
+            if not holds and (now < lane.next_beat or not lane.holds):
                 break
-            for start in range(0, len(due) or 1, BATCH):
-                self._send(lane, due[start : start + BATCH])
-                if not self._collect(lane, PATIENCE):
-                    return clock.now() + PATIENCE
+            self._send(lane, holds, now)
+            if not self._collect(lane, PATIENCE):
+                lane.wait_with(holds + lane.ready)
+                return clock.now() + PATIENCE
         if lane.holds:
-            return lane.next_look
+            return min(lane.next_look(), lane.next_beat)
         # Some may have come and gone: as if the last were still there, so that those that follow
-        # need not wake the thread again and again. ``unplanned`` stays: one may just come.
+        # need not wake the thread again and again.
         latest, lane.latest = lane.latest, math.inf
         return latest if latest > clock.now() else math.inf
 
-    def _look(self, lane: _Lane) -> list[Hold]:
-        """End what must end, and gather what is to be renewed now."""
-        lane.unplanned = False
-        now = clock.now()
-        next_look = math.inf
-        due: list[Hold] = []
-        close: list[Hold] = []
-        for hold in lane.holds.copy().values():
-            if not hold.active:
-                lane.holds.pop(hold.owner, None)
-                continue
-            if hold.renews:
-                if hold.handle() is None:
-                    hold.stop_renewing("collected")
-                elif holder_ended(hold.key):
-                    hold.stop_renewing("holder_ended")
-                else:
-                    hold.tell_doubt(now)
-            if hold.due < hold.deadline:
-                if hold.due <= now:
-                    due.append(hold)
-                    continue
-                if hold.due <= now + (hold.due - hold.confirmed_at) / 2:
-                    close.append(hold)
-            next_look = min(next_look, hold.due, hold.deadline)
-        if due:
-            # The most urgent first; whoever comes due soon goes along while a call has room.
-            due.sort(key=lambda hold: hold.deadline)
-            due.extend(close[: -len(due) % BATCH])
-        lane.next_look = min(next_look, lane.next_beat)
-        return due
-
-    def _send(self, lane: _Lane, holds: list[Hold]) -> None:
-        now = clock.now()
+    def _send(self, lane: _Lane, holds: list[Hold], now: float) -> None:
         deadline = now + lane.backend.command_timeout
         renewals = [hold.renewal(now) for hold in holds]
         lane.next_beat = now + HEARTBEAT
-        for hold in holds:
-            # Until the answer comes: not due again in this look.
-            hold.due = deadline
         try:
             call = lane.backend.start_renew(
                 renewals, process=process.current().id, deadline=deadline
@@ -228,18 +187,27 @@ class Watchdog:
             self._failed(lane, sent.holds, error)
             return True
         lane.sent = None
+        self._heed(lane, sent, fates)
+        return True
+
+    def _heed(self, lane: _Lane, sent: _Sent, fates: Fates) -> None:
+        now = clock.now()
+        sender, heard = None, False
         for hold, ttl, fate in zip(sent.holds, sent.ttls, fates, strict=True):
             # Released or lost while the renewal was on its way: the answer is nobody's.
             if lane.holds.get(hold.owner) is not hold or hold.ended:
                 continue
             if fate == "renewed":
-                hold.confirm(sent.sent_at, ttl)
-                lane.next_look = min(lane.next_look, hold.due)
-                events.send(signals.renewed, hold.sender, **hold.facts())
+                hold.confirm(sent.sent_at, ttl, now)
+                lane.plan(hold)
+                if hold.sender is not sender:
+                    sender = hold.sender
+                    heard = signals.renewed.has_listeners(sender)
+                if heard:
+                    events.send(signals.renewed, sender, **hold.facts())
             else:
                 lane.holds.pop(hold.owner, None)
                 hold.lose_by_fate(fate)
-        return True
 
     def _failed(self, lane: _Lane, holds: list[Hold], error: Exception) -> None:
         """No answer: try again soon, well before the deadline."""
@@ -247,12 +215,12 @@ class Watchdog:
             events.warn("Alias %r: %d renewals failed: %s", lane.backend.alias, len(holds), error)
         else:
             events.complain(error, "Alias %r: renewal failed", lane.backend.alias)
-        now = clock.now()
+        now, jitter = clock.now(), random.uniform(0.75, 1.25)
         for hold in holds:
             hold.failures += 1
-            pause = min(max(hold.ttl / 30, 0.02), 1.0) * random.uniform(0.75, 1.25)
+            pause = min(max(hold.ttl / 30, 0.02), 1.0) * jitter
             hold.due = min(now + pause, hold.deadline)
-            lane.next_look = min(lane.next_look, hold.due)
+            lane.plan(hold)
 
     # -- the thread --------------------------------------------------------------------
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from django_dlock import Lock, clock, events, locks, signals, watchdog
+from django_dlock import Lock, clock, events, locks, schedule, signals, watchdog
 from django_dlock.backends.base import Fates
 from django_dlock.exceptions import BackendUnavailable, LeaseLost
 from django_dlock.lease import Renewal
-from django_dlock.watchdog import BATCH, Watchdog
+from django_dlock.schedule import BATCH
+from django_dlock.watchdog import Watchdog
 
 pytestmark = pytest.mark.usefixtures("time")
 
@@ -201,7 +202,7 @@ def test_g1_a_renewal_by_hand_is_not_undone_by_one_that_it_overtook(
 def test_g1_many_leases_of_a_slow_backend_are_renewed_batch_after_batch(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "BATCH", 2)
+    monkeypatch.setattr(schedule, "BATCH", 2)
     kept = [held(f"n{i}") for i in range(10)]
     spy.slow = True
     time.seconds += 10
@@ -303,7 +304,7 @@ def test_a_late_yes_does_not_bring_a_lost_hold_back(dog: Watchdog, spy: Spy, tim
     hold = lock._holdings.mine()
     assert hold is not None
     time.seconds += 30
-    hold.confirm(time.seconds - 1, 30)
+    hold.confirm(time.seconds - 1, 30, time.seconds)
     assert lock.lost
 
 
@@ -500,7 +501,7 @@ def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
         monkeypatch.setattr(spy.backend, "start_renew", None)
         time.seconds += 10
         dog.tick()
-        monkeypatch.setattr(dog, "_look", None)
+        monkeypatch.setattr(dog, "_serve", None)
         dog.tick()
         dog._note_lateness(time.seconds - 7)
         assert lock.lost

@@ -1,0 +1,185 @@
+"""Which holds are looked at, and when; through the watchdog where that is what counts."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from django_dlock import Lock, schedule
+from django_dlock.hold import Hold
+from django_dlock.schedule import Schedule
+from django_dlock.watchdog import Watchdog
+
+from .test_watchdog import Spy, Time, dog, held, spy, time
+
+__all__ = ["dog", "spy", "time"]
+
+pytestmark = pytest.mark.usefixtures("time")
+
+
+def hold_of(lock: Lock) -> Hold:
+    hold = lock._holdings.mine()
+    assert hold is not None
+    return hold
+
+
+def lane(dog: Watchdog) -> Schedule:
+    [lane] = dog._lanes.values()
+    return lane
+
+
+def entries(dog: Watchdog) -> int:
+    return sum(map(len, lane(dog)._owners.values()))
+
+
+def test_1200_leases_that_came_one_by_one_take_three_calls_an_interval(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    kept = []
+    for number in range(1200):
+        kept.append(held(f"n{number}"))
+        time.seconds += 0.005
+    for _ in range(600):
+        time.seconds += 0.05
+        dog.tick()
+    spy.calls.clear()
+    for _ in range(200):
+        time.seconds += 0.05
+        dog.tick()
+    assert [len(call) for call in spy.calls if call] == [500, 500, 200]
+    assert all(lock.held for lock in kept)
+
+
+def test_a_look_at_nothing_due_touches_no_hold(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [held(f"n{number}") for number in range(100)]
+    dog.tick()
+    looked: list[Hold] = []
+    lives = Schedule._lives
+    monkeypatch.setattr(
+        Schedule, "_lives", lambda self, hold, now: looked.append(hold) or lives(self, hold, now)
+    )
+    late = held("late", renew=False, ttl=2)
+    for _ in range(6):
+        time.seconds += 0.5
+        dog.tick()
+    assert looked == [hold_of(late)]
+    assert len(kept) == 100
+
+
+def test_a_hold_that_goes_while_it_is_admitted_is_not_renewed(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held()
+
+    class GoesNow(dict[str, Hold]):
+        def pop(self, *args: Any) -> Any:
+            # What another thread does between the two steps of the admission.
+            schedule = lane(dog)
+            schedule.fresh = {}
+            schedule.discard(hold_of(lock))
+            return None
+
+    lane(dog).fresh = GoesNow(lane(dog).fresh)
+    dog.tick()
+    time.seconds += 10
+    dog.tick()
+    assert lane(dog).holds == {}
+    assert spy.renewed == []
+
+
+def test_a_released_hold_is_not_kept_until_its_moment(dog: Watchdog, spy: Spy, time: Time) -> None:
+    lock = held()
+    dog.tick()
+    gone = weakref.ref(hold_of(lock))
+    lock.release()
+    gc.collect()
+    assert gone() is None
+
+
+def test_moments_do_not_pile_up(dog: Watchdog, spy: Spy, time: Time) -> None:
+    kept = [held(f"n{number}") for number in range(10)]
+    for _ in range(100):
+        time.seconds += 1
+        for lock in kept:
+            lock.renew(ttl=30)
+        dog.tick()
+    # Of the last interval at the most.
+    assert entries(dog) <= 120
+    assert len(lane(dog)._moments) == len(lane(dog)._owners) <= 12
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_g1_a_hold_that_needs_no_renewal_when_its_turn_comes_is_planned_anew(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    monkeypatch.setattr(schedule, "BATCH", 1)
+    first, second = held("first", ttl=29), held("second", ttl=30)
+    answer = spy._answer
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(spy, "_answer", answer)
+        if goes_on:
+            second.renew()
+        else:
+            hold_of(second).stop_renewing("interrupted")
+        return answer(*args, **kwargs)
+
+    monkeypatch.setattr(spy, "_answer", meanwhile)
+    time.seconds += 10
+    dog.tick()
+    assert spy.renewed == ["first"]
+    for _ in range(30):
+        time.seconds += 1
+        dog.tick()
+    assert first.held
+    assert hold_of(second).ended is not goes_on
+    assert spy.renewed.count("second") == (3 if goes_on else 0)
+
+
+def test_g6_a_stumble_loses_no_hold(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [held(f"n{number}") for number in range(5)]
+    fixed = held("fixed", renew=False)
+    time.seconds += 10
+
+    def stumble(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dog, "_send", stumble)
+        dog.tick()
+    time.seconds += 1
+    dog.tick()
+    assert sorted(spy.renewed) == sorted(lock.name for lock in kept)
+    time.seconds += 19
+    dog.tick()
+    assert all(lock.held for lock in kept)
+    assert hold_of(fixed).ended
+
+
+def test_g2_those_who_wait_behind_an_unanswered_call_are_told_in_time(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "BATCH", 2)
+    kept = [held(f"n{number}") for number in range(7)]
+    holds = [hold_of(lock) for lock in kept]
+    spy.hangs = True
+    # Sent shortly before the doubt, and once more shortly before the end.
+    time.seconds += 14.9
+    assert dog.tick() <= time.seconds + 0.1
+    time.seconds += 0.15
+    dog.tick()
+    assert all(hold.doubt_told for hold in holds)
+    time.seconds += 14.5
+    dog.tick()
+    assert not any(hold.ended for hold in holds)
+    time.seconds += 0.2
+    dog.tick()
+    assert all(hold.ended for hold in holds)
+    assert {lock.lost_reason for lock in kept} == {"unreachable"}
