@@ -17,7 +17,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test mutants faults soak bench bench-compare lint types docs package clean
+.PHONY: help demo serve test mutants faults soak bench bench-compare bench-docs lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -45,6 +45,9 @@ bench: $(VENV)/.bench ## Measure it beside its floors and peers, ten minutes; AR
 
 bench-compare: $(VENV)/.bench ## Set two results side by side: A=x.json B=y.json, or the two latest
 	@$(BIN)/python -m benchmarks compare $(A) $(B)
+
+bench-docs: $(VENV)/.bench ## Put a result into the documentation: JSON=x.json, or the latest
+	@$(BIN)/python -m benchmarks.publish $(JSON)
 
 lint: $(VENV)/.dev ## Ruff and the import contract
 	@$(BIN)/ruff check .

@@ -44,14 +44,21 @@ def among(size: int) -> str:
 
 _FLOOR = among(BASIS)
 
+OPERATIONS = {
+    "first_page": "first page by age",
+    "search": "search",
+    "other_order": "page in another order",
+    "count": "count",
+    "get": "get",
+    "acquire": "acquire",
+    "renew": f"renew {FRESH} in a call",
+    "release": "release",
+    "break": "break",
+}
+"""Metric and title of each."""
+
 METRICS = (
-    *(
-        Metric(name, "s", floor=_FLOOR)
-        for name in ("first_page", "search", "other_order", "count", "get", "acquire")
-    ),
-    # Of 500 in one call.
-    Metric("renew", "s", floor=_FLOOR),
-    *(Metric(name, "s", floor=_FLOOR) for name in ("release", "break")),
+    *(Metric(name, "s", floor=_FLOOR) for name in OPERATIONS),
     # The longest time for which listing kept the server from serving others.
     Metric("longest_stop", "s"),
     # Bytes of the server for each lock that is held.
