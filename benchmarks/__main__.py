@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -61,12 +62,16 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # By way of an exception, so that the servers end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with Bench(quick=options.quick, postgres=not options.no_postgres) as bench:
             return _run_on(bench, options)
     except ServerNotFound as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _run_on(bench: Bench, options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -167,12 +168,23 @@ def test_a_message_that_nobody_asked_for_is_no_round_trip(
 # -- for real -------------------------------------------------------------------------------
 
 
+# The settings of the tests are not those of a benchmark.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if "DJANGO" not in name}
+
+
+def benchmark(*options: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks", "--quick", "--no-postgres", *options]
+
+
 def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds", "2", "--no-postgres"]
-    command += ["--rows", "cycle.same", "check", "--output", str(tmp_path)]
-    environment = {name: value for name, value in os.environ.items() if "DJANGO" not in name}
     ran = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        benchmark("--rounds", "2", "--rows", "cycle.same", "check", "--output", str(tmp_path)),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     (path,) = tmp_path.glob("*.json")
     data = json.loads(path.read_text())
@@ -193,6 +205,23 @@ def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
     asked = data["rows"]["check"]["subjects"]["django-dlock"]["series"]
     assert set(asked) == {"check", "held", "remaining"}
     assert data["environment"]["packages"]["redis"] == redis.__version__
+
+
+def test_a_run_that_is_ended_leaves_no_server_behind(tmp_path: Path) -> None:
+    psutil = pytest.importorskip("psutil")
+    command = benchmark("--rows", "pause", "--output", str(tmp_path))
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert any("round 1" in line for line in running.stderr)
+        started = psutil.Process(running.pid).children(recursive=True)
+        assert any("-server" in process.name() for process in started)
+        running.terminate()
+        assert running.wait(20) == 128 + signal.SIGTERM
+    gone, alive = psutil.wait_procs(started, timeout=10)
+    assert (len(gone), alive) == (len(started), [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_module_of_rows_runs_in_a_full_run() -> None:
