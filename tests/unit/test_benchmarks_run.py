@@ -209,7 +209,7 @@ def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
 
 def test_a_run_that_is_ended_leaves_no_server_behind(tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil")
-    command = benchmark("--rows", "pause", "--output", str(tmp_path))
+    command = benchmark("--rows", "renewal.10", "--output", str(tmp_path))
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     ) as running:
