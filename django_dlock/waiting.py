@@ -189,7 +189,7 @@ def acquisition(
     """How it goes on after ``answer``, that of the first try; ``None`` where it is to stand in
     line first."""
     timeout = backend.command_timeout
-    broken = ""
+    broken = suspect = ""
     waits = request.waits
     last = not waits
     while True:
@@ -213,7 +213,9 @@ def acquisition(
                 return answer
         met(answer)
         place.contention = answer
-        if answer.owner != broken and _holder_is_dead(answer):
+        # One who waits looks while it waits: most holders release before that.
+        looks = not waits or answer.owner == suspect
+        if looks and answer.owner != broken and _holder_is_dead(answer):
             broken = answer.owner
             logger.warning("Lock %r (alias %r): its holder is dead", request.name, backend.alias)
             if (yield "break_", (request.name,), {"owner": answer.owner, "reason": "holder_dead"}):
@@ -225,8 +227,11 @@ def acquisition(
             def interrupted(
                 met: Contention = answer, judged: bool = answer.owner == broken
             ) -> bool:
+                nonlocal suspect
                 place.prove_life()
-                return abandoned() or (not judged and _holder_is_dead(met))
+                if not judged and _holder_is_dead(met):
+                    suspect = met.owner
+                return abandoned() or suspect == met.owner
 
             lease = yield (
                 "wait",

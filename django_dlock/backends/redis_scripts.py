@@ -16,7 +16,8 @@ Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock
 
 * ``…:m:<process>:<number>`` channel to which a process listens: a mailbox.
 
-Numbers are formatted by hand: Lua's ``tostring`` keeps 14 digits, a token has 16.
+Numbers in letters and answers are formatted by hand: Lua's ``tostring`` keeps 14 digits, a token
+has 16. Those in commands the server writes out in full.
 
 **Hand-over.** An acquire that names a mailbox and meets a holder becomes a waiter; one that asks
 again keeps its place. Release, undo and break give the name to the waiter that came first, in the
@@ -85,19 +86,19 @@ _GRANT = """
 -- the clock, so that they rise when the server has lost its data.
 local function above(token)
   local new = math.max(tonumber(token or 0) + 1, time[1] * 1000000 + time[2])
-  local highest = tonumber(redis.call('SET', KEYS[4], text(new), 'GET') or 0)
+  local highest = tonumber(redis.call('SET', KEYS[4], new, 'GET') or 0)
   if highest >= new then
     new = highest + 1
-    redis.call('SET', KEYS[4], text(new))
+    redis.call('SET', KEYS[4], new)
   end
   return text(new)
 end
 -- Further fields of the hash may follow.
 local function grant(name, owner, token, ttl, kind, pid, proc, meta, ...)
-  redis.call('HSET', KEYS[1], 'owner', owner, 'until', text(now + ttl), 'kind', kind,
-    'token', token, 'ttl', text(ttl), 'at', text(now), 'n', '0', 'pid', pid, 'proc', proc,
+  redis.call('HSET', KEYS[1], 'owner', owner, 'until', now + ttl, 'kind', kind,
+    'token', token, 'ttl', ttl, 'at', now, 'n', '0', 'pid', pid, 'proc', proc,
     'meta', meta, ...)
-  redis.call('PEXPIRE', KEYS[1], text(ttl + memory(ttl)))
+  redis.call('PEXPIRE', KEYS[1], ttl + memory(ttl))
   redis.call('ZADD', KEYS[3], token, name)
 end
 """
@@ -131,7 +132,7 @@ local function hand_over(requests, name, token, last, how, past)
   local kind, pid, proc, meta = unpack(asked, 3)
   if last then
     -- A release whose reply was lost is repeated when others have had the name since.
-    local ends = string.sub(';' .. last .. ':' .. how .. (past or ''), 1, 1024)
+    local ends = string.sub(';' .. last .. ':' .. how .. (past or ''), 1, 512)
     grant(name, owner, new, ttl, kind, pid, proc, meta, 'last', last, 'how', how, 'past', ends)
   else
     grant(name, owner, new, ttl, kind, pid, proc, meta)
@@ -171,8 +172,8 @@ end
 if living and owner == me and kind ~= 'cooling' and not undone then
   -- One that was handed over has less than it asked for.
   local new = math.max(tonumber(till or 0), now + ttl)
-  redis.call('HSET', KEYS[1], 'until', text(new), 'ttl', text(math.max(tonumber(l[8] or 0), ttl)))
-  redis.call('PEXPIRE', KEYS[1], text(new - now + memory(ttl)))
+  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(tonumber(l[8] or 0), ttl))
+  redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
   return {{token}}
 end
 if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
@@ -188,8 +189,8 @@ if living or undone or over then
   local longest = tonumber(l[8])
   if till and longest and kind ~= 'cooling' and remaining > longest then
     remaining = longest
-    redis.call('HSET', KEYS[1], 'until', text(now + longest))
-    redis.call('PEXPIRE', KEYS[1], text(longest + memory(longest)))
+    redis.call('HSET', KEYS[1], 'until', now + longest)
+    redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
   end
   if mailbox ~= '' and not undone then
     local arrival = text(time[1] * 1000000 + time[2])
@@ -242,8 +243,8 @@ if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
 local cool = math.min(tonumber(at or 0), now) + tonumber(ARGV[3])
 if cool > now then
   -- In this order for a server out of memory, see RENEW.
-  redis.call('PEXPIRE', KEYS[1], text(cool - now + memory(ttl)))
-  redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', text(cool))
+  redis.call('PEXPIRE', KEYS[1], cool - now + memory(ttl))
+  redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', cool)
   reach(ARGV[4], function() return '0 0' end)
 else
   finish(ARGV[4], ARGV[1], token, me, 'released', past)
@@ -286,7 +287,7 @@ local owner, till, ttl, token, past = unpack(l, 1, 5)
 if owner ~= ARGV[2] then return 0 end
 if not lives(owner, till) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 -- It may have none.
-redis.call('PEXPIRE', KEYS[1], text(memory(ttl)))
+redis.call('PEXPIRE', KEYS[1], memory(ttl))
 finish(ARGV[3], ARGV[1], token, owner, 'broken', past)
 return 1
 """
@@ -384,6 +385,6 @@ GOODBYE = Script(
     + """
 -- KEYS: beats
 -- ARGV: process id
-redis.call('ZADD', KEYS[1], text(-now), ARGV[1])
+redis.call('ZADD', KEYS[1], -now, ARGV[1])
 """
 )
