@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -200,7 +199,7 @@ class Lock(LockView):
         known = self._enter_again(key, patience)
         if known is not None:
             return known
-        gone = threading.Event()
+        gone: list[bool] = []
         started = clock.now()
         self.contention = None
         try:
@@ -210,11 +209,11 @@ class Lock(LockView):
                 patience=patience,
                 met=self._met,
                 broke=self._broke,
-                abandoned=gone.is_set,
+                abandoned=lambda: bool(gone),
             )
             return self._granted(key, lease, started)
         except BaseException:
-            gone.set()
+            gone.append(True)
             self._take_back(request)
             raise
 
