@@ -27,6 +27,28 @@ def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
     assert all_free(ROUNDS, TTL + 3)
 
 
+def test_g7_interrupts_take_no_turn_of_others_along(dlocks: Dlocks, holder: Holder) -> None:
+    holder.do(
+        "from django_dlock import queueing\n"
+        "from tests.faults.interrupts import storm\n"
+        "stop = threading.Event()\n"
+        "turns = [0] * 3\n"
+        "def churn(n):\n"
+        "    while not stop.is_set():\n"
+        "        with Lock('it', wait=None): turns[n] += 1\n"
+        "threads = [threading.Thread(target=churn, args=[n]) for n in range(3)]\n"
+        "for thread in threads: thread.start()"
+    )
+    struck = holder.do(
+        f"storm('KeyboardInterrupt', 'with', rounds={ROUNDS}, seed={SEED}, name='it')"
+    )
+    assert struck > 10, "hardly anything was interrupted"
+    holder.do("before = turns.copy()")
+    holder.do("while any(now < then + 10 for now, then in zip(turns, before)): pass")
+    holder.do("stop.set()\nfor thread in threads: thread.join()")
+    assert holder.do("queueing._lines == {}")
+
+
 @pytest.mark.parametrize("how", ["with", "try"])
 async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
     how: How, dlocks: Dlocks

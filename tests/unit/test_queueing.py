@@ -567,12 +567,13 @@ def test_a_loop_that_is_blocked_costs_the_others_a_moment(held: Lock) -> None:
     loop.start()
     assert blocked.wait(20)
     waiter = Waiter([], 0, wait=20)
-    until_standing(4)
-    until(lambda: [place._loop for place in standing()] == [None])
-    held.release()
-    go_on.set()
-    loop.join(20)
-    assert waiter.ends() is True
+    try:
+        until(lambda: [place._loop for place in standing()] == [None])
+        held.release()
+        assert waiter.ends() is True
+    finally:
+        go_on.set()
+        loop.join(20)
     assert standing() == []
 
 
