@@ -40,11 +40,8 @@ KEYS = {
 class DownBackend(LocalBackend):
     """An alias of which nobody answers."""
 
-    def list(self, **_):
+    def page(self, query, **_):
         raise BackendUnavailable("nobody answers", "", self.alias)
-
-    def count(self, **_):
-        return len(self.list())
 
 
 class BreaksNothing(LocalBackend):
@@ -153,6 +150,27 @@ def test_only_the_star_is_special_in_a_name_pattern(pattern, names):
     for number, name in enumerate(["invoice:1", "invoice:[x]", "order:1"]):
         hold(name, owner=f"owner-{number}")
     assert [lock["name"] for lock in run_json("list_locks", name=pattern)] == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix", "contains"),
+    [
+        ("invoice:1", "invoice:1", "invoice:1"),
+        ("a*:shipped*", "a", ":shipped"),
+        ("*", "", ""),
+        (None, "", ""),
+    ],
+)
+def test_backends_look_for_what_they_can_of_a_pattern(monkeypatch, pattern, prefix, contains):
+    asked, original = [], LocalBackend.page
+
+    def spy(self, query, **bounds):
+        asked.append((query.prefix, query.contains))
+        return original(self, query, **bounds)
+
+    monkeypatch.setattr(LocalBackend, "page", spy)
+    run_json("list_locks", name=pattern)
+    assert asked == [(prefix, contains)] * 2
 
 
 def test_an_alias_that_does_not_answer_hides_no_other_and_ends_in_exit_code_1(settings):
