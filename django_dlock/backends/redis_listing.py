@@ -186,16 +186,19 @@ class RedisListing:
     def _by_rank(self, newest_first: bool, offset: int, limit: int | None) -> LeasePage:
         """In the order of the index, whose ranks the server finds without counting."""
         reader, cursor = Reader(self.alias), ""
-        infos: LeaseInfos = []
+        # A name that is released and acquired again between two calls comes twice.
+        infos: dict[str, LeaseInfo] = {}
         while True:
             wanted = ROWS_PER_CALL if limit is None else limit - len(infos)
             size = min(wanted, ROWS_PER_CALL)
             rows, cursor, total = self._walk(
                 reader, ALL_FACTS, cursor, LeaseQuery(), newest_first, rank=offset, size=size
             )
-            infos += [row.info() for row in rows]
+            for row in rows:
+                infos.pop(row.exact_name, None)
+                infos[row.exact_name] = row.info()
             if not cursor or len(infos) == limit:
-                return LeasePage(infos, total)
+                return LeasePage(list(infos.values()), total)
 
     def _selected(
         self,
@@ -292,7 +295,8 @@ class _Selection:
 
     def names(self) -> list[bytes]:
         self._settle()
-        return [best[-1].encode(*EXACTLY) for best in self._best]
+        # One that was released and acquired again on the way came twice.
+        return [name.encode(*EXACTLY) for name in dict.fromkeys(best[-1] for best in self._best)]
 
     def _settle(self) -> None:
         for place, falling in reversed(list(enumerate(self._falling))):

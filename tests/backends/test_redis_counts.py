@@ -294,6 +294,26 @@ def test_no_call_looks_at_more_than_a_thousand_names(many, own_redis, query, lim
         assert 1500 <= made["hmget"] <= 1000 * made["evalsha"]
 
 
+@pytest.mark.parametrize(
+    "query", [LeaseQuery(), LeaseQuery(sort=["name"]), LeaseQuery(contains="n")]
+)
+def test_a_lock_that_changes_hands_during_a_listing_is_listed_once(many, own_redis, query):
+    moving, ask = backend_for(own_redis.url), many._listing._ask
+
+    def ask_and_move(*args, **kwargs):
+        answer = ask(*args, **kwargs)
+        many._listing._ask = ask
+        assert moving.break_("n0007", owner=moving.get("n0007").owner)
+        moved.append(grant(moving, request("n0007")).owner)
+        return answer
+
+    moved = []
+    many._listing._ask = ask_and_move
+    infos = many.page(query).infos
+    assert [info.owner for info in infos if info.name == "n0007"] == moved
+    assert len(infos) == 1500
+
+
 def test_the_identity_of_a_process_is_sent_once_in_a_call(many, own_redis):
     with client(own_redis) as asking:
         before = asking.info("stats")["total_net_output_bytes"]
