@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ WARM_UP = 30
 Naming = Callable[[], str]
 Measure = Callable[[Where, Naming, int], list[float]]
 """Carries out so many cycles; the seconds that each of them took."""
+Measuring = Callable[[], AbstractContextManager[Measure]]
 Servers = Callable[[], Sequence[int]]
 """Processes of servers other than the Redis."""
 
@@ -57,7 +59,7 @@ def rows(bench: Bench) -> Iterator[Row]:
 def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
     def subject(
         name: str,
-        measure: Measure,
+        measuring: Measuring,
         options: str,
         role: Role = "ours",
         *,
@@ -70,17 +72,18 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
 
         @contextmanager
         def open_() -> Iterator[Session]:
-            with bench.on_one_cpu():
-                measure(DIRECT, naming, WARM_UP)
-            yield _Cycles(bench, naming, measure, servers)
+            with measuring() as measure:
+                with bench.on_one_cpu():
+                    measure(DIRECT, naming, WARM_UP)
+                yield _Cycles(bench, naming, measure, servers)
 
         return Subject(name, role, options, open_)
 
     for kind in peers.KINDS:
         if kind.name != peers.TOKEN:
-            measure, about = _of_threads(kind.name), (kind.options, kind.role)
-            yield subject(kind.name, measure, *about, servers=kind.servers)
-    yield subject(f"{OURS}, async", _of_coroutines(), "async with; timed within one coroutine")
+            measuring, about = partial(_of_threads, kind.name), (kind.options, kind.role)
+            yield subject(kind.name, measuring, *about, servers=kind.servers)
+    yield subject(f"{OURS}, async", _of_coroutines, "async with; timed within one coroutine")
 
 
 class _Cycles(Session):
@@ -110,7 +113,8 @@ class _Cycles(Session):
             return {"cycle": self._measure(DIRECT, self._naming, 25)}
 
 
-def _of_threads(name: str) -> Measure:
+@contextmanager
+def _of_threads(name: str) -> Iterator[Measure]:
     made: dict[Where, Callable[[str], None]] = {}
 
     def measure(where: Where, naming: Naming, count: int) -> list[float]:
@@ -124,10 +128,11 @@ def _of_threads(name: str) -> Measure:
             took.append(perf_counter() - started)
         return took
 
-    return measure
+    yield measure
 
 
-def _of_coroutines() -> Measure:
+@contextmanager
+def _of_coroutines() -> Iterator[Measure]:
     loop = asyncio.new_event_loop()
 
     async def cycles(where: Where, naming: Naming, count: int) -> list[float]:
@@ -145,4 +150,7 @@ def _of_coroutines() -> Measure:
     def measure(where: Where, naming: Naming, count: int) -> list[float]:
         return loop.run_until_complete(cycles(where, naming, count))
 
-    return measure
+    try:
+        yield measure
+    finally:
+        loop.close()

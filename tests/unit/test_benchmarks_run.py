@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from benchmarks.bench import Bench
+from benchmarks.budgets import BUDGETS
 from benchmarks.counting import Counted, CountingProxy, postgres_commands, redis_commands
 from benchmarks.model import Metric, Readings, Row, Session, Subject, Unavailable
 from benchmarks.progress import Progress
-from benchmarks.rows import MODULES
+from benchmarks.rows import MODULES, all_rows
 from benchmarks.runner import run_row
 from testproject.servers import RedisServer
 
@@ -183,7 +185,7 @@ def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     (path,) = tmp_path.glob("*.json")
@@ -222,6 +224,18 @@ def test_a_run_that_is_ended_leaves_no_server_behind(tmp_path: Path) -> None:
     gone, alive = psutil.wait_procs(started, timeout=10)
     assert (len(gone), alive) == (len(started), [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_budget_is_about_something_that_is_measured() -> None:
+    rows = {row.name: row for row in all_rows(Bench())}
+    for budget in BUDGETS:
+        row = rows[budget.row]
+        metric = row.metric(budget.metric)
+        subjects = {subject.name for subject in row.subjects}
+        assert {budget.subject} <= subjects
+        assert metric.floor is None or metric.floor in subjects
+        if budget.statistic.startswith("p"):
+            assert int(budget.statistic[1:]) in metric.percentiles
 
 
 def test_every_module_of_rows_runs_in_a_full_run() -> None:
