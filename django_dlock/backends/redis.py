@@ -25,14 +25,12 @@ from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import FAILURES, RedisConnections
 from .redis_listing import RedisListing
 from .redis_mailbox import Mailbox, asks_again_at
-from .redis_parameters import LoopMaker, connection_makers
+from .redis_parameters import Makers, connection_makers
 from .redis_renewal import SentRenewal
 from .redis_scripts import Script
+from .redis_talk import ByClient, ByConnection, Talk
 
 __all__ = ["RedisBackend"]
-
-CONNECTIONS_PER_LOOP = 32
-
 
 T = TypeVar("T")
 
@@ -48,11 +46,18 @@ class RedisBackend(BaseLockBackend):
         # A little less, so that a socket's own timeout keeps the deadline of most calls.
         timeout = 0.95 * self.command_timeout
         makers = connection_makers(options, timeout)
-        self._connections = RedisConnections(makers.for_threads, timeout)
+        connections = self._connections = RedisConnections(
+            makers.for_threads, timeout, makers.limit
+        )
+        self._talk: Talk = (
+            ByConnection(connections.read)
+            if makers.client_kwargs is None
+            else ByClient(connections.read, makers.client_kwargs)
+        )
         self._commands = Commands(options.key_prefix, self.command_timeout)
         self._mailbox = Mailbox(self._connections, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
-        self._coroutines = self._native(makers.for_loop)
+        self._coroutines = self._native(makers)
 
     # -- leases ------------------------------------------------------------------------
 
@@ -84,7 +89,7 @@ class RedisBackend(BaseLockBackend):
         fates: Fates = []
         for start in range(0, max(1, len(renewals)), RENEWALS_PER_CALL):
             chunk = renewals[start : start + RENEWALS_PER_CALL]
-            renewed = self._run(self._commands.renew(chunk, process), deadline)
+            renewed = self._run(self._commands.renew(chunk, process), deadline, urgent=True)
             fates += renewed
         return fates
 
@@ -94,14 +99,15 @@ class RedisBackend(BaseLockBackend):
         def on_a_thread() -> PendingRenewal:
             return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
 
-        if len(renewals) > RENEWALS_PER_CALL:
+        # redis-py's client cannot send and read apart.
+        if len(renewals) > RENEWALS_PER_CALL or isinstance(self._talk, ByClient):
             return on_a_thread()
-        connection = self._connections.idle()
-        if connection is None:
+        place = self._connections.idle()
+        if place is None:
             return on_a_thread()
         return SentRenewal(
             self._connections,
-            connection,
+            place,
             self._commands.renew(renewals, process),
             deadline,
             repeat=on_a_thread,
@@ -109,10 +115,10 @@ class RedisBackend(BaseLockBackend):
         )
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
-        return self._run(self._commands.release(name, owner, min_hold), deadline)
+        return self._run(self._commands.release(name, owner, min_hold), deadline, urgent=True)
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
-        self._run(self._commands.undo(request), deadline)
+        self._run(self._commands.undo(request), deadline, urgent=True)
 
     def locked(self, name: str, *, deadline: float) -> bool:
         return self._run(self._commands.locked(name), deadline)
@@ -126,21 +132,20 @@ class RedisBackend(BaseLockBackend):
         return self._listing.page(query, offset=offset, limit=limit)
 
     def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
-        return self._run(self._commands.break_(name, owner), self.call_deadline())
+        return self._run(self._commands.break_(name, owner), self.call_deadline(), urgent=True)
 
     def last_end(self, name: str) -> tuple[str, Fate] | None:
         return self._run(self._commands.last_end(name), self.call_deadline())
 
     def goodbye(self, process: str, *, deadline: float) -> None:
-        self._run(self._commands.goodbye(process), deadline)
+        self._run(self._commands.goodbye(process), deadline, urgent=True)
 
     def eviction_policy(self) -> str | None:
         deadline = self.call_deadline()
 
         def talk(connection: Any) -> Any:
             # Not CONFIG GET, which hosted servers refuse.
-            connection.send_command("INFO", "memory")
-            return self._connections.read(connection, deadline)
+            return self._talk.say(connection, "INFO", "memory", deadline=deadline)
 
         try:
             lines = text(self._connections.call(talk, deadline=deadline)).splitlines()
@@ -175,13 +180,13 @@ class RedisBackend(BaseLockBackend):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _native(self, for_loop: Callable[[], LoopMaker] | None) -> RedisCoroutines | None:
+    def _native(self, makers: Makers) -> RedisCoroutines | None:
         """What coroutines use; ``None`` where only threads can connect as the alias asks."""
-        if for_loop is None:
+        if makers.for_loop is None:
             return None
         return RedisCoroutines(
-            for_loop,
-            CONNECTIONS_PER_LOOP,
+            makers.for_loop,
+            makers.limit,
             self._commands,
             command_timeout=self.command_timeout,
             unavailable=self._unavailable,
@@ -197,22 +202,22 @@ class RedisBackend(BaseLockBackend):
     ) -> Any:
         return self._run(Command(script, keys, args, _as_it_is, name), self.call_deadline())
 
-    def _run(self, command: Command[T], deadline: float) -> T:
-        read = self._connections.read
-        script, keys, args = command.script, command.keys, command.args
+    def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
+        sent_at = 0.0
 
-        def talk(connection: Any) -> tuple[Any, float]:
+        def talk(connection: Any) -> Any:
+            nonlocal sent_at
             sent_at = clock.now()
-            connection.send_packed_command((command.packed,))
             try:
-                return read(connection, deadline), sent_at
+                return self._talk.run(connection, command, deadline)
             except errors.NoScriptError:
                 sent_at = clock.now()
-                connection.send_command("EVAL", script.source, len(keys), *keys, *args)
-                return read(connection, deadline), sent_at
+                keys, source = command.keys, command.script.source
+                words = "EVAL", source, len(keys), *keys, *command.args
+                return self._talk.say(connection, *words, deadline=deadline)
 
         try:
-            answer, sent_at = self._connections.call(talk, deadline=deadline)
+            answer = self._connections.call(talk, deadline=deadline, urgent=urgent)
         except FAILURES as error:
             self._unavailable(error, command.name)
         return command.read(answer, sent_at)

@@ -21,11 +21,21 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..exceptions import InvalidLockBackend
 from .base import AliasOptions
+from .redis_talk import CLIENTS
 
 __all__ = ["OPTIONS", "LoopMaker", "Makers", "connection_makers"]
 
-OPTIONS = ("connection_kwargs", "sentinel_kwargs", "sentinels", "service_name")
+OPTIONS = (
+    "client",
+    "connection_kwargs",
+    "max_connections",
+    "sentinel_kwargs",
+    "sentinels",
+    "service_name",
+)
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
+
+MAX_CONNECTIONS = 32
 
 _NOT_OURS = (
     # Ours is read in order, reply after command, by redis-py's own parser.
@@ -73,10 +83,14 @@ class Makers:
     Attributes:
         for_threads: Makes a connection, not yet connected.
         for_loop: Called once for each event loop; ``None`` where only threads can connect so.
+        limit: Connections of threads, and of each event loop, at the most.
+        client_kwargs: What the connections are made with, where redis-py's client is to use them.
     """
 
     for_threads: Callable[[], Any]
     for_loop: Callable[[], LoopMaker] | None
+    limit: int
+    client_kwargs: Mapping[str, Any] | None
 
 
 def connection_makers(options: AliasOptions, timeout: float) -> Makers:
@@ -95,6 +109,7 @@ def connection_makers(options: AliasOptions, timeout: float) -> Makers:
                 f"{place}['OPTIONS'] has the unknown key {key!r}; "
                 f"known: {['command_timeout', *OPTIONS]}"
             )
+    limit, client = _max_connections(options, place), _client(options, place)
     cache = options.cache
     try:
         extra = _mapping(options, "connection_kwargs")
@@ -123,7 +138,29 @@ def connection_makers(options: AliasOptions, timeout: float) -> Makers:
         raise InvalidLockBackend(
             f"{place}: cannot connect by its {source!r} and 'OPTIONS': {error}"
         ) from error
-    return Makers(make, _loop_maker(pool, kwargs))
+    if client == "redis-py":
+        # Its client for coroutines is another, which nothing that patches this one sees.
+        return Makers(make, None, limit, kwargs)
+    return Makers(make, _loop_maker(pool, kwargs), limit, None)
+
+
+def _max_connections(options: AliasOptions, place: str) -> int:
+    limit = options.options.get("max_connections", MAX_CONNECTIONS)
+    # With one alone, a signal handler that locks could wait for the thread it interrupts.
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 2:
+        raise InvalidLockBackend(
+            f"{place}['OPTIONS']['max_connections'] is {limit!r}; it takes an int of at least 2"
+        )
+    return limit
+
+
+def _client(options: AliasOptions, place: str) -> str:
+    client = options.options.get("client", CLIENTS[0])
+    if client not in CLIENTS:
+        raise InvalidLockBackend(
+            f"{place}['OPTIONS']['client'] is {client!r}; it takes one of {list(CLIENTS)}"
+        )
+    return str(client)
 
 
 def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:

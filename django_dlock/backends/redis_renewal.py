@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ from redis import exceptions as errors
 from .. import clock
 from .base import Fates, PendingRenewal
 from .redis_commands import Command
-from .redis_connections import CUT, FAILURES, RedisConnections
+from .redis_connections import CUT, FAILURES, Place, RedisConnections
 
 __all__ = ["SentRenewal"]
 
@@ -29,20 +28,23 @@ class SentRenewal:
     def __init__(
         self,
         connections: RedisConnections,
-        connection: Any,
+        place: Place,
         command: Command[Fates],
         deadline: float,
         *,
         repeat: Callable[[], PendingRenewal],
         unavailable: Callable[[BaseException], NoReturn],
     ) -> None:
-        self._connections, self._connection, self._deadline = connections, connection, deadline
+        self._connections, self._deadline = connections, deadline
+        self._place: Place | None = place
+        # Out of its place, so that nothing that goes wrong can bring it back there.
+        self._connection, place.connection = place.connection, None
         self._read_answer = command.read
         self._repeat, self._unavailable = repeat, unavailable
         self._repeated: PendingRenewal | None = None
         self._fates: Fates | None = None
         self._error: BaseException | None = None
-        self._unsent = memoryview(_packed(connection, command))
+        self._unsent = memoryview(command.packed)
         self._send(clock.now() + AT_ONCE)
 
     def wait(self, timeout: float) -> bool:
@@ -65,7 +67,7 @@ class SentRenewal:
     def result(self) -> Fates:
         if not self._settled():
             if not self._send(self._deadline):
-                self._connection.disconnect()
+                self._drop()
                 self._error = errors.TimeoutError("not sent within the time allowed")
             self._read()
         if self._repeated is not None:
@@ -78,7 +80,7 @@ class SentRenewal:
         if self._repeated is not None:
             self._repeated.abandon()
         elif not self._settled():
-            self._connection.disconnect()
+            self._drop()
 
     def _settled(self) -> bool:
         outcomes = (self._fates, self._error, self._repeated)
@@ -105,12 +107,12 @@ class SentRenewal:
         except FAILURES:
             self._give_up()
         except BaseException:
-            self._connection.disconnect()
+            self._drop()
             raise
         return True
 
     def _give_up(self) -> None:
-        self._connection.disconnect()
+        self._drop()
         self._repeated = self._repeat()
 
     def _read(self) -> None:
@@ -121,21 +123,24 @@ class SentRenewal:
         except (*CUT, errors.NoScriptError):
             self._give_up()
         except FAILURES as error:
-            self._connection.disconnect()
+            self._drop()
             self._error = error
         except BaseException:
-            self._connection.disconnect()
+            self._drop()
             raise
         else:
-            self._connections.give_back(self._connection)
+            self._keep()
             self._fates = self._read_answer(answer, 0.0)
 
+    def _keep(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.connection = self._connection
+            self._connections.give_back(place)
 
-def _packed(connection: Any, command: Command[Fates]) -> bytes:
-    script, keys, args = command.script, command.keys, command.args
-    words = ["EVALSHA", script.sha, len(keys), *keys, *args]
-    # redis-py packs word by word, which costs as much as all the rest of a renewal.
-    text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
-    if text.isascii():
-        return f"*{len(words)}\r\n{text}".encode()
-    return b"".join(itertools.chain(connection.pack_command(*words)))
+    def _drop(self) -> None:
+        """Let go of a connection that may owe a reply, once."""
+        place, self._place = self._place, None
+        if place is not None:
+            self._connections.give_back(place)
+            self._connection.disconnect()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
+
 import pytest
 
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.testing import BackendContract
+from testproject.servers import RedisServer
+
+from .tools import backend_for
 
 
 @pytest.fixture
@@ -17,3 +23,17 @@ def backend(redis_backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> Red
 
 class TestRedis(BackendContract):
     pass
+
+
+class TestRedisByItsClient(BackendContract):
+    """The same through redis-py's client."""
+
+    @pytest.fixture
+    def backend(
+        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[RedisBackend]:
+        monkeypatch.setattr("django_dlock.backends.redis_mailbox.LONGEST_BLOCK", 3600.0)
+        prefix = f"test-{secrets.token_hex(4)}"
+        backend = backend_for(redis_server.url, key_prefix=prefix, options={"client": "redis-py"})
+        yield backend
+        backend.close()

@@ -11,10 +11,12 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
+from django_dlock.backends.redis_talk import CLIENTS
 from django_dlock.exceptions import BackendUnavailable, InvalidLockBackend
 from testproject.servers import RedisServer, ServerNotFound, free_port
 from tests.conftest import missing
 
+from . import tools
 from .tools import backend_for, calls, grant, release, renew, request, wait
 
 DJANGO = "django.core.cache.backends.redis.RedisCache"
@@ -29,6 +31,13 @@ RETRIES = {
     "decode_responses": True,
     "max_connections": 1,
 }
+
+
+@pytest.fixture(params=CLIENTS, autouse=True)
+def way(request, monkeypatch):
+    """Every test once for each way to carry out a command."""
+    monkeypatch.setitem(tools.OPTIONS, "client", request.param)
+    return request.param
 
 
 def start(**kwargs) -> RedisServer:
@@ -189,7 +198,7 @@ def test_a_django_redis_cache_with_its_own_password(own_redis):
             assert_works(backend_for(cache="default"))
 
 
-def test_a_django_redis_cache_by_sentinel(sentinel):
+def test_a_django_redis_cache_by_sentinel(sentinel, way):
     options = {
         "CLIENT_CLASS": "django_redis.client.SentinelClient",
         "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
@@ -197,7 +206,8 @@ def test_a_django_redis_cache_by_sentinel(sentinel):
         "SENTINELS": [("127.0.0.1", free_port()), ("127.0.0.1", sentinel.port)],
     }
     # A database of its own: django-redis keeps pools per URL, whoever asked for it first.
-    with cache(DJANGO_REDIS, "redis://mymaster/7", options):
+    database = 7 + CLIENTS.index(way)
+    with cache(DJANGO_REDIS, f"redis://mymaster/{database}", options):
         backend = backend_for(cache="default")
     assert_works(backend)
 
@@ -225,6 +235,9 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
         ("redis://h/0", {"connection_kwargs": ["a"]}, "connection_kwargs.*must be a dict"),
         ("redis://h/0", {"connection_kwargs": {"sock_timeout": 1}}, "sock_timeout"),
         ("redis:///0", {"sentinels": [("h", 1)]}, "service_name"),
+        ("redis://h/0", {"max_connections": 1}, r"\['max_connections'\] is 1.* at least 2"),
+        ("redis://h/0", {"max_connections": True}, r"\['max_connections'\] is True"),
+        ("redis://h/0", {"client": "hiredis"}, r"\['client'\] is 'hiredis'.*'redis-py'"),
         ("redis://h/0", {"sentinels": [1]}, "LOCATION"),
     ],
 )

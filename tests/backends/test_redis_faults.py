@@ -9,14 +9,22 @@ import threading
 import pytest
 
 from django_dlock import clock
+from django_dlock.backends.redis_talk import CLIENTS
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from django_dlock.process import current
 
+from . import tools
 from .tools import backend_for, client, grant, refuse, release, renew, request, wait
 
 TOLERANCE = 0.5
 """Seconds that a loaded machine may add to a bounded call."""
+
+
+@pytest.fixture(params=CLIENTS, autouse=True)
+def way(request, monkeypatch):
+    """Every test once for each way to carry out a command."""
+    monkeypatch.setitem(tools.OPTIONS, "client", request.param)
 
 
 def warm(backend):

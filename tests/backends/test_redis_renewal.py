@@ -40,10 +40,10 @@ def held(backend: RedisBackend) -> list[Renewal]:
     """500 leases, and a connection that is idle but can take a part only of their renewal."""
     names = [f"{number:03}{'🔒' * 230}" for number in range(RENEWALS_PER_CALL)]
     leases = [grant(backend, request(name)) for name in names]
-    connection = backend._connections.idle()
-    assert connection is not None
-    connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    backend._connections.give_back(connection)
+    place = backend._connections.idle()
+    assert place is not None
+    place.connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    backend._connections.give_back(place)
     return [Renewal(lease.name, lease.owner, 60.0) for lease in leases]
 
 

@@ -14,8 +14,12 @@ from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from django_dlock.process import current
 from testproject.servers import RedisServer
 
+OPTIONS: dict[str, Any] = {}
+"""What all backends of a test get besides their own options."""
+
 
 def backend_for(location: str | None = None, **kwargs: Any) -> RedisBackend:
+    kwargs["options"] = {**OPTIONS, **kwargs.get("options", {})}
     return RedisBackend(AliasOptions(alias="redis", backend="redis", location=location, **kwargs))
 
 
