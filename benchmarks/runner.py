@@ -30,9 +30,17 @@ class _Turns:
         self.session: Session | None = None
         self.cannot: str | None = None
         self._passes: list[Readings] = []
+        self._stack = ExitStack()
 
-    def open(self, stack: ExitStack) -> None:
-        self.session = self._attempt(lambda: stack.enter_context(self.subject.open()))
+    def open(self) -> None:
+        self.session = self._attempt(lambda: self._stack.enter_context(self.subject.open()))
+
+    def close(self) -> None:
+        """What it has measured stays good, whatever comes of tidying up."""
+        try:
+            self._stack.close()
+        except Exception as error:  # noqa: BLE001
+            self._complain(error)
 
     def once(self) -> None:
         if self.session is not None:
@@ -61,10 +69,13 @@ class _Turns:
             self.cannot = str(error)
         except Exception as error:  # noqa: BLE001 - a peer that breaks does not end the run
             self.cannot = f"{type(error).__name__}: {error}".strip().rpartition("\n")[2]
-            print(f"\n{self.subject.name}:", file=sys.stderr)
-            traceback.print_exc()
+            self._complain(error)
         self.session = None
         return None
+
+    def _complain(self, error: Exception) -> None:
+        print(f"\n{self.subject.name}:", file=sys.stderr)
+        traceback.print_exception(type(error), error, error.__traceback__)
 
     def result(self) -> SubjectResult:
         series = {} if self.cannot else self.gathering.series()
@@ -80,7 +91,8 @@ def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:
     with ExitStack() as stack:
         for turn in turns:
             progress.step(row, 0, turn.subject.name)
-            turn.open(stack)
+            turn.open()
+            stack.callback(turn.close)
         for turn in turns:
             progress.step(row, 0, turn.subject.name)
             turn.once()

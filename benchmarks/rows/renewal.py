@@ -92,6 +92,8 @@ class _Keeping(Session):
         self._bench, self._subject, self._many = bench, subject, many
         short = many.ttl < 3.0
         self._direct, self._counted = (BRISK, BRISK_COUNTED) if short else (DIRECT, COUNTED)
+        # For a peer that takes longer, the answer is that it cannot.
+        self._timeout = 60.0 if subject in (SCRIPT, OURS) else 15.0
         # It takes long to see it fail, and there is nothing to be seen of a session.
         self._once_only = subject == SESSION or (subject == RENEWING and many.count == MANY)
 
@@ -114,27 +116,30 @@ class _Keeping(Session):
     def _held(self, where: Where, wanted: str, *, fresh: bool = False) -> Readings:
         """Hold them for a while; the readings that are wanted."""
         many, before = self._many, self._connections()
-        with Worker(fresh=fresh) as worker:
-            growth = self._call(worker, "hold", self._subject, where, many.count, many.ttl)
-            # Until whoever has lost one is without it, and the first renewals are over.
-            self._call(worker, "look", many.ttl / 3)
-            server_cpu = self._server_cpu()
-            with self._bench.counting() as counted:
-                renewed, cpu = self._call(worker, "look", many.seconds)
-            server_cpu = self._server_cpu() - server_cpu
-            connections = self._connections() - before
-            threads, lost = self._call(worker, "state", many.count)
-        self._bench.clear()
+        try:
+            with Worker(fresh=fresh) as worker:
+                growth = self._call(worker, "hold", self._subject, where, many.count, many.ttl)
+                # Until whoever has lost one is without it, and the first renewals are over.
+                self._call(worker, "look", many.ttl / 3)
+                server_cpu = self._server_cpu()
+                with self._bench.counting() as counted:
+                    renewed, cpu = self._call(worker, "look", many.seconds)
+                server_cpu = self._server_cpu() - server_cpu
+                connections = self._connections() - before
+                threads, lost = self._call(worker, "state", many.count)
+        finally:
+            self._bench.clear()
         readings = {"memory": growth, "threads": threads, "lost": lost, "connections": connections}
         if renewed:
             readings["cpu"] = cpu / renewed
             readings["server_cpu"] = server_cpu / renewed
             readings["round_trips"] = counted.round_trips / renewed
-        return {name: readings[name] for name in wanted.split() if name in readings}
+        if not readings.keys() >= set(wanted.split()):
+            raise Unavailable("nothing was renewed in time")
+        return {name: readings[name] for name in wanted.split()}
 
-    @staticmethod
-    def _call(worker: Worker, function: str, *args: Any) -> Any:
-        return worker.call(f"{keepers.__name__}:{function}", *args, timeout=20)
+    def _call(self, worker: Worker, function: str, *args: Any) -> Any:
+        return worker.call(f"{keepers.__name__}:{function}", *args, timeout=self._timeout)
 
     def _connections(self) -> int:
         with peers.client(DIRECT) as asking:

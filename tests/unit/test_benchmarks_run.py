@@ -97,6 +97,19 @@ def test_who_cannot_take_part_says_why_and_ends_nothing(capsys: pytest.CaptureFi
     assert "StopIteration" in capsys.readouterr().err
 
 
+def test_a_peer_that_stumbles_over_its_end_keeps_what_it_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def open_() -> Iterator[Session]:
+        yield Scripted("clumsy", [], iter([1.0, 2.0]))
+        raise RuntimeError("nothing to release")
+
+    results, _ = run(Subject("clumsy", "peer", "", open_))
+    assert results["clumsy"].series["time"].rounds == [1.0, 2.0]  # type: ignore[attr-defined]
+    assert "nothing to release" in capsys.readouterr().err
+
+
 # -- counting -------------------------------------------------------------------------------
 
 
