@@ -86,10 +86,12 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
     for row, rounds in planned.values():
         bench.clear()
         result.rows[row.name] = run_row(row, rounds, progress)
+        # So far: a run that is broken off has not been for nothing.
+        path = store.write(result, options.output)
     progress.done()
     verdicts = judge(result.rows.values())
     print(render(result, verdicts))
-    print(f"\n{store.write(result, options.output)}")
+    print(f"\n{path}")
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
