@@ -18,7 +18,7 @@ from ..lease import Contention
 from .redis_commands import Letter, read_letter
 from .redis_connections import CUT
 from .redis_loops import LoopConnections, drop, timeout_at
-from .redis_mailbox import ASK_EVERY, KEPT_FOR, SILENCE, SOON
+from .redis_mailbox import ASK_EVERY, FIRST_ASK, KEPT_FOR, SILENCE, SOON
 
 __all__ = ["LoopMailbox"]
 
@@ -71,6 +71,7 @@ class LoopMailbox:
             redis.exceptions.RedisError, OSError: The server cannot be listened to.
         """
         waiter = self._waiting[owner] = _Waiter(self._loop.create_future())
+        ask_at = clock.now() + FIRST_ASK
         try:
             while True:
                 letter = self._letters.pop(owner, None)
@@ -79,11 +80,15 @@ class LoopMailbox:
                 if self._connection is not None and met.asked_at <= self._subscribed_at:
                     return None
                 now = clock.now()
-                if now >= until or interrupted():
+                if now >= until:
                     return None
+                if now >= ask_at:
+                    if interrupted():
+                        return None
+                    ask_at = now + ASK_EVERY
                 if self._reader is None or self._reader.done():
                     self._reader = self._loop.create_task(self._read(self._last_reader))
-                await asyncio.wait({waiter.bell}, timeout=min(until - now, ASK_EVERY))
+                await asyncio.wait({waiter.bell}, timeout=min(until, ask_at) - now)
                 if waiter.error is not None:
                     raise waiter.error
                 if waiter.bell.done():

@@ -37,7 +37,16 @@ from ..lease import Contention
 from .redis_commands import Keys, Letter, read_letter
 from .redis_connections import CUT, RedisConnections
 
-__all__ = ["ASK_EVERY", "KEPT_FOR", "SILENCE", "SOON", "Mailbox", "asks_again_at", "numbers"]
+__all__ = [
+    "ASK_EVERY",
+    "FIRST_ASK",
+    "KEPT_FOR",
+    "SILENCE",
+    "SOON",
+    "Mailbox",
+    "asks_again_at",
+    "numbers",
+]
 
 LONGEST_BLOCK = 3.0
 """Seconds after which a waiter asks again although it heard nothing."""
