@@ -138,15 +138,16 @@ def greet(connection: redis.Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"connection_class": OwnConnection}, {"redis_connect_func": greet}]
+    ("kwargs", "database"),
+    [({"connection_class": OwnConnection}, 1), ({"redis_connect_func": greet}, 2)],
 )
 async def test_what_has_no_twin_for_coroutines_is_called_on_threads(
-    own_redis: RedisServer, kwargs: dict[str, Any]
+    own_redis: RedisServer, kwargs: dict[str, Any], database: int
 ) -> None:
     cache = {
         "BACKEND": "django_redis.cache.RedisCache",
         # A database of its own: django-redis keeps pools per URL, whoever asked for it first.
-        "LOCATION": f"{own_redis.url[:-1]}{len(kwargs) + len(next(iter(kwargs))) % 7}",
+        "LOCATION": f"{own_redis.url[:-1]}{database}",
         "OPTIONS": {"CONNECTION_POOL_KWARGS": kwargs},
     }
     entry = alias("", CACHE="default")
@@ -464,5 +465,32 @@ def test_g8_a_child_of_a_running_loop_leaves_its_sockets_alone(
             await lock.arelease()
 
         run(main())
+        end()
+        """)
+
+
+def test_g8_a_child_that_goes_on_with_its_parents_loop_has_a_connection_of_its_own(
+    run: Callable[..., None],
+) -> None:
+    run("""
+        import redis
+        asking = redis.Redis.from_url(os.environ["REDIS_URL"])
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(cycle())
+        before = len(asking.client_list())
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                loop.run_until_complete(cycle("childs"))
+                with redis.Redis.from_url(os.environ["REDIS_URL"]) as asking:
+                    status = 0 if len(asking.client_list()) == before + 2 else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        loop.run_until_complete(cycle())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+        asking.close()
         end()
         """)
