@@ -131,6 +131,7 @@ def _draw_bars(axes: Axes, theme: Theme, bars: Sequence[Bar], floor: str) -> Non
         label.set_fontweight("bold" if bar.role == "ours" else "normal")
     axes.axvline(1, color=theme.floor, linewidth=1.2, linestyle="--")
     if wide:
+        axes.xaxis.set_major_formatter(lambda value, _at: f"{value:g}")
         axes.set_xlim(min(0.7, min(bar.low for bar in bars) * 0.8), longest * 6)
     else:
         axes.set_xlim(0, longest * 1.22)

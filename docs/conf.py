@@ -13,7 +13,8 @@ author = copyright = "django-dlock contributors"
 release = version = _setup["metadata"]["version"]
 
 extensions = ["myst_parser"]
-exclude_patterns = ["_build"]
+# The tables of a benchmark are included by the page that tells what they mean.
+exclude_patterns = ["_build", "benchmarks"]
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 4
 

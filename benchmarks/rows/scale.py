@@ -73,9 +73,9 @@ def rows(bench: Bench) -> Iterable[Row]:
         @contextmanager
         def ready() -> Iterator[Session]:
             with RedisServer() as server:
-                held = servers[size] = _Held(bench, server.url, bench.size(size, 10))
+                held = servers[size] = _Held(bench, server.url, size)
                 if size == LARGE:
-                    held.add_foreign(bench.size(FOREIGN))
+                    held.add_foreign(FOREIGN)
                 with held.connected():
                     yield held
 

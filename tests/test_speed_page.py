@@ -1,0 +1,124 @@
+"""The page about speed shows what was measured: tables and pictures agree with the kept result."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import pictures, publish, tables
+from benchmarks.budgets import BUDGETS, Verdict, judge
+from benchmarks.model import Metric, Result, RowResult, Series, SubjectResult
+from benchmarks.reasons import WHY
+
+PAGE = publish.DOCS / "explanation" / "speed.md"
+RESULTS = publish.kept()
+NEWEST = list(RESULTS)[-1]
+TABLES = tables.all_tables(RESULTS)
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_a_table_is_that_of_the_kept_result(table: str) -> None:
+    assert (publish.KEPT / f"{table}.md").read_text() == f"{TABLES[table]}\n"
+    assert f"```{{include}} ../benchmarks/{table}.md\n```" in PAGE.read_text()
+
+
+def test_nothing_is_kept_that_no_table_is_made_of() -> None:
+    assert {path.stem for path in publish.KEPT.glob("*.md")} == set(TABLES)
+
+
+FILES = [
+    (picture, theme.name, pictures.file_name(picture, theme))
+    for picture in pictures.PICTURES
+    for theme in pictures.THEMES
+]
+
+
+@pytest.mark.parametrize(("picture", "theme", "file"), FILES)
+def test_a_picture_is_drawn_from_the_kept_result(picture: str, theme: str, file: str) -> None:
+    assert f"{publish.source(NEWEST)}<" in (publish.IMAGES / file).read_text()
+    assert f"```{{image}} ../images/{file}\n:class: only-{theme}\n:alt: " in PAGE.read_text()
+
+
+def test_no_other_pictures_lie_about() -> None:
+    assert {path.name for path in publish.IMAGES.glob("speed-*")} == {file for *_, file in FILES}
+
+
+def test_no_measured_figure_is_typed_by_hand() -> None:
+    assert re.findall(r"\d[\d.]*\s?(?:×|%|ms|µs|times)", PAGE.read_text()) == []
+
+
+def test_the_version_of_this_package_was_measured() -> None:
+    from django_dlock import __version__
+
+    assert __version__ == NEWEST
+
+
+def test_a_row_with_a_budget_was_measured() -> None:
+    assert {budget.row for budget in BUDGETS} <= set(RESULTS[NEWEST].rows)
+
+
+def test_there_is_a_reason_for_each_peer_that_may_be_ahead() -> None:
+    peers = {
+        name
+        for row in RESULTS[NEWEST].rows.values()
+        for name, subject in row.subjects.items()
+        if subject.role == "peer"
+    }
+    assert {name for name in peers if not WHY.get(name.partition(",")[0])} == set()
+
+
+# -- what makes them ------------------------------------------------------------------------
+
+
+def result(**rounds: float) -> Result:
+    """A cycle with a floor of 1 µs."""
+    subjects = {
+        name: SubjectResult(role, "", {"cycle": Series([1e-6 * rounds[name.replace("-", "_")]])})
+        for name, role in (("bare", "floor"), ("django-dlock", "ours"), ("django-redis", "peer"))
+    }
+    row = RowResult("cycle.same", "t", (Metric("cycle", "s", floor="bare"),), subjects=subjects)
+    return Result("2026-01-01T00:00:00Z", False, {}, {"cycle.same": row})
+
+
+def first(found: Result) -> Verdict:
+    return judge(found.rows.values())[0]
+
+
+def test_a_budget_that_does_not_hold_is_bold() -> None:
+    good = result(bare=1, django_dlock=1.01, django_redis=1.2)
+    bad = result(bare=1, django_dlock=1.1, django_redis=1.2)
+    assert (first(good).holds, first(bad).holds) == (True, False)
+    assert "| 1.01\N{NO-BREAK SPACE}× | ≤\N{NO-BREAK SPACE}1.05" in tables.budgets(good)
+    assert "| **1.10\N{NO-BREAK SPACE}×** | ≤\N{NO-BREAK SPACE}1.05" in tables.budgets(bad)
+
+
+def test_a_peer_that_is_ahead_is_named_with_the_reason() -> None:
+    behind = tables.ahead(result(bare=1, django_dlock=1.1, django_redis=1.05))
+    assert re.search(r"\| django-redis \| .*1\.05.* against 1\.10.* \| redis-py's lock", behind)
+    assert "django-redis" not in tables.ahead(result(bare=1, django_dlock=1.1, django_redis=1.2))
+
+
+@pytest.mark.parametrize(
+    ("costs", "label"),
+    [
+        ([10, 11, 9, 12, 14], "constant"),
+        ([10, 30, 90, 20, 14], "bounded"),
+        ([10, 20, 30, 40, 50], "logarithmic"),
+        ([1, 10, 100, 1000, 10_000], "linear"),
+        ([50, 51, 60, 150, 1_000], "linear"),
+    ],
+)
+def test_a_growth_is_named(costs: list[float], label: str) -> None:
+    assert tables.growth(costs, 10_000) == label
+
+
+def test_versions_come_in_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(publish, "KEPT", tmp_path)
+    kept = (publish.DOCS / "benchmarks" / f"{NEWEST}.json").read_text()
+    for version in ("0.10.0", "0.2.0", "1.0.0"):
+        (tmp_path / f"{version}.json").write_text(kept)
+    results = publish.kept()
+    assert list(results) == ["0.2.0", "0.10.0", "1.0.0"]
+    assert tables.releases(results).startswith("|  | 0.2.0 | 0.10.0 | 1.0.0 |\n")
