@@ -138,7 +138,8 @@ class LeaseInfo:
         age: Seconds since the grant.
         ttl: Seconds left; ``None`` for a damaged entry that would never end.
         renewals: How often it was renewed.
-        waiting: How many wait for the name.
+        waiting: How many wait for the name at the backend. The callers of one process stand in
+            line in that process; only the first of them counts.
         process: The holder's process.
         holder_state: See ``HolderState``.
         metadata: The holder's context (``task_name``, ``task_id``, ``path``, ``user``) and the

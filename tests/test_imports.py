@@ -28,6 +28,7 @@ FOR_LOCKS = {
     "django_dlock.lock_options",
     "django_dlock.lock_view",
     "django_dlock.process",
+    "django_dlock.queueing",
     "django_dlock.schedule",
     "django_dlock.signals",
     "django_dlock.transactions",
