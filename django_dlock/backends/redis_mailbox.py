@@ -58,7 +58,7 @@ SILENCE = 10.0
 KEPT_FOR = 5.0
 """Seconds for which a letter is kept whose addressee does not wait at the moment."""
 SOON = 0.1
-"""A connection that is cut so soon after its subscription is no accident."""
+"""Seconds after its subscription within which a cut may be no accident."""
 
 numbers = itertools.count(1)
 """Of the mailboxes of this process."""
@@ -107,6 +107,7 @@ class Mailbox:
         self._letters: dict[str, Letter] = {}
         self._lead: dict[str, _Waiter] = {}
         self._subscribed_at = self._heard_at = self._pinged_at = 0.0
+        self._breaks = 0
 
     def close(self) -> None:
         """Close the connection unless somebody reads it."""
@@ -222,7 +223,11 @@ class Mailbox:
             message = connection.read_response()
         except (*CUT, errors.TimeoutError):
             self._drop(connection)
-            if clock.now() - self._subscribed_at < SOON:
+            soon = clock.now() - self._subscribed_at < SOON
+            self._breaks = self._breaks + 1 if soon else 0
+            # A third in a row is no accident, and asking again would be a loop without a pause.
+            if self._breaks == 3:
+                self._breaks = 0
                 raise
             return False
         except BaseException:

@@ -1,0 +1,460 @@
+"""A release hands the lease to the first waiter, whatever is lost, cut, stopped or struck."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from django_dlock import clock
+from django_dlock.backends import redis_mailbox
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.lease import Contention, Lease, LeaseRequest
+from testproject.servers import RedisServer
+from tests.proxy import Proxy
+
+from .tools import backend_for, client, grant, refuse, release, renew, request, wait
+
+PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that asks again by itself would hide a letter that was lost."""
+    monkeypatch.setattr(redis_mailbox, "LONGEST_BLOCK", 3600.0)
+
+
+@pytest.fixture
+def direct(own_redis: RedisServer) -> Iterator[RedisBackend]:
+    """Holds what others wait for; never waits itself."""
+    yield from backend(own_redis.url)
+
+
+@pytest.fixture
+def listener(proxy: Proxy) -> Iterator[RedisBackend]:
+    """Waits, by a proxy, and listens already."""
+    yield from (listening(it) for it in backend(proxy.url))
+
+
+def backend(url: str) -> Iterator[RedisBackend]:
+    it = backend_for(url, command_timeout=0.5)
+    yield it
+    it.close()
+
+
+def listening(it: RedisBackend) -> RedisBackend:
+    with_nobody = waiter("nobody's")
+    lease = grant(it, request("nobody's"))
+    assert wait(it, with_nobody, refuse(it, with_nobody), PATIENCE) is None
+    it.undo(with_nobody, deadline=it.call_deadline())
+    release(it, lease)
+    return it
+
+
+def waiter(name: str = "name", **kwargs: object) -> LeaseRequest:
+    return request(name, waits=True, renewed=True, **kwargs)
+
+
+def queue(it: RedisBackend, *attempts: LeaseRequest) -> list[Contention]:
+    return [refuse(it, attempt) for attempt in attempts]
+
+
+def on_a_thread(call: Callable[[], Lease | None]) -> Callable[[], Lease | None]:
+    """Run it; the function returned waits for the result."""
+    results: list[Lease | None] = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+
+    def result() -> Lease | None:
+        thread.join(PATIENCE)
+        assert results, "still waiting, or raised"
+        return results[0]
+
+    return result
+
+
+# -- who gets it -----------------------------------------------------------------------
+
+
+def test_the_lease_is_the_waiters_in_all_its_facts(direct, listener):
+    lease = grant(direct, request())
+    attempt = waiter(ttl=60.0, kind="parked", metadata='{"task_name": "x"}')
+    (met,) = queue(listener, attempt)
+    before = clock.now()
+    release(direct, lease)
+    handed = wait(listener, attempt, met, PATIENCE)
+    assert (handed.owner, handed.name) == (attempt.owner, "name")
+    # From the ask on, and for a moment only.
+    assert handed.deadline <= before + 2.0
+    info = direct.get("name")
+    assert (info.owner, info.token, info.kind) == (attempt.owner, handed.token, "parked")
+    assert info.metadata == {"task_name": "x"}
+    assert info.process.pid == os.getpid()
+    assert 0 < info.ttl <= 2.0
+    assert [info.name for info in direct.list()] == ["name"]
+    assert renew(listener, dataclasses.replace(handed, ttl=60.0)) == ["renewed"]
+    assert direct.get("name").ttl > 59
+    assert direct.last_end("name") is None
+    assert release(listener, handed) == "released"
+    assert direct.last_end("name") == (attempt.owner, "released")
+
+
+def test_a_break_hands_over_too_and_its_victim_is_told(direct, listener):
+    lease = grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    assert direct.break_("name", owner=lease.owner)
+    assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
+    assert renew(direct, lease) == ["broken"]
+
+
+def test_a_fixed_lease_is_asked_for_and_begins_in_full(direct, listener):
+    lease = grant(direct, request())
+    attempt = request(waits=True, ttl=40.0)
+    (met,) = queue(listener, attempt)
+    release(direct, lease)
+    assert wait(listener, attempt, met, PATIENCE) is None
+    token = direct.get("name").token
+    mine = grant(listener, attempt)
+    assert (mine.token, mine.ttl) == (token, 40.0)
+    assert direct.get("name").ttl > 39
+
+
+def test_nobody_is_handed_a_name_that_cools(direct, listener):
+    lease = grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    deadline = direct.call_deadline()
+    assert direct.release("name", lease.owner, min_hold=0.8, deadline=deadline) == "released"
+    # Told that the end is nearer than it knew.
+    assert wait(listener, attempt, met, PATIENCE) is None
+    met = refuse(listener, attempt)
+    assert met.kind == "cooling"
+    assert wait(listener, attempt, met, PATIENCE) is None
+    grant(listener, attempt)
+
+
+def test_one_that_may_not_publish_can_release(own_redis, direct, listener):
+    with client(own_redis) as admin:
+        admin.execute_command(
+            *("ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
+        )
+    mute = backend_for(own_redis.url.replace("redis://", "redis://mute:pw@"))
+    lease = grant(mute, request())
+    queue(listener, waiter())
+    assert release(mute, lease) == "released"
+    grant(direct, request())
+
+
+# -- lost replies and late packets -----------------------------------------------------
+
+
+def test_g5_a_release_whose_reply_was_lost_hands_on_once(direct, listener, proxy):
+    first = grant(listener, request())
+    second, third = waiter(), waiter()
+    met, _ = queue(listener, second, third)
+    proxy.drop_replies()
+    assert release(listener, first) == "released"
+    assert proxy.replies_dropped == 1
+    assert direct.get("name").owner == second.owner
+    handed = wait(listener, second, met, PATIENCE)
+    assert renew(listener, handed) == ["renewed"]
+
+
+def test_g5_ends_are_remembered_while_others_have_had_the_name_since(direct, listener):
+    leases = [grant(direct, request())]
+    for fate in ("released", "broken", "released"):
+        attempt = waiter()
+        (met,) = queue(listener, attempt)
+        if fate == "broken":
+            direct.break_("name", owner=leases[-1].owner)
+        else:
+            release(direct, leases[-1])
+        leases.append(wait(listener, attempt, met, PATIENCE))
+    # Replies that were lost, asked for again by those who are late.
+    assert [release(direct, lease) for lease in leases[:3]] == ["released", "broken", "released"]
+    assert direct.release("name", "x", min_hold=0.0, deadline=direct.call_deadline()) == "refused"
+    assert renew(direct, leases[3]) == ["renewed"]
+
+
+def test_g1_a_letter_from_before_the_last_ask_is_not_believed(direct, listener):
+    # B waits ──► is handed the lease ──► an operator breaks it ──► another gets it
+    #                 └─ B asks, meets the other, and reads its letter only now
+    lease = grant(direct, request())
+    attempt = waiter()
+    queue(listener, attempt)
+    release(direct, lease)
+    assert direct.break_("name", owner=attempt.owner)
+    other = grant(direct, request())
+    met = refuse(listener, attempt)
+    assert wait(listener, attempt, met, 0.5) is None
+    assert renew(direct, other) == ["renewed"]
+
+
+def test_g1_a_lease_asked_for_long_ago_is_asked_for_again(direct, listener):
+    lease = grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    release(direct, lease)
+    # As if its process had slept: what was handed over may be over.
+    met = dataclasses.replace(met, asked_at=clock.now() - 1.1)
+    listener._mailbox._subscribed_at -= 10
+    assert wait(listener, attempt, met, PATIENCE) is None
+    assert grant(listener, attempt).token == direct.get("name").token
+
+
+def test_g7_who_is_struck_when_it_was_just_handed_the_lease_passes_it_on(direct, listener):
+    lease = grant(direct, request())
+    first, second = waiter(), waiter()
+    _, met = queue(listener, first, second)
+    release(direct, lease)
+    listener.undo(first, deadline=listener.call_deadline())
+    assert wait(listener, second, met, PATIENCE).owner == second.owner
+    assert isinstance(listener.acquire(first, deadline=listener.call_deadline()), Contention)
+
+
+def test_g7_a_waiter_that_was_taken_back_is_handed_nothing(direct, listener):
+    lease = grant(direct, request())
+    gone, late, second = waiter(), waiter(), waiter()
+    *_, met = queue(listener, gone, second)
+    for attempt in (gone, late):
+        listener.undo(attempt, deadline=listener.call_deadline())
+    # Its packet comes later than its undo.
+    queue(listener, late)
+    assert direct.get("name").waiting == 1
+    release(direct, lease)
+    assert wait(listener, second, met, PATIENCE).owner == second.owner
+
+
+def test_a_waiter_whose_patience_ends_with_the_hand_over_has_it(direct, listener):
+    lease = grant(direct, request())
+    attempt = waiter()
+    queue(listener, attempt)
+    release(direct, lease)
+    last = dataclasses.replace(attempt, waits=False)
+    assert grant(listener, last).token == direct.get("name").token
+    assert direct.get("name").ttl > 29
+
+
+def test_a_full_server_frees_and_hands_over(own_redis, direct, listener):
+    first, second = grant(direct, request()), grant(direct, request("other"))
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    with client(own_redis) as admin:
+        admin.config_set("maxmemory", "1")
+        assert release(direct, first) == "released"
+        assert release(direct, second) == "released"
+        assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
+        assert release(direct, first) == "released"
+
+
+@pytest.mark.parametrize("loss", ["flush", "script flush", "restart"])
+def test_waiters_of_a_server_that_forgot_ask_again(loss, own_redis, direct, listener, monkeypatch):
+    monkeypatch.setattr(redis_mailbox, "LONGEST_BLOCK", 1.0)
+    lease = grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    with client(own_redis) as admin:
+        if loss == "flush":
+            admin.flushall()
+        elif loss == "script flush":
+            admin.script_flush()
+        else:
+            own_redis.restart()
+    fate = release(direct, lease)
+    handed = wait(listener, attempt, met, PATIENCE)
+    assert (fate, handed is None) == (
+        ("released", False) if loss == "script flush" else ("refused", True)
+    )
+    assert grant(listener, attempt).token > lease.token
+
+
+# -- the mailbox -----------------------------------------------------------------------
+
+
+def test_an_ask_from_before_the_subscription_counts_for_nothing(proxy, direct):
+    lease = grant(direct, request())
+    fresh = backend_for(proxy.url)
+    attempt = waiter()
+    (met,) = queue(fresh, attempt)
+    # Nobody listens yet: the name is free, and no letter will ever come.
+    release(direct, lease)
+    assert not direct.locked("name", deadline=direct.call_deadline())
+    started = clock.now()
+    assert wait(fresh, attempt, met, PATIENCE) is None
+    assert clock.now() - started < PATIENCE / 2
+    grant(fresh, attempt)
+    fresh.close()
+
+
+def test_a_cut_mailbox_has_all_its_waiters_ask_again(direct, listener, proxy):
+    names = [f"n{number}" for number in range(5)]
+    leases = [grant(direct, request(name)) for name in names]
+    attempts = [waiter(name) for name in names]
+    mets = queue(listener, *attempts)
+    results = [
+        on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, PATIENCE))
+        for attempt, met in zip(attempts, mets, strict=True)
+    ]
+    all_wait(listener, 5)
+    proxy.cut()
+    assert [result() for result in results] == [None] * 5
+    # One subscription serves them all again.
+    mets = queue(listener, *attempts)
+    for lease, attempt, met in zip(leases, attempts, mets, strict=True):
+        release(direct, lease)
+        assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
+    assert proxy.count("SUBSCRIBE") == 2
+
+
+def all_wait(it: RedisBackend, count: int) -> None:
+    """Until so many threads wait and one of them leads."""
+    mailbox = it._mailbox
+    end = clock.now() + PATIENCE
+    while len(mailbox._waiting) < count or not mailbox._lead:
+        assert clock.now() < end
+
+
+def test_g5_a_letter_that_was_lost_is_made_up_for_by_asking(direct, listener, proxy):
+    lease = grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    result = on_a_thread(lambda: wait(listener, attempt, met, PATIENCE))
+    all_wait(listener, 1)
+    proxy.black_hole()
+    release(direct, lease)
+    token = direct.get("name").token
+    proxy.heal()
+    assert result() is None
+    assert grant(listener, attempt).token == token
+
+
+def test_a_mailbox_behind_a_black_hole_is_found_out(direct, listener, proxy, monkeypatch):
+    monkeypatch.setattr(redis_mailbox, "SILENCE", 0.0)
+    grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    proxy.black_hole()
+    started = clock.now()
+    assert wait(listener, attempt, met, PATIENCE) is None
+    assert clock.now() - started < PATIENCE / 2
+    assert listener._mailbox._connection is None
+
+
+def test_a_silent_mailbox_that_lives_is_kept(direct, listener, proxy, monkeypatch):
+    monkeypatch.setattr(redis_mailbox, "SILENCE", 0.0)
+    lease = grant(direct, request())
+    attempt = waiter()
+    (met,) = queue(listener, attempt)
+    result = on_a_thread(lambda: wait(listener, attempt, met, PATIENCE))
+    proxy.wait_until(lambda it: it.count("PING") >= 3)
+    release(direct, lease)
+    handed = result()
+    assert handed is None or handed.owner == attempt.owner
+    assert proxy.count("SUBSCRIBE") == 1
+
+
+def test_g7_who_is_struck_while_it_leads_leaves_nobody_without_a_leader(direct, listener):
+    class Strike(BaseException):
+        pass
+
+    def strike(*_: object) -> None:
+        raise Strike
+
+    leases = [grant(direct, request(name)) for name in ("leads", "follows")]
+    leads, follows = attempts = [waiter("leads"), waiter("follows")]
+    met, met_follower = queue(listener, *attempts)
+    all_there = threading.Event()
+    results: list[Callable[[], Lease | None]] = []
+
+    def follow() -> None:
+        all_wait(listener, 1)
+        results.append(on_a_thread(lambda: wait(listener, follows, met_follower, PATIENCE)))
+        all_wait(listener, 2)
+        all_there.set()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        threading.Thread(target=follow, daemon=True).start()
+        with pytest.raises(Strike):
+            wait(listener, leads, met, PATIENCE)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert all_there.is_set()
+    # A cut, for half a letter may have been read: the follower asks again, and then leads.
+    assert results[0]() is None
+    listener.undo(leads, deadline=listener.call_deadline())
+    met = refuse(listener, follows)
+    for lease in leases:
+        release(direct, lease)
+    assert wait(listener, follows, met, PATIENCE).owner == follows.owner
+    assert not direct.locked("leads", deadline=direct.call_deadline())
+
+
+def test_g7_the_lead_passes_on_when_a_leader_leaves(direct, listener):
+    leases = {name: grant(direct, request(name)) for name in "abc"}
+    attempts = {name: waiter(name) for name in "abc"}
+    results = {}
+    for number, (name, attempt) in enumerate(attempts.items(), start=1):
+        met = refuse(listener, attempt)
+        results[name] = on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, PATIENCE))
+        all_wait(listener, number)
+    # The leader last, the leader first: whoever reads it, it comes to whom it is for.
+    for name in "cab":
+        release(direct, leases[name])
+        assert results[name]().owner == attempts[name].owner
+
+
+def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):
+    leases = [grant(direct, request(f"n{number}")) for number in range(1000)]
+    attempts = [waiter(lease.name) for lease in leases]
+    results = []
+    for attempt in attempts:
+        met = refuse(listener, attempt)
+        results.append(on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, 120.0)))
+    all_wait(listener, 1000)
+    with client(own_redis) as admin:
+        listening_now = [each for each in admin.client_list() if int(each["sub"])]
+        assert len(listening_now) == 1
+        # The holder's, the waiters', the mailbox, the asking one.
+        assert len(admin.client_list()) <= 5
+    for lease in leases:
+        assert release(direct, lease) == "released"
+    for result, attempt in zip(results, attempts, strict=True):
+        handed = result()
+        # Long after its ask, it asks again and finds its own grant, or a name that is free again.
+        assert handed is None or handed.owner == attempt.owner
+    assert not listener._mailbox._waiting
+
+
+def test_g8_a_child_is_handed_leases_by_a_mailbox_of_its_own(direct, listener):
+    lease = grant(direct, request())
+    address = listener._mailbox.address
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            listener.after_fork()
+            listening(listener)
+            attempt = waiter()
+            met = refuse(listener, attempt)
+            os.write(told, b"!")
+            handed = wait(listener, attempt, met, PATIENCE)
+            mine = handed is not None and handed.owner == attempt.owner
+            status = 0 if mine and listener._mailbox.address != address else 2
+        finally:
+            os._exit(status)
+    os.read(ready, 1)
+    release(direct, lease)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # The parent's still brings its letters.
+    lease, attempt = grant(direct, request("parent's")), waiter("parent's")
+    met = refuse(listener, attempt)
+    release(direct, lease)
+    assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
