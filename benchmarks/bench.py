@@ -17,7 +17,10 @@ from .processes import Workers
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Bench"]
+__all__ = ["PINS", "Bench"]
+
+PINS = hasattr(os, "sched_setaffinity")
+"""Whether this system lets a process choose its CPUs."""
 
 
 class Bench:
@@ -90,7 +93,7 @@ class Bench:
         the scheduler puts the two. On one CPU all pay the same, and less, so that what a
         client does itself weighs the most.
         """
-        if not hasattr(os, "sched_setaffinity"):
+        if not PINS:
             yield
             return
         allowed, pids = os.sched_getaffinity(0), (0, self.redis.pid, *server_pids)

@@ -38,11 +38,18 @@ def moves(first: Result, second: Result) -> Iterator[Move]:
             continue
         for subject in row.subjects:
             for metric in row.metrics:
-                if metric.floor == subject or metric not in other.metrics:
+                if metric.floor == subject or not _same(metric, other):
                     continue
                 move = _move(row, other, subject, metric)
                 if move is not None:
                     yield move
+
+
+def _same(metric: Metric, other: RowResult) -> bool:
+    return any(
+        (metric.name, metric.unit, metric.floor) == (its.name, its.unit, its.floor)
+        for its in other.metrics
+    )
 
 
 def _move(row: RowResult, other: RowResult, subject: str, metric: Metric) -> Move | None:

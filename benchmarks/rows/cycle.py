@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from .. import peers
+from ..bench import PINS
 from ..counting import server_commands
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
 from ..peers import COUNTED, DIRECT, Where
@@ -47,7 +48,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     ):
         yield Row(
             name,
-            title,
+            f"{title}{', client and server on one CPU' if PINS else ''}",
             METRICS,
             tuple(_subjects(bench, fresh=name == FRESH)),
             rounds=15,
