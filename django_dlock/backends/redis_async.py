@@ -94,15 +94,16 @@ class RedisCoroutines:
         fates: Fates = []
         for start in range(0, max(1, len(renewals)), RENEWALS_PER_CALL):
             chunk = renewals[start : start + RENEWALS_PER_CALL]
-            renewed = await self._run(self._commands.renew(chunk, process), deadline)
+            renewed = await self._run(self._commands.renew(chunk, process), deadline, urgent=True)
             fates += renewed
         return fates
 
     async def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
-        return await self._run(self._commands.release(name, owner, min_hold), deadline)
+        command = self._commands.release(name, owner, min_hold)
+        return await self._run(command, deadline, urgent=True)
 
     async def undo(self, request: LeaseRequest, *, deadline: float) -> None:
-        await self._run(self._commands.undo(request), deadline)
+        await self._run(self._commands.undo(request), deadline, urgent=True)
 
     async def locked(self, name: str, *, deadline: float) -> bool:
         return await self._run(self._commands.locked(name), deadline)
@@ -121,7 +122,7 @@ class RedisCoroutines:
 
     # -- inside ------------------------------------------------------------------------
 
-    async def _run(self, command: Command[T], deadline: float) -> T:
+    async def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
         script, keys, args = command.script, command.keys, command.args
 
         async def talk(connection: Any) -> tuple[Any, float]:
@@ -137,7 +138,7 @@ class RedisCoroutines:
                 return await connection.read_response(disconnect_on_error=False), sent_at
 
         try:
-            answer, sent_at = await self._loops.here().call(talk, deadline=deadline)
+            answer, sent_at = await self._loops.here().call(talk, deadline=deadline, urgent=urgent)
         except FAILURES as error:
             self._unavailable(error, command.name)
         return command.read(answer, sent_at)

@@ -31,6 +31,9 @@ __all__ = ["LoopConnections", "Loops", "drop", "timeout_at"]
 T = TypeVar("T")
 C = TypeVar("C", bound="LoopConnections")
 
+_Queue = collections.OrderedDict["asyncio.Future[None]", None]
+"""Those who wait for a place; whoever gives up leaves it from the middle."""
+
 
 class LoopConnections:
     """A bounded pool for the coroutines of one loop; those beyond the bound queue for a turn.
@@ -47,7 +50,8 @@ class LoopConnections:
         self._maker = maker
         self._idle: list[Any] = []
         self._free = limit
-        self._queue = collections.OrderedDict[asyncio.Future[None], None]()
+        # What lets go of a lease, or prolongs one, never queues behind what wants one.
+        self._urgent, self._others = _Queue(), _Queue()
         self.ended = False
         self._closers: list[Callable[[], None]] = []
         self._pid = os.getpid()
@@ -59,11 +63,14 @@ class LoopConnections:
 
     # -- calls -------------------------------------------------------------------------
 
-    async def call(self, talk: Callable[[Any], Awaitable[T]], *, deadline: float) -> T:
+    async def call(
+        self, talk: Callable[[Any], Awaitable[T]], *, deadline: float, urgent: bool = False
+    ) -> T:
         """Let ``talk`` use a connection, and again on new ones while they prove broken.
 
         Args:
             talk: As in ``RedisConnections.call``: what it says must be idempotent.
+            urgent: Goes before the others where all connections are in use.
 
         Raises:
             redis.exceptions.RedisError, OSError: No answer, or the server's refusal.
@@ -73,7 +80,7 @@ class LoopConnections:
                 if self._free:
                     self._free -= 1
                 else:
-                    await self._turn()
+                    await self._turn(self._urgent if urgent else self._others)
                 try:
                     return await self._talk(talk)
                 finally:
@@ -116,14 +123,14 @@ class LoopConnections:
             raise
         return connection
 
-    async def _turn(self) -> None:
+    async def _turn(self, queue: _Queue) -> None:
         """Wait for the place of one who has finished."""
         turn = self.loop.create_future()
-        self._queue[turn] = None
+        queue[turn] = None
         try:
             await turn
         except BaseException:
-            self._queue.pop(turn, None)
+            queue.pop(turn, None)
             if turn.done() and not turn.cancelled():
                 # It came in the same moment: the next one takes it.
                 self._next()
@@ -131,8 +138,8 @@ class LoopConnections:
 
     def _next(self) -> None:
         """Give a place to the one that has queued longest."""
-        while self._queue:
-            turn, _ = self._queue.popitem(last=False)
+        while queue := self._urgent or self._others:
+            turn, _ = queue.popitem(last=False)
             if not turn.done():
                 turn.set_result(None)
                 return

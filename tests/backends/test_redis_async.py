@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from django_dlock import Lock, clock, locks
-from django_dlock.backends import redis as redis_backend
+from django_dlock.backends.redis_parameters import MAX_CONNECTIONS
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from testproject.servers import RedisServer
@@ -175,11 +175,11 @@ async def test_a_thousand_waiters_of_one_name_need_few_connections(
     with Threads() as threads:
         tasks = [asyncio.create_task(work(number)) for number in range(1000)]
         await asyncio.sleep(0.2)
-        assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 1
+        assert connected(own_redis) <= MAX_CONNECTIONS + 1
         await holder.arelease()
         await asyncio.gather(*tasks)
     assert sorted(order) == list(range(1000))
-    assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 1 + 2
+    assert connected(own_redis) <= MAX_CONNECTIONS + 3
     assert set(threads.started) <= set(OURS)
 
 
@@ -192,19 +192,18 @@ async def test_a_thousand_waiters_of_a_thousand_names_need_few_connections(
         waiters = [Lock(holder.name, wait=60, bound=False) for holder in holders]
         tasks = [asyncio.create_task(waiter.aacquire()) for waiter in waiters]
         await until_waiting("it:999", 1)
-        assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 3
+        assert connected(own_redis) <= MAX_CONNECTIONS + 3
         await asyncio.gather(*(holder.arelease() for holder in holders))
         assert all(await asyncio.gather(*tasks))
-        assert connected(own_redis) <= redis_backend.CONNECTIONS_PER_LOOP + 3
+        assert connected(own_redis) <= MAX_CONNECTIONS + 3
         await asyncio.gather(*(waiter.arelease() for waiter in waiters))
     assert set(threads.started) <= {*OURS, "dlock-get", "dlock-connect"}
 
 
 async def test_those_beyond_the_bound_come_in_their_turn_and_give_up_in_time(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer,
 ) -> None:
-    monkeypatch.setattr(redis_backend, "CONNECTIONS_PER_LOOP", 2)
-    backend = backend_for(own_redis.url, command_timeout=5.0)
+    backend = backend_for(own_redis.url, command_timeout=5.0, options={"max_connections": 2})
 
     def acquire(name: str, patience: float) -> Coroutine[Any, Any, Any]:
         return backend.acall("acquire", request(name), deadline=clock.now() + patience)
@@ -226,6 +225,30 @@ async def test_those_beyond_the_bound_come_in_their_turn_and_give_up_in_time(
     assert connected(own_redis) == 2
     # No place was lost with those that gave up.
     assert all(await asyncio.gather(*(acquire(f"then:{n}", 5) for n in range(8))))
+    backend.close()
+
+
+async def test_who_lets_go_of_a_lease_goes_before_who_wants_one(own_redis: RedisServer) -> None:
+    backend = backend_for(own_redis.url, command_timeout=5.0, options={"max_connections": 2})
+    first, second = [request(name) for name in ("a", "b")]
+    for attempt in (first, second):
+        assert isinstance(await backend.acall("acquire", attempt, deadline=clock.now() + 5), Lease)
+    done: list[str] = []
+
+    async def call(what: str, *args: Any, **kwargs: Any) -> None:
+        await backend.acall(what, *args, deadline=clock.now() + 5, **kwargs)
+        done.append(what)
+
+    own_redis.pause()
+    calls = [asyncio.create_task(call("locked", "a")) for _ in range(2)]
+    calls += [asyncio.create_task(call("acquire", request(f"{n}"))) for n in range(20)]
+    await asyncio.sleep(0.05)
+    calls.append(asyncio.create_task(call("release", "a", first.owner, min_hold=0.0)))
+    calls.append(asyncio.create_task(call("undo", second)))
+    await asyncio.sleep(0.05)
+    own_redis.resume()
+    await asyncio.gather(*calls)
+    assert set(done[2:4]) == {"release", "undo"}
     backend.close()
 
 
