@@ -55,6 +55,7 @@ class LoopMailbox:
         self._waiting: dict[str, _Waiter] = {}
         self._letters: dict[str, Letter] = {}
         self._subscribed_at = 0.0
+        self._breaks = 0
         connections.at_close(self.close)
 
     def close(self) -> None:
@@ -175,15 +176,13 @@ class LoopMailbox:
             waiter.ring()
 
     def _lost(self, error: Exception) -> None:
-        # Cut soon after its subscription is no accident: asking again at once would be a loop
-        # without a pause.
-        accident = (
-            self._connection is not None
-            and isinstance(error, (*CUT, asyncio.TimeoutError))
-            and clock.now() - self._subscribed_at > SOON
-        )
+        cut = self._connection is not None and isinstance(error, (*CUT, asyncio.TimeoutError))
+        soon = clock.now() - self._subscribed_at < SOON
+        self._breaks = self._breaks + 1 if cut and soon else 0
         self._drop()
-        if not accident:
+        # A third in a row is no accident, and asking again would be a loop without a pause.
+        if not cut or self._breaks == 3:
+            self._breaks = 0
             for waiter in self._waiting.values():
                 waiter.error = error
 

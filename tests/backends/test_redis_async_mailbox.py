@@ -55,7 +55,6 @@ async def test_a_waiter_that_is_cut_off_listens_and_asks_again(lossy: Proxy) -> 
     holder = await holding()
     waiters = await waiting()
     for number in range(2, 4):
-        await asyncio.sleep(redis_mailbox.SOON)
         asked = lossy.count("EVALSHA")
         lossy.cut()
         await subscribed(lossy, number)
@@ -67,7 +66,6 @@ async def test_a_waiter_that_is_cut_off_listens_and_asks_again(lossy: Proxy) -> 
 async def test_g5_a_lease_whose_letter_is_lost_is_found_by_asking(lossy: Proxy) -> None:
     holder = await holding()
     waiters = await waiting()
-    await asyncio.sleep(redis_mailbox.SOON)
     lossy.black_hole()
     await holder.arelease()
     # It was handed over, and the letter swallowed.
