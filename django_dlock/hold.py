@@ -207,7 +207,10 @@ class Hold:
 
     def renewal(self, now: float) -> Renewal:
         """The next renewal; the last one is cut so that the lease ends with ``max_hold``."""
-        return Renewal(self.name, self.owner, max(min(self.renewal_ttl, self.max_end - now), 0.001))
+        ttl = self.renewal_ttl
+        if now + ttl > self.max_end:
+            ttl = max(self.max_end - now, 0.001)
+        return Renewal(self.name, self.owner, ttl)
 
     def confirm(self, sent_at: float, ttl: float, now: float) -> None:
         """A renewal that was sent at ``sent_at`` is confirmed."""
@@ -219,8 +222,10 @@ class Hold:
             # Overtaken by a renewal by hand, for another TTL perhaps.
             return
         self.confirmed_at, self.ttl = sent_at, ttl
-        self.deadline = min(sent_at + ttl * (1 - clock.DRIFT), self.max_end)
+        self.deadline = sent_at + ttl * (1 - clock.DRIFT)
         self._capped = self._reaches_end(sent_at, ttl)
+        if self._capped:
+            self.deadline = min(self.deadline, self.max_end)
         self.failures = 0
         self.doubt_told = False
         self._plan()
@@ -259,10 +264,12 @@ class Hold:
 
     def next_look(self) -> float:
         """When the watchdog has to look at it: it is due, to be doubted, or at its end."""
-        at, told_at = self.due, self.deadline
+        told_at = self.deadline
         if self.renews and not self._capped and not self.doubt_told:
             told_at = min(told_at, self.confirmed_at + self.ttl / 2)
-        return at if at < told_at else math.ceil(told_at * MOMENTS_A_SECOND) / MOMENTS_A_SECOND
+        if self.due < told_at:
+            return self.due
+        return math.ceil(told_at * MOMENTS_A_SECOND) / MOMENTS_A_SECOND
 
     def due_soon(self, now: float) -> bool:
         """Whether it is to be renewed and half of the interval has passed."""
