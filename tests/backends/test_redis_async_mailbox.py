@@ -34,12 +34,19 @@ async def holding() -> Lock:
     return holder
 
 
-async def waiting(*names: str) -> list[asyncio.Task[bool]]:
+def heard(proxy: Proxy) -> bool:
+    """Whether a waiter has asked again since the subscription stands."""
+    _, *since = "".join("S" if c == "SUBSCRIBE" else c[:1] for c in proxy.commands).split("S")
+    return bool(since) and "E" in since[-1]
+
+
+async def waiting(proxy: Proxy, *names: str) -> list[asyncio.Task[bool]]:
     """A waiter of each name, whom the server knows and who listens."""
     names = names or ("it",)
     tasks = [asyncio.create_task(Lock(name, bound=False).aacquire(timeout=60)) for name in names]
     for name in names:
         await until_waiting(name, 1, using="direct")
+    await asyncio.to_thread(proxy.wait_until, heard)
     return tasks
 
 
@@ -53,7 +60,7 @@ async def subscribed(proxy: Proxy, count: int) -> None:
 
 async def test_a_waiter_that_is_cut_off_listens_and_asks_again(lossy: Proxy) -> None:
     holder = await holding()
-    waiters = await waiting()
+    waiters = await waiting(lossy)
     for number in range(2, 4):
         asked = lossy.count("EVALSHA")
         lossy.cut()
@@ -65,7 +72,7 @@ async def test_a_waiter_that_is_cut_off_listens_and_asks_again(lossy: Proxy) -> 
 
 async def test_g5_a_lease_whose_letter_is_lost_is_found_by_asking(lossy: Proxy) -> None:
     holder = await holding()
-    waiters = await waiting()
+    waiters = await waiting(lossy)
     lossy.black_hole()
     await holder.arelease()
     # It was handed over, and the letter swallowed.
@@ -79,7 +86,7 @@ async def test_a_connection_that_has_gone_silent_is_found_out(
 ) -> None:
     monkeypatch.setattr(redis_async_mailbox, "SILENCE", 0.1)
     holder = await holding()
-    waiters = await waiting()
+    waiters = await waiting(lossy)
     # Only this reply: nothing is cut, and commands are answered.
     lossy.drop_replies(how="swallow", of=("PING",))
     await subscribed(lossy, 2)
@@ -99,7 +106,7 @@ async def test_who_stops_waiting_leaves_the_letters_of_others(lossy: Proxy) -> N
     holders = [Lock(f"it:{n}", using="direct", bound=False) for n in range(4)]
     for holder in holders:
         await holder.aacquire()
-    first, *others = await waiting(*(holder.name for holder in holders))
+    first, *others = await waiting(lossy, *(holder.name for holder in holders))
     first.cancel()
     await asyncio.wait({first})
     for holder in holders:
@@ -108,7 +115,7 @@ async def test_who_stops_waiting_leaves_the_letters_of_others(lossy: Proxy) -> N
     # And when all have left, the next one comes to the same connection.
     assert lossy.count("SUBSCRIBE") == 1
     holder = await holding()
-    waiters = await waiting()
+    waiters = await waiting(lossy)
     await holder.arelease()
     await end_of(waiters)
     assert lossy.count("SUBSCRIBE") == 1
@@ -116,7 +123,7 @@ async def test_who_stops_waiting_leaves_the_letters_of_others(lossy: Proxy) -> N
 
 async def test_a_reader_that_a_stranger_cancels_is_followed_by_another(lossy: Proxy) -> None:
     holder = await holding()
-    waiters = await waiting()
+    waiters = await waiting(lossy)
     mine = {asyncio.current_task(), *waiters}
     for task in asyncio.all_tasks() - mine:
         task.cancel()
