@@ -132,18 +132,28 @@ class LoopMailbox:
     async def _subscribe(self) -> None:
         try:
             async with timeout_at(self._loop.time() + self._timeout):
-                connection = await self._connections.connect()
-                try:
-                    await connection.send_command("SUBSCRIBE", self.address)
-                    await connection.read_response()
-                except BaseException:
-                    drop(connection)
-                    raise
+                connection = await self._subscribed()
         except asyncio.TimeoutError as error:
             raise errors.TimeoutError("no subscription within the time allowed") from error
         # Not before it stands.
         self._subscribed_at = clock.now()
         self._connection = connection
+
+    async def _subscribed(self) -> Any:
+        """A connection that has; like a command, a subscription may be cut twice."""
+        breaks = 0
+        while True:
+            connection = await self._connections.connect()
+            try:
+                await connection.send_command("SUBSCRIBE", self.address)
+                await connection.read_response()
+            except BaseException as error:
+                drop(connection)
+                breaks += 1
+                if breaks == 3 or not isinstance(error, CUT):
+                    raise
+            else:
+                return connection
 
     async def _message(self) -> Any:
         """The next one; a silent server is asked whether it is there.

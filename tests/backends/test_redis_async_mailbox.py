@@ -62,10 +62,9 @@ async def test_a_waiter_that_is_cut_off_listens_and_asks_again(lossy: Proxy) -> 
     holder = await holding()
     waiters = await waiting(lossy)
     for number in range(2, 4):
-        asked = lossy.count("EVALSHA")
         lossy.cut()
         await subscribed(lossy, number)
-        await asyncio.to_thread(lossy.wait_until, lambda p, n=asked: p.count("EVALSHA") > n)
+        await asyncio.to_thread(lossy.wait_until, heard)
     await holder.arelease()
     await end_of(waiters)
 
@@ -99,7 +98,7 @@ async def test_a_server_that_cuts_every_subscription_is_unavailable(lossy: Proxy
     lossy.always("close", of="SUBSCRIBE")
     with pytest.raises(BackendUnavailable):
         await Lock("it").aacquire(timeout=30)
-    assert lossy.count("SUBSCRIBE") <= 3
+    assert lossy.count("SUBSCRIBE") == 3
 
 
 async def test_who_stops_waiting_leaves_the_letters_of_others(lossy: Proxy) -> None:
