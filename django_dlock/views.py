@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def locked_view(
                 "@locked_view: hold_until='commit' follows the transaction of a thread; an "
                 "asynchronous view has none"
             )
-        return cast("V", _async(view, guard, key_asks_request=callable(key) or "{request" in key))
+        return cast("V", _async(view, guard, key_may_load=_may_load(key)))
 
     return decorate
 
@@ -193,9 +194,19 @@ def _sync(view: Callable[..., Response], guard: _Guard) -> Callable[..., Respons
     return respond
 
 
-def _async(
-    view: Callable[..., Any], guard: _Guard, *, key_asks_request: bool
-) -> Callable[..., Any]:
+_AT_HAND = frozenset(
+    {"COOKIES", "GET", "META", "content_type", "headers", "method", "path", "path_info", "scheme"}
+)
+
+
+def _may_load(key: str | Callable[..., str]) -> bool:
+    """Whether a key may ask for what synchronous code loads: a session, a user, a tenant."""
+    if callable(key):
+        return True
+    return not _AT_HAND.issuperset(re.findall(r"\{request\b\.?(\w*)", key))
+
+
+def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Callable[..., Any]:
     own = _OwnTransactions(getattr(view, "_non_atomic_requests", ()))
 
     @functools.wraps(view)
@@ -203,8 +214,7 @@ def _async(
         if own.databases():
             # Django says so itself, but for methods, whose mark it takes from a dummy of ours.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
-        if key_asks_request:
-            # The session and user of a request are loaded by synchronous code.
+        if key_may_load:
             lock = await sync_to_async(guard.lock)(request, args, kwargs)
         else:
             lock = guard.lock(request, args, kwargs)
@@ -212,6 +222,9 @@ def _async(
             try:
                 await held.enter_async_context(lock)
             except LockNotAcquired:
+                if _prefers_json(request):
+                    return guard.refusal(request, lock)
+                # What a template and its context processors ask for is synchronous, too.
                 return await sync_to_async(guard.refusal)(request, lock)
             response = view(request, *args, **kwargs)
             if inspect.isawaitable(response):

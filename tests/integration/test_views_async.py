@@ -1,0 +1,69 @@
+"""Asynchronous views: what waits on a thread, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+
+from django_dlock import Lock, locked_view, views
+from testproject.servers import RedisServer
+from tests.faults.aliases import alias, configured
+
+
+@pytest.fixture(autouse=True)
+def dlocks(own_redis: RedisServer) -> Iterator[None]:
+    with configured({"default": alias(own_redis.url, TTL=30, OPTIONS={"command_timeout": 5.0})}):
+        yield
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what goes to a thread."""
+    seen: list[str] = []
+    hop = views.sync_to_async
+
+    def count(function: Callable[..., Any]) -> Any:
+        seen.append(function.__name__)
+        return hop(function)
+
+    monkeypatch.setattr(views, "sync_to_async", count)
+    return seen
+
+
+async def view(request: HttpRequest, number: int = 1) -> HttpResponse:
+    return HttpResponse("done")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "hop"),
+    [
+        ("it:{number}", "it:1", []),
+        ("it:{request.path}", "it:/here/", []),
+        ("it:{request.method}:{request.GET[q]}", "it:GET:x", []),
+        ("it:{request.user.pk}", "it:5", ["lock"]),
+        (lambda request, number=1: f"it:{number}", "it:1", ["lock"]),
+    ],
+)
+async def test_a_key_goes_to_a_thread_only_if_it_may_load_something(
+    hops: list[str], key: Any, name: str, hop: list[str]
+) -> None:
+    guarded = locked_view(key)(view)
+    request = AsyncRequestFactory().get("/here/?q=x", headers={"accept": "application/json"})
+    request.user = User(pk=5)
+    assert (await guarded(request)).status_code == 200
+    async with Lock(name):
+        assert (await guarded(request)).status_code == 409
+    assert hops == 2 * hop
+
+
+async def test_a_page_of_refusal_is_rendered_on_a_thread(hops: list[str]) -> None:
+    async with Lock("it"):
+        refused = await locked_view("it")(view)(RequestFactory().get("/"))
+    assert refused.status_code == 409
+    assert b"html" in refused.content
+    assert hops == ["refusal"]
