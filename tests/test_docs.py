@@ -257,6 +257,12 @@ def test_the_asynchronous_samples_run(read: Read) -> None:
 
     assert asyncio.run(_feed(read("docs/howto/guard-view.md")["feed"])) == 200
     assert asyncio.run(read("docs/reference/api.md")["refresh"](9)) > 0
+    page = read("docs/howto/async.md")
+    for sample in ("refresh", "refresh_if_free", "rebuild_unless_busy"):
+        assert asyncio.run(page[sample](9)) > 0
+    with Lock("feed:9", bound=False), Lock("rebuild:9", bound=False):
+        assert asyncio.run(page["refresh_if_free"](9)) is None
+        assert asyncio.run(page["rebuild_unless_busy"](9)) is None
 
 
 def test_the_tutorial_charges_twice_with_the_lock_alone(read: Read) -> None:
