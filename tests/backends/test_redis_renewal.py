@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from django_dlock import clock
+from django_dlock import Lock, clock
 from django_dlock.backends.base import PendingRenewal
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redis_commands import RENEWALS_PER_CALL
@@ -15,9 +15,10 @@ from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Renewal
 from django_dlock.process import current
 from testproject.servers import RedisServer
+from tests.faults.aliases import alias, configured
 
 from .test_redis_connections import certificates, tls_redis
-from .tools import backend_for, grant, release, renew, request
+from .tools import backend_for, client, grant, release, renew, request
 
 __all__ = ["certificates", "tls_redis"]
 
@@ -120,3 +121,26 @@ def test_g10_an_answer_that_is_asked_for_comes_by_the_deadline(
         assert clock.now() - began < 2
     finally:
         server.resume()
+
+
+def test_many_leases_are_kept_by_one_thread_on_two_connections_at_most(
+    own_redis: RedisServer,
+) -> None:
+    # Longer than a look at a busy machine's thread may be late.
+    entry = alias(own_redis.url, TTL=3.0, OPTIONS={"command_timeout": 1.0})
+    with configured({"default": entry}), client(own_redis) as asking:
+        held = [Lock(f"n{number}") for number in range(RENEWALS_PER_CALL + 100)]
+        for lock in held:
+            assert lock.acquire(blocking=False)
+        threads: set[str] = set()
+        connections = 0
+        while min(int(asking.hget(f"{{dlock:0}}:l:{lock.name}", "n") or 0) for lock in held) < 2:
+            threads |= {thread.name for thread in threading.enumerate()}
+            others = [one for one in asking.client_list() if one["id"] != str(asking.client_id())]
+            connections = max(connections, len(others))
+        assert "dlock-watchdog" in threads
+        assert "dlock-renewal-call" not in threads
+        assert connections <= 2
+        assert all(lock.held for lock in held)
+        for lock in held:
+            lock.release()
