@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +48,8 @@ def json_object(text: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+# The same few processes hold what many wait for.
+@functools.lru_cache(maxsize=256)
 def process_from_json(text: str) -> ProcessIdentity | None:
     """The identity that ``text`` holds, ``None`` where there is none or it is damaged."""
     facts = json_object(text)
