@@ -150,17 +150,12 @@ class Commands:
         details = (request.kind, request.metadata, mailbox, request.replaces)
 
         def read(answer: Any, sent_at: float) -> Lease | Contention:
-            if answer[0]:
-                return Lease(
-                    name=name,
-                    owner=owner,
-                    token=int(answer[0]),
-                    ttl=request.ttl,
-                    # From when it was sent: the answer may have travelled longer than the lease
-                    # lives, and a late "yes" must not pass for a fresh one.
-                    deadline=sent_at + request.ttl * (1 - clock.DRIFT),
-                )
-            _, holder, kind, remaining, process_json, now, token = map(text, answer)
+            if isinstance(answer, int):
+                # From when it was sent: the answer may have travelled longer than the lease
+                # lives, and a late "yes" must not pass for a fresh one.
+                deadline = sent_at + request.ttl * (1 - clock.DRIFT)
+                return Lease(name, owner, answer, request.ttl, deadline)
+            holder, kind, remaining, process_json, now, token = map(text, answer)
             return Contention(
                 owner=holder,
                 kind=cast(Kind, kind),
@@ -279,7 +274,7 @@ def _fates(answer: Any, sent_at: float) -> Fates:
 
 
 def _fate(answer: Any, sent_at: float) -> Fate:
-    return cast(Fate, text(answer))
+    return "released" if answer == 1 else cast(Fate, text(answer))
 
 
 def _truth(answer: Any, sent_at: float) -> bool:

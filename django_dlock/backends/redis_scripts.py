@@ -69,38 +69,54 @@ HANDED_MS = 2000
 _WAITER_MS = 10_000
 """A waiter that has not asked for so long is forgotten."""
 
-# ``now`` in ms, and whether a hash's lease lives. One without an end counts as living: somebody
-# tampered with it, and only an operator may say that it is over.
-COMMON = """
+# The server's time in µs and in ms, as text, and in ms as a number. Texts are cut and joined where
+# they can be: to format a number costs as much as a command.
+_NOW = """
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local micros = time[1] .. string.sub('000000' .. time[2], -6)
+local moment = string.sub(micros, 1, -4)
+local now = tonumber(moment)
 local function text(number) return string.format('%.0f', number) end
-local function lives(owner, till) return owner and (not till or tonumber(till) > now) end
 local function memory(ttl) return math.max(tonumber(ttl or 0), 60000) end
+"""
+
+# Whether a hash's lease lives. One without an end counts as living: somebody tampered with it, and
+# only an operator may say that it is over.
+_LIVES = """
+local function lives(owner, till) return owner and (not till or tonumber(till) > now) end
 local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
 """
+COMMON = _NOW + _LIVES
 
 # Scripts that grant or end a lease have these keys in this order: lock, waiters, index, clock.
 _GRANT = """
 -- Above all that the bucket has given out, so that tokens rise when the clock steps back; above
 -- the clock, so that they rise when the server has lost its data.
 local function above(token)
-  local new = math.max(tonumber(token or 0) + 1, time[1] * 1000000 + time[2])
-  local highest = tonumber(redis.call('SET', KEYS[4], new, 'GET') or 0)
-  if highest >= new then
-    new = highest + 1
+  local new = micros
+  if token and tonumber(token) >= tonumber(new) then new = text(token + 1) end
+  local highest = redis.call('SET', KEYS[4], new, 'GET')
+  if highest and tonumber(highest) >= tonumber(new) then
+    new = text(highest + 1)
     redis.call('SET', KEYS[4], new)
   end
-  return text(new)
+  return new
 end
 -- Further fields of the hash may follow.
 local function grant(name, owner, token, ttl, kind, pid, proc, meta, ...)
   redis.call('HSET', KEYS[1], 'owner', owner, 'until', now + ttl, 'kind', kind,
-    'token', token, 'ttl', ttl, 'at', now, 'n', '0', 'pid', pid, 'proc', proc,
+    'token', token, 'ttl', ttl, 'at', moment, 'n', '0', 'pid', pid, 'proc', proc,
     'meta', meta, ...)
   redis.call('PEXPIRE', KEYS[1], ttl + memory(ttl))
   redis.call('ZADD', KEYS[3], token, name)
 end
+"""
+
+# Takes away before it adds, for a server out of memory, see RENEW. The key's TTL is long enough.
+_FREE = """
+  redis.call('HDEL', KEYS[1], 'owner', 'until')
+  redis.call('HSET', KEYS[1], 'last', owner, 'how', how)
+  redis.call('ZREM', KEYS[3], ARGV[1])
 """
 
 _END = f"""
@@ -139,30 +155,38 @@ local function hand_over(requests, name, token, last, how, past)
   end
   return true
 end
--- Takes away before it adds, for a server out of memory, see RENEW. Its TTL is long enough.
 local function finish(requests, name, token, owner, how, past)
   if hand_over(requests, name, token, owner, how, past) then return end
-  redis.call('HDEL', KEYS[1], 'owner', 'until')
-  redis.call('HSET', KEYS[1], 'last', owner, 'how', how)
-  redis.call('ZREM', KEYS[3], name)
+{_FREE}
 end
 """
 
 ACQUIRE = Script(
-    COMMON
+    _NOW
     + _GRANT
-    + f"""
+    + """
 -- KEYS: see above, then mark of an attempt that was taken back, what this one asks for
 -- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, mailbox of one who will
 --   wait or '', owner that may be replaced or ''
--- Returns {{token}} or {{'', owner, kind, remaining ms, process JSON, now ms, token}}.
-local name, me, ttl, mailbox = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[8]
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'last', 'how', 'proc',
-  'ttl')
-local owner, till, kind, token, last, how, proc = unpack(l, 1, 7)
+-- Returns the token or {owner, kind, remaining ms, process JSON, now ms, token}.
+local name, me, mailbox = ARGV[1], ARGV[2], ARGV[8]
+local owner, token, last, how = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'token', 'last', 'how'))
+local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
+-- The usual case: nobody has it, and nobody has heard of this attempt.
+if not owner and not known and last ~= me then
+  local new = above(token)
+  grant(name, me, new, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+  return tonumber(new)
+end
+"""
+    + _LIVES
+    + f"""
+local ttl = tonumber(ARGV[3])
+local till, kind, proc, longest = unpack(
+  redis.call('HMGET', KEYS[1], 'until', 'kind', 'proc', 'ttl'))
 local living, fresh = lives(owner, till), false
 if owner and owner ~= me and not living then last, how, fresh = owner, end_of(kind), true end
-local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
 local undone = known and redis.call('EXISTS', KEYS[5]) == 1
 if known then
   if mailbox == '' or not living or undone then redis.call('ZREM', KEYS[2], me) end
@@ -172,9 +196,9 @@ end
 if living and owner == me and kind ~= 'cooling' and not undone then
   -- One that was handed over has less than it asked for.
   local new = math.max(tonumber(till or 0), now + ttl)
-  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(tonumber(l[8] or 0), ttl))
+  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(tonumber(longest or 0), ttl))
   redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
-  return {{token}}
+  return tonumber(token)
 end
 if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
   living, last, how, fresh = false, owner, 'released', true
@@ -182,19 +206,18 @@ end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
 local over = not living and last == me and how ~= 'expired'
 if living or undone or over then
-  if not living then return {{'', '', 'held', '0', '', text(now), '0'}} end
+  if not living then return {{'', 'held', '0', '', moment, '0'}} end
   local remaining = till and tonumber(till) - now or 10000
   -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
   -- for as long as the step.
-  local longest = tonumber(l[8])
+  longest = tonumber(longest)
   if till and longest and kind ~= 'cooling' and remaining > longest then
     remaining = longest
     redis.call('HSET', KEYS[1], 'until', now + longest)
     redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
   end
   if mailbox ~= '' and not undone then
-    local arrival = text(time[1] * 1000000 + time[2])
-    if redis.call('ZADD', KEYS[2], 'NX', arrival, me) == 0 then
+    if redis.call('ZADD', KEYS[2], 'NX', micros, me) == 0 then
       -- Little by little those go who are forgotten.
       local requests = string.sub(KEYS[6], 1, -1 - #me)
       for _, other in ipairs(redis.call('ZRANDMEMBER', KEYS[2], 3)) do
@@ -207,7 +230,7 @@ if living or undone or over then
     local request = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
     redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', {_WAITER_MS})
   end
-  return {{'', owner, kind or 'held', text(remaining), proc or '', text(now), token or '0'}}
+  return {{owner, kind or 'held', text(remaining), proc or '', moment, token or '0'}}
 end
 
 local new = above(token)
@@ -216,18 +239,31 @@ if fresh then
 else
   grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 end
-return {{new}}
+return tonumber(new)
 """
 )
 
 RELEASE = Script(
-    COMMON
+    _NOW
+    + f"""
+-- KEYS: see above
+-- ARGV: name, owner, min_hold ms, prefix of what waiters ask for
+-- Returns 1 where it is released now, else the fate.
+-- The usual case: nobody waits.
+if ARGV[3] == '0' then
+  local owner, till, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind'))
+  if owner == ARGV[2] and till and tonumber(till) > now and kind ~= 'cooling'
+    and redis.call('EXISTS', KEYS[2]) == 0 then
+    local how = 'released'
+{_FREE}
+    return 1
+  end
+end
+"""
+    + _LIVES
     + _GRANT
     + _END
     + """
--- KEYS: see above
--- ARGV: name, owner, min_hold ms, prefix of what waiters ask for
--- Returns the fate.
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'last', 'how',
   'token', 'past')
 local owner, till, kind, ttl, at, last, how, token, past = unpack(l, 1, 9)
@@ -249,7 +285,7 @@ if cool > now then
 else
   finish(ARGV[4], ARGV[1], token, me, 'released', past)
 end
-return 'released'
+return 1
 """
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -32,12 +33,13 @@ RETRIES = {
     "max_connections": 1,
 }
 
+databases = itertools.count(7)
+
 
 @pytest.fixture(params=CLIENTS, autouse=True)
 def way(request, monkeypatch):
     """Every test once for each way to carry out a command."""
     monkeypatch.setitem(tools.OPTIONS, "client", request.param)
-    return request.param
 
 
 def start(**kwargs) -> RedisServer:
@@ -198,7 +200,7 @@ def test_a_django_redis_cache_with_its_own_password(own_redis):
             assert_works(backend_for(cache="default"))
 
 
-def test_a_django_redis_cache_by_sentinel(sentinel, way):
+def test_a_django_redis_cache_by_sentinel(sentinel):
     options = {
         "CLIENT_CLASS": "django_redis.client.SentinelClient",
         "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
@@ -206,8 +208,7 @@ def test_a_django_redis_cache_by_sentinel(sentinel, way):
         "SENTINELS": [("127.0.0.1", free_port()), ("127.0.0.1", sentinel.port)],
     }
     # A database of its own: django-redis keeps pools per URL, whoever asked for it first.
-    database = 7 + CLIENTS.index(way)
-    with cache(DJANGO_REDIS, f"redis://mymaster/{database}", options):
+    with cache(DJANGO_REDIS, f"redis://mymaster/{next(databases)}", options):
         backend = backend_for(cache="default")
     assert_works(backend)
 
