@@ -7,6 +7,7 @@ subject: the cost is divided by how often the leases were really renewed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,42 +102,65 @@ class _Keeping(Session):
         """In a fresh interpreter, for its memory, and by way of the proxy; too few show neither."""
         if self._once_only:
             try:
-                return self._held(self._direct, "memory lost threads connections", fresh=True)
+                with self._holding(self._direct, fresh=True) as (worker, growth, connections):
+                    self._call(worker, "look", self._many.seconds)
+                    return {"memory": growth, **self._state(worker, connections)}
             except WorkerFailed as error:
                 raise Unavailable(error.reason) from error
         if self._many.count < 1000:
             return {}
-        return self._held(self._counted, "memory round_trips", fresh=True)
+        with self._holding(self._counted, fresh=True) as (worker, growth, _):
+            return {"memory": growth, "round_trips": self._round_trips(worker)}
 
     def round(self) -> Readings:
         if self._once_only:
             return {}
-        return self._held(self._direct, "cpu server_cpu lost threads connections")
+        with self._holding(self._direct) as (worker, _, connections):
+            before = self._server_cpu()
+            renewed, cpu = self._call(worker, "look", self._many.seconds)
+            server_cpu = self._server_cpu() - before
+            if not renewed:
+                raise Unavailable("nothing was renewed in time")
+            costs = {"cpu": cpu / renewed, "server_cpu": server_cpu / renewed}
+            return {**costs, **self._state(worker, connections)}
 
-    def _held(self, where: Where, wanted: str, *, fresh: bool = False) -> Readings:
-        """Hold them for a while; the readings that are wanted."""
-        many, before = self._many, self._connections()
+    @contextmanager
+    def _holding(self, where: Where, *, fresh: bool = False) -> Iterator[tuple[Worker, float, int]]:
+        """A process that holds them, the MiB by which it has grown, and connections before."""
+        many, connections = self._many, self._connections()
         try:
             with Worker(fresh=fresh) as worker:
                 growth = self._call(worker, "hold", self._subject, where, many.count, many.ttl)
-                # Until whoever has lost one is without it, and the first renewals are over.
+                # Until the first renewals are over.
                 self._call(worker, "look", many.ttl / 3)
-                server_cpu = self._server_cpu()
-                with self._bench.counting() as counted:
-                    renewed, cpu = self._call(worker, "look", many.seconds)
-                server_cpu = self._server_cpu() - server_cpu
-                connections = self._connections() - before
-                threads, lost = self._call(worker, "state", many.count)
+                yield worker, growth, connections
         finally:
             self._bench.clear()
-        readings = {"memory": growth, "threads": threads, "lost": lost, "connections": connections}
-        if renewed:
-            readings["cpu"] = cpu / renewed
-            readings["server_cpu"] = server_cpu / renewed
-            readings["round_trips"] = counted.round_trips / renewed
-        if not readings.keys() >= set(wanted.split()):
+
+    def _state(self, worker: Worker, connections: int) -> dict[str, float]:
+        now = self._connections()
+        threads, lost = self._call(worker, "state", self._many.count)
+        return {"threads": threads, "lost": lost, "connections": now - connections}
+
+    def _round_trips(self, worker: Worker) -> float:
+        """For all of them, once; counted from one pause between renewals to another."""
+        self._await_pause()
+        before = self._call(worker, "renewed")
+        with self._bench.counting() as counted:
+            time.sleep(self._many.seconds)
+            self._await_pause()
+        renewed = self._call(worker, "renewed") - before
+        if not renewed:
             raise Unavailable("nothing was renewed in time")
-        return {name: readings[name] for name in wanted.split()}
+        return counted.round_trips / renewed
+
+    def _await_pause(self) -> None:
+        """Threads that renew one lease each make none."""
+        patience, passed = time.monotonic() + self._many.ttl / 3, None
+        while passed != (passed := self._bench.redis_proxy.total):
+            if time.monotonic() > patience:
+                return
+            time.sleep(0.1)
 
     def _call(self, worker: Worker, function: str, *args: Any) -> Any:
         return worker.call(f"{keepers.__name__}:{function}", *args, timeout=self._timeout)
