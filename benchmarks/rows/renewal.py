@@ -145,11 +145,11 @@ class _Keeping(Session):
     def _round_trips(self, worker: Worker) -> float:
         """For all of them, once; counted from one pause between renewals to another."""
         self._await_pause()
-        before = self._call(worker, "renewed")
+        before: float = self._call(worker, "renewed")
         with self._bench.counting() as counted:
             time.sleep(self._many.seconds)
             self._await_pause()
-        renewed = self._call(worker, "renewed") - before
+        renewed: float = self._call(worker, "renewed") - before
         if not renewed:
             raise Unavailable("nothing was renewed in time")
         return counted.round_trips / renewed
