@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, Literal
 
@@ -201,3 +202,40 @@ async def test_g7_a_renewal_cancelled_at_any_await_keeps_the_lock(how: Strike) -
         # The late replies answered nobody.
         await lock.arenew()
         assert await lock.alocked()
+
+
+async def by_wait_for(lock: Lock) -> None:
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(lock.aacquire(timeout=30), 0.2)
+
+
+async def by_timeout(lock: Lock) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), lock:
+            raise AssertionError
+
+
+async def by_task_group(lock: Lock) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0.2)
+        raise LookupError
+
+    with pytest.raises(Exception, match="in a TaskGroup"):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lock.aacquire(timeout=30))
+            group.create_task(fail())
+
+
+@pytest.mark.parametrize("end", [by_wait_for, by_timeout, by_task_group])
+async def test_g7_what_ends_a_waiter_in_time_leaves_no_waiter(
+    end: Callable[[Lock], Awaitable[None]],
+) -> None:
+    if sys.version_info < (3, 11) and end is not by_wait_for:
+        pytest.skip("new in Python 3.11")
+    async with Lock("it"):
+        waiter = Lock("it", bound=False)
+        await end(waiter)
+        assert waiter.state == "free"
+        while (info := await locks["default"].acall("get", "it")) and info.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await assert_free("it")
