@@ -22,6 +22,14 @@ from tests.backends.test_redis_faults import *  # noqa: F403
 from tests.proxy import Proxy
 
 
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Another one besides those of threads, each of which has databases of its own."""
+    ways = (*test_redis_connections.CLIENTS, "awaited")
+    monkeypatch.setattr(test_redis_connections, "CLIENTS", ways)
+    return "awaited"
+
+
 @pytest.fixture(autouse=True)
 def awaited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made: list[AwaitedRedisBackend] = []
