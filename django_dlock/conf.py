@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.utils.module_loading import import_string
@@ -34,8 +33,7 @@ _KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Something wrong in the settings, told by a system check and raised at first use."""
 
     id: str

@@ -1,6 +1,7 @@
 """The facts of one lease, as they pass between handle, watchdog, backend and operator.
 
-Only values live here: nothing in this module does I/O or knows a backend.
+Only values live here: nothing in this module does I/O or knows a backend. Most are named tuples,
+which cost a fifth of a frozen dataclass to define, at import, and less to make.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ HolderState = Literal["alive", "silent", "dead", "unknown"]
 ``unknown``: the lease is of no process (cooling, parked, reserved) or names none."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
+class LeaseRequest(NamedTuple):
     """What one attempt to acquire asks for.
 
     Attributes:
@@ -74,8 +74,7 @@ class LeaseRequest:
     renewed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """A grant limited in time.
 
     Attributes:
@@ -92,8 +91,7 @@ class Lease:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
+class Contention(NamedTuple):
     """Held by another: an answer, not an error.
 
     Attributes:
@@ -238,8 +236,7 @@ class LeaseQuery:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LeasePage:
+class LeasePage(NamedTuple):
     """Some of the leases that a query finds.
 
     Attributes:

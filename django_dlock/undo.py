@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from . import clock
 from .backends.base import BaseLockBackend
@@ -27,15 +27,18 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 PATIENCE = 60.0
 
 
-@dataclass(order=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Job:
     due: float
     number: int
-    backend: BaseLockBackend = field(compare=False)
-    request: LeaseRequest = field(compare=False)
-    min_hold: float = field(compare=False)
-    give_up_at: float = field(compare=False)
-    pause: float = field(default=FIRST_PAUSE, compare=False)
+    backend: BaseLockBackend
+    request: LeaseRequest
+    min_hold: float
+    give_up_at: float
+    pause: float = FIRST_PAUSE
+
+    def __lt__(self, other: _Job) -> bool:
+        return (self.due, self.number) < (other.due, other.number)
 
 
 class _Undoer:

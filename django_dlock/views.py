@@ -9,9 +9,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
@@ -281,8 +280,7 @@ def _release_closed(lock: Lock) -> None:
 # -- the lock and the refusal --------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Guard:
+class _Guard(NamedTuple):
     make_key: Key
     options: LockKeywords
     status: int

@@ -7,7 +7,6 @@ threads and ``adrive`` for coroutines, so that both paths stay the same.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 from collections.abc import Callable, Generator
@@ -207,7 +206,7 @@ def acquisition(
             # the backend forgets this waiter.
             waits = first and not last
             place.asks = place.asks or waits
-            attempt = request if waits else dataclasses.replace(request, waits=False)
+            attempt = request if waits else request._replace(waits=False)
             answer = yield "acquire", (attempt,), {"deadline": min(now, until) + timeout}
             if isinstance(answer, Lease):
                 return answer

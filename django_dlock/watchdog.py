@@ -40,7 +40,7 @@ PATIENCE_AT_EXIT = 1.0
 """Seconds that the end of the process waits for events."""
 
 
-@dataclass
+@dataclass(slots=True, eq=False, repr=False)
 class _Sent:
     """A renewal on its way."""
 

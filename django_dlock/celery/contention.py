@@ -67,7 +67,7 @@ class DeliveryLock(Lock):
             return request
         # Once: a body that releases its lock and acquires it again makes another grant of it.
         owner, self._owner = self._owner, ""
-        return replace(request, owner=owner, replaces=self._replaces)
+        return request._replace(owner=owner, replaces=self._replaces)
 
     @property
     def ttl(self) -> float:

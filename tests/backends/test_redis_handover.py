@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import threading
@@ -96,7 +95,7 @@ def test_the_lease_is_the_waiters_in_all_its_facts(direct, listener):
     assert info.process.pid == os.getpid()
     assert 0 < info.ttl <= 2.0
     assert [info.name for info in direct.list()] == ["name"]
-    assert renew(listener, dataclasses.replace(handed, ttl=60.0)) == ["renewed"]
+    assert renew(listener, handed._replace(ttl=60.0)) == ["renewed"]
     assert direct.get("name").ttl > 59
     assert direct.last_end("name") is None
     assert release(listener, handed) == "released"
@@ -195,13 +194,42 @@ def test_g1_a_letter_from_before_the_last_ask_is_not_believed(direct, listener):
     assert renew(direct, other) == ["renewed"]
 
 
+def test_g1_a_letter_of_a_lease_that_was_broken_is_not_believed(direct, listener):
+    # B waits ──► is handed the lease ──► an operator breaks it, and nobody else wants it yet
+    #                 └─ B asks, and reads its letter only now
+    lease = grant(direct, request())
+    attempt = waiter()
+    queue(listener, attempt)
+    release(direct, lease)
+    assert direct.break_("name", owner=attempt.owner)
+    met = refuse(listener, attempt)
+    assert wait(listener, attempt, met, 0.5) is None
+
+
+def test_g1_a_letter_that_a_replica_passes_on_is_not_believed(own_redis, proxy, listener):
+    # Scripts' messages are replicated: a waiter that still listens to a former master would hear
+    # of what the new one, where nobody listens, gave to others.
+    with RedisServer() as server, client(own_redis) as former, client(server) as promoted:
+        proxy.lead_to(server.port)
+        listener._connections.close()
+        former.replicaof("127.0.0.1", server.port)
+        attempt = waiter()
+        lease = grant(listener, request())
+        (met,) = queue(listener, attempt)
+        # Until the former master follows.
+        assert promoted.wait(1, 10_000) == 1
+        assert release(listener, lease) == "released"
+        assert wait(listener, attempt, met, 1.0) is None
+        assert not listener.locked("name", deadline=listener.call_deadline())
+
+
 def test_g1_a_lease_asked_for_long_ago_is_asked_for_again(direct, listener):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
     release(direct, lease)
     # As if its process had slept: what was handed over may be over.
-    met = dataclasses.replace(met, asked_at=clock.now() - 1.1)
+    met = met._replace(asked_at=clock.now() - 1.1)
     listener._mailbox._subscribed_at -= 10
     assert wait(listener, attempt, met, PATIENCE) is None
     assert grant(listener, attempt).token == direct.get("name").token
@@ -235,7 +263,7 @@ def test_a_waiter_whose_patience_ends_with_the_hand_over_has_it(direct, listener
     attempt = waiter()
     queue(listener, attempt)
     release(direct, lease)
-    last = dataclasses.replace(attempt, waits=False)
+    last = attempt._replace(waits=False)
     assert grant(listener, last).token == direct.get("name").token
     assert direct.get("name").ttl > 29
 

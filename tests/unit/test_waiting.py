@@ -65,7 +65,7 @@ def test_a_lease_of_another_kind_is_never_judged_by_a_process(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = locks["local"]
-    contention = dataclasses.replace(dead(), kind=kind)
+    contention = dead()._replace(kind=kind)
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: contention)
     monkeypatch.setattr(backend, "break_", lambda *a, **k: pytest.fail("broken"))
     assert not Lock("it", using="local").acquire(blocking=False)
