@@ -184,7 +184,11 @@ class Hold:
 
     @property
     def remaining(self) -> float:
-        return max(0.0, self.deadline - clock.now()) if self.active else 0.0
+        left = self.deadline - clock.now()
+        if left > 0 and not self._end:
+            return left
+        # Asked, so that a loss that nobody has noticed is told.
+        return max(0.0, left) if self.active else 0.0
 
     def check(self) -> None:
         """Return while it is active.
