@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
 from .keys import KeySpec, compile_key
-from .lock import Lock
+from .lock import Lock, unknown_option
 from .lock_options import Default, Seconds
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def check_options(options: LockKeywords) -> None:
     else:
         # Values are judged by the alias's settings. A system check tells what is wrong with
         # those; raising here would hide it, for checks import the modules that decorate.
-        inspect.signature(Lock.__init__).bind(None, "options", **options)
+        known = inspect.signature(Lock.__init__).parameters
+        if unknown := [name for name in options if name not in known]:
+            raise unknown_option(*unknown)
 
 
 def full_name(function: Callable[..., Any]) -> str:

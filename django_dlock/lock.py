@@ -30,7 +30,7 @@ from .waiting import Flow, adrive, drive
 if TYPE_CHECKING:
     from typing_extensions import Never, Self
 
-__all__ = ["DEFAULT", "Lock"]
+__all__ = ["DEFAULT", "Lock", "unknown_option"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -85,7 +85,7 @@ class Lock(LockView):
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise _unknown_option(*unknown)
+            raise unknown_option(*unknown)
         backend = locks[using]
         super().__init__(check_name(name), backend, Holdings(bound))
         # By position: this is on everybody's path.
@@ -527,7 +527,7 @@ class Lock(LockView):
         )
 
 
-def _unknown_option(name: str, *others: str) -> TypeError:
+def unknown_option(name: str, *others: str) -> TypeError:
     if name == "timeout":
         return TypeError(
             "Lock() takes no timeout: in redis-py it is the lease (ttl= here), in threading the "
