@@ -183,6 +183,10 @@ class Proxy:
             listener.close()
         self.cut()
 
+    def lead_to(self, port: int) -> None:
+        """Forward new connections there."""
+        self._target = (self._target[0], port)
+
     @property
     def links(self) -> dict[int, int]:
         """The port of every client, and the one by which the server knows it."""

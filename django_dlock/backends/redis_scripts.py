@@ -22,8 +22,8 @@ has 16. Those in commands the server writes out in full.
 **Hand-over.** An acquire that names a mailbox and meets a holder becomes a waiter; one that asks
 again keeps its place. Release, undo and break give the name to the waiter that came first, in the
 same step: owner, a new token and the waiter's own facts go into the hash, with a TTL of 2 s at the
-most, and the letter ``<owner> <token> <ttl in ms>`` goes to its mailbox. A letter that nobody
-receives shows that the waiter's process is not there: the waiter is forgotten and the next one is
+most, and the letter ``<owner> <token> <ttl in ms>`` goes to its mailbox. A mailbox to which nobody
+listens shows that the waiter's process is not there: the waiter is forgotten and the next one is
 tried, so the dead cost nothing. One that is there and does nothing costs the 2 s. The waiter's
 next command is a renewal, or an acquire that finds its own grant and prolongs it; see
 ``redis_mailbox.py`` for which. The letter ``<owner> 0 0`` says "ask again": a release under
@@ -130,8 +130,11 @@ local function reach(requests, letter)
     asked = asked and cmsgpack.unpack(asked)
     local mailbox = asked and asked[1]
     if asked and not gone[mailbox] then
-      -- One that may not publish shall be able to release all the same.
-      local heard = redis.pcall('PUBLISH', mailbox, owner .. ' ' .. letter(asked))
+      -- Looked up before: what nobody receives here, a replica may pass on to one who still
+      -- listens to a former master. Who may not do either shall be able to release all the same.
+      local listeners = redis.pcall('PUBSUB', 'NUMSUB', mailbox)[2]
+      local heard = listeners and listeners > 0
+        and redis.pcall('PUBLISH', mailbox, owner .. ' ' .. letter(asked))
       if type(heard) == 'number' and heard > 0 then return owner, asked end
       gone[mailbox] = true
     end
@@ -206,7 +209,7 @@ end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
 local over = not living and last == me and how ~= 'expired'
 if living or undone or over then
-  if not living then return {{'', 'held', '0', '', moment, '0'}} end
+  if not living then return {{'', 'held', '0', '', moment, token or '0'}} end
   local remaining = till and tonumber(till) - now or 10000
   -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
   -- for as long as the step.

@@ -209,15 +209,15 @@ def test_g1_a_letter_of_a_lease_that_was_broken_is_not_believed(direct, listener
 def test_g1_a_letter_that_a_replica_passes_on_is_not_believed(own_redis, proxy, listener):
     # Scripts' messages are replicated: a waiter that still listens to a former master would hear
     # of what the new one, where nobody listens, gave to others.
-    with RedisServer() as server, client(own_redis) as former, client(server) as promoted:
+    at_once = ("--repl-diskless-sync-delay", "0")
+    with RedisServer(args=at_once) as server, client(own_redis) as former:
         proxy.lead_to(server.port)
         listener._connections.close()
         former.replicaof("127.0.0.1", server.port)
-        attempt = waiter()
-        lease = grant(listener, request())
+        lease, attempt = grant(listener, request()), waiter()
+        with client(server) as promoted:
+            assert promoted.wait(1, 4000) == 1
         (met,) = queue(listener, attempt)
-        # Until the former master follows.
-        assert promoted.wait(1, 10_000) == 1
         assert release(listener, lease) == "released"
         assert wait(listener, attempt, met, 1.0) is None
         assert not listener.locked("name", deadline=listener.call_deadline())
