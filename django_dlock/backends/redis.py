@@ -200,7 +200,7 @@ class RedisBackend(BaseLockBackend):
         *,
         name: str = "",
     ) -> Any:
-        return self._run(Command(script, keys, args, _as_it_is, name), self.call_deadline())
+        return self._run(Command.of(script, keys, args, _as_it_is, name), self.call_deadline())
 
     def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
         sent_at = 0.0
@@ -212,8 +212,8 @@ class RedisBackend(BaseLockBackend):
                 return self._talk.run(connection, command, deadline)
             except errors.NoScriptError:
                 sent_at = clock.now()
-                keys, source = command.keys, command.script.source
-                words = "EVAL", source, len(keys), *keys, *command.args
+                keys, args = command.words()
+                words = "EVAL", command.script.source, len(keys), *keys, *args
                 return self._talk.say(connection, *words, deadline=deadline)
 
         try:

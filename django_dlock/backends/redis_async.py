@@ -123,8 +123,6 @@ class RedisCoroutines:
     # -- inside ------------------------------------------------------------------------
 
     async def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
-        script, keys, args = command.script, command.keys, command.args
-
         async def talk(connection: Any) -> tuple[Any, float]:
             sent_at = clock.now()
             await connection.send_packed_command((command.packed,), check_health=False)
@@ -134,7 +132,9 @@ class RedisCoroutines:
                 return await connection.read_response(disconnect_on_error=False), sent_at
             except errors.NoScriptError:
                 sent_at = clock.now()
-                await connection.send_command("EVAL", script.source, len(keys), *keys, *args)
+                keys, args = command.words()
+                words = "EVAL", command.script.source, len(keys), *keys, *args
+                await connection.send_command(*words)
                 return await connection.read_response(disconnect_on_error=False), sent_at
 
         try:

@@ -18,7 +18,7 @@ from ..process import ProcessIdentity, current
 from . import redis_scripts as scripts
 from .base import Fates
 from .describe import process_from_json
-from .redis_packing import BLANK, pack, pattern
+from .redis_packing import BLANK, Word, pack, pattern
 from .redis_scripts import FATES, Script
 
 __all__ = [
@@ -35,7 +35,7 @@ RENEWALS_PER_CALL = 500
 UNDONE_FOR = 120.0
 """Seconds, besides the TTL, for which an undone attempt cannot be granted any more."""
 
-Words: TypeAlias = tuple[Sequence[str], Sequence[str]]
+Words: TypeAlias = tuple[Sequence[str], Sequence[Word]]
 """Keys and arguments of a script."""
 
 T = TypeVar("T")
@@ -102,27 +102,33 @@ class Keys:
         return f"{self.mailboxes}{current().id}:{number}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Command(Generic[T]):
     """One script to be run, in one round trip.
 
     Attributes:
         read: Makes the answer of the script's reply and of the moment at which it was sent.
         name: Of the lock, for errors; empty for none.
-        packed: The call of the script by its digest, as it travels; made of the other attributes
-            where it is not given.
+        packed: The call of the script by its digest, as it travels.
+        words: Keys and arguments, for those who must say it in another way.
     """
 
     script: Script
-    keys: Sequence[str]
-    args: Sequence[str | int | bytes]
+    packed: bytes
+    words: Callable[[], Words]
     read: Callable[[Any, float], T]
     name: str = ""
-    packed: bytes = b""
 
-    def __post_init__(self) -> None:
-        if not self.packed:
-            self.packed = pack(self.script, self.keys, self.args)
+    @classmethod
+    def of(
+        cls,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Word],
+        read: Callable[[Any, float], T],
+        name: str = "",
+    ) -> Command[T]:
+        return cls(script, pack(script, keys, args), lambda: (keys, args), read, name)
 
 
 class Commands:
@@ -136,7 +142,7 @@ class Commands:
         self.keys, self._timeout = Keys(prefix), timeout
         # The same for all keys of one lock.
         self._prefix = len(self.keys.locks.encode())
-        self._acquiring: tuple[ProcessIdentity | None, bytes] = (None, b"")
+        self._acquiring = functools.lru_cache(maxsize=64)(self._acquire_pattern)
         self._releasing = pattern(scripts.RELEASE, *self._release_words(BLANK, BLANK, BLANK))
 
     def acquire(self, request: LeaseRequest, mailbox: str = "") -> Command[Lease | Contention]:
@@ -145,54 +151,37 @@ class Commands:
         Args:
             mailbox: Where this process listens, for a request that waits.
         """
-        name, owner, process = request.name, request.owner, current()
-        ttl, mailbox = str(_ms(request.ttl)), mailbox if request.waits else ""
-        details = (request.kind, request.metadata, mailbox, request.replaces)
-
-        def read(answer: Any, sent_at: float) -> Lease | Contention:
-            if isinstance(answer, int):
-                # From when it was sent: the answer may have travelled longer than the lease
-                # lives, and a late "yes" must not pass for a fresh one.
-                deadline = sent_at + request.ttl * (1 - clock.DRIFT)
-                return Lease(name, owner, answer, request.ttl, deadline)
-            holder, kind, remaining, process_json, now, token = map(text, answer)
-            return Contention(
-                owner=holder,
-                kind=cast(Kind, kind),
-                remaining=int(remaining) / 1000,
-                now=int(now) / 1000,
-                process=process_from_json(process_json),
-                token=int(token),
-                asked_at=sent_at,
-            )
-
+        if not request.waits:
+            mailbox = ""
         return Command(
             scripts.ACQUIRE,
-            *self._acquire_words(process, name, owner, ttl, *details),
-            read,
-            name,
-            self._packed_acquire(process, name, owner, ttl, *details),
+            self._packed_acquire(request, mailbox),
+            # Made where they are asked for: they cost as much as to pack them (1.5 µs).
+            functools.partial(self._acquire_words, request, mailbox),
+            functools.partial(_granted, request),
+            request.name,
         )
 
-    def _acquire_words(self, process: ProcessIdentity, *words: str) -> Words:
-        name, owner, ttl, kind, metadata, mailbox, replaces = words
-        args = [name, owner, ttl, kind, process.id, _process_json(process)]
+    def _acquire_words(self, request: LeaseRequest, mailbox: str) -> Words:
+        name, owner, ttl, kind, metadata, _, replaces, _ = request
+        process = current()
+        args = [name, owner, str(_ms(ttl)), kind, process.id, _process_json(process)]
         args += (metadata, mailbox, replaces)
         return [*self.keys.of(name), *self.keys.of_attempt(owner)], args
 
-    def _packed_acquire(self, process: ProcessIdentity, *words: str) -> bytes:
-        known, acquiring = self._acquiring
-        if known is not process:
-            blanks = self._acquire_words(process, *(BLANK for _ in words))
-            acquiring = pattern(scripts.ACQUIRE, *blanks)
-            self._acquiring = process, acquiring
-        name, owner, ttl, kind, metadata, mailbox, replaces = map(str.encode, words)
+    def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: str) -> bytes:
+        """All that is the same from one attempt of this process to the next."""
+        request = LeaseRequest(BLANK, BLANK, ttl, kind, metadata=BLANK, replaces=BLANK)
+        return pattern(scripts.ACQUIRE, *self._acquire_words(request, mailbox))
+
+    def _packed_acquire(self, request: LeaseRequest, mailbox: str) -> bytes:
+        name, owner = request.name.encode(), request.owner.encode()
+        metadata, replaces = request.metadata.encode(), request.replaces.encode()
         n, o = len(name), len(owner)
         lock, attempt = self._prefix + n, self._prefix + o
-        return acquiring % (
+        return self._acquiring(current().id, request.ttl, request.kind, mailbox) % (
             *(lock, name, lock, name, attempt, owner, attempt, owner),
-            *(n, name, o, owner, len(ttl), ttl, len(kind), kind, len(metadata), metadata),
-            *(len(mailbox), mailbox, len(replaces), replaces),
+            *(n, name, o, owner, len(metadata), metadata, len(replaces), replaces),
         )
 
     def handed(self, request: LeaseRequest, met: Contention, letter: Letter) -> Lease | None:
@@ -221,7 +210,7 @@ class Commands:
         if ttls.count(ttls[0] if ttls else 0.0) == len(ttls):
             # Nearly always, and half as much to be said.
             del ttls[1:]
-        return Command(
+        return Command.of(
             scripts.RENEW,
             [self.keys.beats, self.keys.index, *[locks + renewal.name for renewal in renewals]],
             [process, locks, *[renewal.owner for renewal in renewals], *map(_ms, ttls)],
@@ -231,7 +220,11 @@ class Commands:
     def release(self, name: str, owner: str, min_hold: float) -> Command[Fate]:
         words = name, owner, str(math.ceil(min_hold * 1000))
         return Command(
-            scripts.RELEASE, *self._release_words(*words), _fate, name, self._packed_release(*words)
+            scripts.RELEASE,
+            self._packed_release(*words),
+            functools.partial(self._release_words, *words),
+            _fate,
+            name,
         )
 
     def _release_words(self, name: str, owner: str, min_hold: str) -> Words:
@@ -247,7 +240,7 @@ class Commands:
 
     def undo(self, request: LeaseRequest) -> Command[None]:
         name, owner = request.name, request.owner
-        return Command(
+        return Command.of(
             scripts.UNDO,
             [*self.keys.of(name), *self.keys.of_attempt(owner)],
             [name, owner, _ms(request.ttl + UNDONE_FOR), self.keys.requests],
@@ -256,17 +249,35 @@ class Commands:
         )
 
     def locked(self, name: str) -> Command[bool]:
-        return Command(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
+        return Command.of(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
 
     def break_(self, name: str, owner: str) -> Command[bool]:
         args = [name, owner, self.keys.requests]
-        return Command(scripts.BREAK, self.keys.of(name), args, _truth, name)
+        return Command.of(scripts.BREAK, self.keys.of(name), args, _truth, name)
 
     def last_end(self, name: str) -> Command[tuple[str, Fate] | None]:
-        return Command(scripts.LAST_END, [self.keys.locks + name], [], _end, name)
+        return Command.of(scripts.LAST_END, [self.keys.locks + name], [], _end, name)
 
     def goodbye(self, process: str) -> Command[None]:
-        return Command(scripts.GOODBYE, [self.keys.beats], [process], _nothing)
+        return Command.of(scripts.GOODBYE, [self.keys.beats], [process], _nothing)
+
+
+def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Contention:
+    if isinstance(answer, int):
+        # From when it was sent: the answer may have travelled longer than the lease lives, and a
+        # late "yes" must not pass for a fresh one.
+        ttl = request.ttl
+        return Lease(request.name, request.owner, answer, ttl, sent_at + ttl * (1 - clock.DRIFT))
+    holder, kind, remaining, process_json, now, token = map(text, answer)
+    return Contention(
+        owner=holder,
+        kind=cast(Kind, kind),
+        remaining=int(remaining) / 1000,
+        now=int(now) / 1000,
+        process=process_from_json(process_json),
+        token=int(token),
+        asked_at=sent_at,
+    )
 
 
 def _fates(answer: Any, sent_at: float) -> Fates:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from .redis_scripts import Script
 
-__all__ = ["BLANK", "pack", "pattern"]
+__all__ = ["BLANK", "Word", "pack", "pattern"]
 
 Word: TypeAlias = str | int | bytes
 
@@ -31,7 +31,7 @@ def pack(script: Script, keys: Sequence[str], args: Sequence[Word]) -> bytes:
     return b"".join([b"*%d\r\n" % len(words), *map(_packed, words)])
 
 
-def pattern(script: Script, keys: Sequence[str], args: Sequence[str]) -> bytes:
+def pattern(script: Script, keys: Sequence[str], args: Sequence[Word]) -> bytes:
     """A call of the script with blanks, to be filled in by ``%``.
 
     For each blank, in order: the number of bytes of the whole word, and those in the blank's

@@ -64,7 +64,8 @@ class ByClient:
         self._client.response_callbacks.clear()
 
     def run(self, connection: Any, command: Command[Any], deadline: float) -> Any:
-        words = "EVALSHA", command.script.sha, len(command.keys), *command.keys, *command.args
+        keys, args = command.words()
+        words = "EVALSHA", command.script.sha, len(keys), *keys, *args
         return self.say(connection, *words, deadline=deadline)
 
     def say(self, connection: Any, *words: str | int | bytes, deadline: float) -> Any:
