@@ -89,9 +89,11 @@ class Schedule:
             taken = self.ready[: -BATCH - 1 : -1]
             del self.ready[-BATCH:]
             for hold in taken:
-                if hold.ended or self.holds.get(hold.owner) is not hold:
+                if self.holds.get(hold.owner) is not hold:
                     continue
-                if hold.due == _UNDER_WAY:
+                if hold.ended:
+                    self.discard(hold)
+                elif hold.due == _UNDER_WAY:
                     batch.append(hold)
                 else:
                     # Renewed by hand, or to be renewed no more, while it waited here.

@@ -195,9 +195,11 @@ class Watchdog:
         sender, heard = None, False
         for hold, ttl, fate in zip(sent.holds, sent.ttls, fates, strict=True):
             # Released or lost while the renewal was on its way: the answer is nobody's.
-            if lane.holds.get(hold.owner) is not hold or hold.ended:
+            if lane.holds.get(hold.owner) is not hold:
                 continue
-            if fate == "renewed":
+            if hold.ended:
+                lane.discard(hold)
+            elif fate == "renewed":
                 hold.confirm(sent.sent_at, ttl, now)
                 lane.plan(hold)
                 if hold.sender is not sender:

@@ -113,6 +113,27 @@ def test_moments_do_not_pile_up(dog: Watchdog, spy: Spy, time: Time) -> None:
     assert len(lane(dog)._moments) == len(lane(dog)._owners) <= 12
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_hold_that_ends_before_its_answer_is_forgotten(
+    ready: bool, dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Or the thread would never go, and the heart of an idle process beat for ever.
+    hold = hold_of(lock := held())
+    dog.tick()
+    time.seconds += 10
+    owner, method = (Schedule, "take") if ready else (Spy, "_answer")
+    before = getattr(owner, method)
+
+    def lose_first(*args: Any, **kwargs: Any) -> Any:
+        hold.lose_silently("refused")
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, lose_first)
+    dog.tick()
+    assert lane(dog).holds == {}
+    assert lock.lost
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_g1_a_hold_that_needs_no_renewal_when_its_turn_comes_is_planned_anew(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch, goes_on: bool
