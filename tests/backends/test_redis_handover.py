@@ -386,6 +386,23 @@ def test_a_silent_mailbox_that_lives_is_kept(direct, listener, proxy, monkeypatc
     assert proxy.count("SUBSCRIBE") == 1
 
 
+def test_a_mailbox_that_answered_when_nobody_looked_is_kept(direct, listener, proxy, monkeypatch):
+    monkeypatch.setattr(redis_mailbox, "SILENCE", 0.0)
+    mailbox = listener._mailbox
+    lease, attempt = grant(direct, request()), waiter()
+    proxy.delay = 0.1
+    # Its patience ends before the answer comes.
+    assert wait(listener, waiter(), refuse(listener, attempt), 0.05) is None
+    assert mailbox._pinged_at
+    proxy.delay = 0.0
+    met = refuse(listener, attempt)
+    release(direct, lease)
+    mailbox._pinged_at -= 10
+    assert mailbox._connection.can_read(timeout=PATIENCE)
+    assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
+    assert proxy.count("SUBSCRIBE") == 1
+
+
 def test_g7_who_is_struck_while_it_leads_leaves_nobody_without_a_leader(direct, listener):
     class Strike(BaseException):
         pass
