@@ -65,7 +65,9 @@ for _, fact in ipairs(facts) do
   if work_out[fact] then worked_out[place[fact]] = work_out[fact] end
 end
 local function is_held(name, l)
-  return lives(l[1], tonumber(l[2])) or l[1] and call('PTTL', locks .. name) == -1
+  local owner = l[1]
+  return lives(owner, tonumber(l[2]))
+    or owner and owner ~= '' and call('PTTL', locks .. name) == -1
 end
 -- {name, until, fact...}, or nothing for a name that is free.
 local function look(name)

@@ -2,12 +2,12 @@
 
 Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock lie in one slot:
 
-* ``…:l:<name>`` hash of one name. ``owner`` until a release or a break; ``until`` and ``at`` in
-  milliseconds and ``token`` in microseconds on the server's clock; ``ttl`` in milliseconds;
-  ``kind``; ``n`` renewals; ``pid`` and ``proc`` the holder's process, as id and as JSON; ``meta``
-  JSON; ``last`` and ``how`` the owner before and how its lease ended; ``past`` the same of all
-  who handed it over lately. The key outlives the lease by a TTL, at least a minute, for the
-  memory of its end.
+* ``…:l:<name>`` hash of one name. ``owner``, empty after a release or a break; ``until``, then 0,
+  and ``at`` in milliseconds and ``token`` in microseconds on the server's clock; ``ttl`` in
+  milliseconds; ``kind``; ``n`` renewals; ``pid`` and ``proc`` the holder's process, as id and as
+  JSON; ``meta`` JSON; ``last`` and ``how`` the owner before and how its lease ended; ``past`` the
+  same of all who handed it over lately. The key outlives the lease by a TTL, at least a minute, for
+  the memory of its end.
 * ``…:q:<name>`` sorted set of waiters by when they came; ``…:w:<owner>`` what a waiter asks for,
   gone when it is to be forgotten.
 * ``…:index`` sorted set of the names that are held, by token, so in order of their grant.
@@ -83,7 +83,9 @@ local function memory(ttl) return math.max(tonumber(ttl or 0), 60000) end
 # Whether a hash's lease lives. One without an end counts as living: somebody tampered with it, and
 # only an operator may say that it is over.
 _LIVES = """
-local function lives(owner, till) return owner and (not till or tonumber(till) > now) end
+local function lives(owner, till)
+  return owner and owner ~= '' and (not till or tonumber(till) > now)
+end
 local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
 """
 COMMON = _NOW + _LIVES
@@ -112,11 +114,11 @@ local function grant(name, owner, token, ttl, kind, pid, proc, meta, ...)
 end
 """
 
-# Takes away before it adds, for a server out of memory, see RENEW. The key's TTL is long enough.
+# Takes away before it adds, for a server out of memory, see RENEW. The key's TTL is long enough:
+# whatever sets the end of a lease sets that of the key, ``memory`` later.
 _FREE = """
-  redis.call('HDEL', KEYS[1], 'owner', 'until')
-  redis.call('HSET', KEYS[1], 'last', owner, 'how', how)
   redis.call('ZREM', KEYS[3], ARGV[1])
+  redis.call('HSET', KEYS[1], 'owner', '', 'until', '0', 'last', owner, 'how', how)
 """
 
 _END = f"""
@@ -176,6 +178,7 @@ local name, me, mailbox = ARGV[1], ARGV[2], ARGV[8]
 local owner, token, last, how = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'token', 'last', 'how'))
 local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
+if owner == '' then owner = nil end
 -- The usual case: nobody has it, and nobody has heard of this attempt.
 if not owner and not known and last ~= me then
   local new = above(token)
@@ -305,6 +308,7 @@ redis.call('DEL', KEYS[6])
 redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past')
 local owner, till, kind, token, past = unpack(l, 1, 5)
+if owner == '' then owner = nil end
 if not lives(owner, till) then
   hand_over(ARGV[4], ARGV[1], token, owner, owner and end_of(kind), past)
 elseif owner == ARGV[2] and kind ~= 'cooling' then
@@ -323,7 +327,7 @@ BREAK = Script(
 -- Returns 1, or 0 where the owner does not have it.
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl', 'token', 'past')
 local owner, till, ttl, token, past = unpack(l, 1, 5)
-if owner ~= ARGV[2] then return 0 end
+if owner ~= ARGV[2] or owner == '' then return 0 end
 if not lives(owner, till) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 -- It may have none.
 redis.call('PEXPIRE', KEYS[1], memory(ttl))
@@ -414,7 +418,7 @@ LAST_END = Script(
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'last', 'how')
 local owner, till, kind, last, how = unpack(l, 1, 5)
 if lives(owner, till) then return false end
-if owner then return {owner, end_of(kind)} end
+if owner and owner ~= '' then return {owner, end_of(kind)} end
 return last and {last, how}
 """
 )

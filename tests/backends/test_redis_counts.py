@@ -35,6 +35,25 @@ def test_an_uncontended_acquire_and_release_take_two_commands(backend, proxy, ow
     assert proxy.commands[seen:] == ["EVALSHA", "EVALSHA"]
 
 
+def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_redis):
+    before = calls(own_redis)
+    release(backend, grant(backend, request()))
+    after = calls(own_redis)
+    made = {name: after[name] - before.get(name, 0) for name in after}
+    of_the_question = ("info", "hello", "client", "select")
+    assert {name: n for name, n in made.items() if n and not name.startswith(of_the_question)} == {
+        "evalsha": 2,
+        "time": 2,
+        "hmget": 2,
+        "exists": 2,
+        "set": 1,
+        "hset": 2,
+        "pexpire": 1,
+        "zadd": 1,
+        "zrem": 1,
+    }
+
+
 def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
     for number in range(5):
         grant(backend, request(f"n{number}"))
