@@ -6,7 +6,8 @@ lock has to be released after either, so the hook is an object whose being dropp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -14,15 +15,23 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 __all__ = ["any_open", "is_open", "open_since", "outermost", "run_after"]
 
 
-def _in_atomic() -> Iterator[tuple[BaseDatabaseWrapper, object]]:
+def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
     """The connections in a transaction of this thread, and their outermost blocks."""
-    for connection in connections.all(initialized_only=True):
+    found: list[tuple[BaseDatabaseWrapper, object]] = []
+    # Not ``connections.all(initialized_only=True)``, which asks this storage twice for each
+    # database: 3 µs instead of 1 on the path of every acquire.
+    storage: Any = connections._connections  # type: ignore[attr-defined]
+    for alias in connections:
+        connection = getattr(storage, alias, None)
+        if connection is None or not connection.atomic_blocks:
+            continue
         for block in connection.atomic_blocks:
             # ``TestCase`` runs every test in a transaction that never ends while the test
             # looks; like Django's ``durable``, we behave as if it were not there.
             if not getattr(block, "_from_testcase", False):
-                yield connection, block
+                found.append((connection, block))
                 break
+    return found
 
 
 def is_open(using: str) -> bool:
@@ -45,7 +54,8 @@ def any_open() -> bool:
 
 def outermost() -> tuple[object, ...]:
     """The outermost ``atomic`` blocks that this thread is in, one per database."""
-    return tuple(block for _, block in _in_atomic())
+    found = _in_atomic()
+    return tuple(block for _, block in found) if found else ()
 
 
 def open_since(blocks: tuple[object, ...]) -> str | None:
