@@ -483,8 +483,9 @@ class Lock(LockView):
             elif reason is None:
                 hold.lose_by_fate(fate)
         finally:
-            self._holdings.drop(hold, lost=hold.state == "lost")
-        if hold.state == "lost":
+            lost = hold.state == "lost"
+            self._holdings.drop(hold, lost=lost)
+        if lost:
             raise hold.end_error()
 
     def _released(self, hold: Hold) -> None:
