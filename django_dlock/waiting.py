@@ -211,6 +211,9 @@ def acquisition(
             if isinstance(answer, Lease):
                 return answer
         met(answer)
+        if not answer.owner:
+            # What it was handed has been broken before it heard of it, and is not to be revived.
+            return None
         place.contention = answer
         # One who waits looks while it waits: most holders release before that.
         looks = not waits or answer.owner == suspect

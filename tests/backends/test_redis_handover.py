@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_dlock import clock
+from django_dlock import clock, waiting
 from django_dlock.backends import redis_mailbox
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.lease import Contention, Lease, LeaseRequest
@@ -204,6 +204,25 @@ def test_g1_a_letter_of_a_lease_that_was_broken_is_not_believed(direct, listener
     assert direct.break_("name", owner=attempt.owner)
     met = refuse(listener, attempt)
     assert wait(listener, attempt, met, 0.5) is None
+
+
+def test_a_waiter_whose_lease_was_broken_on_its_way_gives_up(direct, listener, monkeypatch):
+    # Its attempt is over, and it would ask in vain for as long as nobody else wants the name.
+    lease, attempt = grant(direct, request()), waiter()
+    handed = listener._commands.handed
+
+    def broken_first(*args: object) -> Lease | None:
+        assert handed(*args)
+        assert direct.break_("name", owner=attempt.owner)
+
+    monkeypatch.setattr(listener._commands, "handed", broken_first)
+    result = on_a_thread(
+        lambda: waiting.acquire(listener, attempt, patience=None, met=id, broke=id)
+    )
+    all_wait(listener, 1)
+    release(direct, lease)
+    assert result() is None
+    assert not direct.locked("name", deadline=direct.call_deadline())
 
 
 def test_g1_a_letter_that_a_replica_passes_on_is_not_believed(own_redis, proxy, listener):
