@@ -250,23 +250,24 @@ return tonumber(new)
 )
 
 RELEASE = Script(
-    _NOW
-    + f"""
+    f"""
 -- KEYS: see above
 -- ARGV: name, owner, min_hold ms, prefix of what waiters ask for
 -- Returns 1 where it is released now, else the fate.
--- The usual case: nobody waits.
+-- The usual case: nobody waits. A lease lives while its key has more than ``memory`` left, which
+-- costs less to ask than the time. A TTL that is none goes the long way, as does a key without.
 if ARGV[3] == '0' then
-  local owner, till, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind'))
-  if owner == ARGV[2] and till and tonumber(till) > now and kind ~= 'cooling'
+  local owner, kind, ttl = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl'))
+  local how = 'released'
+  if owner == ARGV[2] and kind ~= 'cooling'
+    and redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, 60000)
     and redis.call('EXISTS', KEYS[2]) == 0 then
-    local how = 'released'
 {_FREE}
     return 1
   end
 end
 """
-    + _LIVES
+    + COMMON
     + _GRANT
     + _END
     + """

@@ -43,7 +43,8 @@ def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_
     of_the_question = ("info", "hello", "client", "select")
     assert {name: n for name, n in made.items() if n and not name.startswith(of_the_question)} == {
         "evalsha": 2,
-        "time": 2,
+        "time": 1,
+        "pttl": 1,
         "hmget": 2,
         "exists": 2,
         "set": 1,
@@ -52,6 +53,19 @@ def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_
         "zadd": 1,
         "zrem": 1,
     }
+
+
+@pytest.mark.parametrize("ttl", [0.5, 30.0, 100.0])
+@pytest.mark.parametrize("renewed_for", [None, 0.5, 200.0])
+def test_a_released_name_is_remembered_for_its_ttl_and_a_minute(ttl, renewed_for, own_redis):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request(ttl=ttl))
+    if renewed_for is not None:
+        assert renew(backend, lease._replace(ttl=renewed_for)) == ["renewed"]
+    assert release(backend, lease) == "released"
+    with client(own_redis) as asking:
+        assert asking.pttl("{dlock:0}:l:name") > max(ttl - 5, 60) * 1000
+    assert release(backend, lease) == "released"
 
 
 def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
