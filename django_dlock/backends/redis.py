@@ -62,7 +62,7 @@ class RedisBackend(BaseLockBackend):
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        return self._run(self._commands.acquire(request, self._mailbox.address), deadline)
+        return self._run(self._commands.acquire(request, self._mailbox.number), deadline)
 
     def wait(
         self,

@@ -12,7 +12,7 @@ from .. import clock
 from ..lease import Contention, Fate, Lease, LeaseRequest, Renewal
 from .base import Fates
 from .redis_async_mailbox import LoopMailbox
-from .redis_commands import RENEWALS_PER_CALL, Command, Commands
+from .redis_commands import RENEWALS_PER_CALL, Command, Commands, Keys
 from .redis_connections import FAILURES
 from .redis_loops import LoopConnections, Loops
 from .redis_mailbox import asks_again_at, numbers
@@ -34,11 +34,12 @@ class _OfLoop(LoopConnections):
         loop: asyncio.AbstractEventLoop,
         maker: LoopMaker,
         limit: int,
-        address: str,
+        keys: Keys,
         timeout: float,
     ) -> None:
         super().__init__(loop, maker, limit)
-        self.mailbox = LoopMailbox(self, address, timeout)
+        self.number = next(numbers)
+        self.mailbox = LoopMailbox(self, keys.mailbox(self.number), timeout)
 
 
 class RedisCoroutines:
@@ -58,8 +59,7 @@ class RedisCoroutines:
         unavailable: Callable[[BaseException, str], NoReturn],
     ) -> None:
         def make(loop: asyncio.AbstractEventLoop) -> _OfLoop:
-            address = commands.keys.mailbox(next(numbers))
-            return _OfLoop(loop, for_loop(), limit, address, command_timeout)
+            return _OfLoop(loop, for_loop(), limit, commands.keys, command_timeout)
 
         self._loops = Loops(make)
         self._commands = commands
@@ -67,8 +67,8 @@ class RedisCoroutines:
         self._unavailable = unavailable
 
     async def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        address = self._loops.here().mailbox.address
-        return await self._run(self._commands.acquire(request, address), deadline)
+        number = self._loops.here().number
+        return await self._run(self._commands.acquire(request, number), deadline)
 
     async def wait(
         self,

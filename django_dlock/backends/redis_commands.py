@@ -145,14 +145,14 @@ class Commands:
         self._acquiring = functools.lru_cache(maxsize=64)(self._acquire_pattern)
         self._releasing = pattern(scripts.RELEASE, *self._release_words(BLANK, BLANK, BLANK))
 
-    def acquire(self, request: LeaseRequest, mailbox: str = "") -> Command[Lease | Contention]:
+    def acquire(self, request: LeaseRequest, mailbox: int = 0) -> Command[Lease | Contention]:
         """Try once.
 
         Args:
-            mailbox: Where this process listens, for a request that waits.
+            mailbox: Number of the one that is listened to, for a request that waits.
         """
         if not request.waits:
-            mailbox = ""
+            mailbox = 0
         return Command(
             scripts.ACQUIRE,
             self._packed_acquire(request, mailbox),
@@ -162,19 +162,19 @@ class Commands:
             request.name,
         )
 
-    def _acquire_words(self, request: LeaseRequest, mailbox: str) -> Words:
+    def _acquire_words(self, request: LeaseRequest, mailbox: int) -> Words:
         name, owner, ttl, kind, metadata, _, replaces, _ = request
         process = current()
         args = [name, owner, str(_ms(ttl)), kind, process.id, _process_json(process)]
-        args += (metadata, mailbox, replaces)
+        args += (metadata, self.keys.mailbox(mailbox) if mailbox else "", replaces)
         return [*self.keys.of(name), *self.keys.of_attempt(owner)], args
 
-    def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: str) -> bytes:
+    def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: int) -> bytes:
         """All that is the same from one attempt of this process to the next."""
         request = LeaseRequest(BLANK, BLANK, ttl, kind, metadata=BLANK, replaces=BLANK)
         return pattern(scripts.ACQUIRE, *self._acquire_words(request, mailbox))
 
-    def _packed_acquire(self, request: LeaseRequest, mailbox: str) -> bytes:
+    def _packed_acquire(self, request: LeaseRequest, mailbox: int) -> bytes:
         name, owner = request.name.encode(), request.owner.encode()
         metadata, replaces = request.metadata.encode(), request.replaces.encode()
         n, o = len(name), len(owner)

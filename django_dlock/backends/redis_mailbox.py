@@ -97,7 +97,7 @@ class Mailbox:
 
     def __init__(self, connections: RedisConnections, keys: Keys, timeout: float) -> None:
         self._connections, self._keys, self._timeout = connections, keys, timeout
-        self._number = next(numbers)
+        self.number = next(numbers)
         self.forget()
 
     def forget(self) -> None:
@@ -120,7 +120,7 @@ class Mailbox:
 
     @property
     def address(self) -> str:
-        return self._keys.mailbox(self._number)
+        return self._keys.mailbox(self.number)
 
     def wait(
         self,
