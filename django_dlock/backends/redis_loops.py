@@ -138,6 +138,9 @@ class LoopConnections:
 
     def _next(self) -> None:
         """Give a place to the one that has queued longest."""
+        if self.loop.is_closed():
+            # A coroutine that is collected after its loop has ended: nobody can be woken.
+            return
         while queue := self._urgent or self._others:
             turn, _ = queue.popitem(last=False)
             if not turn.done():
