@@ -17,12 +17,22 @@ from .test_redis_async import until_waiting
 
 
 @pytest.fixture(autouse=True)
-def lossy(own_redis: RedisServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Coroutines wait behind a proxy, and never ask again by themselves."""
+def lossy(
+    own_redis: RedisServer,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Proxy]:
+    """Coroutines wait behind a proxy, and never ask again by themselves.
+
+    Its parameter is their command timeout, for a test that waits for its end.
+    """
     monkeypatch.setattr(redis_mailbox, "LONGEST_BLOCK", 3600.0)
     entries = {
-        "default": alias(proxy.url, TTL=60, OPTIONS={"command_timeout": 1.0}),
-        "direct": alias(own_redis.url, TTL=60, OPTIONS={"command_timeout": 5.0}),
+        "default": alias(
+            proxy.url, TTL=60, OPTIONS={"command_timeout": getattr(request, "param", 20.0)}
+        ),
+        "direct": alias(own_redis.url, TTL=60, OPTIONS={"command_timeout": 20.0}),
     }
     with configured(entries):
         yield proxy
@@ -51,7 +61,7 @@ async def waiting(proxy: Proxy, *names: str) -> list[asyncio.Task[bool]]:
 
 
 async def end_of(tasks: list[asyncio.Task[bool]]) -> None:
-    assert all(await asyncio.wait_for(asyncio.gather(*tasks), 10))
+    assert all(await asyncio.wait_for(asyncio.gather(*tasks), 60))
 
 
 async def subscribed(proxy: Proxy, count: int) -> None:
@@ -80,6 +90,7 @@ async def test_g5_a_lease_whose_letter_is_lost_is_found_by_asking(lossy: Proxy) 
     await end_of(waiters)
 
 
+@pytest.mark.parametrize("lossy", [1.0], indirect=True)
 async def test_a_connection_that_has_gone_silent_is_found_out(
     lossy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

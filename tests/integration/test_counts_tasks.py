@@ -1,4 +1,4 @@
-"""What a locked task costs, counted."""
+"""What a locked task and a thousand waiting threads cost, counted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import redis
 from celery import Celery
 
-from django_dlock import Lock
+from django_dlock import Lock, clock, locks
+from django_dlock.backends.redis_parameters import MAX_CONNECTIONS
 from testproject.servers import RedisServer
 from tests.deliveries import in_memory, task, work
 from tests.faults.aliases import alias, configured
 from tests.proxy import Proxy
+from tests.workers import eventually
 
+CROWD = 1000
 DLOCK_THREADS = {"dlock-watchdog", "dlock-events", "dlock-undo", "dlock-connect"}
 
 
@@ -52,3 +56,50 @@ def test_a_locked_task_leaves_no_thread_of_its_own(app: Celery) -> None:
     new = [thread.name for thread in set(threading.enumerate()) - before]
     assert set(new) <= DLOCK_THREADS
     assert new.count("dlock-watchdog") <= 1
+
+
+def test_a_thousand_threads_that_wait_for_a_thousand_names_share_few_connections(
+    own_redis: RedisServer,
+) -> None:
+    # Nothing is timed: all of them at once may take a busy machine long.
+    patient = alias(own_redis.url, TTL=180.0, OPTIONS={"command_timeout": 60.0})
+    with (
+        configured({"default": patient, "holder": patient}),
+        redis.Redis(port=own_redis.port) as asking,
+    ):
+        held = [Lock(f"it:{number}", using="holder", bound=False) for number in range(CROWD)]
+        for lock in held:
+            assert lock.acquire(blocking=False)
+        before, most = len(asking.client_list()), 0
+        acquired: list[str] = []
+        errors: list[Exception] = []
+
+        def wait(name: str) -> None:
+            try:
+                with Lock(name, wait=90):
+                    acquired.append(name)
+            except Exception as error:
+                errors.append(error)
+
+        # Daemons, that end with a test that fails.
+        threads = [threading.Thread(target=wait, args=(lock.name,), daemon=True) for lock in held]
+        for thread in threads:
+            thread.start()
+
+        def all_wait() -> bool:
+            nonlocal most
+            most = max(most, len(asking.client_list()) - before)
+            assert errors == []
+            return sum(info.waiting for info in locks["holder"].list(prefix="it:")) == CROWD
+
+        eventually(all_wait, patience=40)
+        for lock in held:
+            lock.release()
+        end = clock.now() + 40
+        for thread in threads:
+            thread.join(max(0.0, end - clock.now()))
+        most = max(most, len(asking.client_list()) - before)
+        assert errors == []
+        assert sorted(acquired) == sorted(lock.name for lock in held)
+        # The pool, the mailbox, and the watchdog's.
+        assert most <= MAX_CONNECTIONS + 2
