@@ -80,16 +80,25 @@ def test_g10_leaving_a_block_returns_in_time_and_fails_nobody(hurt: Callable[[],
 def test_g10_a_waiter_returns_in_time_when_the_backend_goes(
     hurt: Callable[[], None], proxy: Proxy
 ) -> None:
+    ended: list[bool] = []
+
+    def hurt_soon() -> None:
+        proxy.wait_until(lambda proxy: bool(ended or proxy.count("SUBSCRIBE")))
+        if not ended:
+            hurt()
+
+    hurting = threading.Thread(target=hurt_soon)
     with Lock("it", bound=False):
-        threading.Thread(
-            target=lambda: (proxy.wait_until(lambda proxy: bool(proxy.count("SUBSCRIBE"))), hurt())
-        ).start()
+        hurting.start()
         # Contention or no answer, as the moment has it; but in time.
         with within(1.0):
             try:
                 assert not Lock("it").acquire(timeout=1.0)
             except BackendUnavailable:
                 pass
+        # On a busy machine, before it subscribed. The release is seen by the other thread.
+        ended.append(True)
+    hurting.join()
 
 
 async def test_g10_coroutines_return_in_time(hurt: Callable[[], None]) -> None:
