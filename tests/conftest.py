@@ -27,6 +27,8 @@ from tests.proxy import Proxy
 NOBODY = "redis://127.0.0.1:1/0"
 """What the settings point to without a server: never to somebody else's Redis."""
 
+REAL = ("tests/backends/", "tests/faults/", "tests/integration/")
+
 _session_redis: RedisServer | None = None
 _no_redis = "not started"
 
@@ -66,6 +68,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if steers:
         # Else its workers would load the settings before they know of a server.
         del os.environ["DJANGO_SETTINGS_MODULE"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Try tests of real servers and workers again, and say so in the summary.
+
+    They wait for things that must happen within some time, on a machine that has other work: what
+    is wrong fails each time.
+    """
+    if config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if item.nodeid.startswith(REAL):
+                item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 def pytest_sessionfinish() -> None:

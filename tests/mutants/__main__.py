@@ -27,6 +27,7 @@ from typing import Literal
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q")
 PATIENCE = 120.0
 """Seconds for the tests of one mutant; a mutant may hang."""
 LEFT_OUT = (
@@ -92,7 +93,8 @@ def tested(tests: Sequence[str], tree: Path) -> tuple[Verdict, str]:
     # To a file: a process that a killed test left behind would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            # One failure will do.
+            [*PYTEST, "-p", "no:cacheprovider", "-p", "no:rerunfailures", *tests],
             cwd=tree,
             # Before an installed django_dlock, for the processes that the tests start, too.
             env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
