@@ -118,6 +118,9 @@ def walk(how: How) -> dict[str, str]:
     """
     struck: dict[str, str] = {}
     for number in itertools.count(1):
+        # The last interrupt may have dropped the connection: a new one has places of its own, which
+        # would shift all others.
+        one("walk", how)
         lock = Lock(f"walk:{number}")
         kept.append(lock)
         nth = _Nth(number)
