@@ -28,7 +28,7 @@ from typing import Literal
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q")
-PATIENCE = 120.0
+PATIENCE = 75.0
 """Seconds for the tests of one mutant; a mutant may hang."""
 LEFT_OUT = (
     *(".*", "__pycache__", "*.egg-info", "*.sqlite3*"),
