@@ -13,6 +13,7 @@ export PYTHONUNBUFFERED := 1
 ARGS ?=
 # Most of the tests' time is waiting for servers, workers and leases.
 JOBS ?= 3
+MUTANT_JOBS ?= 4
 MINUTES ?= 10
 SEED ?=
 
@@ -32,7 +33,7 @@ test: $(VENV)/.dev ## Run everything: tests, types, lint, import contract, docs,
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
-	@$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ARGS)
+	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) $(ARGS)
 
 faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of an hour
 	@$(BIN)/python -m tests.faults.suite --table docs/explanation/faults-table.md $(ARGS)

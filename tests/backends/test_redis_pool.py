@@ -139,6 +139,8 @@ def test_one_who_comes_while_others_queue_stands_behind_them(pool: RedisConnecti
 # -- in time ---------------------------------------------------------------------------
 
 
+# Who is not told so would wait for ever.
+@pytest.mark.timeout(20)
 def test_g10_who_gets_no_connection_in_time_is_told_so(own_redis: RedisServer) -> None:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
     places = take_all(backend._connections)
