@@ -27,8 +27,6 @@ from tests.proxy import Proxy
 NOBODY = "redis://127.0.0.1:1/0"
 """What the settings point to without a server: never to somebody else's Redis."""
 
-REAL = ("tests/backends/", "tests/faults/", "tests/integration/")
-
 _session_redis: RedisServer | None = None
 _no_redis = "not started"
 
@@ -71,15 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Try tests of real servers and workers again, and say so in the summary.
+    """Try again what failed, and say so in the summary.
 
-    They wait for things that must happen within some time, on a machine that has other work: what
-    is wrong fails each time.
+    Threads, servers and workers must do things within some time, on a machine that has other work:
+    what is wrong fails each time.
     """
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
-            if item.nodeid.startswith(REAL):
-                item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 def pytest_sessionfinish() -> None:

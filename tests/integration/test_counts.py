@@ -86,7 +86,8 @@ def test_one_round_trip_renews_500_leases(counted: Proxy, renewals: Renewals) ->
     passed = len(counted.commands)
     renewals.wait_for(1000)
     assert counted.commands[passed:] == ["EVALSHA"]
-    assert [info.renewals for info in locks["direct"].list(prefix="it:")] == [2] * 500
+    # The next ones may be on their way.
+    assert min(info.renewals for info in locks["direct"].list(prefix="it:")) >= 2
     for lock in held:
         lock.release()
 

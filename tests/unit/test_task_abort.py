@@ -97,12 +97,13 @@ def test_a_release_of_the_bodys_own_is_not_struck(monkeypatch):
     guard, released = BodyGuard(), []
     monkeypatch.setattr(abort, "FIRST_PAUSE", 0.001)
 
-    def release(lock: Lock) -> None:
+    def release(lock: Lock, hold: object) -> None:
         interrupt(guard)
         for _ in range(1000):
             threading.Event().wait(0.0001)
         released.append(lock.name)
 
+    monkeypatch.setattr(Lock, "_to_release", lambda lock: None)
     monkeypatch.setattr(Lock, "_give_back", release)
     with pytest.raises(LeaseAborted):
         guard.run(lambda: (Lock("own").release(), spin_until(threading.Event())))
