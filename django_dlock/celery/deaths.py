@@ -9,7 +9,7 @@ from kombu.asynchronous import set_event_loop
 
 __all__ = ["connect"]
 
-PERIOD = 0.25
+PERIOD = 0.1
 """Seconds between two looks at a pool's children; each costs a system call per child."""
 
 

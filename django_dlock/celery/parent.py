@@ -27,6 +27,8 @@ __all__ = ["LockedRequest"]
 
 logger = logging.getLogger("django_dlock")
 
+AT_ONCE = 0.2
+"""Seconds for which the worker's loop waits for a recovery itself, while no other one lasts."""
 LOOK_AGAIN = 0.05
 """Seconds between two looks at a recovery for which a message waits."""
 
@@ -152,6 +154,14 @@ class _Recoveries:
                 recovery.wait()
                 proceed()
             return
+        # The pool forks a new child next, which takes long where the machine is busy, and these
+        # few round trips do not. A backend that does not answer holds the loop up once, and not
+        # for each of many children.
+        if recovery.can_begin and all(other.over for other in self._waiting):
+            recovery.go()
+            if recovery.wait(AT_ONCE):
+                _tell(proceed)
+                return
         self._waiting[recovery] = proceed
         # Before the connection is closed, which puts back all that is not acknowledged.
         hub.on_close.add(self._finish)
@@ -175,14 +185,17 @@ class _Recoveries:
 
     def _proceed(self, recovery: Recovery) -> None:
         # While a pool is closed the timers run on another thread; whoever is first has it.
-        proceed = self._waiting.pop(recovery, None)
-        if proceed is None:
-            return
-        try:
-            proceed()
-        except Exception:
-            # As the pool does with what its callbacks raise.
-            logger.exception("A request could not be told that its process died")
+        _tell(self._waiting.pop(recovery, None))
+
+
+def _tell(proceed: Proceed | None) -> None:
+    if proceed is None:
+        return
+    try:
+        proceed()
+    except Exception:
+        # As the pool does with what its callbacks raise.
+        logger.exception("A request could not be told that its process died")
 
 
 _recoveries = _Recoveries()

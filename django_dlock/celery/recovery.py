@@ -8,6 +8,7 @@ took for itself have owners of their own, and are left to whoever meets them.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -84,19 +85,24 @@ class Recovery:
     def go(self) -> None:
         """Let it begin.
 
-        Not before the pool has forked a new child in the dead one's place: that one would have
-        for ever what this thread holds at the moment of the fork, within a C library perhaps.
+        Not while the pool forks a new child in the dead one's place: that one would have for
+        ever what this thread holds at the moment of the fork, within a C library perhaps.
         """
         self._free.set()
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether its process is gone, so that nothing but the backend has to be waited for."""
+        return process.death_proof(self._suspect.process) is not None
 
     @property
     def over(self) -> bool:
         """Whether nobody needs to wait any longer: it has ended, or takes too long."""
         return self._ended.is_set() or clock.now() >= self._waited_for_until
 
-    def wait(self) -> None:
-        """Block until it is ``over``."""
-        self._ended.wait(max(0.0, self._waited_for_until - clock.now()))
+    def wait(self, at_most: float = math.inf) -> bool:
+        """Block until it is ``over``, or for so many seconds; whether it has ended."""
+        return self._ended.wait(min(at_most, max(0.0, self._waited_for_until - clock.now())))
 
     def _run(self) -> None:
         try:

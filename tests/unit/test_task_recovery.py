@@ -18,7 +18,7 @@ from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
 from django_dlock import Lock, events, process, signals
 from django_dlock.backends.base import BaseLockBackend
-from django_dlock.celery import recovery
+from django_dlock.celery import parent, recovery
 from django_dlock.celery.delivery import OWNER
 from django_dlock.celery.parent import LockedRequest
 from django_dlock.celery.recovery import Recovery, Suspect
@@ -259,6 +259,35 @@ def test_g13_a_lost_child_takes_its_reservation_with_it_if_its_message_is_gone(a
     eventually(lambda: locks["default"].list(prefix="unique:") == [])
 
 
+@pytest.fixture(params=["the loop waits", "the loop goes on"])
+def patience(request, monkeypatch) -> None:
+    """Whether a recovery ends within the moment for which the worker's loop waits itself."""
+    monkeypatch.setattr(parent, "AT_ONCE", 30 if request.param == "the loop waits" else 0)
+
+
+def test_g4_a_lock_is_free_before_the_pool_forks_another_child(app, hub, dead, monkeypatch):
+    """That takes a second where the machine is busy, for all the dead together."""
+    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    worker = Worker(app, task(app), dead.popen.pid)
+    acquire("order:1", worker.owner)
+    worker.lose()
+    assert (owner_of("order:1"), worker.fates) == (None, ["requeued"])
+
+
+def test_a_backend_that_does_not_answer_holds_the_loop_up_once(app, hub, dead, monkeypatch):
+    never, waits = threading.Event(), []
+    real = Recovery.wait
+    monkeypatch.setattr(Recovery, "wait", lambda self, *args: waits.append(args) or real(self, 0))
+    made = task(app, lock_key=lambda order: never.wait(30) and f"order:{order}")
+    workers = [Worker(app, made, dead.popen.pid) for _ in range(3)]
+    for worker in workers:
+        worker.lose()
+    assert waits == [(parent.AT_ONCE,)]
+    never.set()
+    run(hub, lambda: all(worker.fates for worker in workers))
+
+
+@pytest.mark.usefixtures("patience")
 def test_g4_the_message_goes_back_after_the_break(app, hub, dead):
     def key(order: int) -> str:
         fates.extend(worker.fates)
@@ -268,7 +297,6 @@ def test_g4_the_message_goes_back_after_the_break(app, hub, dead):
     worker = Worker(app, task(app, lock_key=key), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
-    assert worker.fates == []
     run(hub, lambda: worker.fates)
     assert (fates, worker.fates) == ([], ["requeued"])
     assert owner_of("order:1") is None
@@ -291,7 +319,8 @@ def test_g13_the_message_does_not_wait_for_ever(app, hub, dead, monkeypatch):
     assert ended.wait(5)
 
 
-def test_g13_a_worker_that_ends_waits_for_what_is_under_way(app, hub, dead):
+def test_g13_a_worker_that_ends_waits_for_what_is_under_way(app, hub, dead, monkeypatch):
+    monkeypatch.setattr(parent, "AT_ONCE", 0)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
@@ -330,17 +359,20 @@ def test_a_task_without_exclusion_has_nothing_to_take_away(app, hub, dead):
     assert worker.fates == ["requeued"]
 
 
-def test_the_hard_limit_holds_nothing_up(app, hub, child):
+def test_the_hard_limit_holds_nothing_up(app, hub, child, monkeypatch):
+    waits = []
+    monkeypatch.setattr(Recovery, "wait", lambda *args: waits.append(args))
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose(TimeLimitExceeded(1))
     worker.request.on_timeout(soft=False, timeout=1)
-    assert worker.fates == ["acknowledged"]
+    assert (worker.fates, waits) == (["acknowledged"], [])
     assert owner_of("order:1") == worker.owner
     child.kill()
     run(hub, lambda: owner_of("order:1") is None)
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_lost_childs_request_that_raises_leaves_the_loop_running(
     app, hub, dead, monkeypatch, caplog
 ):
