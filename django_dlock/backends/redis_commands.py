@@ -167,6 +167,8 @@ class Commands:
         process = current()
         args = [name, owner, str(_ms(ttl)), kind, process.id, _process_json(process)]
         args += (metadata, self.keys.mailbox(mailbox) if mailbox else "", replaces)
+        # As the scripts' ``memory`` has it; to format a number costs the server as much as a write.
+        args.append(str(_ms(ttl) + max(_ms(ttl), scripts.MEMORY_MS)))
         return [*self.keys.of(name), *self.keys.of_attempt(owner)], args
 
     def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: int) -> bytes:

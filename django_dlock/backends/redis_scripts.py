@@ -45,6 +45,7 @@ __all__ = [
     "HANDED_MS",
     "LAST_END",
     "LOCKED",
+    "MEMORY_MS",
     "RELEASE",
     "RENEW",
     "UNDO",
@@ -64,6 +65,8 @@ class Script:
         object.__setattr__(self, "sha", digest)
 
 
+MEMORY_MS = 60_000
+"""For so long at the least it is remembered after its end how a lease ended; else for its TTL."""
 HANDED_MS = 2000
 """For so long at the most a lease is handed over; its holder prolongs it."""
 _WAITER_MS = 10_000
@@ -71,13 +74,13 @@ _WAITER_MS = 10_000
 
 # The server's time in µs and in ms, as text, and in ms as a number. Texts are cut and joined where
 # they can be: to format a number costs as much as a command.
-_NOW = """
+_NOW = f"""
 local time = redis.call('TIME')
 local micros = time[1] .. string.sub('000000' .. time[2], -6)
 local moment = string.sub(micros, 1, -4)
 local now = tonumber(moment)
 local function text(number) return string.format('%.0f', number) end
-local function memory(ttl) return math.max(tonumber(ttl or 0), 60000) end
+local function memory(ttl) return math.max(tonumber(ttl or 0), {MEMORY_MS}) end
 """
 
 # Whether a hash's lease lives. One without an end counts as living: somebody tampered with it, and
@@ -104,12 +107,12 @@ local function above(token)
   end
   return new
 end
--- Further fields of the hash may follow.
-local function grant(name, owner, token, ttl, kind, pid, proc, meta, ...)
+-- ``forget``: ms until the key goes. Further fields of the hash may follow.
+local function grant(name, owner, token, ttl, forget, kind, pid, proc, meta, ...)
   redis.call('HSET', KEYS[1], 'owner', owner, 'until', now + ttl, 'kind', kind,
     'token', token, 'ttl', ttl, 'at', moment, 'n', '0', 'pid', pid, 'proc', proc,
     'meta', meta, ...)
-  redis.call('PEXPIRE', KEYS[1], ttl + memory(ttl))
+  redis.call('PEXPIRE', KEYS[1], forget)
   redis.call('ZADD', KEYS[3], token, name)
 end
 """
@@ -144,19 +147,24 @@ local function reach(requests, letter)
 end
 -- ``token`` of the lease before; ``last`` its owner and ``how`` it ended, if it has just ended.
 local function hand_over(requests, name, token, last, how, past)
-  local new, ttl
+  local new, ttl, forget
   local owner, asked = reach(requests, function(asked)
-    new, ttl = new or above(token), math.min(asked[2], {HANDED_MS})
-    return new .. ' ' .. text(ttl)
+    -- Nearly all ask for more, and there is nothing to be formatted.
+    new, ttl, forget = new or above(token), '{HANDED_MS}', '{HANDED_MS + MEMORY_MS}'
+    if asked[2] < {HANDED_MS} then
+      ttl, forget = text(asked[2]), text(asked[2] + memory(asked[2]))
+    end
+    return new .. ' ' .. ttl
   end)
   if not owner then return false end
   local kind, pid, proc, meta = unpack(asked, 3)
   if last then
     -- A release whose reply was lost is repeated when others have had the name since.
     local ends = string.sub(';' .. last .. ':' .. how .. (past or ''), 1, 512)
-    grant(name, owner, new, ttl, kind, pid, proc, meta, 'last', last, 'how', how, 'past', ends)
+    grant(name, owner, new, ttl, forget, kind, pid, proc, meta,
+      'last', last, 'how', how, 'past', ends)
   else
-    grant(name, owner, new, ttl, kind, pid, proc, meta)
+    grant(name, owner, new, ttl, forget, kind, pid, proc, meta)
   end
   return true
 end
@@ -172,25 +180,24 @@ ACQUIRE = Script(
     + """
 -- KEYS: see above, then mark of an attempt that was taken back, what this one asks for
 -- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, mailbox of one who will
---   wait or '', owner that may be replaced or ''
+--   wait or '', owner that may be replaced or '', ms until a key with this TTL goes
 -- Returns the token or {owner, kind, remaining ms, process JSON, now ms, token}.
 local name, me, mailbox = ARGV[1], ARGV[2], ARGV[8]
-local owner, token, last, how = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'token', 'last', 'how'))
+local owner, token, last = unpack(redis.call('HMGET', KEYS[1], 'owner', 'token', 'last'))
 local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
 if owner == '' then owner = nil end
 -- The usual case: nobody has it, and nobody has heard of this attempt.
 if not owner and not known and last ~= me then
   local new = above(token)
-  grant(name, me, new, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+  grant(name, me, new, ARGV[3], ARGV[10], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
   return tonumber(new)
 end
 """
     + _LIVES
     + f"""
 local ttl = tonumber(ARGV[3])
-local till, kind, proc, longest = unpack(
-  redis.call('HMGET', KEYS[1], 'until', 'kind', 'proc', 'ttl'))
+local till, kind, proc, longest, how = unpack(
+  redis.call('HMGET', KEYS[1], 'until', 'kind', 'proc', 'ttl', 'how'), 1, 5)
 local living, fresh = lives(owner, till), false
 if owner and owner ~= me and not living then last, how, fresh = owner, end_of(kind), true end
 local undone = known and redis.call('EXISTS', KEYS[5]) == 1
@@ -232,18 +239,19 @@ if living or undone or over then
         end
       end
     end
-    redis.call('PEXPIRE', KEYS[2], {2 * _WAITER_MS})
+    redis.call('PEXPIRE', KEYS[2], '{2 * _WAITER_MS}')
     local request = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
-    redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', {_WAITER_MS})
+    redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', '{_WAITER_MS}')
   end
-  return {{owner, kind or 'held', text(remaining), proc or '', moment, token or '0'}}
+  return {{owner, kind or 'held', remaining, proc or '', moment, token or '0'}}
 end
 
 local new = above(token)
 if fresh then
-  grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7], 'last', last, 'how', how)
+  grant(name, me, new, ttl, ARGV[10], ARGV[4], ARGV[5], ARGV[6], ARGV[7],
+    'last', last, 'how', how)
 else
-  grant(name, me, new, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+  grant(name, me, new, ttl, ARGV[10], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 end
 return tonumber(new)
 """
@@ -256,12 +264,11 @@ RELEASE = Script(
 -- Returns 1 where it is released now, else the fate.
 -- The usual case: nobody waits. A lease lives while its key has more than ``memory`` left, which
 -- costs less to ask than the time. A TTL that is none goes the long way, as does a key without.
-if ARGV[3] == '0' then
+if ARGV[3] == '0' and redis.call('EXISTS', KEYS[2]) == 0 then
   local owner, kind, ttl = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl'))
   local how = 'released'
   if owner == ARGV[2] and kind ~= 'cooling'
-    and redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, 60000)
-    and redis.call('EXISTS', KEYS[2]) == 0 then
+    and redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, {MEMORY_MS}) then
 {_FREE}
     return 1
   end
@@ -271,16 +278,18 @@ end
     + _GRANT
     + _END
     + """
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'at', 'last', 'how',
-  'token', 'past')
-local owner, till, kind, ttl, at, last, how, token, past = unpack(l, 1, 9)
+local owner, till, kind, token, past = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past'), 1, 5)
 local me = ARGV[2]
 if owner ~= me then
+  local last, how = unpack(redis.call('HMGET', KEYS[1], 'last', 'how'))
   if last == me then return how end
   local _, found = string.find(past or '', ';' .. me .. ':', 1, true)
   return found and string.match(past, '^%a+', found + 1) or 'refused'
 end
 if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
+local ttl, at = nil, 0
+if ARGV[3] ~= '0' then ttl, at = unpack(redis.call('HMGET', KEYS[1], 'ttl', 'at'), 1, 2) end
 -- The clock may have stepped back since the grant: then from now, or the name would stay taken
 -- for as long as the step.
 local cool = math.min(tonumber(at or 0), now) + tonumber(ARGV[3])
