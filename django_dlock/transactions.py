@@ -6,25 +6,36 @@ lock has to be released after either, so the hook is an object whose being dropp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["any_open", "is_open", "open_since", "outermost", "run_after"]
+__all__ = ["any_open", "is_open", "made", "open_since", "outermost", "run_after"]
+
+
+def made() -> Sequence[BaseDatabaseWrapper]:
+    """The connections that this thread, or the running coroutine, has made so far.
+
+    As ``connections.all(initialized_only=True)``, which takes 3 µs for every database that is
+    configured, used or not, and stands in the path of every acquire.
+    """
+    storage: Any = connections._connections  # type: ignore[attr-defined]
+    mine = getattr(storage, "_storage", None)
+    if isinstance(mine, threading.local) and asyncio._get_running_loop() is None:
+        # How asgiref keeps them for threads.
+        by_alias = vars(mine)
+        return [by_alias[alias] for alias in connections if alias in by_alias]
+    return connections.all(initialized_only=True)
 
 
 def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
     """The connections in a transaction of this thread, and their outermost blocks."""
     found: list[tuple[BaseDatabaseWrapper, object]] = []
-    # Not ``connections.all(initialized_only=True)``, which asks this storage twice for each
-    # database: 3 µs instead of 1 on the path of every acquire.
-    storage: Any = connections._connections  # type: ignore[attr-defined]
-    for alias in connections:
-        connection = getattr(storage, alias, None)
-        if connection is None or not connection.atomic_blocks:
-            continue
+    for connection in made():
         for block in connection.atomic_blocks:
             # ``TestCase`` runs every test in a transaction that never ends while the test
             # looks; like Django's ``durable``, we behave as if it were not there.
@@ -46,7 +57,7 @@ def any_open() -> bool:
     """Whether this thread is in a transaction on any database, of Django's or by hand."""
     return any(
         is_open(connection.alias)
-        for connection in connections.all(initialized_only=True)
+        for connection in made()
         # One that is not connected is in none, and asking it would connect.
         if connection.connection is not None
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import Error, InterfaceError, OperationalError, connections
+from django.db import Error, InterfaceError, OperationalError
 
+from ..transactions import made
 from .abort import LeaseAborted
 
 __all__ = ["OUTAGES", "in_transaction", "mend"]
@@ -19,11 +20,7 @@ OUTAGES = (OperationalError, InterfaceError)
 
 def in_transaction() -> frozenset[str]:
     """The aliases of this thread's connections that are in a transaction."""
-    return frozenset(
-        connection.alias
-        for connection in connections.all(initialized_only=True)
-        if connection.in_atomic_block
-    )
+    return frozenset(connection.alias for connection in made() if connection.in_atomic_block)
 
 
 def mend(error: BaseException, before: frozenset[str], *, struck: bool) -> None:
@@ -40,7 +37,7 @@ def mend(error: BaseException, before: frozenset[str], *, struck: bool) -> None:
         or isinstance(error, SoftTimeLimitExceeded | LeaseAborted)
         or not isinstance(error, Exception)
     )
-    for connection in connections.all(initialized_only=True):
+    for connection in made():
         if connection.alias in before:
             continue
         try:
