@@ -166,6 +166,9 @@ def fit(key: str, longest: int = MAX_KEY) -> str:
     return f"{name[: longest - len(digest) - 1]}~{digest}"
 
 
+_BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
 class _Arguments:
     """The signature that a key is made over."""
 
@@ -175,6 +178,7 @@ class _Arguments:
         self.names = list(signature.parameters)
         kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
         self.rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+        self._all_by_place = set(kinds) <= _BY_PLACE
 
     def check(self, name: str, where: str) -> None:
         """Refuse a name that no call can pass."""
@@ -190,6 +194,15 @@ class _Arguments:
             return self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.what}: {error}") from None
+
+    def all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument of a call by its name, defaults included."""
+        if self._all_by_place and not kwargs and len(args) == len(self.names):
+            # What most tasks are called with; to bind it takes eight times as long.
+            return dict(zip(self.names, args, strict=True))
+        bound = self.bind(args, kwargs)
+        bound.apply_defaults()
+        return self.named(bound)
 
     def named(self, bound: inspect.BoundArguments) -> dict[str, Any]:
         """Every argument by its name, those that ``**kwargs`` took in included."""
@@ -243,9 +256,7 @@ class _Template:
         self.arguments.check(name, f"the template {self.template!r}")
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
-        bound = self.arguments.bind(args, kwargs)
-        bound.apply_defaults()
-        named = self.arguments.named(bound)
+        named = self.arguments.all(args, kwargs)
         texts = []
         for literal, field, spec in self.parts:
             texts.append(literal)

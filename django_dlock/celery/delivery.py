@@ -28,6 +28,8 @@ __all__ = ["OWNER", "Delivery", "Run"]
 
 logger = logging.getLogger("django_dlock")
 
+_UNCHANGEABLE = frozenset({bool, bytes, float, int, str, type(None)})
+
 OWNER = "dlock_owner"
 """Under which key of its request a pool's child finds the owner that its parent made."""
 
@@ -194,6 +196,8 @@ class Delivery:
 
 def _remember(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], tuple[Any, Any]]:
     """The arguments as they are now: a body may change them, but not its message."""
+    if not kwargs and all(type(arg) in _UNCHANGEABLE for arg in args):
+        return lambda: (args, {})
     try:
         frozen = pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 - whatever the types of the arguments raise

@@ -49,7 +49,8 @@ def trail_of_body(delivery: Delivery) -> Trail:
     # In eager mode the retry runs when this run has ended, and nobody comes in between.
     if delivery.options.across_retries and isinstance(lock, DeliveryLock) and not delivery.eager:
         mark = f"{secrets.token_hex(16)}:{lock.name}"
-    return replace(delivery.trail.rested(), parked=mark)
+    trail = delivery.trail.rested()
+    return trail if trail.parked == mark else replace(trail, parked=mark)
 
 
 def park(delivery: Delivery, retry: Retry) -> bool:

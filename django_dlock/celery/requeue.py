@@ -82,6 +82,8 @@ class Trail:
     def of(cls, request: Context) -> Trail:
         """What the request's message says; a damaged header reads as a new message."""
         found: Any = (request.headers or {}).get(HEADER)
+        if found is None:
+            return _NEW
         try:
             since = found["since"]
             return cls(
@@ -92,7 +94,7 @@ class Trail:
                 str(found.get("reserved", "")),
             )
         except (TypeError, KeyError, ValueError):
-            return cls()
+            return _NEW
 
     @property
     def parked_as(self) -> tuple[str, str]:
@@ -102,15 +104,20 @@ class Trail:
 
     def rested(self) -> Trail:
         """The trail once its task runs: contention is over, the rest goes on."""
+        if not self.count and self.since is None:
+            return self
         return replace(self, count=0, since=None)
 
     def write(self, request: Context) -> None:
         """Let a retry, which the running task publishes, carry this trail."""
         headers = dict(request.headers or {})
         headers.pop(HEADER, None)
-        if self != Trail():
+        if self != _NEW:
             headers[HEADER] = asdict(self)
         request.headers = headers
+
+
+_NEW = Trail()
 
 
 class PutBack(Exception):

@@ -154,7 +154,8 @@ class Carried:
         self._delivery = delivery
         self._reservation: Reservation | None = None
         if not delivery.eager:
-            self._reservation = Reservation.of(delivery.task, delivery.request)
+            mark, task_id = delivery.trail.reserved, delivery.request.id
+            self._reservation = Reservation.read(delivery.task, mark, task_id)
         self.put_back = False
 
     def before_the_body(self) -> None:

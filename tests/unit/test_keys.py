@@ -370,3 +370,30 @@ def test_a_coroutine_function_cannot_make_a_key() -> None:
 def test_a_key_that_is_neither_is_refused(spec: Any) -> None:
     with pytest.raises(TypeError, match="it takes a template"):
         key_of(spec, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [((1, 2), {}), ((1,), {}), ((1,), {"b": 2}), ((), {"a": 1, "b": 2}), ((), {"b": 2, "a": 1})],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b=2: None,
+        lambda a, b=2, /: None,
+        lambda a, *, b=2: None,
+        lambda a, b=2, *more: None,
+        lambda a, b=2, **more: None,
+    ],
+    ids=["by place", "by place alone", "by name", "more", "more by name"],
+)
+def test_a_key_is_the_same_however_an_argument_is_passed(function, call):
+    args, kwargs = call
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(TypeError):
+            key_of("{a}:{b}", *args, function=function, **kwargs)
+    else:
+        assert key_of("{a}:{b}", *args, function=function, **kwargs) == "1:2"
