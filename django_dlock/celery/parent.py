@@ -18,7 +18,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.asynchronous import get_event_loop
 
-from .. import process
+from .. import clock, process
 from . import callbacks, owners, reservation
 from .delivery import OWNER
 from .recovery import Recovery, Suspect
@@ -58,6 +58,7 @@ class LockedRequest(Request):
         # One that came with the message would be another delivery's.
         super().request_dict.pop(OWNER, None)
         self._owner = owners.new(self.id)
+        self._received_by, self._seen_dead = os.getpid(), False
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -99,6 +100,15 @@ class LockedRequest(Request):
             self._name_errbacks()
             reservation.over(self.task, self._context)  # type: ignore[attr-defined]
         super().on_timeout(soft, timeout)
+
+    def found_dead(self) -> Suspect | None:
+        """This delivery as a suspect, when its child is seen dead for the first time."""
+        # What a child inherits of its parent's requests is none of its business.
+        if self._seen_dead or self._received_by != os.getpid():
+            return None
+        suspect = self._suspect()
+        self._seen_dead = suspect is not None and process.death_proof(suspect.process) is not None
+        return suspect if self._seen_dead else None
 
     def _name_errbacks(self) -> None:
         """For a failure that is told from here; never raises."""
@@ -199,3 +209,38 @@ def _tell(proceed: Proceed | None) -> None:
 
 
 _recoveries = _Recoveries()
+
+
+def _before_fork() -> None:
+    """Free the locks of those who died while the pool forked others, some dozens perhaps.
+
+    Celery does not look for them before it has forked them all. What it does about them then
+    stays the same, and finds nothing left to recover.
+    """
+    recoveries = [
+        recovery
+        for request in list(state.active_requests)
+        if isinstance(request, LockedRequest) and (recovery := _ahead(request))
+    ]
+    ends_at = clock.now() + AT_ONCE
+    for recovery in recoveries:
+        recovery.wait(max(0.0, ends_at - clock.now()))
+
+
+def _ahead(request: LockedRequest) -> Recovery | None:
+    """A recovery that has begun, where one is due that Celery has not asked for yet."""
+    try:
+        suspect = request.found_dead()
+        if suspect is None:
+            return None
+        recovery = Recovery(suspect)
+        recovery.start()
+        recovery.go()
+    except Exception:
+        # It would end the fork.
+        logger.exception("%s: could not look for what it held", request)
+        return None
+    return recovery
+
+
+os.register_at_fork(before=_before_fork)

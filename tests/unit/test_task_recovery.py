@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery
 from celery.app.trace import trace_task
+from celery.worker import state
 from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
 from django_dlock import Lock, events, process, signals
@@ -272,6 +274,72 @@ def test_g4_a_lock_is_free_before_the_pool_forks_another_child(app, hub, dead, m
     acquire("order:1", worker.owner)
     worker.lose()
     assert (owner_of("order:1"), worker.fates) == (None, ["requeued"])
+
+
+def fork() -> None:
+    """As a pool does that replaces a dead child."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def active() -> Iterator[set[Any]]:
+    """The requests whose children have begun."""
+    yield state.active_requests
+    state.active_requests.clear()
+
+
+@pytest.mark.usefixtures("hub")
+def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_meanwhile(
+    app, child, active, broken
+):
+    worker = Worker(app, task(app), child.popen.pid)
+    active.add(worker.request)
+    acquire("order:1", worker.owner)
+    fork()
+    assert owner_of("order:1") == worker.owner
+    child.kill()
+    fork()
+    assert (owner_of("order:1"), worker.fates) == (None, [])
+    # What Celery says of it afterwards finds nothing that is left to do.
+    worker.lose()
+    assert worker.fates == ["requeued"]
+    assert events.flush(30)
+    assert [each["reason"] for each in broken] == ["holder_dead"]
+
+
+def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, active, monkeypatch):
+    never, waits = threading.Event(), []
+    monkeypatch.setattr(Recovery, "wait", lambda *args: waits.append(args))
+    worker = Worker(
+        app, task(app, lock_key=lambda order: never.wait(30) and "order:1"), dead.popen.pid
+    )
+    active.add(worker.request)
+    fork()
+    fork()
+    never.set()
+    [(recovery, seconds)] = waits
+    assert seconds <= parent.AT_ONCE
+    eventually(recovery._ended.is_set)
+
+
+def test_a_fork_goes_on_whatever_a_look_at_the_dead_raises(app, dead, active, monkeypatch, caplog):
+    worker = Worker(app, task(app), dead.popen.pid)
+    active.add(worker.request)
+    monkeypatch.setattr(process, "neighbour", None)
+    fork()
+    assert "could not look" in caplog.text
+
+
+def test_a_childs_own_fork_takes_nothing_from_its_parents_requests(app, dead, active):
+    worker = Worker(app, task(app), dead.popen.pid)
+    active.add(worker.request)
+    acquire("order:1", worker.owner)
+    worker.request._received_by = -1
+    fork()
+    assert owner_of("order:1") == worker.owner
 
 
 def test_a_backend_that_does_not_answer_holds_the_loop_up_once(app, hub, dead, monkeypatch):
