@@ -259,7 +259,8 @@ class Lock(LockView):
         first, self.contention = self.contention is None, contention
         if first:
             logger.info("Lock %r (alias %r) is held by another", self.name, self.alias)
-            events.send(signals.contended, Lock, owner=None, **self._facts())
+            if events.heard(signals.contended, Lock):
+                events.send(signals.contended, Lock, owner=None, **self._facts())
 
     def _broke(self, contention: Contention) -> None:
         events.send(

@@ -270,7 +270,8 @@ def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Cont
         # late "yes" must not pass for a fresh one.
         ttl = request.ttl
         return Lease(request.name, request.owner, answer, ttl, sent_at + ttl * (1 - clock.DRIFT))
-    holder, kind, remaining, process_json, now, token = map(text, answer)
+    # The last one is not ours to choose, and may hold anything.
+    kind, remaining, now, token, process_json, holder = text(answer).split("\n", 5)
     return Contention(
         owner=holder,
         kind=cast(Kind, kind),

@@ -181,7 +181,8 @@ ACQUIRE = Script(
 -- KEYS: see above, then mark of an attempt that was taken back, what this one asks for
 -- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, mailbox of one who will
 --   wait or '', owner that may be replaced or '', ms until a key with this TTL goes
--- Returns the token or {owner, kind, remaining ms, process JSON, now ms, token}.
+-- Returns the token, or lines of what is in the way: kind, remaining ms, now ms, token, process
+-- JSON, owner. One text, for to read it takes a client as long as each part of a list.
 local name, me, mailbox = ARGV[1], ARGV[2], ARGV[8]
 local owner, token, last = unpack(redis.call('HMGET', KEYS[1], 'owner', 'token', 'last'))
 local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
@@ -219,7 +220,7 @@ end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
 local over = not living and last == me and how ~= 'expired'
 if living or undone or over then
-  if not living then return {{'', 'held', '0', '', moment, token or '0'}} end
+  if not living then return table.concat({{'held', '0', moment, token or '0', '', ''}}, '\\n') end
   local remaining = till and tonumber(till) - now or 10000
   -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
   -- for as long as the step.
@@ -243,7 +244,8 @@ if living or undone or over then
     local request = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
     redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', '{_WAITER_MS}')
   end
-  return {{owner, kind or 'held', remaining, proc or '', moment, token or '0'}}
+  return table.concat(
+    {{kind or 'held', text(remaining), moment, token or '0', proc or '', owner}}, '\\n')
 end
 
 local new = above(token)
