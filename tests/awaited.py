@@ -13,6 +13,38 @@ from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redis_async import METHODS
 
 
+class _Call:
+    """One coroutine on the loop, with its caller on another thread.
+
+    Not by ``run_coroutine_threadsafe``: an interrupt can leave a Future's Condition locked, and
+    then the loop waits for it for ever.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine, self._given_up = coroutine, False
+        self.task: asyncio.Task[Any] | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def start(self) -> None:
+        if self._given_up:
+            self._coroutine.close()
+            return
+        self.task = asyncio.ensure_future(self._coroutine)
+        self.task.add_done_callback(self._end)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if self._given_up and not task.cancelled():
+            # Nobody asks any more, and the loop need not complain of it.
+            task.exception()
+        self.ended.release()
+
+
 class LoopThread:
     """An event loop that runs on a thread of its own until it is stopped."""
 
@@ -32,12 +64,15 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Its result; whatever interrupts the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        call = _Call(coroutine)
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(call.start)
+            call.ended.acquire()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(call.give_up)
             raise
+        assert call.task is not None
+        return call.task.result()
 
     def stop(self) -> None:
         """End the loop as ``asyncio.run`` does."""
