@@ -19,7 +19,18 @@ from django.dispatch import Signal
 
 from . import clock
 
-__all__ = ["Deliverer", "call", "complain", "flush", "heard", "nudge", "send", "settle", "warn"]
+__all__ = [
+    "Deliverer",
+    "call",
+    "complain",
+    "flush",
+    "heard",
+    "hook",
+    "nudge",
+    "send",
+    "settle",
+    "warn",
+]
 
 logger = logging.getLogger("django_dlock")
 
@@ -110,6 +121,21 @@ class Deliverer:
         self.__init__()  # type: ignore[misc]
         self._hooked = hooked
 
+    def hook(self) -> None:
+        """Take part in forks from now on; the first event does so.
+
+        Of what runs before a fork, what was registered first comes last: who still has something
+        to tell then has to call this before it registers its own.
+        """
+        with self._lock:
+            if not self._hooked and hasattr(os, "register_at_fork"):
+                os.register_at_fork(
+                    before=self.before_fork,
+                    after_in_parent=self.after_fork_in_parent,
+                    after_in_child=self.after_fork,
+                )
+            self._hooked = True
+
     def _ensure_worker(self) -> None:
         worker = self._worker
         if worker is not None and worker.is_alive():
@@ -119,13 +145,7 @@ class Deliverer:
                 return
             self._hanging += 1
             self._queue.appendleft(_tell_hanging)
-        if not self._hooked and hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=self.before_fork,
-                after_in_parent=self.after_fork_in_parent,
-                after_in_child=self.after_fork,
-            )
-        self._hooked = True
+        self.hook()
         self._busy_since = None
         self._worker = threading.Thread(target=self._run, name="dlock-events", daemon=True)
         try:
@@ -162,6 +182,7 @@ _deliverer = Deliverer()
 nudge = _deliverer.nudge
 flush = _deliverer.flush
 settle = _deliverer.settle
+hook = _deliverer.hook
 
 
 def call(function: Callable[..., object], *args: Any) -> None:

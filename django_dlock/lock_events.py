@@ -33,6 +33,9 @@ def connect() -> None:
     signals.lost.connect(_on_lost, dispatch_uid="django_dlock.lock_events.lost")
     signals.broken.connect(_on_broken, dispatch_uid="django_dlock.lock_events.broken")
     signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.lock_events.waited")
+    # Now and not with the first row: what runs before a fork and has something to tell must be
+    # registered later, see ``events.hook``.
+    _hook()
 
 
 def record(
@@ -152,7 +155,6 @@ def _not_while_forking() -> Iterator[None]:
     if connection.vendor != "sqlite" or not hasattr(os, "register_at_fork"):
         yield
         return
-    _hook()
     with _open:
         try:
             yield
@@ -163,9 +165,10 @@ def _not_while_forking() -> Iterator[None]:
 
 def _hook() -> None:
     global _hooked
-    if not _hooked:
-        _hooked = True
+    # Twice, a fork would wait for itself.
+    if not _hooked and hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)
+    _hooked = True
 
 
 def _wait() -> None:

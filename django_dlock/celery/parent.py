@@ -18,7 +18,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.asynchronous import get_event_loop
 
-from .. import clock, process
+from .. import clock, events, process
 from . import callbacks, owners, reservation
 from .delivery import OWNER
 from .recovery import Recovery, Suspect
@@ -32,7 +32,8 @@ AT_ONCE = 0.2
 LOOK_AGAIN = 0.05
 """Seconds between two looks at a recovery for which a message waits."""
 
-LARGEST_PID = 2**31 - 1
+LARGEST_PID = 2**22
+"""What Linux gives out at the most; whatever is larger is a pool's own mark of a greenlet."""
 
 Proceed: TypeAlias = Callable[[], object]
 
@@ -167,7 +168,8 @@ class _Recoveries:
         # The pool forks a new child next, which takes long where the machine is busy, and these
         # few round trips do not. A backend that does not answer holds the loop up once, and not
         # for each of many children.
-        if recovery.can_begin and all(other.over for other in self._waiting):
+        # A copy, for a pool that is being closed has the timers run on another thread.
+        if recovery.can_begin and all(other.over for other in list(self._waiting)):
             recovery.go()
             if recovery.wait(AT_ONCE):
                 _tell(proceed)
@@ -237,10 +239,12 @@ def _ahead(request: LockedRequest) -> Recovery | None:
         recovery.start()
         recovery.go()
     except Exception:
-        # It would end the fork.
         logger.exception("%s: could not look for what it held", request)
         return None
     return recovery
 
 
-os.register_at_fork(before=_before_fork)
+# In this order: what is freed here is told to receivers before they are kept from going on.
+events.hook()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
