@@ -315,6 +315,21 @@ def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_mea
     assert [each["reason"] for each in broken] == ["holder_dead"]
 
 
+def test_events_take_part_in_a_forks_beginning_before_the_look_for_the_dead_does():
+    """Registered first they come last, and let those go on who are told of a broken lock."""
+    asked = (
+        "import django; django.setup()\n"
+        "import django_dlock.celery.parent\n"
+        "from django_dlock import events, lock_events\n"
+        "print(events._deliverer._hooked, lock_events._hooked)"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    answer = subprocess.run(
+        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["True", "True"]
+
+
 def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, active, monkeypatch):
     never, waits = threading.Event(), []
     monkeypatch.setattr(Recovery, "wait", lambda *args: waits.append(args))
