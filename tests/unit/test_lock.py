@@ -8,6 +8,7 @@ import gc
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -40,11 +41,8 @@ def local(name: str = "it", **options: Any) -> Lock:
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(function()))
-    thread.start()
-    thread.join()
-    return answers[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
 
 
 # -- acquire and release -------------------------------------------------------------------

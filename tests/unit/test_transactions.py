@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -34,11 +34,8 @@ def made_two() -> Any:
 
 
 def on_a_thread(function: Callable[[], Any]) -> Any:
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(function()))
-    thread.start()
-    thread.join()
-    return answers[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
 
 
 async def in_a_coroutine() -> Any:
