@@ -59,7 +59,7 @@ class LockedRequest(Request):
         # One that came with the message would be another delivery's.
         super().request_dict.pop(OWNER, None)
         self._owner = owners.new(self.id)
-        self._received_by, self._seen_dead = os.getpid(), False
+        self._received_by, self._seen_dead = os.getpid(), 0
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -84,32 +84,44 @@ class LockedRequest(Request):
             if not (self.task.acks_late and self.task.reject_on_worker_lost):
                 # It will not come again.
                 reservation.over(self.task, self._context)  # type: ignore[attr-defined]
-            _recoveries.begin(self._suspect(), proceed)
+            _recoveries.begin(self._suspect(self.worker_pid), proceed)
             return
         if not return_ok and isinstance(error, Terminated | SystemExit | KeyboardInterrupt):
-            _recoveries.begin(self._suspect())
+            _recoveries.begin(self._suspect(self.worker_pid))
         proceed()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """As Celery's; after the hard limit the child is going to be killed."""
         if not soft and _in_cold_shutdown():
             state.task_ready(self)
-            _recoveries.begin(self._suspect())
+            _recoveries.begin(self._suspect(self.worker_pid))
             return
         if not soft:
-            _recoveries.begin(self._suspect())
+            _recoveries.begin(self._suspect(self.worker_pid))
             self._name_errbacks()
             reservation.over(self.task, self._context)  # type: ignore[attr-defined]
         super().on_timeout(soft, timeout)
 
     def found_dead(self) -> Suspect | None:
-        """This delivery as a suspect, when its child is seen dead for the first time."""
+        """This delivery as a suspect, when the child that has it is first seen dead."""
         # What a child inherits of its parent's requests is none of its business.
-        if self._seen_dead or self._received_by != os.getpid():
+        if self._received_by != os.getpid():
             return None
-        suspect = self._suspect()
-        self._seen_dead = suspect is not None and process.death_proof(suspect.process) is not None
-        return suspect if self._seen_dead else None
+        pid = self.worker_pid or self._sent_to()
+        suspect = self._suspect(pid) if pid != self._seen_dead else None
+        if suspect is None or process.death_proof(suspect.process) is None:
+            return None
+        self._seen_dead = pid
+        return suspect
+
+    def _sent_to(self) -> Any:
+        """The pid of the child that the message was written to, perhaps only in part.
+
+        It may have begun: that its parent has to read, and it does not while it forks.
+        """
+        reference: Any = getattr(self, "_apply_result", None)
+        job = reference() if reference is not None else None
+        return getattr(getattr(job, "_write_to", None), "pid", None)
 
     def _name_errbacks(self) -> None:
         """For a failure that is told from here; never raises."""
@@ -126,17 +138,16 @@ class LockedRequest(Request):
         """
         return False if self.chord else super()._success_was_stored()  # type: ignore[misc]
 
-    def _suspect(self) -> Suspect | None:
-        """This delivery as a suspect; ``None`` where it can hold nothing."""
+    def _suspect(self, pid: Any) -> Suspect | None:
+        """This delivery as a suspect in that child; ``None`` where it can hold nothing."""
         task: Any = self.task
         key = task.dlock_options.lock_key
-        pid: Any = self.worker_pid
         # Celery accepts in its own name what it never handed to a child, and says of what runs
         # in a greenlet where that lies in memory.
         if key is None or pid in (None, os.getpid()) or pid > LARGEST_PID:
             return None
-        child = process.neighbour(pid)
-        return Suspect(task, self.id, key, self.args, self.kwargs, self._owner, child)
+        child, begun = process.neighbour(pid), pid == self.worker_pid
+        return Suspect(task, self.id, key, self.args, self.kwargs, self._owner, child, begun)
 
 
 class _Recoveries:
@@ -221,7 +232,8 @@ def _before_fork() -> None:
     """
     recoveries = [
         recovery
-        for request in list(state.active_requests)
+        # The active ones are among them.
+        for request in list(state.reserved_requests)
         if isinstance(request, LockedRequest) and (recovery := _ahead(request))
     ]
     ends_at = clock.now() + AT_ONCE

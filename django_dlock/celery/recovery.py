@@ -47,6 +47,8 @@ class Suspect:
         key: Finds the name of its lock from ``args`` and ``kwargs``, those of its message.
         owner: The nonce of the delivery, under which alone it acquires.
         process: What has to be seen gone before anything is taken away.
+        begun: It is known to have begun. Where it is not, the message may yet go to another
+            child, which will acquire under the same owner.
     """
 
     task: LockedTask
@@ -56,6 +58,7 @@ class Suspect:
     kwargs: Any
     owner: str
     process: process.ProcessIdentity
+    begun: bool = True
 
     def __str__(self) -> str:
         return f"Task {self.task.name}[{self.task_id}]"
@@ -128,9 +131,14 @@ class Recovery:
         attempt = LeaseRequest(name, suspect.owner, options.lock.get("ttl", backend.options.ttl))
         try:
             self._break(name)
-            # What the dead process has sent may still be on its way.
-            backend.undo(attempt, deadline=backend.call_deadline())
+            if suspect.begun:
+                # What the dead process has sent may still be on its way.
+                backend.undo(attempt, deadline=backend.call_deadline())
         except BackendUnavailable as error:
+            if not suspect.begun:
+                # Celery decides next whether it had, and names it again if so.
+                logger.warning("%s: what it held is looked for later: %s", suspect, error)
+                return
             logger.warning("%s: what it held is taken back later: %s", suspect, error)
             undo.schedule(backend, attempt)
 
@@ -139,6 +147,8 @@ class Recovery:
             return
         lease = self._backend.get(name)
         if lease is None or lease.owner != self._suspect.owner or lease.kind != "held":
+            return
+        if not self._suspect.begun and lease.holder_state != "dead":
             return
         if operations.break_lease(lease, reason="holder_dead"):
             logger.warning(
