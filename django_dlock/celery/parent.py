@@ -107,7 +107,7 @@ class LockedRequest(Request):
         # What a child inherits of its parent's requests is none of its business.
         if self._received_by != os.getpid():
             return None
-        pid = self.worker_pid or self._sent_to()
+        pid: Any = self.worker_pid or self._sent_to()
         suspect = self._suspect(pid) if pid != self._seen_dead else None
         if suspect is None or process.death_proof(suspect.process) is None:
             return None

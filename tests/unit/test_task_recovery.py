@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -285,19 +287,19 @@ def fork() -> None:
 
 
 @pytest.fixture
-def active() -> Iterator[set[Any]]:
-    """The requests whose children have begun."""
-    yield state.active_requests
-    state.active_requests.clear()
+def reserved() -> Iterator[set[Any]]:
+    """The requests that the worker knows of, begun or not."""
+    yield state.reserved_requests
+    state.reserved_requests.clear()
 
 
 @pytest.mark.usefixtures("hub")
 def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_meanwhile(
-    app, child, active, broken, monkeypatch
+    app, child, reserved, broken, monkeypatch
 ):
     monkeypatch.setattr(parent, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
-    active.add(worker.request)
+    reserved.add(worker.request)
     acquire("order:1", worker.owner)
     # Whose own hooks keep events from going on while a process forks.
     events.call(lambda: None)
@@ -315,6 +317,52 @@ def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_mea
     assert [each["reason"] for each in broken] == ["holder_dead"]
 
 
+class Job:
+    """What Celery's pool knows of a message of which no child has said that it began."""
+
+    def __init__(self, child: Child) -> None:
+        self._write_to = child.popen
+
+
+def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
+    app, child, reserved, broken, monkeypatch
+):
+    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    worker, job = Worker(app, task(app), None), Job(child)
+    worker.request._apply_result = weakref.ref(job)
+    reserved.add(worker.request)
+    held_by(child, worker.owner)
+    fork()
+    assert owner_of("order:1") == worker.owner
+    child.kill()
+    fork()
+    assert (owner_of("order:1"), worker.fates) == (None, [])
+    assert events.flush(30)
+    assert [each["reason"] for each in broken] == ["holder_dead"]
+
+
+def held_by(child: Child, owner: str) -> None:
+    """Have that child acquire, as far as anybody can see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_current", child.identity)
+        patch.setattr(os, "getpid", lambda: child.popen.pid)
+        acquire("order:1", owner)
+
+
+def test_g4_a_message_that_went_to_another_child_meanwhile_keeps_its_lease(app, dead):
+    # Its owner is the same.
+    other = Child()
+    try:
+        held_by(other, OURS)
+        found = Recovery(replace(suspect(task(app), dead), begun=False))
+        found.start()
+        found.go()
+        eventually(found._ended.is_set)
+        assert owner_of("order:1") == OURS
+    finally:
+        other.kill()
+
+
 def test_events_take_part_in_a_forks_beginning_before_the_look_for_the_dead_does():
     """Registered first they come last, and let those go on who are told of a broken lock."""
     asked = (
@@ -330,13 +378,13 @@ def test_events_take_part_in_a_forks_beginning_before_the_look_for_the_dead_does
     assert answer.stdout.split() == ["True", "True"]
 
 
-def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, active, monkeypatch):
+def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, reserved, monkeypatch):
     never, waits = threading.Event(), []
     monkeypatch.setattr(Recovery, "wait", lambda *args: waits.append(args))
     worker = Worker(
         app, task(app, lock_key=lambda order: never.wait(30) and "order:1"), dead.popen.pid
     )
-    active.add(worker.request)
+    reserved.add(worker.request)
     fork()
     fork()
     never.set()
@@ -345,17 +393,19 @@ def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, active,
     eventually(recovery._ended.is_set)
 
 
-def test_a_fork_goes_on_whatever_a_look_at_the_dead_raises(app, dead, active, monkeypatch, caplog):
+def test_a_fork_goes_on_whatever_a_look_at_the_dead_raises(
+    app, dead, reserved, monkeypatch, caplog
+):
     worker = Worker(app, task(app), dead.popen.pid)
-    active.add(worker.request)
+    reserved.add(worker.request)
     monkeypatch.setattr(process, "neighbour", None)
     fork()
     assert "could not look" in caplog.text
 
 
-def test_a_childs_own_fork_takes_nothing_from_its_parents_requests(app, dead, active):
+def test_a_childs_own_fork_takes_nothing_from_its_parents_requests(app, dead, reserved):
     worker = Worker(app, task(app), dead.popen.pid)
-    active.add(worker.request)
+    reserved.add(worker.request)
     acquire("order:1", worker.owner)
     worker.request._received_by = -1
     fork()
