@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -101,6 +102,16 @@ class LockedRequest(Request):
             self._name_errbacks()
             reservation.over(self.task, self._context)  # type: ignore[attr-defined]
         super().on_timeout(soft, timeout)
+
+    def terminate(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's, which then counts it among its requests no more."""
+        _doomed.add(self)
+        super().terminate(*args, **kwargs)
+
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's, which then counts it among its requests no more."""
+        _doomed.add(self)
+        super().cancel(*args, **kwargs)
 
     def found_dead(self) -> Suspect | None:
         """This delivery as a suspect, when the child that has it is first seen dead."""
@@ -223,6 +234,9 @@ def _tell(proceed: Proceed | None) -> None:
 
 _recoveries = _Recoveries()
 
+_doomed: weakref.WeakSet[LockedRequest] = weakref.WeakSet()
+"""Those whose child was told to end, as long as the pool has not seen that it did."""
+
 
 def _before_fork() -> None:
     """Free the locks of those who died while the pool forked others, some dozens perhaps.
@@ -233,7 +247,7 @@ def _before_fork() -> None:
     recoveries = [
         recovery
         # The active ones are among them.
-        for request in list(state.reserved_requests)
+        for request in [*state.reserved_requests, *_doomed]
         if isinstance(request, LockedRequest) and (recovery := _ahead(request))
     ]
     ends_at = clock.now() + AT_ONCE

@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,6 +340,25 @@ def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
     assert (owner_of("order:1"), worker.fates) == (None, [])
     assert events.flush(30)
     assert [each["reason"] for each in broken] == ["holder_dead"]
+
+
+@pytest.mark.parametrize("way", ["terminate", "cancel"])
+@pytest.mark.usefixtures("hub", "reserved")
+def test_g4_a_fork_looks_for_those_too_that_were_told_to_end(app, child, monkeypatch, way):
+    # Celery forgets their requests as it sends the signal, and the child takes its time.
+    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    worker = Worker(app, task(app), child.popen.pid)
+    acquire("order:1", worker.owner)
+    pool = SimpleNamespace(terminate_job=lambda pid, signal: None)
+    state.task_reserved(worker.request)
+    worker.request.time_start = 1.0
+    getattr(worker.request, way)(pool, "KILL")
+    assert worker.request not in state.reserved_requests
+    fork()
+    assert owner_of("order:1") == worker.owner
+    child.kill()
+    fork()
+    assert owner_of("order:1") is None
 
 
 def held_by(child: Child, owner: str) -> None:
