@@ -142,7 +142,6 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
         "*Take-over* is the longest time from the death of a holder to the next body of its key.",
         "Celery waits ten seconds before it delivers the message of a dead child again.",
         "*Lock free* is the time, median and longest, until somebody who only reads saw that.",
-        "Where many children die at once, their parent is busy with new ones meanwhile.",
         "A whole worker leaves nobody to see its death but the next who asks for the lock.",
     ]
     answered = [each.title for each in scenarios if each.publish_again]
