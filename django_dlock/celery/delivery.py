@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -74,7 +75,8 @@ class Delivery:
         self.hold: Hold | None = None
         # Made by the worker's parent, so that it can name the lease of a child that died; in
         # pools without one, here.
-        self.owner: str = vars(request).pop(OWNER, "") or owners.new(request.id)
+        given: str = vars(request).pop(OWNER, "")
+        self.owner = owners.in_child(given, os.getpid()) if given else owners.new(request.id)
         # Celery takes what it does not know for a header; a retry would publish it.
         (request.headers or {}).pop(OWNER, None)
         # Read before the body: running ends contention, and so the header.

@@ -33,6 +33,9 @@ AT_ONCE = 0.2
 LOOK_AGAIN = 0.05
 """Seconds between two looks at a recovery for which a message waits."""
 
+TRIES = 5
+"""To read a set that changes meanwhile."""
+
 LARGEST_PID = 2**22
 """What Linux gives out at the most; whatever is larger is a pool's own mark of a greenlet."""
 
@@ -126,7 +129,7 @@ class LockedRequest(Request):
         return suspect
 
     def _sent_to(self) -> Any:
-        """The pid of the child that the message was written to, perhaps only in part.
+        """The pid of the child that the message was written to last, perhaps only in part.
 
         It may have begun: that its parent has to read, and it does not while it forks.
         """
@@ -157,8 +160,8 @@ class LockedRequest(Request):
         # in a greenlet where that lies in memory.
         if key is None or pid in (None, os.getpid()) or pid > LARGEST_PID:
             return None
-        child, begun = process.neighbour(pid), pid == self.worker_pid
-        return Suspect(task, self.id, key, self.args, self.kwargs, self._owner, child, begun)
+        owner, child = owners.in_child(self._owner, pid), process.neighbour(pid)
+        return Suspect(task, self.id, key, self.args, self.kwargs, owner, child)
 
 
 class _Recoveries:
@@ -244,15 +247,34 @@ def _before_fork() -> None:
     Celery does not look for them before it has forked them all. What it does about them then
     stays the same, and finds nothing left to recover.
     """
-    recoveries = [
-        recovery
-        # The active ones are among them.
-        for request in [*state.reserved_requests, *_doomed]
-        if isinstance(request, LockedRequest) and (recovery := _ahead(request))
-    ]
+    try:
+        recoveries = [
+            recovery
+            for request in _requests()
+            if isinstance(request, LockedRequest) and (recovery := _ahead(request))
+        ]
+    except Exception:
+        logger.exception("Could not look for those that died before a fork")
+        return
     ends_at = clock.now() + AT_ONCE
     for recovery in recoveries:
         recovery.wait(max(0.0, ends_at - clock.now()))
+
+
+def _requests() -> set[object]:
+    """All that a child of this process may be at."""
+    # Before 5.7 Celery counts those that run no more among the reserved ones, once the broker's
+    # connection was lost.
+    known: set[object] = set()
+    for some in (state.reserved_requests, state.active_requests, _doomed):
+        for _ in range(TRIES):
+            try:
+                known.update(some)
+                break
+            except RuntimeError:
+                # Where a pool forks on a thread of its own, another one may be adding to it.
+                continue
+    return known
 
 
 def _ahead(request: LockedRequest) -> Recovery | None:

@@ -45,10 +45,8 @@ class Suspect:
 
     Attributes:
         key: Finds the name of its lock from ``args`` and ``kwargs``, those of its message.
-        owner: The nonce of the delivery, under which alone it acquires.
+        owner: Of the delivery in that process, under which alone it acquires there.
         process: What has to be seen gone before anything is taken away.
-        begun: It is known to have begun. Where it is not, the message may yet go to another
-            child, which will acquire under the same owner.
     """
 
     task: LockedTask
@@ -58,7 +56,6 @@ class Suspect:
     kwargs: Any
     owner: str
     process: process.ProcessIdentity
-    begun: bool = True
 
     def __str__(self) -> str:
         return f"Task {self.task.name}[{self.task_id}]"
@@ -131,14 +128,9 @@ class Recovery:
         attempt = LeaseRequest(name, suspect.owner, options.lock.get("ttl", backend.options.ttl))
         try:
             self._break(name)
-            if suspect.begun:
-                # What the dead process has sent may still be on its way.
-                backend.undo(attempt, deadline=backend.call_deadline())
+            # What the dead process has sent may still be on its way.
+            backend.undo(attempt, deadline=backend.call_deadline())
         except BackendUnavailable as error:
-            if not suspect.begun:
-                # Celery decides next whether it had, and names it again if so.
-                logger.warning("%s: what it held is looked for later: %s", suspect, error)
-                return
             logger.warning("%s: what it held is taken back later: %s", suspect, error)
             undo.schedule(backend, attempt)
 
@@ -147,8 +139,6 @@ class Recovery:
             return
         lease = self._backend.get(name)
         if lease is None or lease.owner != self._suspect.owner or lease.kind != "held":
-            return
-        if not self._suspect.begun and lease.holder_state != "dead":
             return
         if operations.break_lease(lease, reason="holder_dead"):
             logger.warning(

@@ -9,7 +9,6 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
 from django_dlock import Lock, clock, events, process, signals
 from django_dlock.backends.base import BaseLockBackend
-from django_dlock.celery import parent, recovery
+from django_dlock.celery import owners, parent, recovery
 from django_dlock.celery.delivery import OWNER
 from django_dlock.celery.parent import LockedRequest
 from django_dlock.celery.recovery import Recovery, Suspect
@@ -235,7 +234,9 @@ class Worker:
 
     @property
     def owner(self) -> str:
-        return self.request.request_dict[OWNER]
+        """Under which the child acquires."""
+        pid = self.request.worker_pid or self.request._sent_to()
+        return owners.in_child(self.request.request_dict[OWNER], pid)
 
     def lose(self, error: Exception | None = None, **options: Any) -> None:
         self.request.on_failure(info(error or WorkerLostError("lost")), **options)
@@ -332,7 +333,7 @@ def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
     worker, job = Worker(app, task(app), None), Job(child)
     worker.request._apply_result = weakref.ref(job)
     reserved.add(worker.request)
-    held_by(child, worker.owner)
+    acquire("order:1", worker.owner)
     fork()
     assert owner_of("order:1") == worker.owner
     child.kill()
@@ -361,26 +362,55 @@ def test_g4_a_fork_looks_for_those_too_that_were_told_to_end(app, child, monkeyp
     assert owner_of("order:1") is None
 
 
-def held_by(child: Child, owner: str) -> None:
-    """Have that child acquire, as far as anybody can see."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "_current", child.identity)
-        patch.setattr(os, "getpid", lambda: child.popen.pid)
-        acquire("order:1", owner)
+def test_g4_what_celery_counts_as_active_only_is_looked_for_too(app, child, monkeypatch):
+    # As it does after the broker's connection was lost.
+    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    worker = Worker(app, task(app), child.popen.pid)
+    acquire("order:1", worker.owner)
+    state.task_accepted(worker.request)
+    try:
+        child.kill()
+        fork()
+        assert owner_of("order:1") is None
+    finally:
+        state.active_requests.clear()
 
 
-def test_g4_a_message_that_went_to_another_child_meanwhile_keeps_its_lease(app, dead):
-    # Its owner is the same.
+def test_g1_another_child_that_got_the_message_meanwhile_keeps_its_lease(app, dead, reserved):
+    # Celery puts a message back where its child died before its parent read that it had begun.
     other = Child()
     try:
-        held_by(other, OURS)
-        found = Recovery(replace(suspect(task(app), dead), begun=False))
-        found.start()
-        found.go()
-        eventually(found._ended.is_set)
-        assert owner_of("order:1") == OURS
+        worker, job = Worker(app, task(app), None), Job(dead)
+        worker.request._apply_result = weakref.ref(job)
+        reserved.add(worker.request)
+        first = worker.request.found_dead()
+        assert first is not None
+        acquire("order:1", owners.in_child(worker.request._owner, other.popen.pid))
+        late = Recovery(first)
+        late.start()
+        late.go()
+        eventually(late._ended.is_set)
+        assert owner_of("order:1") == owners.in_child(worker.request._owner, other.popen.pid)
     finally:
         other.kill()
+
+
+def test_a_set_that_changes_while_it_is_read_is_read_again(app, dead, reserved, monkeypatch):
+    worker = Worker(app, task(app), dead.popen.pid)
+    acquire("order:1", worker.owner)
+
+    class Changing(set[Any]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.reads += 1
+            if self.reads == 1:
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    monkeypatch.setattr(state, "reserved_requests", Changing([worker.request]))
+    fork()
+    assert owner_of("order:1") is None
 
 
 def test_events_take_part_in_a_forks_beginning_before_the_look_for_the_dead_does():
@@ -551,16 +581,16 @@ def test_each_delivery_has_an_owner_that_only_the_child_is_told(app):
 
 
 def test_the_child_holds_under_the_owner_and_publishes_it_nowhere(app):
-    owners: list[str | None] = []
+    held: list[str | None] = []
 
     def body(self: Any, order: int, note: str = "") -> None:
-        owners.append(self.current_run.lock.owner)
+        held.append(self.current_run.lock.owner)
         raise self.retry(countdown=0)
 
     made = task(app, body)
-    worker = Worker(app, made, None)
+    worker = Worker(app, made, os.getpid())
     trace_task(made, str(uuid.uuid4()), (1,), {}, request=worker.request.request_dict, app=app)
-    assert owners == [worker.owner]
+    assert held == [worker.owner]
     headers = waiting(app).headers
     assert OWNER not in headers
     assert OWNER not in (headers.get("headers") or {})
