@@ -23,7 +23,7 @@ from .hold import Hold, HolderKey, registry
 from .holdings import Holdings
 from .keys import check_name
 from .lease import Contention, Fate, Lease, LeaseRequest
-from .lock_options import DEFAULT, Default, LockOptions, Seconds, lease_ttl
+from .lock_options import DEFAULT, Default, LockOptions, Seconds, default_options, lease_ttl
 from .lock_view import LockView
 from .waiting import Flow, adrive, drive
 
@@ -34,6 +34,8 @@ __all__ = ["DEFAULT", "Lock", "unknown_option"]
 
 logger = logging.getLogger("django_dlock")
 
+_NOTHING_ASKED = (None, DEFAULT, True, DEFAULT, None, False, None, None, "release")
+"""The defaults of the arguments of ``Lock``."""
 # After these the backend has nothing of ours left to be released.
 _NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
 
@@ -88,18 +90,12 @@ class Lock(LockView):
             raise unknown_option(*unknown)
         backend = locks[using]
         super().__init__(check_name(name), backend, Holdings(bound))
-        # By position: this is on everybody's path.
-        self._options = LockOptions.read(
-            backend,
-            ttl,
-            wait,
-            renew,
-            max_hold,
-            min_hold,
-            reentrant,
-            metadata,
-            on_lost,
-            hold_until,
+        # This is on everybody's path, and most ask for nothing.
+        asked = (ttl, wait, renew, max_hold, min_hold, reentrant, metadata, on_lost, hold_until)
+        self._options = (
+            default_options(backend)
+            if asked == _NOTHING_ASKED
+            else LockOptions.read(backend, *asked)
         )
 
     # -- acquire -----------------------------------------------------------------------

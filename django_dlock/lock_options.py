@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from . import conf
 from .backends.base import BaseLockBackend
 
-__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "lease_ttl"]
+__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "default_options", "lease_ttl"]
 
 
 class Default:
@@ -81,6 +82,14 @@ class LockOptions:
             on_lost,
             hold_until,
         )
+
+
+@functools.lru_cache(maxsize=16)
+def default_options(backend: BaseLockBackend) -> LockOptions:
+    """Those of all locks on a backend that ask for nothing."""
+    return LockOptions.read(
+        backend, None, DEFAULT, True, DEFAULT, None, False, None, None, "release"
+    )
 
 
 def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float:

@@ -27,8 +27,7 @@ def made() -> Sequence[BaseDatabaseWrapper]:
     mine = getattr(storage, "_storage", None)
     if isinstance(mine, threading.local) and asyncio._get_running_loop() is None:
         # How asgiref keeps them for threads.
-        by_alias = vars(mine)
-        return [by_alias[alias] for alias in connections if alias in by_alias]
+        return list(vars(mine).values())
     return connections.all(initialized_only=True)
 
 
