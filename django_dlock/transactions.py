@@ -27,7 +27,8 @@ def made() -> Sequence[BaseDatabaseWrapper]:
     mine = getattr(storage, "_storage", None)
     if isinstance(mine, threading.local) and asyncio._get_running_loop() is None:
         # How asgiref keeps them for threads.
-        return list(vars(mine).values())
+        by_alias = vars(mine)
+        return [by_alias[alias] for alias in connections.settings if alias in by_alias]
     return connections.all(initialized_only=True)
 
 

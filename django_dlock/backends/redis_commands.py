@@ -18,7 +18,7 @@ from ..process import ProcessIdentity, current
 from . import redis_scripts as scripts
 from .base import Fates
 from .describe import process_from_json
-from .redis_packing import BLANK, Word, pack, pattern
+from .redis_packing import BLANK, Word, fill, pack, pattern
 from .redis_scripts import FATES, Script
 
 __all__ = [
@@ -171,20 +171,23 @@ class Commands:
         args.append(str(_ms(ttl) + max(_ms(ttl), scripts.MEMORY_MS)))
         return [*self.keys.of(name), *self.keys.of_attempt(owner)], args
 
-    def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: int) -> bytes:
+    def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: int) -> list[str]:
         """All that is the same from one attempt of this process to the next."""
         request = LeaseRequest(BLANK, BLANK, ttl, kind, metadata=BLANK, replaces=BLANK)
         return pattern(scripts.ACQUIRE, *self._acquire_words(request, mailbox))
 
     def _packed_acquire(self, request: LeaseRequest, mailbox: int) -> bytes:
-        name, owner = request.name.encode(), request.owner.encode()
-        metadata, replaces = request.metadata.encode(), request.replaces.encode()
+        name, owner, ttl, kind, metadata, _, replaces, _ = request
         n, o = len(name), len(owner)
-        lock, attempt = self._prefix + n, self._prefix + o
-        return self._acquiring(current().id, request.ttl, request.kind, mailbox) % (
-            *(lock, name, lock, name, attempt, owner, attempt, owner),
-            *(n, name, o, owner, len(metadata), metadata, len(replaces), replaces),
+        lock, attempt = str(self._prefix + n), str(self._prefix + o)
+        packed = fill(
+            self._acquiring(current().id, ttl, kind, mailbox),
+            *(lock, name, lock, name, attempt, owner, attempt, owner, str(n), name, str(o), owner),
+            *(str(len(metadata)), metadata, str(len(replaces)), replaces),
         )
+        if packed.isascii():
+            return packed.encode()
+        return pack(scripts.ACQUIRE, *self._acquire_words(request, mailbox))
 
     def handed(self, request: LeaseRequest, met: Contention, letter: Letter) -> Lease | None:
         """The lease that the letter announces; ``None`` where the owner had better ask for it.
@@ -232,13 +235,16 @@ class Commands:
     def _release_words(self, name: str, owner: str, min_hold: str) -> Words:
         return self.keys.of(name), [name, owner, min_hold, self.keys.requests]
 
-    def _packed_release(self, *words: str) -> bytes:
-        name, owner, min_hold = map(str.encode, words)
-        n, key = len(name), self._prefix + len(name)
-        return self._releasing % (
+    def _packed_release(self, name: str, owner: str, min_hold: str) -> bytes:
+        n, key = str(len(name)), str(self._prefix + len(name))
+        packed = fill(
+            self._releasing,
             *(key, name, key, name),
-            *(n, name, len(owner), owner, len(min_hold), min_hold),
+            *(n, name, str(len(owner)), owner, str(len(min_hold)), min_hold),
         )
+        if packed.isascii():
+            return packed.encode()
+        return pack(scripts.RELEASE, *self._release_words(name, owner, min_hold))
 
     def undo(self, request: LeaseRequest) -> Command[None]:
         name, owner = request.name, request.owner

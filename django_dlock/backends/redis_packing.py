@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from .redis_scripts import Script
 
-__all__ = ["BLANK", "Word", "pack", "pattern"]
+__all__ = ["BLANK", "Word", "fill", "pack", "pattern"]
 
 Word: TypeAlias = str | int | bytes
 
@@ -31,21 +31,29 @@ def pack(script: Script, keys: Sequence[str], args: Sequence[Word]) -> bytes:
     return b"".join([b"*%d\r\n" % len(words), *map(_packed, words)])
 
 
-def pattern(script: Script, keys: Sequence[str], args: Sequence[Word]) -> bytes:
-    """A call of the script with blanks, to be filled in by ``%``.
+def pattern(script: Script, keys: Sequence[str], args: Sequence[Word]) -> list[str]:
+    """A call of the script with blanks, for ``fill``: at every other place, from the second on.
 
-    For each blank, in order: the number of bytes of the whole word, and those in the blank's
-    place.
+    Two for each ``BLANK``, in order: the number of bytes of the whole word, and the text in the
+    blank's place.
     """
     words = _words(script, keys, args)
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        known, blank, _ = str(word).partition(BLANK)
+    parts = [f"*{len(words)}\r\n"]
+    for word in map(str, words):
+        known, blank, _ = word.partition(BLANK)
         if blank:
-            parts.append(b"$%%d\r\n%b%%b\r\n" % _literal(known.encode()))
+            parts[-1] += "$"
+            parts += "", f"\r\n{known}", "", "\r\n"
         else:
-            parts.append(_literal(_packed(word)))
-    return b"".join(parts)
+            parts[-1] += f"${len(word)}\r\n{word}\r\n"
+    return parts
+
+
+def fill(parts: list[str], *blanks: str) -> str:
+    """The call with its blanks filled; right if it is ASCII, where lengths are those of bytes."""
+    filled = parts.copy()
+    filled[1::2] = blanks
+    return "".join(filled)
 
 
 def _words(script: Script, keys: Sequence[str], args: Sequence[Word]) -> list[Word]:
@@ -55,7 +63,3 @@ def _words(script: Script, keys: Sequence[str], args: Sequence[Word]) -> list[Wo
 def _packed(word: Word) -> bytes:
     data = word if isinstance(word, bytes) else str(word).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
-def _literal(data: bytes) -> bytes:
-    return data.replace(b"%", b"%%")

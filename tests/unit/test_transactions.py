@@ -75,3 +75,14 @@ def test_it_sees_what_django_sees_where_connections_are_kept_in_another_way(
 
     monkeypatch.setattr(connections, "_connections", Storage())
     assert both() == ([Storage.default], [Storage.default])
+
+
+def test_a_thread_on_which_a_loop_ran_has_its_connections_only() -> None:
+    def after_a_loop() -> Any:
+        made_two()
+        asyncio.run(in_a_coroutine())
+        return made_two()
+
+    (ours_before, theirs_before), after, connection = on_a_thread(after_a_loop)
+    assert ours_before == theirs_before == []
+    assert after == ([connection], [connection])
