@@ -122,19 +122,17 @@ local names = {}
 if size == 0 then
   cursor = ''
 elseif cursor == '' then
-  names = call(newest and 'ZREVRANGE' or 'ZRANGE', index, rank, rank + size - 1,
-    'WITHSCORES')
+  names = call(newest and 'ZREVRANGE' or 'ZRANGE', index, rank, rank + size - 1)
 elseif newest then
-  names = call('ZREVRANGEBYSCORE', index, '(' .. cursor, '-inf', 'WITHSCORES',
-    'LIMIT', 0, size)
+  names = call('ZREVRANGEBYSCORE', index, '(' .. cursor, '-inf', 'LIMIT', 0, size)
 else
-  names = call('ZRANGEBYSCORE', index, '(' .. cursor, '+inf', 'WITHSCORES',
-    'LIMIT', 0, size)
+  names = call('ZRANGEBYSCORE', index, '(' .. cursor, '+inf', 'LIMIT', 0, size)
 end
-local rows = {}
-for i = 1, #names, 2 do
-  local name = names[i]
-  if string.sub(name, 1, #prefix) == prefix and
+-- Asked for before names are taken out, and for the last one only: to format scores is dear.
+cursor = size > 0 and #names == size and call('ZSCORE', index, names[size]) or ''
+local rows, all = {}, prefix == '' and contains == ''
+for _, name in ipairs(names) do
+  if all or string.sub(name, 1, #prefix) == prefix and
     (contains == '' or string.find(name, contains, 1, true)) then
     local row = look(name)
     if row then
@@ -144,7 +142,6 @@ for i = 1, #names, 2 do
     end
   end
 end
-cursor = size > 0 and #names == 2 * size and names[#names] or ''
 return {text(now), cjson.encode(rows), cjson.encode(procs), cursor, call('ZCARD', index)}
 """
 )
