@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 ARGS ?=
-# Most of the tests' time is waiting for servers, workers and leases.
+# Most of the tests' time is waiting for servers, workers and leases. Files are begun in their
+# order, faults before units: by their number of tests, the longest would be the last.
 JOBS ?= 3
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
@@ -30,7 +31,7 @@ serve: $(VENV)/.demo ## Leave the demonstration's site and workers running
 	@$(BIN)/python -m testproject.demo serve $(ARGS)
 
 test: $(VENV)/.dev ## Run everything: tests, types, lint, import contract, docs, wheel
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
 	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) $(ARGS)
