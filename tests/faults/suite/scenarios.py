@@ -221,7 +221,8 @@ def let_others_take_over(run: Run, stopped: list[dict[str, object]]) -> None:
         # Threads share one AMQP connection, and one may have read the answer for which another
         # waits; a heartbeat would end that connection later.
         run.stage.redeliver()
-        run.until(done, "others took over what was stopped and delivered twice")
+        # What was put back meanwhile stands behind all that waits, and is worked off last.
+        run.until(done, "others took over what was stopped and delivered twice", patience=90)
 
 
 def taken_over(run: Run, stopped: list[dict[str, object]]) -> bool:
