@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED := 1
 ARGS ?=
 # Most of the tests' time is waiting for servers, workers and leases. Files are begun in their
 # order, faults before units: by their number of tests, the longest would be the last.
-JOBS ?= 3
+JOBS ?= 4
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
 SEED ?=
