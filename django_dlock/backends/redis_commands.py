@@ -281,10 +281,11 @@ def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Cont
     return Contention(
         owner=holder,
         kind=cast(Kind, kind),
-        remaining=int(remaining) / 1000,
+        # A stranger may have written what is no number: asked about again in a moment.
+        remaining=int(remaining) / 1000 if remaining.isdigit() else 0.0,
         now=int(now) / 1000,
         process=process_from_json(process_json),
-        token=int(token),
+        token=int(token) if token.isdigit() else 0,
         asked_at=sent_at,
     )
 

@@ -80,29 +80,32 @@ local micros = time[1] .. string.sub('000000' .. time[2], -6)
 local moment = string.sub(micros, 1, -4)
 local now = tonumber(moment)
 local function text(number) return string.format('%.0f', number) end
-local function memory(ttl) return math.max(tonumber(ttl or 0), {MEMORY_MS}) end
+local function memory(ttl) return math.max(tonumber(ttl) or 0, {MEMORY_MS}) end
 """
 
-# Whether a hash's lease lives. One without an end counts as living: somebody tampered with it, and
-# only an operator may say that it is over.
+# Whether a hash's lease lives. One without an end, or with one that is no number, counts as living:
+# somebody tampered with it, and only an operator may say that it is over.
 _LIVES = """
 local function lives(owner, till)
-  return owner and owner ~= '' and (not till or tonumber(till) > now)
+  return owner and owner ~= '' and (tonumber(till) or math.huge) > now
 end
 local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
 """
 COMMON = _NOW + _LIVES
 
+_NO_TOKEN = 2**53
+"""From here on numbers are not exact; a stranger wrote it."""
+
 # Scripts that grant or end a lease have these keys in this order: lock, waiters, index, clock.
-_GRANT = """
+_GRANT = f"""
 -- Above all that the bucket has given out, so that tokens rise when the clock steps back; above
 -- the clock, so that they rise when the server has lost its data.
 local function above(token)
-  local new = micros
-  if token and tonumber(token) >= tonumber(new) then new = text(token + 1) end
-  local highest = redis.call('SET', KEYS[4], new, 'GET')
-  if highest and tonumber(highest) >= tonumber(new) then
-    new = text(highest + 1)
+  local new, least = micros, tonumber(token)
+  if least and least >= tonumber(new) and least < {_NO_TOKEN} then new = text(least + 1) end
+  least = tonumber(redis.call('SET', KEYS[4], new, 'GET'))
+  if least and least >= tonumber(new) and least < {_NO_TOKEN} then
+    new = text(least + 1)
     redis.call('SET', KEYS[4], new)
   end
   return new
@@ -209,10 +212,10 @@ end
 
 if living and owner == me and kind ~= 'cooling' and not undone then
   -- One that was handed over has less than it asked for.
-  local new = math.max(tonumber(till or 0), now + ttl)
-  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(tonumber(longest or 0), ttl))
+  local new = math.max(tonumber(till) or 0, now + ttl)
+  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(tonumber(longest) or 0, ttl))
   redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
-  return tonumber(token)
+  return tonumber(token) or 0
 end
 if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
   living, last, how, fresh = false, owner, 'released', true
@@ -221,11 +224,11 @@ end
 local over = not living and last == me and how ~= 'expired'
 if living or undone or over then
   if not living then return table.concat({{'held', '0', moment, token or '0', '', ''}}, '\\n') end
-  local remaining = till and tonumber(till) - now or 10000
+  till, longest = tonumber(till), tonumber(longest)
+  local remaining = till and till - now or 10000
   -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
   -- for as long as the step.
-  longest = tonumber(longest)
-  if till and longest and kind ~= 'cooling' and remaining > longest then
+  if till and longest and longest > 0 and remaining > longest and kind ~= 'cooling' then
     remaining = longest
     redis.call('HSET', KEYS[1], 'until', now + longest)
     redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
@@ -294,7 +297,7 @@ local ttl, at = nil, 0
 if ARGV[3] ~= '0' then ttl, at = unpack(redis.call('HMGET', KEYS[1], 'ttl', 'at'), 1, 2) end
 -- The clock may have stepped back since the grant: then from now, or the name would stay taken
 -- for as long as the step.
-local cool = math.min(tonumber(at or 0), now) + tonumber(ARGV[3])
+local cool = math.min(tonumber(at) or 0, now) + tonumber(ARGV[3])
 if cool > now then
   -- In this order for a server out of memory, see RENEW.
   redis.call('PEXPIRE', KEYS[1], cool - now + memory(ttl))
@@ -388,14 +391,15 @@ for i = 1, locks do
   elseif kind == 'cooling' or not lives(owner, till) then
     fates[i] = letters[end_of(kind)]
   else
-    local left = till and till - now or 0
-    if left > ttl and left <= tonumber(before or 0) then
+    local left = (tonumber(till) or now) - now
+    n = (tonumber(n) or 0) + 1
+    if left > ttl and left <= (tonumber(before) or 0) then
       -- One that was sent earlier, for a shorter time, arrives later: it takes nothing away. An
       -- end beyond the TTL comes of a clock that has stepped back, and is put right.
-      call('HSET', lock, 'ttl', text(left), 'n', (n or 0) + 1)
+      call('HSET', lock, 'ttl', text(left), 'n', n)
       call('PEXPIRE', lock, text(left + memory(left)))
     else
-      call('HSET', lock, 'until', ends, 'ttl', asked, 'n', (n or 0) + 1)
+      call('HSET', lock, 'until', ends, 'ttl', asked, 'n', n)
       call('PEXPIRE', lock, forget)
     end
     fates[i] = 'n'
