@@ -165,7 +165,7 @@ class Commands:
     def _acquire_words(self, request: LeaseRequest, mailbox: int) -> Words:
         name, owner, ttl, kind, metadata, _, replaces, _ = request
         process = current()
-        args = [name, owner, str(_ms(ttl)), kind, process.id, _process_json(process)]
+        args = [name, owner, str(_ms(ttl)), kind, _process_json(process)]
         args += (metadata, self.keys.mailbox(mailbox) if mailbox else "", replaces)
         # As the scripts' ``memory`` has it; to format a number costs the server as much as a write.
         args.append(str(_ms(ttl) + max(_ms(ttl), scripts.MEMORY_MS)))

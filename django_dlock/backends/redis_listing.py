@@ -33,7 +33,7 @@ _LOOK = """
 local locks, waiters, facts, place = ARGV[1], ARGV[2], {}, {}
 for i = 1, tonumber(ARGV[3]) do
   facts[i] = ARGV[3 + i]
-  place[facts[i]] = i + 2
+  place[facts[i]] = i + 3
 end
 local call, procs, number_of, beat_of = redis.call, {}, {}, {}
 local work_out = {
@@ -44,9 +44,11 @@ local work_out = {
     return call('ZCARD', waiters .. name)
   end,
   ['@beat'] = function(name, l)
-    local process = l[place.pid]
+    local process = l[place.proc]
     if process and not beat_of[process] then
-      beat_of[process] = call('ZSCORE', KEYS[1], process) or '0'
+      local read, identity = pcall(cjson.decode, process)
+      local id = read and type(identity) == 'table' and identity.id
+      beat_of[process] = type(id) == 'string' and call('ZSCORE', KEYS[1], id) or '0'
     end
     return process and beat_of[process]
   end,
@@ -60,21 +62,22 @@ local work_out = {
     return process and number_of[process]
   end,
 }
+-- In this order: what is worked out of the process needs it as it stands in the hash.
 local worked_out = {}
-for _, fact in ipairs(facts) do
-  if work_out[fact] then worked_out[place[fact]] = work_out[fact] end
+for _, fact in ipairs({'@endless', '@waiting', '@beat', 'proc'}) do
+  if place[fact] then worked_out[#worked_out + 1] = fact end
 end
 local function is_held(name, l)
-  local owner = l[1]
-  return lives(owner, tonumber(l[2]))
-    or owner and owner ~= '' and call('PTTL', locks .. name) == -1
+  local owner, till, kind = unpack(l, 1, 3)
+  return lives(owner, tonumber(till), kind)
+    or owner and not ended(kind) and call('PTTL', locks .. name) == -1
 end
--- {name, until, fact...}, or nothing for a name that is free.
+-- {name, until, kind, fact...}, or nothing for a name that is free.
 local function look(name)
-  local l = call('HMGET', locks .. name, 'owner', 'until', unpack(facts))
+  local l = call('HMGET', locks .. name, 'owner', 'until', 'kind', unpack(facts))
   if not is_held(name, l) then return nil end
   l[1] = name
-  for i, fact in pairs(worked_out) do l[i] = fact(name, l) end
+  for _, fact in ipairs(worked_out) do l[place[fact]] = work_out[fact](name, l) end
   return l
 end
 """
@@ -113,7 +116,7 @@ local index = KEYS[2]
 size, newest = tonumber(size), newest == '1'
 if cursor == '' and rank ~= '' and call('ZCARD', index) <= 1000 then
   for _, name in ipairs(call('ZRANGE', index, 0, -1)) do
-    local l = call('HMGET', locks .. name, 'owner', 'until')
+    local l = call('HMGET', locks .. name, 'owner', 'until', 'kind')
     if not is_held(name, l) then call('ZREM', index, name) end
   end
 end

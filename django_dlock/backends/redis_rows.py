@@ -19,11 +19,11 @@ __all__ = ["ALL_FACTS", "EXACTLY", "FACTS", "Reader", "Row"]
 EXACTLY = ("utf-8", "surrogateescape")
 """How bytes become text and the same bytes again, though they be no text."""
 
-_STATE = ("kind", "proc", "pid", "at", "ttl", "@beat")
+_STATE = ("proc", "at", "ttl", "@beat")
 FACTS: dict[str, tuple[str, ...]] = {
     "name": (),
     "alias": (),
-    "kind": ("kind",),
+    "kind": (),
     "holder": ("proc",),
     "holder_state": _STATE,
     "age": ("at", "token"),
@@ -50,7 +50,7 @@ class Reader:
         self.holder_state = functools.cache(self._holder_state)
 
     def rows(self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes) -> list[Row]:
-        place = {fact: number for number, fact in enumerate(("name", "until", *facts))}
+        place = {fact: number for number, fact in enumerate(("name", "until", "kind", *facts))}
         answer = _Answer(self, int(now), place, ["", *_json(processes)])
         return [Row(answer, values) for values in _json(rows)]
 

@@ -2,12 +2,11 @@
 
 Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock lie in one slot:
 
-* ``…:l:<name>`` hash of one name. ``owner``, empty after a release or a break; ``until``, then 0,
-  and ``at`` in milliseconds and ``token`` in microseconds on the server's clock; ``ttl`` in
-  milliseconds; ``kind``; ``n`` renewals; ``pid`` and ``proc`` the holder's process, as id and as
-  JSON; ``meta`` JSON; ``last`` and ``how`` the owner before and how its lease ended; ``past`` the
-  same of all who handed it over lately. The key outlives the lease by a TTL, at least a minute, for
-  the memory of its end.
+* ``…:l:<name>`` hash of one name. ``owner``; ``until`` and ``at`` in milliseconds and ``token`` in
+  microseconds on the server's clock; ``ttl`` in milliseconds; ``kind``, and after its end
+  ``released`` or ``broken``; ``n`` renewals; ``proc`` the holder's process and ``meta``, both JSON;
+  ``past`` the owners before and how their leases ended, ``;<owner>:<how>`` of each, the last one
+  first. The key outlives the lease by a TTL, at least a minute, for the memory of its end.
 * ``…:q:<name>`` sorted set of waiters by when they came; ``…:w:<owner>`` what a waiter asks for,
   gone when it is to be forgotten.
 * ``…:index`` sorted set of the names that are held, by token, so in order of their grant.
@@ -86,10 +85,23 @@ local function memory(ttl) return math.max(tonumber(ttl) or 0, {MEMORY_MS}) end
 # Whether a hash's lease lives. One without an end, or with one that is no number, counts as living:
 # somebody tampered with it, and only an operator may say that it is over.
 _LIVES = """
-local function lives(owner, till)
-  return owner and owner ~= '' and (tonumber(till) or math.huge) > now
+local function ended(kind) return kind == 'released' or kind == 'broken' end
+local function lives(owner, till, kind)
+  return owner and not ended(kind) and (tonumber(till) or math.huge) > now
 end
-local function end_of(kind) return kind == 'cooling' and 'released' or 'expired' end
+-- Of one that does not live.
+local function end_of(kind)
+  return ended(kind) and kind or kind == 'cooling' and 'released' or 'expired'
+end
+-- How the lease of one ended who is not the owner any more.
+local function end_before(past, owner)
+  local _, found = string.find(past or '', ';' .. owner .. ':', 1, true)
+  return found and string.match(past, '^%a+', found + 1)
+end
+-- Nobody asks about more than the last dozen.
+local function with_end(owner, how, past)
+  return string.sub(';' .. owner .. ':' .. how .. (past or ''), 1, 512)
+end
 """
 COMMON = _NOW + _LIVES
 
@@ -111,10 +123,9 @@ local function above(token)
   return new
 end
 -- ``forget``: ms until the key goes. Further fields of the hash may follow.
-local function grant(name, owner, token, ttl, forget, kind, pid, proc, meta, ...)
+local function grant(name, owner, token, ttl, forget, kind, proc, meta, ...)
   redis.call('HSET', KEYS[1], 'owner', owner, 'until', now + ttl, 'kind', kind,
-    'token', token, 'ttl', ttl, 'at', moment, 'n', '0', 'pid', pid, 'proc', proc,
-    'meta', meta, ...)
+    'token', token, 'ttl', ttl, 'at', moment, 'n', '0', 'proc', proc, 'meta', meta, ...)
   redis.call('PEXPIRE', KEYS[1], forget)
   redis.call('ZADD', KEYS[3], token, name)
 end
@@ -124,7 +135,7 @@ end
 # whatever sets the end of a lease sets that of the key, ``memory`` later.
 _FREE = """
   redis.call('ZREM', KEYS[3], ARGV[1])
-  redis.call('HSET', KEYS[1], 'owner', '', 'until', '0', 'last', owner, 'how', how)
+  redis.call('HSET', KEYS[1], 'kind', how)
 """
 
 _END = f"""
@@ -148,7 +159,7 @@ local function reach(requests, letter)
     end
   end
 end
--- ``token`` of the lease before; ``last`` its owner and ``how`` it ended, if it has just ended.
+-- ``token`` of the lease before, ``last`` its owner, if there was one, and ``how`` it ended.
 local function hand_over(requests, name, token, last, how, past)
   local new, ttl, forget
   local owner, asked = reach(requests, function(asked)
@@ -160,14 +171,12 @@ local function hand_over(requests, name, token, last, how, past)
     return new .. ' ' .. ttl
   end)
   if not owner then return false end
-  local kind, pid, proc, meta = unpack(asked, 3)
+  local kind, proc, meta = unpack(asked, 3)
   if last then
     -- A release whose reply was lost is repeated when others have had the name since.
-    local ends = string.sub(';' .. last .. ':' .. how .. (past or ''), 1, 512)
-    grant(name, owner, new, ttl, forget, kind, pid, proc, meta,
-      'last', last, 'how', how, 'past', ends)
+    grant(name, owner, new, ttl, forget, kind, proc, meta, 'past', with_end(last, how, past))
   else
-    grant(name, owner, new, ttl, forget, kind, pid, proc, meta)
+    grant(name, owner, new, ttl, forget, kind, proc, meta)
   end
   return true
 end
@@ -182,28 +191,31 @@ ACQUIRE = Script(
     + _GRANT
     + """
 -- KEYS: see above, then mark of an attempt that was taken back, what this one asks for
--- ARGV: name, owner, ttl ms, kind, process id, process JSON, metadata, mailbox of one who will
---   wait or '', owner that may be replaced or '', ms until a key with this TTL goes
+-- ARGV: name, owner, ttl ms, kind, process JSON, metadata, mailbox of one who will wait or '',
+--   owner that may be replaced or '', ms until a key with this TTL goes
 -- Returns the token, or lines of what is in the way: kind, remaining ms, now ms, token, process
 -- JSON, owner. One text, for to read it takes a client as long as each part of a list.
-local name, me, mailbox = ARGV[1], ARGV[2], ARGV[8]
-local owner, token, last = unpack(redis.call('HMGET', KEYS[1], 'owner', 'token', 'last'))
+local name, me, mailbox = ARGV[1], ARGV[2], ARGV[7]
+local owner, kind, token = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind', 'token'))
 local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
-if owner == '' then owner = nil end
 -- The usual case: nobody has it, and nobody has heard of this attempt.
-if not owner and not known and last ~= me then
+if not known and (not owner or owner ~= me and (kind == 'released' or kind == 'broken')) then
   local new = above(token)
-  grant(name, me, new, ARGV[3], ARGV[10], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+  if owner then
+    grant(name, me, new, ARGV[3], ARGV[9], ARGV[4], ARGV[5], ARGV[6],
+      'past', ';' .. owner .. ':' .. kind)
+  else
+    grant(name, me, new, ARGV[3], ARGV[9], ARGV[4], ARGV[5], ARGV[6])
+  end
   return tonumber(new)
 end
 """
     + _LIVES
     + f"""
 local ttl = tonumber(ARGV[3])
-local till, kind, proc, longest, how = unpack(
-  redis.call('HMGET', KEYS[1], 'until', 'kind', 'proc', 'ttl', 'how'), 1, 5)
-local living, fresh = lives(owner, till), false
-if owner and owner ~= me and not living then last, how, fresh = owner, end_of(kind), true end
+local till, proc, longest, past = unpack(
+  redis.call('HMGET', KEYS[1], 'until', 'proc', 'ttl', 'past'), 1, 4)
+local living = lives(owner, till, kind)
 local undone = known and redis.call('EXISTS', KEYS[5]) == 1
 if known then
   if mailbox == '' or not living or undone then redis.call('ZREM', KEYS[2], me) end
@@ -217,11 +229,11 @@ if living and owner == me and kind ~= 'cooling' and not undone then
   redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
   return tonumber(token) or 0
 end
-if living and owner == ARGV[9] and kind ~= 'cooling' and not undone then
-  living, last, how, fresh = false, owner, 'released', true
+if living and owner == ARGV[8] and kind ~= 'cooling' and not undone then
+  living, kind = false, 'released'
 end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
-local over = not living and last == me and how ~= 'expired'
+local over = not living and owner == me and end_of(kind) ~= 'expired'
 if living or undone or over then
   if not living then return table.concat({{'held', '0', moment, token or '0', '', ''}}, '\\n') end
   till, longest = tonumber(till), tonumber(longest)
@@ -244,7 +256,7 @@ if living or undone or over then
       end
     end
     redis.call('PEXPIRE', KEYS[2], '{2 * _WAITER_MS}')
-    local request = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6], ARGV[7]}}
+    local request = {{mailbox, ttl, ARGV[4], ARGV[5], ARGV[6]}}
     redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', '{_WAITER_MS}')
   end
   return table.concat(
@@ -252,11 +264,11 @@ if living or undone or over then
 end
 
 local new = above(token)
-if fresh then
-  grant(name, me, new, ttl, ARGV[10], ARGV[4], ARGV[5], ARGV[6], ARGV[7],
-    'last', last, 'how', how)
+if owner and owner ~= me then
+  grant(name, me, new, ttl, ARGV[9], ARGV[4], ARGV[5], ARGV[6],
+    'past', with_end(owner, end_of(kind), past))
 else
-  grant(name, me, new, ttl, ARGV[10], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+  grant(name, me, new, ttl, ARGV[9], ARGV[4], ARGV[5], ARGV[6])
 end
 return tonumber(new)
 """
@@ -272,7 +284,7 @@ RELEASE = Script(
 if ARGV[3] == '0' and redis.call('EXISTS', KEYS[2]) == 0 then
   local owner, kind, ttl = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl'))
   local how = 'released'
-  if owner == ARGV[2] and kind ~= 'cooling'
+  if owner == ARGV[2] and kind ~= 'cooling' and kind ~= 'released' and kind ~= 'broken'
     and redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, {MEMORY_MS}) then
 {_FREE}
     return 1
@@ -286,13 +298,8 @@ end
 local owner, till, kind, token, past = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past'), 1, 5)
 local me = ARGV[2]
-if owner ~= me then
-  local last, how = unpack(redis.call('HMGET', KEYS[1], 'last', 'how'))
-  if last == me then return how end
-  local _, found = string.find(past or '', ';' .. me .. ':', 1, true)
-  return found and string.match(past, '^%a+', found + 1) or 'refused'
-end
-if not lives(owner, till) or kind == 'cooling' then return end_of(kind) end
+if owner ~= me then return end_before(past, me) or 'refused' end
+if not lives(owner, till, kind) or kind == 'cooling' then return end_of(kind) end
 local ttl, at = nil, 0
 if ARGV[3] ~= '0' then ttl, at = unpack(redis.call('HMGET', KEYS[1], 'ttl', 'at'), 1, 2) end
 -- The clock may have stepped back since the grant: then from now, or the name would stay taken
@@ -323,8 +330,7 @@ redis.call('DEL', KEYS[6])
 redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
 local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past')
 local owner, till, kind, token, past = unpack(l, 1, 5)
-if owner == '' then owner = nil end
-if not lives(owner, till) then
+if not lives(owner, till, kind) then
   hand_over(ARGV[4], ARGV[1], token, owner, owner and end_of(kind), past)
 elseif owner == ARGV[2] and kind ~= 'cooling' then
   finish(ARGV[4], ARGV[1], token, owner, 'released', past)
@@ -340,10 +346,10 @@ BREAK = Script(
 -- KEYS: see above
 -- ARGV: name, owner, prefix as in RELEASE
 -- Returns 1, or 0 where the owner does not have it.
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl', 'token', 'past')
-local owner, till, ttl, token, past = unpack(l, 1, 5)
-if owner ~= ARGV[2] or owner == '' then return 0 end
-if not lives(owner, till) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past')
+local owner, till, kind, ttl, token, past = unpack(l, 1, 6)
+if owner ~= ARGV[2] or ended(kind) then return 0 end
+if not lives(owner, till, kind) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 -- It may have none.
 redis.call('PEXPIRE', KEYS[1], memory(ttl))
 finish(ARGV[3], ARGV[1], token, owner, 'broken', past)
@@ -386,9 +392,8 @@ for i = 1, locks do
   local l = call('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
   local owner, till, kind, n, before = l[1], l[2], l[3], l[4], l[5]
   if owner ~= me then
-    local past = call('HMGET', lock, 'last', 'how')
-    fates[i] = past[1] == me and letters[past[2]] or 'f'
-  elseif kind == 'cooling' or not lives(owner, till) then
+    fates[i] = letters[end_before(call('HGET', lock, 'past'), me)] or 'f'
+  elseif kind == 'cooling' or not lives(owner, till, kind) then
     fates[i] = letters[end_of(kind)]
   else
     local left = (tonumber(till) or now) - now
@@ -408,8 +413,8 @@ end
 -- Names whose lease ended unseen leave the index little by little.
 local some = call('ZRANDMEMBER', KEYS[2], 3)
 for _, name in ipairs(some) do
-  local l = call('HMGET', ARGV[2] .. name, 'owner', 'until')
-  if not lives(l[1], l[2]) and call('PTTL', ARGV[2] .. name) ~= -1 then
+  local l = call('HMGET', ARGV[2] .. name, 'owner', 'until', 'kind')
+  if not lives(unpack(l, 1, 3)) and call('PTTL', ARGV[2] .. name) ~= -1 then
     call('ZREM', KEYS[2], name)
   end
 end
@@ -421,8 +426,8 @@ LOCKED = Script(
     COMMON
     + """
 -- KEYS: lock
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until')
-return lives(l[1], l[2]) and 1 or 0
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind')
+return lives(unpack(l, 1, 3)) and 1 or 0
 """
 )
 
@@ -431,11 +436,8 @@ LAST_END = Script(
     + """
 -- KEYS: lock
 -- Returns {owner, fate} or nothing.
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'last', 'how')
-local owner, till, kind, last, how = unpack(l, 1, 5)
-if lives(owner, till) then return false end
-if owner and owner ~= '' then return {owner, end_of(kind)} end
-return last and {last, how}
+local owner, till, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind'), 1, 3)
+return owner and not lives(owner, till, kind) and {owner, end_of(kind)}
 """
 )
 

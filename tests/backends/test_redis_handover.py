@@ -180,6 +180,25 @@ def test_g5_ends_are_remembered_while_others_have_had_the_name_since(direct, lis
     assert renew(direct, leases[3]) == ["renewed"]
 
 
+@pytest.mark.parametrize("how", ["released", "broken", "expired"])
+def test_g5_an_end_is_remembered_when_the_name_was_acquired_since(direct, own_redis, how):
+    first = grant(direct, request())
+    if how == "released":
+        assert release(direct, first) == how
+    elif how == "broken":
+        assert direct.break_("name", owner=first.owner)
+    else:
+        with client(own_redis) as stranger:
+            stranger.hset("{dlock:0}:l:name", "until", "1")
+    second = grant(direct, request())
+    for _ in range(2):
+        # As if the first reply had been lost.
+        assert release(direct, first) == how
+        assert renew(direct, first) == [how]
+        release(direct, second)
+    assert direct.last_end("name") == (second.owner, "released")
+
+
 def test_g1_a_letter_from_before_the_last_ask_is_not_believed(direct, listener):
     # B waits ──► is handed the lease ──► an operator breaks it ──► another gets it
     #                 └─ B asks, meets the other, and reads its letter only now
