@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
@@ -281,11 +282,11 @@ def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Cont
     return Contention(
         owner=holder,
         kind=cast(Kind, kind),
-        # A stranger may have written what is no number: asked about again in a moment.
-        remaining=int(remaining) / 1000 if remaining.isdigit() else 0.0,
+        remaining=int(remaining) / 1000,
         now=int(now) / 1000,
         process=process_from_json(process_json),
-        token=int(token) if token.isdigit() else 0,
+        # Where a stranger wrote what is none, no letter is believed.
+        token=int(token) if token.isdigit() else sys.maxsize,
         asked_at=sent_at,
     )
 

@@ -69,8 +69,8 @@ for _, fact in ipairs({'@endless', '@waiting', '@beat', 'proc'}) do
 end
 local function is_held(name, l)
   local owner, till, kind = unpack(l, 1, 3)
-  return lives(owner, tonumber(till), kind)
-    or owner and not ended(kind) and call('PTTL', locks .. name) == -1
+  return lives(owner, till, kind)
+    or owner and owner ~= '' and not ended(kind) and call('PTTL', locks .. name) == -1
 end
 -- {name, until, kind, fact...}, or nothing for a name that is free.
 local function look(name)

@@ -13,6 +13,7 @@ from typing import Any, cast
 from ..lease import HolderState, Kind, LeaseInfo
 from ..process import ProcessIdentity, death_proof
 from .describe import SILENT_AFTER, holder_state, json_object, process_from_json
+from .redis_scripts import EXACT
 
 __all__ = ["ALL_FACTS", "EXACTLY", "FACTS", "Reader", "Row"]
 
@@ -114,8 +115,10 @@ class Row:
 
     @property
     def acquired_at(self) -> dt.datetime:
-        seconds = (self._number("at") or self._answer.now) / 1000
-        return dt.datetime.fromtimestamp(seconds, tz=dt.timezone.utc)
+        now = self._answer.now
+        # Not in the future: the clock has stepped back, or a stranger wrote it.
+        at = max(0, min(self._number("at") or now, now))
+        return dt.datetime.fromtimestamp(at / 1000, tz=dt.timezone.utc)
 
     @property
     def ttl(self) -> float | None:
@@ -179,6 +182,7 @@ class Row:
     def _number(self, fact: str) -> int:
         # Nor a stranger's damage to one entry, such as an end that is no number.
         try:
-            return int(self._values[self._answer.place[fact]])
+            number = int(self._values[self._answer.place[fact]])
         except (TypeError, ValueError):
             return 0
+        return number if abs(number) < EXACT else 0

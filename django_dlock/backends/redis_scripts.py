@@ -5,7 +5,8 @@ Keys of a bucket share the tag ``{prefix:bucket}``, so that all keys of one lock
 * ``…:l:<name>`` hash of one name. ``owner``; ``until`` and ``at`` in milliseconds and ``token`` in
   microseconds on the server's clock; ``ttl`` in milliseconds; ``kind``, and after its end
   ``released`` or ``broken``; ``n`` renewals; ``proc`` the holder's process and ``meta``, both JSON;
-  ``past`` the owners before and how their leases ended, ``;<owner>:<how>`` of each, the last one
+  ``last`` the owner before, if its lease ended before this one was asked for, and how, as
+  ``<owner>:<how>``; ``past`` those who handed it over, ``;<owner>:<how>`` of each, the last one
   first. The key outlives the lease by a TTL, at least a minute, for the memory of its end.
 * ``…:q:<name>`` sorted set of waiters by when they came; ``…:w:<owner>`` what a waiter asks for,
   gone when it is to be forgotten.
@@ -39,6 +40,7 @@ __all__ = [
     "ACQUIRE",
     "BREAK",
     "COMMON",
+    "EXACT",
     "FATES",
     "GOODBYE",
     "HANDED_MS",
@@ -71,6 +73,9 @@ HANDED_MS = 2000
 _WAITER_MS = 10_000
 """A waiter that has not asked for so long is forgotten."""
 
+EXACT = 2**53
+"""From here on numbers are not exact, nor times or tokens of ours."""
+
 # The server's time in µs and in ms, as text, and in ms as a number. Texts are cut and joined where
 # they can be: to format a number costs as much as a command.
 _NOW = f"""
@@ -79,34 +84,33 @@ local micros = time[1] .. string.sub('000000' .. time[2], -6)
 local moment = string.sub(micros, 1, -4)
 local now = tonumber(moment)
 local function text(number) return string.format('%.0f', number) end
-local function memory(ttl) return math.max(tonumber(ttl) or 0, {MEMORY_MS}) end
+-- A stranger may have written what is no number, or none that a command takes.
+local function whole(field)
+  local number = tonumber(field)
+  return number and number > -{EXACT} and number < {EXACT} and math.floor(number) or nil
+end
+local function memory(ttl) return math.max(whole(ttl) or 0, {MEMORY_MS}) end
 """
 
-# Whether a hash's lease lives. One without an end, or with one that is no number, counts as living:
+# Whether a hash's lease lives. One without an end, or with one that is no time, counts as living:
 # somebody tampered with it, and only an operator may say that it is over.
 _LIVES = """
 local function ended(kind) return kind == 'released' or kind == 'broken' end
 local function lives(owner, till, kind)
-  return owner and not ended(kind) and (tonumber(till) or math.huge) > now
+  return owner and owner ~= '' and not ended(kind) and (whole(till) or math.huge) > now
 end
 -- Of one that does not live.
 local function end_of(kind)
   return ended(kind) and kind or kind == 'cooling' and 'released' or 'expired'
 end
 -- How the lease of one ended who is not the owner any more.
-local function end_before(past, owner)
-  local _, found = string.find(past or '', ';' .. owner .. ':', 1, true)
-  return found and string.match(past, '^%a+', found + 1)
-end
--- Nobody asks about more than the last dozen.
-local function with_end(owner, how, past)
-  return string.sub(';' .. owner .. ':' .. how .. (past or ''), 1, 512)
+local function end_before(last, past, owner)
+  local ends = ';' .. (last or '') .. (past or '')
+  local _, found = string.find(ends, ';' .. owner .. ':', 1, true)
+  return found and string.match(ends, '^%a+', found + 1)
 end
 """
 COMMON = _NOW + _LIVES
-
-_NO_TOKEN = 2**53
-"""From here on numbers are not exact; a stranger wrote it."""
 
 # Scripts that grant or end a lease have these keys in this order: lock, waiters, index, clock.
 _GRANT = f"""
@@ -114,9 +118,9 @@ _GRANT = f"""
 -- the clock, so that they rise when the server has lost its data.
 local function above(token)
   local new, least = micros, tonumber(token)
-  if least and least >= tonumber(new) and least < {_NO_TOKEN} then new = text(least + 1) end
+  if least and least >= tonumber(new) and least < {EXACT} then new = text(least + 1) end
   least = tonumber(redis.call('SET', KEYS[4], new, 'GET'))
-  if least and least >= tonumber(new) and least < {_NO_TOKEN} then
+  if least and least >= tonumber(new) and least < {EXACT} then
     new = text(least + 1)
     redis.call('SET', KEYS[4], new)
   end
@@ -139,6 +143,11 @@ _FREE = """
 """
 
 _END = f"""
+-- Nobody asks about more than the last ten.
+local function with_end(owner, how, past)
+  local ends = ';' .. owner .. ':' .. how .. (past or '')
+  return #ends > 512 and string.match(string.sub(ends, 1, 512), '^(.*);') or ends
+end
 -- The first waiter whose process receives what ``letter`` says to it, and what it asks for.
 local function reach(requests, letter)
   local gone = {{}}
@@ -182,6 +191,8 @@ local function hand_over(requests, name, token, last, how, past)
 end
 local function finish(requests, name, token, owner, how, past)
   if hand_over(requests, name, token, owner, how, past) then return end
+  -- Somebody took it away, and nobody would see the key any more.
+  if redis.call('PTTL', KEYS[1]) == -1 then redis.call('PEXPIRE', KEYS[1], {MEMORY_MS}) end
 {_FREE}
 end
 """
@@ -196,14 +207,16 @@ ACQUIRE = Script(
 -- Returns the token, or lines of what is in the way: kind, remaining ms, now ms, token, process
 -- JSON, owner. One text, for to read it takes a client as long as each part of a list.
 local name, me, mailbox = ARGV[1], ARGV[2], ARGV[7]
-local owner, kind, token = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind', 'token'))
+local owner, kind, token, last = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'kind', 'token', 'last'), 1, 4)
 local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
 -- The usual case: nobody has it, and nobody has heard of this attempt.
-if not known and (not owner or owner ~= me and (kind == 'released' or kind == 'broken')) then
+if not known and (not owner or owner ~= me and (kind == 'released' or kind == 'broken')
+  and not (last and string.find(last, me, 1, true))) then
   local new = above(token)
   if owner then
     grant(name, me, new, ARGV[3], ARGV[9], ARGV[4], ARGV[5], ARGV[6],
-      'past', ';' .. owner .. ':' .. kind)
+      'last', owner .. ':' .. kind)
   else
     grant(name, me, new, ARGV[3], ARGV[9], ARGV[4], ARGV[5], ARGV[6])
   end
@@ -215,6 +228,7 @@ end
 local ttl = tonumber(ARGV[3])
 local till, proc, longest, past = unpack(
   redis.call('HMGET', KEYS[1], 'until', 'proc', 'ttl', 'past'), 1, 4)
+till, longest = whole(till), whole(longest)
 local living = lives(owner, till, kind)
 local undone = known and redis.call('EXISTS', KEYS[5]) == 1
 if known then
@@ -224,8 +238,8 @@ end
 
 if living and owner == me and kind ~= 'cooling' and not undone then
   -- One that was handed over has less than it asked for.
-  local new = math.max(tonumber(till) or 0, now + ttl)
-  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(tonumber(longest) or 0, ttl))
+  local new = math.max(till or 0, now + ttl)
+  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(longest or 0, ttl))
   redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
   return tonumber(token) or 0
 end
@@ -233,10 +247,9 @@ if living and owner == ARGV[8] and kind ~= 'cooling' and not undone then
   living, kind = false, 'released'
 end
 -- The late packet of an attempt whose lease was given back or broken since must not revive it.
-local over = not living and owner == me and end_of(kind) ~= 'expired'
+local over = not living and ended(owner == me and end_of(kind) or end_before(last, past, me))
 if living or undone or over then
   if not living then return table.concat({{'held', '0', moment, token or '0', '', ''}}, '\\n') end
-  till, longest = tonumber(till), tonumber(longest)
   local remaining = till and till - now or 10000
   -- An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall wait
   -- for as long as the step.
@@ -266,7 +279,7 @@ end
 local new = above(token)
 if owner and owner ~= me then
   grant(name, me, new, ttl, ARGV[9], ARGV[4], ARGV[5], ARGV[6],
-    'past', with_end(owner, end_of(kind), past))
+    'last', owner .. ':' .. end_of(kind))
 else
   grant(name, me, new, ttl, ARGV[9], ARGV[4], ARGV[5], ARGV[6])
 end
@@ -295,16 +308,16 @@ end
     + _GRANT
     + _END
     + """
-local owner, till, kind, token, past = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past'), 1, 5)
+local owner, till, kind, token, last, past = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'last', 'past'), 1, 6)
 local me = ARGV[2]
-if owner ~= me then return end_before(past, me) or 'refused' end
+if owner ~= me then return end_before(last, past, me) or 'refused' end
 if not lives(owner, till, kind) or kind == 'cooling' then return end_of(kind) end
 local ttl, at = nil, 0
 if ARGV[3] ~= '0' then ttl, at = unpack(redis.call('HMGET', KEYS[1], 'ttl', 'at'), 1, 2) end
 -- The clock may have stepped back since the grant: then from now, or the name would stay taken
 -- for as long as the step.
-local cool = math.min(tonumber(at) or 0, now) + tonumber(ARGV[3])
+local cool = math.min(whole(at) or 0, now) + tonumber(ARGV[3])
 if cool > now then
   -- In this order for a server out of memory, see RENEW.
   redis.call('PEXPIRE', KEYS[1], cool - now + memory(ttl))
@@ -392,13 +405,14 @@ for i = 1, locks do
   local l = call('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
   local owner, till, kind, n, before = l[1], l[2], l[3], l[4], l[5]
   if owner ~= me then
-    fates[i] = letters[end_before(call('HGET', lock, 'past'), me)] or 'f'
+    local before = call('HMGET', lock, 'last', 'past')
+    fates[i] = letters[end_before(before[1], before[2], me)] or 'f'
   elseif kind == 'cooling' or not lives(owner, till, kind) then
     fates[i] = letters[end_of(kind)]
   else
-    local left = (tonumber(till) or now) - now
-    n = (tonumber(n) or 0) + 1
-    if left > ttl and left <= (tonumber(before) or 0) then
+    local left = (whole(till) or now) - now
+    n = (whole(n) or 0) + 1
+    if left > ttl and left <= (whole(before) or 0) then
       -- One that was sent earlier, for a shorter time, arrives later: it takes nothing away. An
       -- end beyond the TTL comes of a clock that has stepped back, and is put right.
       call('HSET', lock, 'ttl', text(left), 'n', n)
@@ -414,7 +428,7 @@ end
 local some = call('ZRANDMEMBER', KEYS[2], 3)
 for _, name in ipairs(some) do
   local l = call('HMGET', ARGV[2] .. name, 'owner', 'until', 'kind')
-  if not lives(unpack(l, 1, 3)) and call('PTTL', ARGV[2] .. name) ~= -1 then
+  if not lives(unpack(l, 1, 3)) and (ended(l[3]) or call('PTTL', ARGV[2] .. name) ~= -1) then
     call('ZREM', KEYS[2], name)
   end
 end
@@ -437,7 +451,7 @@ LAST_END = Script(
 -- KEYS: lock
 -- Returns {owner, fate} or nothing.
 local owner, till, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind'), 1, 3)
-return owner and not lives(owner, till, kind) and {owner, end_of(kind)}
+return owner and owner ~= '' and not lives(owner, till, kind) and {owner, end_of(kind)}
 """
 )
 

@@ -1,4 +1,4 @@
-"""A stranger wrote into a lock's hash what is no number: whoever holds it is not thrown out."""
+"""A stranger wrote nonsense into a lock's hash: whoever holds it is not thrown out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from django_dlock.backends.redis import RedisBackend
+from django_dlock.lease import Lease
 from testproject.servers import RedisServer
 
 from .tools import backend_for, client, grant, refuse, release, renew, request
 
 LOCK = "{dlock:0}:l:name"
 NUMBERS = ("until", "token", "ttl", "at", "n")
-WRONG = ("soon", "", "inf", "1e400", "-1", "nan")
-# All but an end that has passed.
+WRONG = ("soon", "", "inf", "nan", "1e19", "1e400", "-1")
+# But for an end that has passed.
 DAMAGE = [
     (field, wrong)
     for field, wrong in itertools.product(NUMBERS, WRONG)
-    if field != "until" or wrong not in ("-1", "nan")
+    if field != "until" or wrong != "-1"
 ]
 
 
@@ -53,12 +54,70 @@ def test_its_holder_keeps_it_and_gives_it_back(it, own_redis, field, wrong):
     assert release(it, later) == "released"
 
 
-@pytest.mark.parametrize("field", NUMBERS)
-def test_an_operator_can_break_it(it, own_redis, field):
-    lease = damaged(it, own_redis, field, "soon")
+@pytest.mark.parametrize(("field", "wrong"), DAMAGE)
+def test_an_operator_can_break_it(it, own_redis, field, wrong):
+    lease = damaged(it, own_redis, field, wrong)
     assert it.break_("name", owner=lease.owner)
     assert renew(it, lease) == ["broken"]
     assert grant(it, request()).token > lease.token
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_all_of_it_damaged_keeps_nobody_from_renewing(it, own_redis, wrong):
+    sound = grant(it, request("sound"))
+    lease = damaged(it, own_redis, "token", wrong)
+    end = "" if wrong == "-1" else wrong
+    with client(own_redis) as stranger:
+        stranger.hset(LOCK, mapping=dict.fromkeys(("ttl", "at", "n"), wrong) | {"until": end})
+    assert {info.name for info in it.list()} == {"sound", "name"}
+    assert renew(it, sound, lease) == ["renewed"] * 2
+    assert it.get("name").ttl > 29
+
+
+@pytest.mark.parametrize(("field", "wrong"), DAMAGE)
+def test_one_that_asks_again_finds_its_grant(it, own_redis, field, wrong):
+    attempt = request()
+    lease = grant(it, attempt)
+    with client(own_redis) as stranger:
+        stranger.hset(LOCK, field, wrong)
+    assert grant(it, attempt).owner == lease.owner
+    assert release(it, lease) == "released"
+
+
+@pytest.mark.parametrize(("field", "wrong"), DAMAGE)
+def test_a_name_cools_all_the_same(it, own_redis, field, wrong):
+    lease = damaged(it, own_redis, field, wrong)
+    call = it.call_deadline()
+    assert it.release("name", lease.owner, min_hold=60.0, deadline=call) == "released"
+    assert renew(it, lease) == ["released"]
+
+
+def test_a_lease_without_an_owner_is_nobodys(it, own_redis):
+    damaged(it, own_redis, "owner", "")
+    assert not it.locked("name", deadline=it.call_deadline())
+    assert it.get("name") is None
+    assert it.list() == []
+    assert it.last_end("name") is None
+    lease = grant(it, request(replaces="another"))
+    assert it.get("name").owner == lease.owner
+
+
+def test_a_key_that_would_stay_for_ever_does_not_when_it_is_released(it, own_redis):
+    for end in (release, undo):
+        lease = grant(it, request())
+        with client(own_redis) as stranger:
+            stranger.persist(LOCK)
+            end(it, lease)
+            assert stranger.pttl(LOCK) > 0
+
+
+def undo(it: RedisBackend, lease: Lease) -> None:
+    it.undo(request()._replace(owner=lease.owner), deadline=it.call_deadline())
+
+
+def test_a_letter_is_not_believed_where_the_token_cannot_be_read(it, own_redis):
+    damaged(it, own_redis, "token", "soon")
+    assert refuse(it, request()).token >= 2**53
 
 
 @pytest.mark.parametrize("wrong", WRONG)

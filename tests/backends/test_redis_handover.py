@@ -181,7 +181,7 @@ def test_g5_ends_are_remembered_while_others_have_had_the_name_since(direct, lis
 
 
 @pytest.mark.parametrize("how", ["released", "broken", "expired"])
-def test_g5_an_end_is_remembered_when_the_name_was_acquired_since(direct, own_redis, how):
+def test_g5_an_end_is_remembered_when_another_acquired_since(direct, own_redis, how):
     first = grant(direct, request())
     if how == "released":
         assert release(direct, first) == how
@@ -190,13 +190,49 @@ def test_g5_an_end_is_remembered_when_the_name_was_acquired_since(direct, own_re
     else:
         with client(own_redis) as stranger:
             stranger.hset("{dlock:0}:l:name", "until", "1")
-    second = grant(direct, request())
+    since = grant(direct, request())
     for _ in range(2):
         # As if the first reply had been lost.
         assert release(direct, first) == how
         assert renew(direct, first) == [how]
-        release(direct, second)
-    assert direct.last_end("name") == (second.owner, "released")
+        release(direct, since)
+    assert direct.last_end("name") == (since.owner, "released")
+
+
+def test_g5_ends_are_remembered_when_nobody_waited_since(direct, listener):
+    first, attempt = grant(direct, request()), waiter()
+    (met,) = queue(listener, attempt)
+    release(direct, first)
+    second = wait(listener, attempt, met, PATIENCE)
+    release(listener, second)
+    third = grant(direct, request())
+    for lease in (first, second, third, first):
+        assert release(direct, lease) == "released"
+
+
+def test_g5_what_is_forgotten_is_forgotten_whole(direct, listener, own_redis):
+    leases = [grant(direct, request()._replace(owner="first"))]
+    for number in range(20):
+        # As long as that of a task.
+        attempt = waiter()._replace(owner=f"{number:032}.12345:0123456789abcdef")
+        (met,) = queue(listener, attempt)
+        release(direct, leases[-1])
+        leases.append(wait(listener, attempt, met, PATIENCE))
+    fates = [release(direct, lease) for lease in leases]
+    known = fates.count("released")
+    assert fates == ["refused"] * (21 - known) + ["released"] * known
+    assert known > 7
+    with client(own_redis) as asking:
+        assert len(asking.hget("{dlock:0}:l:name", "past")) <= 512
+
+
+def test_g5_a_late_packet_revives_nothing_that_was_given_back(direct):
+    attempt = request()
+    release(direct, grant(direct, attempt))
+    assert refuse(direct, attempt).owner == ""
+    release(direct, grant(direct, request()))
+    assert refuse(direct, attempt).owner == ""
+    assert not direct.locked("name", deadline=direct.call_deadline())
 
 
 def test_g1_a_letter_from_before_the_last_ask_is_not_believed(direct, listener):

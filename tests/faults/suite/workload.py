@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ SLICE = 0.02
 LONGEST_HOLD = 60.0
 
 
+_here = threading.local()
+"""``span``: the body that ran last on this thread."""
 _spans: WeakValueDictionary[str | None, Span] = WeakValueDictionary()
 """The bodies that run, by the owners of their locks."""
 
@@ -63,7 +66,7 @@ class Span:
 
     def __init__(self, journal: Journal, lock: Lock | None) -> None:
         self.journal, self.lock = journal, lock
-        self.run = uuid.uuid4().hex[:12]
+        self.run, self.ended = uuid.uuid4().hex[:12], False
         self.began = self._until = time.monotonic()
         self._held = lock is not None
         if lock is not None:
@@ -121,10 +124,14 @@ class Span:
     def _end(self, how: str) -> None:
         try:
             self.look()
-            self.note("end", how=how)
+            self.end(how)
         except LeaseLost:
             # It strikes wherever the body is, also here, until the body has ended.
             self._end(LeaseLost.__name__)
+
+    def end(self, how: str) -> None:
+        self.note("end", how=how)
+        self.ended = True
 
 
 def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
@@ -132,7 +139,7 @@ def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
     current = task.current_run if isinstance(task, LockedTask) else None
     lock = current.lock if current else None
     journal = Journal(Path(plan["journal"]))
-    span = Span(journal, lock)
+    span = _here.span = Span(journal, lock)
     # What made it slow was slow once.
     first = journal.first(f"ran-{kind}-{key}")
     work = plan["work"] if first else plan["again"]
@@ -189,6 +196,10 @@ def strike(place: str, kind: str, key: int, plan: dict[str, Any], span: Span) ->
 @task_postrun.connect
 def _done(args: tuple[Any, ...] | None = None, **_: Any) -> None:
     """The place ``done``: after the result was stored, before the acknowledgement."""
+    span: Span | None = vars(_here).pop("span", None)
+    if span is not None and not span.ended:
+        # Struck where it could not note its end; now nothing strikes any more.
+        span.end(LeaseLost.__name__)
     if args and len(args) == 3:
         kind, key, plan = args
         journal = Journal(Path(plan["journal"]))
