@@ -17,6 +17,9 @@ WAIT = f"lock = Lock('it', ttl={LONG}); lock.acquire(timeout={LONG})"
 
 def in_line(holder: Holder, count: int) -> Holder:
     """Let it wait, so that so many do."""
+    # It listens from now on, and so asks once: one that asks again meets who has the name by then.
+    with Lock("warm", ttl=LONG):
+        assert not holder.do("Lock('warm').acquire(timeout=0.1)")
     holder.begin(WAIT)
     end = clock.now() + PATIENCE
     while (info := locks["default"].get("it")) is None or info.waiting < count:
