@@ -142,10 +142,11 @@ class Hold:
         self.acquired_at = self.confirmed_at = sent_at
         self.max_end = sent_at + options.max_hold
         self.deadline = min(lease.deadline, self.max_end)
-        self._capped = self._reaches_end(sent_at, lease.ttl)
-        self._plan()
         if self.renews and lease.ttl < self.renewal_ttl:
             self._settle_soon(options.max_hold)
+        else:
+            self._capped = self._reaches_end(sent_at, lease.ttl)
+            self._plan()
 
     # -- what the holder asks, without I/O ---------------------------------------------
 

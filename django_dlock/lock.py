@@ -176,13 +176,13 @@ class Lock(LockView):
         known = self._enter_again(key, patience)
         if known is not None:
             return known
-        started = clock.now()
+        started, outer = clock.now(), transactions.outermost()
         self.contention = None
         try:
             lease = waiting.acquire(
                 self._backend, request, patience=patience, met=self._met, broke=self._broke
             )
-            return self._granted(key, lease, started)
+            return self._granted(key, lease, started, outer)
         except BaseException:
             self._take_back(request)
             raise
@@ -199,7 +199,7 @@ class Lock(LockView):
         if known is not None:
             return known
         gone: list[bool] = []
-        started = clock.now()
+        started, outer = clock.now(), transactions.outermost()
         self.contention = None
         try:
             lease = await waiting.aacquire(
@@ -210,7 +210,7 @@ class Lock(LockView):
                 broke=self._broke,
                 abandoned=lambda: bool(gone),
             )
-            return self._granted(key, lease, started)
+            return self._granted(key, lease, started, outer)
         except BaseException:
             gone.append(True)
             self._take_back(request)
@@ -233,11 +233,13 @@ class Lock(LockView):
             self.alias,
         )
 
-    def _granted(self, key: HolderKey, lease: Lease | None, started: float) -> bool:
+    def _granted(
+        self, key: HolderKey, lease: Lease | None, started: float, outer: tuple[object, ...]
+    ) -> bool:
         if lease is None:
             return False
         hold = Hold(lease, self._backend, key, self._options, handle=self, sender=Lock)
-        hold.outer_transactions = transactions.outermost()
+        hold.outer_transactions = outer
         self._holdings.add(hold)
         waited = clock.now() - started
         if events.heard(signals.acquired, Lock):

@@ -24,10 +24,10 @@ from .redis_async import METHODS, RedisCoroutines
 from .redis_commands import RENEWALS_PER_CALL, Command, Commands, text
 from .redis_connections import FAILURES, RedisConnections
 from .redis_listing import RedisListing
+from .redis_lua import Script
 from .redis_mailbox import Mailbox, asks_again_at
 from .redis_parameters import Makers, connection_makers
 from .redis_renewal import SentRenewal
-from .redis_scripts import Script
 from .redis_talk import ByClient, ByConnection, Talk
 
 __all__ = ["RedisBackend"]
@@ -47,7 +47,7 @@ class RedisBackend(BaseLockBackend):
         timeout = 0.95 * self.command_timeout
         makers = connection_makers(options, timeout)
         connections = self._connections = RedisConnections(
-            makers.for_threads, timeout, makers.limit
+            makers.for_threads, timeout, makers.limit, makers.spin
         )
         self._talk: Talk = (
             ByConnection(connections.read)

@@ -173,7 +173,7 @@ class LoopMailbox:
             return await self._connection.read_response(disconnect_on_error=False)
 
     def _deliver(self, message: Any) -> None:
-        read = read_letter(message)
+        read = read_letter(message[2]) if message[0] == b"message" else None
         if read is None:
             return
         owner, letter = read

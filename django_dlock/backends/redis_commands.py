@@ -19,8 +19,9 @@ from ..process import ProcessIdentity, current
 from . import redis_scripts as scripts
 from .base import Fates
 from .describe import process_from_json
+from .redis_lua import MEMORY_MS, Script
 from .redis_packing import BLANK, Word, fill, pack, pattern
-from .redis_scripts import FATES, Script
+from .redis_scripts import FATES
 
 __all__ = [
     "RENEWALS_PER_CALL",
@@ -70,12 +71,14 @@ class Letter(NamedTuple):
     read_at: float
 
 
-def read_letter(message: Any) -> tuple[str, Letter] | None:
-    """The addressee and the letter, ``None`` for all else that a subscription brings."""
-    if text(message[0]) != "message":
+def read_letter(message: bytes) -> tuple[str, Letter] | None:
+    """The addressee and the letter, ``None`` for what is none."""
+    try:
+        owner, token, ttl_ms = message.decode().split(" ")
+        return owner, Letter(int(token), int(ttl_ms) / 1000, clock.now())
+    except ValueError:
+        # A stranger's.
         return None
-    owner, token, ttl_ms = text(message[2]).rsplit(" ", 2)
-    return owner, Letter(int(token), int(ttl_ms) / 1000, clock.now())
 
 
 class Keys:
@@ -169,7 +172,7 @@ class Commands:
         args = [name, owner, str(_ms(ttl)), kind, _process_json(process)]
         args += (metadata, self.keys.mailbox(mailbox) if mailbox else "", replaces)
         # As the scripts' ``memory`` has it; to format a number costs the server as much as a write.
-        args.append(str(_ms(ttl) + max(_ms(ttl), scripts.MEMORY_MS)))
+        args.append(str(_ms(ttl) + max(_ms(ttl), MEMORY_MS)))
         return [*self.keys.of(name), *self.keys.of_attempt(owner)], args
 
     def _acquire_pattern(self, process_id: str, ttl: float, kind: Kind, mailbox: int) -> list[str]:
@@ -201,14 +204,9 @@ class Commands:
         age = clock.now() - met.asked_at
         if age > letter.ttl / 2:
             return None
-        return Lease(
-            name=request.name,
-            owner=request.owner,
-            token=letter.token,
-            # From when it was asked for, which was before it was handed over.
-            ttl=letter.ttl - age,
-            deadline=met.asked_at + letter.ttl * (1 - clock.DRIFT),
-        )
+        # From when it was asked for, which was before it was handed over.
+        left, deadline = letter.ttl - age, met.asked_at + letter.ttl * (1 - clock.DRIFT)
+        return Lease(request.name, request.owner, letter.token, left, deadline)
 
     def renew(self, renewals: Sequence[Renewal], process: str) -> Command[Fates]:
         """At most ``RENEWALS_PER_CALL`` of them."""

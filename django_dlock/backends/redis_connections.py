@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from redis import exceptions as errors
 
 from .. import clock
+from .redis_spin import Spin
 
 __all__ = ["CUT", "FAILURES", "Place", "RedisConnections"]
 
@@ -121,10 +122,14 @@ class RedisConnections:
         make: Builds a connection without connecting it; its socket timeouts are ``timeout``.
         timeout: Seconds that one reply may take.
         limit: Connections in use and idle at the most.
+        spin: Seconds for which a reply is looked for before its reader sleeps.
     """
 
-    def __init__(self, make: Callable[[], Any], timeout: float, limit: int) -> None:
+    def __init__(
+        self, make: Callable[[], Any], timeout: float, limit: int, spin: float = 0.0
+    ) -> None:
         self._make, self._timeout, self._limit = make, timeout, limit
+        self._spin = Spin(spin)
         self._age = 0
         self.forget()
 
@@ -310,6 +315,7 @@ class RedisConnections:
             redis.exceptions.ResponseError: The server's refusal; the connection is in order.
             redis.exceptions.RedisError, OSError: No reply by ``deadline``.
         """
+        self._spin.look(connection)
         left = deadline - clock.now()
         # The socket's own timeout does otherwise, and costs no further system call.
         if left < self._timeout and not connection.can_read(timeout=max(0.0, left)):

@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 from ..lease import SORT_KEYS, LeaseInfo, LeasePage, LeaseQuery
 from .base import LeaseInfos
 from .redis_commands import Keys, text
+from .redis_lua import COMMON, Script
 from .redis_rows import ALL_FACTS, EXACTLY, FACTS, Reader, Row
-from .redis_scripts import COMMON, Script
 
 __all__ = ["RedisListing"]
 

@@ -1,6 +1,6 @@
 """Where the waiters of this process hear of what is handed over to them.
 
-The protocol, for threads here and for coroutines elsewhere; ``redis_scripts.py`` tells what the
+The protocol, for threads here and for coroutines elsewhere; ``redis_lua.py`` tells what the
 server does:
 
 * A listener has a channel of its own, ``Keys.mailbox``, subscribed to on one connection for all
@@ -28,7 +28,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from redis import exceptions as errors
 
@@ -36,6 +35,7 @@ from .. import clock
 from ..lease import Contention
 from .redis_commands import Keys, Letter, read_letter
 from .redis_connections import CUT, RedisConnections
+from .redis_ear import Ear
 
 __all__ = [
     "ASK_EVERY",
@@ -102,7 +102,7 @@ class Mailbox:
 
     def forget(self) -> None:
         """Drop everything without a word to the server, whose session is the parent's."""
-        self._connection: Any = None
+        self._ear: Ear | None = None
         self._waiting: dict[str, _Waiter] = {}
         self._letters: dict[str, Letter] = {}
         self._lead: dict[str, _Waiter] = {}
@@ -114,7 +114,7 @@ class Mailbox:
         nobody = _Waiter("")
         try:
             if self._lead.setdefault("", nobody) is nobody:
-                self._drop(self._connection)
+                self._drop(self._ear)
         finally:
             self._leave(nobody)
 
@@ -160,7 +160,7 @@ class Mailbox:
         ask_at = clock.now() + FIRST_ASK
         while True:
             # Before the letter is looked for: whoever reads it next rings.
-            listening = self._connection is not None
+            listening = self._ear is not None
             letter = self._letters.pop(waiter.owner, None)
             if letter is not None and (not letter.token or letter.token > met.token):
                 return letter
@@ -208,21 +208,22 @@ class Mailbox:
         # Not before it stands.
         self._subscribed_at = self._heard_at = clock.now()
         self._pinged_at = 0.0
-        self._connection = connection
+        self._ear = Ear(connection, self.address)
         self._ring_all()
 
     def _listen(self, until: float) -> bool:
-        """Read one message, or none until then; false where the connection is lost."""
-        connection = self._connection
-        if connection is None:
+        """Read letters, or none until then; false where the connection is lost."""
+        ear = self._ear
+        if ear is None:
             return False
         try:
-            self._ping(connection)
-            if not connection.can_read(timeout=max(0.0, until - clock.now())):
+            self._ask_for_life(ear)
+            letters = ear.hear(until - clock.now())
+            if letters is None:
+                self._see_that_it_lives()
                 return True
-            message = connection.read_response()
         except (*CUT, errors.TimeoutError):
-            self._drop(connection)
+            self._drop(ear)
             soon = clock.now() - self._subscribed_at < SOON
             self._breaks = self._breaks + 1 if soon else 0
             # A third in a row is no accident, and asking again would be a loop without a pause.
@@ -232,47 +233,49 @@ class Mailbox:
             return False
         except BaseException:
             # An interrupt, too: half a letter may be lost.
-            self._drop(connection)
+            self._drop(ear)
             raise
         self._heard_at, self._pinged_at = clock.now(), 0.0
-        self._deliver(message)
+        for letter in letters:
+            self._deliver(letter)
         return True
 
-    def _ping(self, connection: Any) -> None:
-        """See that a silent connection lives.
+    def _ask_for_life(self, ear: Ear) -> None:
+        now = clock.now()
+        if not self._pinged_at and now - self._heard_at > SILENCE:
+            self._pinged_at = now
+            ear.connection.send_command("PING")
+
+    def _see_that_it_lives(self) -> None:
+        """Where nothing was to be read just now, for the time alone would not tell.
 
         Raises:
-            redis.exceptions.TimeoutError: It does not.
+            redis.exceptions.TimeoutError: A PING was not answered.
         """
-        now = clock.now()
-        if self._pinged_at:
-            # Not by the time alone: perhaps nobody has looked for it.
-            if now - self._pinged_at > self._timeout and not connection.can_read(timeout=0):
-                raise errors.TimeoutError("no answer to a PING")
-        elif now - self._heard_at > SILENCE:
-            self._pinged_at = now
-            connection.send_command("PING")
+        if self._pinged_at and clock.now() - self._pinged_at > self._timeout:
+            raise errors.TimeoutError("no answer to a PING")
 
-    def _deliver(self, message: Any) -> None:
+    def _deliver(self, message: bytes) -> None:
         read = read_letter(message)
         if read is None:
             return
         owner, letter = read
-        for other, kept in self._letters.copy().items():
-            if letter.read_at - kept.read_at > KEPT_FOR:
-                self._letters.pop(other, None)
+        if self._letters:
+            for other, kept in self._letters.copy().items():
+                if letter.read_at - kept.read_at > KEPT_FOR:
+                    self._letters.pop(other, None)
         # First the letter: one who comes to wait now looks for it.
         self._letters[owner] = letter
         waiter = self._waiting.get(owner)
         if waiter is not None:
             waiter.ring()
 
-    def _drop(self, connection: Any) -> None:
-        if connection is None:
+    def _drop(self, ear: Ear | None) -> None:
+        if ear is None:
             return
-        if self._connection is connection:
-            self._connection = None
-        connection.disconnect()
+        if self._ear is ear:
+            self._ear = None
+        ear.connection.disconnect()
         self._ring_all()
 
     def _ring_all(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from .redis_scripts import Script
+from .redis_lua import Script
 
 __all__ = ["BLANK", "Word", "fill", "pack", "pattern"]
 

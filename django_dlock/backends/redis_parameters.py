@@ -32,10 +32,14 @@ OPTIONS = (
     "sentinel_kwargs",
     "sentinels",
     "service_name",
+    "spin",
 )
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
 
 MAX_CONNECTIONS = 32
+SPIN = 0.0001
+"""Twice as long as a server on the same machine takes."""
+LONGEST_SPIN = 0.01
 
 _NOT_OURS = (
     # Ours is read in order, reply after command, by redis-py's own parser.
@@ -85,12 +89,14 @@ class Makers:
         for_loop: Called once for each event loop; ``None`` where only threads can connect so.
         limit: Connections of threads, and of each event loop, at the most.
         client_kwargs: What the connections are made with, where redis-py's client is to use them.
+        spin: Seconds for which a thread looks for a reply before it sleeps until it comes.
     """
 
     for_threads: Callable[[], Any]
     for_loop: Callable[[], LoopMaker] | None
     limit: int
     client_kwargs: Mapping[str, Any] | None
+    spin: float
 
 
 def connection_makers(options: AliasOptions, timeout: float) -> Makers:
@@ -110,6 +116,7 @@ def connection_makers(options: AliasOptions, timeout: float) -> Makers:
                 f"known: {['command_timeout', *OPTIONS]}"
             )
     limit, client = _max_connections(options, place), _client(options, place)
+    spin = _spin(options, place)
     cache = options.cache
     try:
         extra = _mapping(options, "connection_kwargs")
@@ -140,8 +147,8 @@ def connection_makers(options: AliasOptions, timeout: float) -> Makers:
         ) from error
     if client == "redis-py":
         # Its client for coroutines is another, which nothing that patches this one sees.
-        return Makers(make, None, limit, kwargs)
-    return Makers(make, _loop_maker(pool, kwargs), limit, None)
+        return Makers(make, None, limit, kwargs, spin)
+    return Makers(make, _loop_maker(pool, kwargs), limit, None, spin)
 
 
 def _max_connections(options: AliasOptions, place: str) -> int:
@@ -161,6 +168,16 @@ def _client(options: AliasOptions, place: str) -> str:
             f"{place}['OPTIONS']['client'] is {client!r}; it takes one of {list(CLIENTS)}"
         )
     return str(client)
+
+
+def _spin(options: AliasOptions, place: str) -> float:
+    spin = options.options.get("spin", SPIN)
+    if not isinstance(spin, int | float) or isinstance(spin, bool) or not 0 <= spin <= LONGEST_SPIN:
+        raise InvalidLockBackend(
+            f"{place}['OPTIONS']['spin'] is {spin!r}; it takes seconds from 0, for never, "
+            f"to {LONGEST_SPIN}"
+        )
+    return float(spin)
 
 
 def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ..lease import HolderState, Kind, LeaseInfo
 from ..process import ProcessIdentity, death_proof
 from .describe import SILENT_AFTER, holder_state, json_object, process_from_json
-from .redis_scripts import EXACT
+from .redis_lua import EXACT
 
 __all__ = ["ALL_FACTS", "EXACTLY", "FACTS", "Reader", "Row"]
 

@@ -1,0 +1,70 @@
+"""Reads what is said on one channel, off a connection that redis-py has made and subscribed with.
+
+redis-py's own reader takes as long for a letter as all else that stands between a release here and
+an acquire there. What a subscription brings has two forms, so little is left to be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis import exceptions as errors
+
+__all__ = ["Ear"]
+
+SHORTEST = 0.001
+"""Seconds; 0 would be another mode of a socket, which TLS has no use for."""
+
+_PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+
+
+class Ear:
+    """See the module; for one thread at a time.
+
+    Args:
+        connection: Nothing else is read from it, nor was anything asked but the subscription.
+    """
+
+    def __init__(self, connection: Any, channel: str) -> None:
+        self.connection = connection
+        name = channel.encode()
+        self._form = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(name), name)
+        self._rest = b""
+
+    def hear(self, seconds: float) -> list[bytes] | None:
+        """What was said, perhaps nothing yet, or the answer to a PING; ``None`` for silence.
+
+        Raises:
+            OSError, redis.exceptions.ConnectionError: It hears no more.
+        """
+        # Not a part of redis-py's public face, but what each of its parsers reads from.
+        sock = self.connection._sock
+        if sock is None:
+            raise errors.ConnectionError("the subscription's connection is closed")
+        sock.settimeout(max(SHORTEST, seconds))
+        try:
+            data = sock.recv(65536)
+        except TimeoutError:
+            return None
+        if not data:
+            raise errors.ConnectionError("the server closed the subscription's connection")
+        return self._messages(self._rest + data if self._rest else data)
+
+    def _messages(self, data: bytes) -> list[bytes]:
+        form, at, messages = self._form, 0, []
+        while at < len(data):
+            if not data.startswith(form, at):
+                if data.startswith(_PONG, at):
+                    at += len(_PONG)
+                    continue
+                left = data[at : at + len(form)]
+                if form.startswith(left) or _PONG.startswith(left):
+                    break
+                raise errors.ConnectionError(f"not a message of the subscription: {left!r}")
+            length, _, rest = data[at + len(form) :].partition(b"\r\n")
+            if len(rest) < 2 or len(rest) < int(length) + 2:
+                break
+            messages.append(rest[: int(length)])
+            at += len(form) + len(length) + 2 + int(length) + 2
+        self._rest = data[at:]
+        return messages
