@@ -149,9 +149,12 @@ class Series:
         return Spread.of(self.rounds)
 
     def over(self, floor: Series) -> Series:
-        """The ratio to a floor, round by round; percentiles to the floor's percentiles."""
+        """The ratio to a floor, round by round; percentiles to the floor's percentiles.
+
+        A round in which the machine let the floor do nothing tells nothing.
+        """
         return Series(
-            rounds=[mine / its for mine, its in zip(self.rounds, floor.rounds, strict=True)],
+            rounds=[mine / its for mine, its in zip(self.rounds, floor.rounds, strict=True) if its],
             percentiles={
                 rank: value / floor.percentiles[rank]
                 for rank, value in self.percentiles.items()

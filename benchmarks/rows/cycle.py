@@ -1,6 +1,8 @@
 """What one acquire and release costs when nobody else wants the name.
 
-Client and server share one CPU, see ``Bench.on_one_cpu``.
+Once where the system puts client and server, as everybody runs them, and once on one CPU, where
+nobody has to wake another, so that what each does itself weighs the most; see
+``Bench.on_one_cpu``.
 """
 
 from __future__ import annotations
@@ -8,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from .. import peers
@@ -22,8 +24,11 @@ from ..peers import COUNTED, DIRECT, Where
 if TYPE_CHECKING:
     from ..bench import Bench
 
-SAME, FRESH = "cycle.same", "cycle.fresh"
-WARM_UP = 30
+NAMES = {
+    "cycle.same": "acquire and release one name again and again",
+    "cycle.fresh": "acquire and release a new name each time",
+}
+WARM_UP, TURN = 30, 25
 
 Naming = Callable[[], str]
 Measure = Callable[[Where, Naming, int], list[float]]
@@ -34,6 +39,8 @@ Servers = Callable[[], Sequence[int]]
 
 METRICS = (
     Metric("cycle", "s", floor=peers.BARE, percentiles=(99,)),
+    # Of the client's process, whatever it does while it waits.
+    Metric("cpu", "s", floor=peers.BARE),
     Metric("round_trips"),
     Metric("commands"),
     # More than were sent, where scripts run commands of their own.
@@ -42,22 +49,31 @@ METRICS = (
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    for name, title in (
-        (SAME, "acquire and release one name again and again"),
-        (FRESH, "acquire and release a new name each time"),
-    ):
+    for name, title in NAMES.items():
         yield Row(
             name,
-            f"{title}{', client and server on one CPU' if PINS else ''}",
+            title,
             METRICS,
-            tuple(_subjects(bench, fresh=name == FRESH)),
+            tuple(_subjects(bench, fresh=name == "cycle.fresh", pins=False)),
             rounds=15,
-            passes=bench.size(20),
-            seconds=30,
+            passes=bench.size(16),
+            seconds=45,
+        )
+    if not PINS:
+        return
+    for name, title in NAMES.items():
+        yield Row(
+            name.replace("cycle", "cycle.one_cpu"),
+            f"{title}, client and server on one CPU",
+            METRICS,
+            tuple(_subjects(bench, fresh=name == "cycle.fresh", pins=True)),
+            rounds=5,
+            passes=bench.size(16),
+            seconds=10,
         )
 
 
-def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
+def _subjects(bench: Bench, *, fresh: bool, pins: bool) -> Iterator[Subject]:
     def subject(
         name: str,
         measuring: Measuring,
@@ -74,9 +90,9 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
         @contextmanager
         def open_() -> Iterator[Session]:
             with measuring() as measure:
-                with bench.on_one_cpu():
-                    measure(DIRECT, naming, WARM_UP)
-                yield _Cycles(bench, naming, measure, servers)
+                cycles = _Cycles(bench, naming, measure, servers, pins=pins)
+                cycles.warm_up()
+                yield cycles
 
         return Subject(name, role, options, open_)
 
@@ -88,9 +104,15 @@ def _subjects(bench: Bench, *, fresh: bool) -> Iterator[Subject]:
 
 
 class _Cycles(Session):
-    def __init__(self, bench: Bench, naming: Naming, measure: Measure, servers: Servers) -> None:
+    def __init__(
+        self, bench: Bench, naming: Naming, measure: Measure, servers: Servers, *, pins: bool
+    ) -> None:
         self._bench, self._naming, self._measure = bench, naming, measure
-        self._servers = servers
+        self._servers, self._pins = servers, pins
+
+    def warm_up(self) -> None:
+        with self._placed():
+            self._measure(DIRECT, self._naming, WARM_UP)
 
     def once(self) -> Readings:
         """Counts, by way of the proxy."""
@@ -110,8 +132,13 @@ class _Cycles(Session):
         }
 
     def round(self) -> Readings:
-        with self._bench.on_one_cpu(*self._servers()):
-            return {"cycle": self._measure(DIRECT, self._naming, 25)}
+        with self._placed():
+            before = process_time()
+            took = self._measure(DIRECT, self._naming, TURN)
+            return {"cycle": took, "cpu": [(process_time() - before) / TURN]}
+
+    def _placed(self) -> AbstractContextManager[None]:
+        return self._bench.on_one_cpu(*self._servers()) if self._pins else nullcontext()
 
 
 @contextmanager

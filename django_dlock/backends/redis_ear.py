@@ -28,7 +28,7 @@ class Ear:
     def __init__(self, connection: Any, channel: str) -> None:
         self.connection = connection
         name = channel.encode()
-        self._form = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(name), name)
+        self._form = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n" % (len(name), name)
         self._rest = b""
 
     def hear(self, seconds: float) -> list[bytes] | None:
@@ -61,10 +61,15 @@ class Ear:
                 if form.startswith(left) or _PONG.startswith(left):
                     break
                 raise errors.ConnectionError(f"not a message of the subscription: {left!r}")
-            length, _, rest = data[at + len(form) :].partition(b"\r\n")
-            if len(rest) < 2 or len(rest) < int(length) + 2:
+            head, _, rest = data[at + len(form) :].partition(b"\r\n")
+            if not rest:
                 break
-            messages.append(rest[: int(length)])
-            at += len(form) + len(length) + 2 + int(length) + 2
+            if not (head[:1] == b"$" and head[1:].isdigit()):
+                raise errors.ConnectionError(f"not a message of the subscription: {data!r}")
+            length = int(head[1:])
+            if len(rest) < length + 2:
+                break
+            messages.append(rest[:length])
+            at += len(form) + len(head) + 2 + length + 2
         self._rest = data[at:]
         return messages

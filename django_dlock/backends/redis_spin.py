@@ -60,12 +60,15 @@ class Spin:
         except (OSError, ValueError):
             # Closed; whoever reads will say so.
             return
-        give_up_at = time.perf_counter() + self._limit
-        # At least twice: the first look may have let another thread of this process go before.
-        while not poll.poll(0):
-            if time.perf_counter() > give_up_at and not poll.poll(0):
-                self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
-                self._left_out = 0
-                return
-            _let_others()
+        # Perhaps the server itself wants this processor.
+        _let_others()
+        if not poll.poll(0):
+            give_up_at = time.perf_counter() + self._limit
+            while not poll.poll(0):
+                # Once more: the last look may have let other threads of this process go before.
+                if time.perf_counter() > give_up_at and not poll.poll(0):
+                    self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
+                    self._left_out = 0
+                    return
+                _let_others()
         self._leave_out = 0

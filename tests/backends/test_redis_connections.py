@@ -240,6 +240,10 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
         ("redis://h/0", {"max_connections": True}, r"\['max_connections'\] is True"),
         ("redis://h/0", {"client": "hiredis"}, r"\['client'\] is 'hiredis'.*'redis-py'"),
         ("redis://h/0", {"sentinels": [1]}, "LOCATION"),
+        ("redis://h/0", {"spin": -1}, r"\['spin'\] is -1.* seconds from 0.* to 0.01"),
+        ("redis://h/0", {"spin": 0.1}, r"\['spin'\] is 0.1"),
+        ("redis://h/0", {"spin": True}, r"\['spin'\] is True"),
+        ("redis://h/0", {"spin": "0"}, r"\['spin'\] is '0'"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused_with_its_place(location, options, says):
