@@ -76,7 +76,7 @@ def read_letter(message: bytes) -> tuple[str, Letter] | None:
     try:
         owner, token, ttl_ms = message.decode().split(" ")
         return owner, Letter(int(token), int(ttl_ms) / 1000, clock.now())
-    except ValueError:
+    except (OverflowError, ValueError):
         # A stranger's.
         return None
 

@@ -308,14 +308,18 @@ class RedisConnections:
             if mine:
                 raise attempt.error
 
-    def read(self, connection: Any, deadline: float) -> Any:
+    def read(self, connection: Any, deadline: float, *, look: bool = True) -> Any:
         """The reply to the command sent last.
+
+        Args:
+            look: Look for it before sleeping; not where it is known to be there.
 
         Raises:
             redis.exceptions.ResponseError: The server's refusal; the connection is in order.
             redis.exceptions.RedisError, OSError: No reply by ``deadline``.
         """
-        self._spin.look(connection)
+        if look:
+            self._spin.look(connection)
         left = deadline - clock.now()
         # The socket's own timeout does otherwise, and costs no further system call.
         if left < self._timeout and not connection.can_read(timeout=max(0.0, left)):

@@ -15,6 +15,9 @@ __all__ = ["Ear"]
 SHORTEST = 0.001
 """Seconds; 0 would be another mode of a socket, which TLS has no use for."""
 
+LONGEST = 65536
+"""Bytes of a message; of ours none has a hundredth."""
+
 _PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 
 
@@ -35,7 +38,7 @@ class Ear:
         """What was said, perhaps nothing yet, or the answer to a PING; ``None`` for silence.
 
         Raises:
-            OSError, redis.exceptions.ConnectionError: It hears no more.
+            redis.exceptions.ConnectionError: It hears no more.
         """
         # Not a part of redis-py's public face, but what each of its parsers reads from.
         sock = self.connection._sock
@@ -43,9 +46,11 @@ class Ear:
             raise errors.ConnectionError("the subscription's connection is closed")
         sock.settimeout(max(SHORTEST, seconds))
         try:
-            data = sock.recv(65536)
+            data = sock.recv(LONGEST)
         except TimeoutError:
             return None
+        except OSError as error:
+            raise errors.ConnectionError(f"the subscription's connection broke: {error}") from error
         if not data:
             raise errors.ConnectionError("the server closed the subscription's connection")
         return self._messages(self._rest + data if self._rest else data)
@@ -67,6 +72,8 @@ class Ear:
             if not (head[:1] == b"$" and head[1:].isdigit()):
                 raise errors.ConnectionError(f"not a message of the subscription: {data!r}")
             length = int(head[1:])
+            if length > LONGEST:
+                raise errors.ConnectionError(f"a message of {length} bytes on the subscription")
             if len(rest) < length + 2:
                 break
             messages.append(rest[:length])

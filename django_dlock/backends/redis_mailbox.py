@@ -222,6 +222,9 @@ class Mailbox:
             if letters is None:
                 self._see_that_it_lives()
                 return True
+            self._heard_at, self._pinged_at = clock.now(), 0.0
+            for letter in letters:
+                self._deliver(letter)
         except (*CUT, errors.TimeoutError):
             self._drop(ear)
             soon = clock.now() - self._subscribed_at < SOON
@@ -232,12 +235,9 @@ class Mailbox:
                 raise
             return False
         except BaseException:
-            # An interrupt, too: half a letter may be lost.
+            # An interrupt, too: letters may be lost, those of others among them.
             self._drop(ear)
             raise
-        self._heard_at, self._pinged_at = clock.now(), 0.0
-        for letter in letters:
-            self._deliver(letter)
         return True
 
     def _ask_for_life(self, ear: Ear) -> None:

@@ -119,7 +119,8 @@ class SentRenewal:
         if self._settled():
             return
         try:
-            answer = self._connections.read(self._connection, self._deadline)
+            # In most cases it was seen already, and then redis-py has it and not the socket.
+            answer = self._connections.read(self._connection, self._deadline, look=False)
         except (*CUT, errors.NoScriptError):
             self._give_up()
         except FAILURES as error:

@@ -57,8 +57,8 @@ class Spin:
         poll = select.poll()
         try:
             poll.register(sock, select.POLLIN)
-        except (OSError, ValueError):
-            # Closed; whoever reads will say so.
+        except (OSError, TypeError, ValueError):
+            # Closed, or none of the system's; whoever reads will say so.
             return
         # Perhaps the server itself wants this processor.
         _let_others()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -67,6 +68,7 @@ def test_silence_is_none_and_an_answer_to_a_ping_is_not(ends):
         message(b"x").replace(CHANNEL.encode(), b"dlock:xx"),
         message(b"x").replace(b"$1\r\n", b"$one\r\n"),
     ],
+    ids=["error", "other", "another channel", "no length"],
 )
 def test_what_is_no_message_of_the_channel_is_a_break(ends, sent):
     ear, its = ends
@@ -83,6 +85,24 @@ def test_a_closed_connection_is_a_break(ends):
     ear.connection._sock = None
     with pytest.raises(redis.ConnectionError, match="is closed"):
         ear.hear(PATIENCE)
+
+
+def test_a_message_that_is_too_long_is_a_break_before_it_is_read(ends):
+    ear, its = ends
+    its.sendall(message(b"x" * 100).replace(b"$100\r\n", b"$70000\r\n"))
+    with pytest.raises(redis.ConnectionError, match="a message of 70000 bytes"):
+        ear.hear(PATIENCE)
+
+
+def test_a_network_that_fails_is_a_break():
+    class Cut:
+        def settimeout(self, seconds: float) -> None: ...
+
+        def recv(self, size: int) -> bytes:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    with pytest.raises(redis.ConnectionError, match="No route to host"):
+        Ear(SimpleNamespace(_sock=Cut()), CHANNEL).hear(PATIENCE)
 
 
 def test_it_reads_what_a_server_says(own_redis):

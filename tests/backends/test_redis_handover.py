@@ -516,6 +516,44 @@ def test_g7_who_is_struck_while_it_leads_leaves_nobody_without_a_leader(direct, 
     assert not direct.locked("leads", deadline=direct.call_deadline())
 
 
+def test_g7_who_is_struck_between_letters_leaves_nobody_waiting_for_his(
+    direct, listener, proxy, monkeypatch
+):
+    class Strike(BaseException):
+        pass
+
+    def strike(_: bytes) -> None:
+        raise Strike
+
+    lease, other = grant(direct, request("leads")), grant(direct, request("follows"))
+    leads, follows = attempts = [waiter("leads"), waiter("follows")]
+    met, met_follower = queue(listener, *attempts)
+    struck = []
+
+    def lead() -> None:
+        try:
+            wait(listener, leads, met, PATIENCE)
+        except Strike:
+            struck.append(True)
+
+    leader = on_a_thread(lead)
+    all_wait(listener, 1)
+    follower = on_a_thread(lambda: wait(listener, follows, met_follower, PATIENCE))
+    all_wait(listener, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(redis_mailbox, "read_letter", strike)
+        release(direct, lease)
+        leader()
+    assert struck
+    # A cut, for more letters may have been read: the follower listens anew and asks again.
+    assert follower() is None
+    assert proxy.count("SUBSCRIBE") == 2
+    listener.undo(leads, deadline=listener.call_deadline())
+    met = refuse(listener, follows)
+    release(direct, other)
+    assert wait(listener, follows, met, PATIENCE).owner == follows.owner
+
+
 def test_g7_the_lead_passes_on_when_a_leader_leaves(direct, listener):
     leases = {name: grant(direct, request(name)) for name in "abc"}
     attempts = {name: waiter(name) for name in "abc"}

@@ -15,6 +15,8 @@ from django_dlock.backends.redis_spin import MOST_LEFT_OUT, Spin
 
 from .tools import backend_for, grant, release, request
 
+PATIENCE = 10.0
+
 NEVER_SOON = 1e-9
 """Seconds in which nothing comes."""
 LONG = 10.0
@@ -104,6 +106,17 @@ def test_where_greenlets_are_in_the_place_of_threads_nobody_looks(ends, monkeypa
     Spin(LONG).look(ends[0])
     monkeypatch.delattr(select, "poll")
     Spin(LONG).look(ends[0])
+
+
+def test_a_renewal_whose_answer_is_there_is_not_looked_for(own_redis, polls):
+    backend = backend_for(own_redis.url)
+    grant(backend, request())
+    backend.renew([], process="p", deadline=backend.call_deadline())
+    before = len(polls)
+    pending = backend.start_renew([], process="p", deadline=backend.call_deadline())
+    assert pending.wait(PATIENCE)
+    assert pending.result() == []
+    assert len(polls) == before
 
 
 def test_every_reply_of_a_backend_is_looked_for(own_redis, polls):
