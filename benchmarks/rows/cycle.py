@@ -57,7 +57,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             tuple(_subjects(bench, fresh=name == "cycle.fresh", pins=False)),
             rounds=15,
             passes=bench.size(16),
-            seconds=45,
+            seconds=22,
         )
     if not PINS:
         return
@@ -69,7 +69,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             tuple(_subjects(bench, fresh=name == "cycle.fresh", pins=True)),
             rounds=5,
             passes=bench.size(16),
-            seconds=10,
+            seconds=4,
         )
 
 

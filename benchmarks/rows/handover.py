@@ -46,7 +46,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             Metric("commands_waiting"),
         ),
         tuple(_subject(bench, peers.kind(name)) for name in CONTENDERS),
-        rounds=10,
+        rounds=7,
         seconds=40,
     )
 

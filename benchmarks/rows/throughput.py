@@ -51,8 +51,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
             (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
             tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
-            rounds=7 if budgeted else 5,
-            seconds=30 if budgeted else 15,
+            rounds=10 if budgeted else 4,
+            seconds=45 if budgeted else 15,
             family="throughput",
             x=processes,
         )
