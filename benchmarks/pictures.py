@@ -120,10 +120,12 @@ def _draw_bars(axes: Axes, theme: Theme, bars: Sequence[Bar], floor: str) -> Non
         elinewidth=1,
         capsize=2,
     )
-    longest = max(bar.high for bar in bars)
+    longest = max(1.0, *(bar.high for bar in bars))
     for place, bar in zip(places, bars, strict=True):
         told = f"{bar.value:.0f} ×" if bar.value >= 20 else f"{bar.value:.2f} ×"
-        gap = bar.high * 1.12 if wide else bar.high + longest * 0.02
+        # Right of the floor's line, too, which would go through it.
+        end = max(bar.high, 1.0)
+        gap = end * 1.12 if wide else end + longest * 0.02
         weight = "bold" if bar.role == "ours" else "normal"
         axes.text(gap, place, told, va="center", color=theme.text, weight=weight)
     axes.set_yticks(places, [bar.name.replace(", ", ",\n") for bar in bars])
