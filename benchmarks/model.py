@@ -200,12 +200,13 @@ class RowResult:
         return None if result is None else result.series.get(metric)
 
     def compared(self, subject: str, metric: str) -> Series | None:
-        """Over the metric's floor, where it has one; ``None`` where either was not read."""
+        """Over the metric's floor, where it has one; ``None`` where either tells nothing."""
         mine, floor = self.series(subject, metric), self.metric(metric).floor
         if mine is None or floor is None:
             return mine
         its = self.series(floor, metric)
-        return None if its is None else mine.over(its)
+        ratio = None if its is None else mine.over(its)
+        return ratio if ratio is not None and ratio.rounds else None
 
 
 class Gathering:

@@ -1,7 +1,7 @@
 """Reads what is said on one channel, off a connection that redis-py has made and subscribed with.
 
-redis-py's own reader takes as long for a letter as all else that stands between a release here and
-an acquire there. What a subscription brings has two forms, so little is left to be read.
+A letter stands between a release there and an acquire here. redis-py's own reader is made for
+every reply there is; what a subscription brings has two forms, and less is to be done for them.
 """
 
 from __future__ import annotations

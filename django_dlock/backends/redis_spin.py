@@ -1,9 +1,8 @@
 """Looking for a reply before sleeping until it comes: adaptive spinning, as in mutexes.
 
 Who sleeps must be woken, and often his processor, too. Where the server is near, that takes longer
-than its answer, and on virtual machines also more processor time than to look again and again. So
-a thread looks for a moment first, and lets others who want its processor go before; where replies
-do not come that fast it soon stops doing so, but for a try now and then.
+than its answer. So a thread looks for a moment first, and lets others who want its processor go
+before; where replies do not come that fast it soon stops doing so, but for a try now and then.
 """
 
 from __future__ import annotations

@@ -59,6 +59,18 @@ def test_a_ratio_is_taken_within_each_round() -> None:
     assert compared.rounds == [2.0, 2.0]
 
 
+def test_a_round_in_which_the_floor_did_nothing_tells_nothing() -> None:
+    assert Series([4.0, 6.0]).over(Series([0.0, 3.0])).rounds == [2.0]
+    nothing = row(
+        Metric("time", "/s", better="higher", floor="floor"),
+        floor=subject("floor", time=[0.0]),
+        ours=subject("ours", time=[1.0]),
+    )
+    assert nothing.compared(OURS, "time") is None
+    (verdict,) = judge([nothing], [Budget("row", "time", "least", 0.8)])
+    assert (verdict.value, verdict.holds) == (None, False)
+
+
 def test_percentiles_are_of_the_raw_samples_of_all_rounds() -> None:
     gathering = Gathering([TIME])
     gathering.add({"time": [1.0] * 9})
