@@ -150,12 +150,11 @@ class Watchdog:
             if not self._collect(lane, PATIENCE):
                 lane.wait_with(holds + lane.ready)
                 return clock.now() + PATIENCE
-        if lane.holds:
-            return min(lane.next_look(), lane.next_beat)
         # Some may have come and gone: as if the last were still there, so that those that follow
         # need not wake the thread again and again.
         latest, lane.latest = lane.latest, math.inf
-        return latest if latest > clock.now() else math.inf
+        wakes_at = latest if latest > clock.now() else math.inf
+        return min(wakes_at, lane.next_look(), lane.next_beat) if lane.holds else wakes_at
 
     def _send(self, lane: _Lane, holds: list[Hold], now: float) -> None:
         deadline = now + lane.backend.command_timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -34,6 +35,9 @@ __all__ = ["RedisBackend"]
 
 T = TypeVar("T")
 
+HANDED_KNOWN = 64
+"""Leases of which it is known that others waited for the same name."""
+
 
 class RedisBackend(BaseLockBackend):
     """Every operation is one script, so one step for the server and one round trip for us."""
@@ -58,6 +62,8 @@ class RedisBackend(BaseLockBackend):
         self._mailbox = Mailbox(self._connections, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
         self._coroutines = self._native(makers)
+        # A guess: where it is wrong, a PING is lost, or the waiter's start before the reply.
+        self._handed: collections.deque[str] = collections.deque(maxlen=HANDED_KNOWN)
 
     # -- leases ------------------------------------------------------------------------
 
@@ -83,7 +89,10 @@ class RedisBackend(BaseLockBackend):
             )
         except FAILURES as error:
             self._unavailable(error, request.name)
-        return None if letter is None else self._commands.handed(request, contention, letter)
+        if letter is None:
+            return None
+        self._handed.append(request.owner)
+        return self._commands.handed(request, contention, letter)
 
     def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
         fates: Fates = []
@@ -115,7 +124,14 @@ class RedisBackend(BaseLockBackend):
         )
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
-        return self._run(self._commands.release(name, owner, min_hold), deadline, urgent=True)
+        wakes = owner in self._handed
+        if wakes:
+            try:
+                self._handed.remove(owner)
+            except ValueError:
+                pass  # Another thread pushed it out meanwhile.
+        command = self._commands.release(name, owner, min_hold, wakes=wakes)
+        return self._run(command, deadline, urgent=True)
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
         self._run(self._commands.undo(request), deadline, urgent=True)

@@ -115,6 +115,8 @@ class Command(Generic[T]):
         name: Of the lock, for errors; empty for none.
         packed: The call of the script by its digest, as it travels.
         words: Keys and arguments, for those who must say it in another way.
+        wakes: Whether it is likely to hand a lease to a waiter, who had better hear of it before
+            the reply is written.
     """
 
     script: Script
@@ -122,6 +124,7 @@ class Command(Generic[T]):
     words: Callable[[], Words]
     read: Callable[[Any, float], T]
     name: str = ""
+    wakes: bool = False
 
     @classmethod
     def of(
@@ -221,7 +224,9 @@ class Commands:
             _fates,
         )
 
-    def release(self, name: str, owner: str, min_hold: float) -> Command[Fate]:
+    def release(
+        self, name: str, owner: str, min_hold: float, *, wakes: bool = False
+    ) -> Command[Fate]:
         words = name, owner, str(math.ceil(min_hold * 1000))
         return Command(
             scripts.RELEASE,
@@ -229,6 +234,7 @@ class Commands:
             functools.partial(self._release_words, *words),
             _fate,
             name,
+            wakes,
         )
 
     def _release_words(self, name: str, owner: str, min_hold: str) -> Words:

@@ -48,6 +48,7 @@ __all__ = [
     "NOW",
     "NUMBERS",
     "STAND_IN_LINE",
+    "WAITER_MS",
     "Script",
 ]
 
@@ -68,7 +69,7 @@ MEMORY_MS = 60_000
 """For so long at the least it is remembered after its end how a lease ended; else for its TTL."""
 HANDED_MS = 2000
 """For so long at the most a lease is handed over; its holder prolongs it."""
-_WAITER_MS = 10_000
+WAITER_MS = 10_000
 """A waiter that has not asked for so long is forgotten."""
 
 EXACT = 2**53
@@ -150,9 +151,9 @@ STAND_IN_LINE = f"""
         end
       end
     end
-    redis.call('PEXPIRE', KEYS[2], '{2 * _WAITER_MS}')
+    redis.call('PEXPIRE', KEYS[2], '{2 * WAITER_MS}')
     local request = {{mailbox, tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]}}
-    redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', '{_WAITER_MS}')
+    redis.call('SET', KEYS[6], cmsgpack.pack(request), 'PX', '{WAITER_MS}')
 """
 
 # Takes away before it adds, for a server out of memory, see RENEW. The key's TTL is long enough:
@@ -162,14 +163,16 @@ FREE = """
   redis.call('HSET', KEYS[1], 'kind', how)
 """
 
-# To the first waiter whose process receives what is said to it; ``handed`` is whether there is one.
-# It needs ``name``, ``requests`` (the prefix of what waiters ask for), ``token`` of the lease
-# before, ``last`` its owner, if there was one, ``how`` it ended and its ``past``. Where ``told`` is
-# set, a letter like it goes to the waiter, and nothing else.
+# To the first waiter whose process receives what is said; ``handed`` is whether there is one. It
+# needs ``name``, ``requests`` (the prefix of what waiters ask for), ``token`` of the lease before,
+# ``last`` its owner, if there was one, ``how`` it ended and its ``past``; and ``first``: the waiter
+# that came first, where it is out of the line already. Where ``told`` is set, a letter like it goes
+# to the waiter, and nothing else.
 HAND_OVER = f"""
 local handed, new, gone = false, nil, {{}}
 repeat
-  local waiter = redis.call('ZPOPMIN', KEYS[2])[1]
+  local waiter = first or redis.call('ZPOPMIN', KEYS[2])[1]
+  first = nil
   local asked = waiter and redis.call('GETDEL', requests .. waiter)
   asked = asked and cmsgpack.unpack(asked)
   local mailbox = asked and asked[1]

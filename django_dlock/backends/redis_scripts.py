@@ -12,6 +12,7 @@ from .redis_lua import (
     NOW,
     NUMBERS,
     STAND_IN_LINE,
+    WAITER_MS,
     Script,
 )
 
@@ -37,8 +38,8 @@ ACQUIRE = Script(
 -- Returns the token, or lines of what is in the way: kind, remaining ms, now ms, token, process
 -- JSON, owner. One text, for to read it takes a client as long as each part of a list.
 local name, me, mailbox = ARGV[1], ARGV[2], ARGV[7]
-local owner, kind, token, last = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'kind', 'token', 'last'), 1, 4)
+local owner, kind, token, last, till, longest, proc = unpack(redis.call(
+  'HMGET', KEYS[1], 'owner', 'kind', 'token', 'last', 'until', 'ttl', 'proc'), 1, 7)
 local known = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
 if not known then
   -- The usual cases, nobody has heard of this attempt. The first: nobody has the name.
@@ -56,8 +57,6 @@ if not known then
   -- The second: another has it, for less than the whole of its TTL, and this one will wait.
   if mailbox ~= '' and owner ~= me and owner ~= '' and owner ~= ARGV[8] and not over
     and kind ~= 'cooling' then
-    local till, longest, proc = unpack(
-      redis.call('HMGET', KEYS[1], 'until', 'ttl', 'proc'), 1, 3)
     local left = (tonumber(till) or 0) - now
     if left > 0 and left <= (tonumber(longest) or 0) and left < 1e12 then
 {STAND_IN_LINE}
@@ -71,8 +70,7 @@ end
     + LIVES
     + f"""
 local ttl = tonumber(ARGV[3])
-local till, proc, longest, past = unpack(
-  redis.call('HMGET', KEYS[1], 'until', 'proc', 'ttl', 'past'), 1, 4)
+local past = redis.call('HGET', KEYS[1], 'past')
 till, longest = whole(till), whole(longest)
 local living = lives(owner, till, kind)
 local undone = known and redis.call('EXISTS', KEYS[5]) == 1
@@ -133,27 +131,37 @@ RELEASE = Script(
 -- ARGV: name, owner, min_hold ms, prefix of what waiters ask for
 -- Returns 1 where it is released now, else the fate.
 local name, me, requests, how, told = ARGV[1], ARGV[2], ARGV[4], 'released', nil
-local owner, kind, ttl, token, past = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl', 'token', 'past'), 1, 5)
--- The usual case. A lease lives while its key has more than ``memory`` left, which costs less to
--- ask than the time. A TTL that is none goes the long way, as does a key without.
+local owner, kind, ttl, token, past, till = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl', 'token', 'past', 'until'), 1, 6)
 local usual = ARGV[3] == '0' and owner == me
   and kind ~= 'cooling' and kind ~= 'released' and kind ~= 'broken'
-  and redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, {MEMORY_MS})
-if usual and redis.call('EXISTS', KEYS[2]) == 0 then
+local first, since
+if usual then first, since = unpack(redis.call('ZPOPMIN', KEYS[2]), 1, 2) end
+if usual and not first then
+  -- The usual case. A lease lives while its key has more than ``memory`` left, which costs less to
+  -- ask than the time. A TTL that is none goes the long way, as does a key without.
+  if redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, {MEMORY_MS}) then
 {FREE}
-  return 1
+    return 1
+  end
+  usual = false
 end
 """
     + NOW
     + GRANT
-    + """
+    + f"""
+if usual and (tonumber(till) or math.huge) <= now then
+  -- It is over, and whoever waits stands where it stood.
+  redis.call('ZADD', KEYS[2], since, first)
+  redis.call('PEXPIRE', KEYS[2], '{2 * WAITER_MS}')
+  usual, first = false, nil
+end
 if not usual then
 """
     + NUMBERS
     + LIVES
     + f"""
-  local till, at, before = unpack(redis.call('HMGET', KEYS[1], 'until', 'at', 'last'), 1, 3)
+  local at, before = unpack(redis.call('HMGET', KEYS[1], 'at', 'last'), 1, 2)
   if owner ~= me then return end_before(before, past, me) or 'refused' end
   if not lives(owner, till, kind) or kind == 'cooling' then return end_of(kind) end
   -- The clock may have stepped back since the grant: then from now, or the name would stay taken
@@ -185,7 +193,7 @@ UNDO = Script(
 redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('DEL', KEYS[6])
 redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
-local name, me, requests, told = ARGV[1], ARGV[2], ARGV[4], nil
+local name, me, requests, told, first = ARGV[1], ARGV[2], ARGV[4], nil, nil
 local last, till, kind, token, past = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'token', 'past'), 1, 5)
 local living = lives(last, till, kind)
@@ -205,7 +213,7 @@ BREAK = Script(
 -- KEYS: see above
 -- ARGV: name, owner, prefix as in RELEASE
 -- Returns 1, or 0 where the owner does not have it.
-local name, requests, how, told = ARGV[1], ARGV[3], 'broken', nil
+local name, requests, how, told, first = ARGV[1], ARGV[3], 'broken', nil, nil
 local last, till, kind, ttl, token, past = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
 if last ~= ARGV[2] or ended(kind) then return 0 end

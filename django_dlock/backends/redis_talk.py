@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from redis import ConnectionPool, Redis
+from redis import exceptions as errors
 
 from .redis_commands import Command
 
@@ -20,8 +21,10 @@ __all__ = ["CLIENTS", "ByClient", "ByConnection", "Talk"]
 CLIENTS = ("connection", "redis-py")
 """What ``OPTIONS["client"]`` may be, the default first."""
 
-Read: TypeAlias = Callable[[Any, float], Any]
-"""The reply to the command sent last, by a deadline."""
+Read: TypeAlias = Callable[..., Any]
+"""``RedisConnections.read``."""
+
+_PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Talk(Protocol):
@@ -41,8 +44,18 @@ class ByConnection:
         self._read = read
 
     def run(self, connection: Any, command: Command[Any], deadline: float) -> Any:
-        connection.send_packed_command((command.packed,))
-        return self._read(connection, deadline)
+        if not command.wakes:
+            connection.send_packed_command((command.packed,))
+            return self._read(connection, deadline)
+        # Of those to whom Redis has something to write, it begins with the one that came last. A
+        # caller to whom it owes an answer already comes after the waiter that the script wakes.
+        connection.send_packed_command((_PING + command.packed,))
+        try:
+            self._read(connection, deadline)
+        except errors.ResponseError:
+            # Not allowed to this user; the other one is.
+            pass
+        return self._read(connection, deadline, look=False)
 
     def say(self, connection: Any, *words: str | int | bytes, deadline: float) -> Any:
         connection.send_command(*words)

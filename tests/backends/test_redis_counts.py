@@ -46,12 +46,44 @@ def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_
         "time": 1,
         "pttl": 1,
         "hmget": 2,
-        "exists": 2,
+        "exists": 1,
+        "zpopmin": 1,
         "set": 1,
         "hset": 2,
         "pexpire": 1,
         "zadd": 1,
         "zrem": 1,
+    }
+
+
+def test_what_a_hand_over_and_the_next_ask_run_at_the_server(own_redis):
+    backend = backend_for(own_redis.url)
+    release(backend, grant(backend, request()))
+    lease, attempt = grant(backend, request()), request(waits=True, renewed=True)
+    met = refuse(backend, attempt)
+    # It listens from now on.
+    assert wait(backend, attempt, met, 1.5) is None
+    met = refuse(backend, attempt)
+    before = calls(own_redis)
+    release(backend, lease)
+    refuse(backend, request(waits=True))
+    after = calls(own_redis)
+    assert wait(backend, attempt, met, 1.5) is not None
+    made = {name: after[name] - before.get(name, 0) for name in after}
+    of_the_question = ("info", "hello", "client", "select")
+    assert {name: n for name, n in made.items() if n and not name.startswith(of_the_question)} == {
+        "evalsha": 2,
+        "time": 2,
+        "hmget": 2,
+        "exists": 1,
+        "zpopmin": 1,
+        "getdel": 1,
+        "pubsub|numsub": 1,
+        "publish": 1,
+        "set": 2,
+        "hset": 1,
+        "pexpire": 2,
+        "zadd": 2,
     }
 
 

@@ -153,6 +153,53 @@ def test_one_that_may_not_publish_can_release(own_redis, direct, listener):
 # -- lost replies and late packets -----------------------------------------------------
 
 
+def test_who_was_handed_a_lease_wakes_the_next_before_it_is_answered(direct, listener, proxy):
+    lease = grant(direct, request())
+    attempts = waiter(), waiter()
+    mets = queue(listener, *attempts)
+    release(direct, lease)
+    handed = wait(listener, attempts[0], mets[0], PATIENCE)
+    # Redis owes an answer to the PING when it comes to write the letter.
+    seen = proxy.count()
+    assert release(listener, handed) == "released"
+    assert proxy.commands[seen:] == ["PING", "EVALSHA"]
+    assert release(listener, handed) == "released"
+    assert proxy.commands[seen:] == ["PING", "EVALSHA", "EVALSHA"]
+    assert wait(listener, attempts[1], mets[1], PATIENCE).owner == attempts[1].owner
+
+
+def test_one_that_may_not_ping_can_release(own_redis, direct):
+    with client(own_redis) as asking:
+        asking.execute_command(
+            *("ACL", "SETUSER", "terse", "on", ">pw", "~*", "&*", "+@all", "-ping")
+        )
+    url = own_redis.url.replace("redis://", "redis://terse:pw@")
+    for terse in backend(url):
+        listening(terse)
+        lease, attempt = grant(direct, request()), waiter()
+        (met,) = queue(terse, attempt)
+        release(direct, lease)
+        handed = wait(terse, attempt, met, PATIENCE)
+        assert release(terse, handed) == "released"
+        # And its connection is in order.
+        assert not terse.locked("name", deadline=terse.call_deadline())
+
+
+def test_who_releases_too_late_leaves_the_waiters_where_they_stood(direct, listener, own_redis):
+    lease = grant(direct, request(ttl=0.2))
+    queue(listener, waiter(), waiter())
+    with client(own_redis) as asking:
+        line = asking.zrange("{dlock:0}:q:name", 0, -1, withscores=True)
+        requests = set(asking.scan_iter("{dlock:0}:w:*"))
+        assert (len(line), len(requests)) == (2, 2)
+        while direct.locked("name", deadline=direct.call_deadline()):
+            pass
+        assert release(direct, lease) == "expired"
+        assert asking.zrange("{dlock:0}:q:name", 0, -1, withscores=True) == line
+        assert set(asking.scan_iter("{dlock:0}:w:*")) == requests
+        assert asking.pttl("{dlock:0}:q:name") > 0
+
+
 def test_g5_a_release_whose_reply_was_lost_hands_on_once(direct, listener, proxy):
     first = grant(listener, request())
     second, third = waiter(), waiter()
