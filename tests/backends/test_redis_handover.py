@@ -168,7 +168,7 @@ def test_who_was_handed_a_lease_wakes_the_next_before_it_is_answered(direct, lis
     assert wait(listener, attempts[1], mets[1], PATIENCE).owner == attempts[1].owner
 
 
-def test_one_that_may_not_ping_can_release(own_redis, direct):
+def test_g5_one_that_may_not_ping_can_release(own_redis, direct):
     with client(own_redis) as asking:
         asking.execute_command(
             *("ACL", "SETUSER", "terse", "on", ">pw", "~*", "&*", "+@all", "-ping")
@@ -185,7 +185,7 @@ def test_one_that_may_not_ping_can_release(own_redis, direct):
         assert not terse.locked("name", deadline=terse.call_deadline())
 
 
-def test_who_releases_too_late_leaves_the_waiters_where_they_stood(direct, listener, own_redis):
+def test_g2_who_releases_too_late_leaves_the_waiters_where_they_stood(direct, listener, own_redis):
     lease = grant(direct, request(ttl=0.2))
     queue(listener, waiter(), waiter())
     with client(own_redis) as asking:
