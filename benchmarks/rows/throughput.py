@@ -45,25 +45,25 @@ class Load:
 def rows(bench: Bench) -> Iterator[Row]:
     for processes in (1, 2, 4, 8, 16):
         budgeted = processes == 8
-        load = Load(processes, 0.2 if bench.quick else 0.5 if budgeted else 0.25)
+        load = Load(processes, 0.2 if bench.quick else 0.4 if budgeted else 0.25)
         yield Row(
             f"throughput.{processes}",
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
             (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
             tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
-            rounds=10 if budgeted else 4,
+            rounds=14 if budgeted else 4,
             seconds=45 if budgeted else 15,
             family="throughput",
             x=processes,
         )
-    load = Load(8, 0.3 if bench.quick else 1.0, hold=0.002, pause=0.005)
+    load = Load(8, 0.3 if bench.quick else 0.6, hold=0.002, pause=0.005)
     yield Row(
         "pause.8",
         "8 processes on one name, which hold it for 2 ms and pause for 5 ms",
         (THROUGHPUT, WORST_WAIT, SHARE),
         tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
-        rounds=5,
-        seconds=40,
+        rounds=10,
+        seconds=45,
     )
 
 
