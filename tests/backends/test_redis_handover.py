@@ -175,6 +175,35 @@ def test_who_was_handed_a_lease_wakes_the_next_before_it_is_answered(
     assert let_go_before == [seen + 2]
 
 
+def test_the_next_is_told_before_the_one_who_releases_is_answered(own_redis, direct, monkeypatch):
+    with client(own_redis) as asking:
+        version = asking.info("server")["redis_version"]
+    if int(version.split(".")[0]) > 7:
+        pytest.skip(f"in what order Redis {version} writes is not known")
+    for waiting_one in backend(own_redis.url):
+        listening(waiting_one)
+        letters = waiting_one._mailbox._ear.connection._sock
+        told: list[bool] = []
+        read = direct._connections.read
+
+        def look_at_both(connection, deadline, *, look=True, read=read, letters=letters, told=told):
+            select.select([connection._sock], [], [], PATIENCE)
+            told.append(letters in select.select([letters], [], [], 0)[0])
+            return read(connection, deadline, look=look)
+
+        for _ in range(50):
+            lease, attempt = grant(direct, request()), waiter()
+            (met,) = queue(waiting_one, attempt)
+            # As if it had been handed over to this one, too.
+            direct._handed.append(lease.owner)
+            with monkeypatch.context() as patched:
+                patched.setattr(direct._talk, "_read", look_at_both)
+                assert release(direct, lease) == "released"
+            release(waiting_one, wait(waiting_one, attempt, met, PATIENCE))
+        # There are two answers to look at each time, to the PING and to the release.
+        assert told == [True] * 100
+
+
 def test_g5_one_that_may_not_ping_can_release(own_redis, direct):
     with client(own_redis) as asking:
         asking.execute_command(
