@@ -29,7 +29,6 @@ from .redis_lua import Script
 from .redis_mailbox import Mailbox, asks_again_at
 from .redis_parameters import Makers, connection_makers
 from .redis_renewal import SentRenewal
-from .redis_spin import let_others
 from .redis_talk import ByClient, ByConnection, Talk
 
 __all__ = ["RedisBackend"]
@@ -132,11 +131,7 @@ class RedisBackend(BaseLockBackend):
             except ValueError:
                 pass  # Another thread pushed it out meanwhile.
         command = self._commands.release(name, owner, min_hold, wakes=wakes)
-        fate = self._run(command, deadline, urgent=True)
-        if wakes:
-            # Whoever has the lease now may be one of them.
-            let_others()
-        return fate
+        return self._run(command, deadline, urgent=True)
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
         self._run(self._commands.undo(request), deadline, urgent=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MOST_LEFT_OUT", "Spin", "let_others"]
+__all__ = ["MOST_LEFT_OUT", "Spin"]
 
 MOST_LEFT_OUT = 63
 """Replies for which nobody looks ahead, between two tries where they are slow."""
@@ -23,8 +23,7 @@ def _go_on() -> None:
     """Where a thread cannot let others go before."""
 
 
-let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
-"""Let go before who waits for the processor of this thread."""
+_let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
 
 
 class Spin:
@@ -61,7 +60,7 @@ class Spin:
             # Closed, or none of the system's; whoever reads will say so.
             return
         # Perhaps the server itself wants this processor.
-        let_others()
+        _let_others()
         if not poll.poll(0):
             give_up_at = time.perf_counter() + self._limit
             while not poll.poll(0):
@@ -70,5 +69,5 @@ class Spin:
                     self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
                     self._left_out = 0
                     return
-                let_others()
+                _let_others()
         self._leave_out = 0
