@@ -12,8 +12,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["DeathProof", "ProcessIdentity", "current", "death_proof", "forget", "neighbour"]
 
@@ -23,8 +22,7 @@ DeathProof = Literal["gone", "rebooted"]
 _FIRST_PID_NAMESPACE = "4026531836"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(NamedTuple):
     """One run of one process.
 
     Attributes:
@@ -42,7 +40,7 @@ class ProcessIdentity:
     start_time: str
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> ProcessIdentity:
@@ -141,7 +139,7 @@ def neighbour(pid: int) -> ProcessIdentity:
     Its start time is unknown where it is gone by now.
     """
     stat = _stat(pid)
-    return replace(current(), id="", pid=pid, start_time=stat[1] if stat else "")
+    return current()._replace(id="", pid=pid, start_time=stat[1] if stat else "")
 
 
 def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof | None:

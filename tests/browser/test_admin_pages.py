@@ -9,7 +9,6 @@ import datetime as dt
 import os
 import time
 from base64 import b64decode
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class PictureBackend(local.LocalBackend):
         """A lock that ``host`` has held for ``age`` seconds."""
         me = process.current()
         # Of another boot, so that nothing is proven about it from here.
-        holder = replace(me, id=f"{host}-{pid}", host=host, pid=pid, boot_id="x", machine_id="")
+        holder = me._replace(id=f"{host}-{pid}", host=host, pid=pid, boot_id="x", machine_id="")
         request = LeaseRequest(
             name=name, owner=sha256(name.encode()).hexdigest()[:32], ttl=30.0, **facts
         )

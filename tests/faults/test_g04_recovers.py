@@ -20,7 +20,7 @@ HOLD = f"lock = Lock('it', ttl={LONG}); lock.acquire()"
 ELSEWHERE = """
 import dataclasses
 from django_dlock import process
-process._current = dataclasses.replace(process.current(), boot_id="of another machine")
+process._current = process.current()._replace(boot_id="of another machine")
 """
 """Makes a holder one of another machine, of which nothing can be proven from here."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -16,13 +15,13 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads L
 
 
 def other(**facts: object) -> ProcessIdentity:
-    return dataclasses.replace(current(), **{"id": "other", **facts})  # type: ignore[arg-type]
+    return current()._replace(**{"id": "other", **facts})  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ProcessIdentity:
     """This process, on a machine that tells all of its facts."""
-    me = dataclasses.replace(current(), machine_id="m1", boot_id="b1", pid_namespace="ns1")
+    me = current()._replace(machine_id="m1", boot_id="b1", pid_namespace="ns1")
     monkeypatch.setattr(process, "_current", me)
     return me
 
@@ -85,7 +84,7 @@ def test_another_boot_of_the_same_machine_proves_death_of_the_silent_only(
 def test_without_a_machine_id_another_boot_proves_nothing(
     machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_current", dataclasses.replace(machine, machine_id=""))
+    monkeypatch.setattr(process, "_current", machine._replace(machine_id=""))
     assert death_proof(other(machine_id="", boot_id="b0"), silent=True) is None
 
 

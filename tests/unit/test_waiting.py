@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -23,7 +22,7 @@ def _fresh() -> None:
 def dead() -> Contention:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    process = dataclasses.replace(current(), id="dead", pid=child.pid)
+    process = current()._replace(id="dead", pid=child.pid)
     return Contention("owner", "held", 30.0, 0.0, process)
 
 
