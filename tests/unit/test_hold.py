@@ -68,8 +68,9 @@ def test_a_fixed_lease_is_not_prolonged_whatever_it_was_granted_for() -> None:
     assert fixed.due == fixed.deadline
 
 
+@pytest.mark.parametrize("another", [False, True])
 def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
-    monkeypatch: pytest.MonkeyPatch,
+    another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = [1000.0]
     monkeypatch.setattr(clock, "now", lambda: moment[0])
@@ -83,6 +84,11 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
     monkeypatch.setattr(dog, "_poke", wake)
     monkeypatch.setattr(dog, "_thread", object())
     wakes = 0
+    if another:
+        held = hold(ttl=30.0, asked_at=moment[0])
+        held.owner = "another"
+        dog.watch(held)
+        pokes.clear()
     # Three seconds of holds of a millisecond each.
     for _ in range(3000):
         moment[0] += 0.001
