@@ -37,8 +37,9 @@ OPTIONS = (
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
 
 MAX_CONNECTIONS = 32
-SPIN = 0.0003
-"""Some times as long as a server on the same machine takes that has nothing else to do."""
+SPIN = 0.0001
+"""Twice as long as a server on the same machine takes. Longer, threads of one process that all wait
+for replies are in each other's way."""
 LONGEST_SPIN = 0.01
 
 _NOT_OURS = (

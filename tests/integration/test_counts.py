@@ -14,7 +14,8 @@ from testproject.servers import RedisServer
 from tests.faults.aliases import TTL, alias, another, configured
 from tests.proxy import Proxy
 
-LEASE = 3.0
+LEASE = 6.0
+"""Seconds; a third of it is enough to acquire hundreds of locks on a busy machine."""
 
 
 @pytest.fixture
