@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from redis import exceptions as errors
 
 from .. import clock
+from .redis_reply import take
 from .redis_spin import Spin
 
 __all__ = ["CUT", "FAILURES", "Place", "RedisConnections"]
@@ -308,18 +309,32 @@ class RedisConnections:
             if mine:
                 raise attempt.error
 
-    def read(self, connection: Any, deadline: float, *, look: bool = True) -> Any:
-        """The reply to the command sent last.
+    def read(self, connection: Any, deadline: float, *, after: bytes = b"") -> Any:
+        """The reply to the command sent last, on a connection that owes no other.
 
         Args:
-            look: Look for it before sleeping; not where it is known to be there.
+            after: The reply to a command before it, which is not waited for by itself. A refusal
+                of that command is no matter.
 
         Raises:
             redis.exceptions.ResponseError: The server's refusal; the connection is in order.
             redis.exceptions.RedisError, OSError: No reply by ``deadline``.
         """
-        if look:
-            self._spin.look(connection)
+        self._spin.look(connection)
+        # Else the socket's own timeout would be too late.
+        if deadline - clock.now() >= self._timeout:
+            reply = take(connection, after)
+            if reply is not None:
+                return reply
+        if after:
+            try:
+                self.read_any(connection, deadline)
+            except errors.ResponseError:
+                pass
+        return self.read_any(connection, deadline)
+
+    def read_any(self, connection: Any, deadline: float) -> Any:
+        """As ``read``, by redis-py, which may have read the reply ahead."""
         left = deadline - clock.now()
         # The socket's own timeout does otherwise, and costs no further system call.
         if left < self._timeout and not connection.can_read(timeout=max(0.0, left)):

@@ -37,13 +37,13 @@ OPTIONS = (
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
 
 MAX_CONNECTIONS = 32
-SPIN = 0.0001
-"""Twice as long as a server on the same machine takes. Longer, threads of one process that all wait
-for replies are in each other's way."""
+SPIN = 0.00015
+"""As long as a server on the same machine takes while it serves others first. Where that is not
+enough, threads of one process that all wait for replies would be in each other's way."""
 LONGEST_SPIN = 0.01
 
 _NOT_OURS = (
-    # Ours is read in order, reply after command, by redis-py's own parser.
+    # Ours are read in order, reply after command.
     "parser_class",
     "cache",
     "cache_config",

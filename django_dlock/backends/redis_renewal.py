@@ -120,7 +120,7 @@ class SentRenewal:
             return
         try:
             # In most cases it was seen already, and then redis-py has it and not the socket.
-            answer = self._connections.read(self._connection, self._deadline, look=False)
+            answer = self._connections.read_any(self._connection, self._deadline)
         except (*CUT, errors.NoScriptError):
             self._give_up()
         except FAILURES as error:

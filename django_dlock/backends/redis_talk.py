@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from redis import ConnectionPool, Redis
-from redis import exceptions as errors
 
 from .redis_commands import Command
+from .redis_reply import PONG
 
 __all__ = ["CLIENTS", "ByClient", "ByConnection", "Talk"]
 
@@ -49,13 +49,9 @@ class ByConnection:
             return self._read(connection, deadline)
         # Of those to whom Redis has something to write, it begins with the one that came last. A
         # caller to whom it owes an answer already comes after the waiter that the script wakes.
+        # PING may be refused to this user; the other one is answered all the same.
         connection.send_packed_command((_PING + command.packed,))
-        try:
-            self._read(connection, deadline)
-        except errors.ResponseError:
-            # Not allowed to this user; the other one is.
-            pass
-        return self._read(connection, deadline, look=False)
+        return self._read(connection, deadline, after=PONG)
 
     def say(self, connection: Any, *words: str | int | bytes, deadline: float) -> Any:
         connection.send_command(*words)

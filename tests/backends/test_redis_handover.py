@@ -179,12 +179,11 @@ def test_the_next_is_told_before_the_one_who_releases_is_answered(own_redis, dir
         told: list[bool] = []
         read = direct._connections.read
 
-        def look_at_both(connection, deadline, *, look=True, read=read, letters=letters, told=told):
-            if look:
-                # The answer to the PING; that to the release comes with it.
-                select.select([connection._sock], [], [], PATIENCE)
-                told.append(letters in select.select([letters], [], [], 0)[0])
-            return read(connection, deadline, look=look)
+        def look_at_both(connection, deadline, *, after, read=read, letters=letters, told=told):
+            # The answer to the PING; that to the release comes with it.
+            select.select([connection._sock], [], [], PATIENCE)
+            told.append(letters in select.select([letters], [], [], 0)[0])
+            return read(connection, deadline, after=after)
 
         for _ in range(50):
             lease, attempt = grant(direct, request()), waiter()
