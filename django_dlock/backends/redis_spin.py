@@ -29,13 +29,14 @@ _let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
 class Spin:
     """How long to look for a reply, learnt from the replies before.
 
-    Its memory is shared by all threads without a lock: it is only a guess.
+    Its memory is shared by all threads without a lock: it is only a guess. A forked child needs
+    one of its own.
 
     Args:
         limit: Seconds; 0 for never.
     """
 
-    __slots__ = ("_leave_out", "_left_out", "_limit")
+    __slots__ = ("_leave_out", "_left_out", "_limit", "_polls")
 
     def __init__(self, limit: float) -> None:
         # Windows has no poll. That of gevent and eventlet is not the system's, and while one of
@@ -43,6 +44,9 @@ class Spin:
         known = getattr(getattr(select, "poll", None), "__module__", "") == "select"
         self._limit = limit if known else 0.0
         self._leave_out = self._left_out = 0
+        # To make one takes longer than to use it. It knows the descriptor by its number only, so
+        # that it serves the next socket with that number as well.
+        self._polls: dict[int, Callable[[int], object]] = {}
 
     def look(self, connection: Any) -> None:
         """Return once something can be read, or the moment is over."""
@@ -53,19 +57,32 @@ class Spin:
         sock = getattr(connection, "_sock", None)
         if sock is None or not self._limit:
             return
-        poll = select.poll()
         try:
-            poll.register(sock, select.POLLIN)
-        except (OSError, TypeError, ValueError):
+            self._look(self._poll(sock))
+        except (AttributeError, OSError, TypeError, ValueError):
             # Closed, or none of the system's; whoever reads will say so.
-            return
+            pass
+        except RuntimeError:
+            # Another thread looks at a socket that had this number before.
+            pass
+
+    def _poll(self, sock: Any) -> Callable[[int], object]:
+        number = sock.fileno()
+        known = self._polls.get(number)
+        if known is None:
+            poll = select.poll()
+            poll.register(number, select.POLLIN)
+            known = self._polls[number] = poll.poll
+        return known
+
+    def _look(self, poll: Callable[[int], object]) -> None:
         # Perhaps the server itself wants this processor.
         _let_others()
-        if not poll.poll(0):
+        if not poll(0):
             give_up_at = time.perf_counter() + self._limit
-            while not poll.poll(0):
+            while not poll(0):
                 # Once more: the last look may have let other threads of this process go before.
-                if time.perf_counter() > give_up_at and not poll.poll(0):
+                if time.perf_counter() > give_up_at and not poll(0):
                     self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
                     self._left_out = 0
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import select
 import socket
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -33,14 +34,13 @@ def ends() -> Iterator[tuple[SimpleNamespace, socket.socket]]:
 def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The sockets that were looked at, each time that somebody began to."""
     begun: list[float] = []
-    poll = select.poll
+    poll = Spin._poll
 
-    def counted():
+    def counted(spin, sock):
         begun.append(1)
-        return poll()
+        return poll(spin, sock)
 
-    counted.__module__ = "select"
-    monkeypatch.setattr(select, "poll", counted)
+    monkeypatch.setattr(Spin, "_poll", counted)
     return begun
 
 
@@ -129,3 +129,39 @@ def test_every_reply_of_a_backend_is_looked_for(own_redis, polls):
     silent = backend_for(own_redis.url, options={"spin": 0})
     assert release(silent, grant(silent, request())) == "released"
     assert len(polls) == before + 2
+
+
+def test_a_socket_is_looked_at_though_another_had_its_number_before():
+    spin = Spin(LONG)
+    for _ in range(3):
+        ours, its = socket.socketpair()
+        with ours, its:
+            number = ours.fileno()
+            its.sendall(b":1\r\n")
+            spin.look(SimpleNamespace(_sock=ours))
+    assert set(spin._polls) == {number}
+
+
+def test_who_looks_at_a_number_that_another_thread_looks_at_gives_way(ends):
+    connection, _ = ends
+    spin = Spin(LONG)
+    poll = spin._poll(connection._sock)
+    there = threading.Thread(target=poll, args=(int(1000 * PATIENCE),))
+    there.start()
+    while True:
+        try:
+            poll(0)
+        except RuntimeError:  # noqa: PERF203
+            break
+    # It would not end, as nothing comes.
+    spin.look(connection)
+    ends[1].sendall(b":1\r\n")
+    there.join(PATIENCE)
+    assert not there.is_alive()
+
+
+def test_a_child_looks_with_what_is_its_own(own_redis):
+    backend = backend_for(own_redis.url)
+    before = backend._connections._spin
+    backend.after_fork()
+    assert backend._connections._spin is not before
