@@ -51,8 +51,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
             (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
             tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
-            rounds=12 if budgeted else 3,
-            seconds=48 if budgeted else 11,
+            rounds=16 if budgeted else 3,
+            seconds=62 if budgeted else 11,
             family="throughput",
             x=processes,
         )

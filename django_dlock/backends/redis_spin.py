@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MOST_LEFT_OUT", "Spin"]
+__all__ = ["MOST_LEFT_OUT", "Spin", "let_others"]
 
 MOST_LEFT_OUT = 63
 """Replies for which nobody looks ahead, between two tries where they are slow."""
@@ -23,7 +23,8 @@ def _go_on() -> None:
     """Where a thread cannot let others go before."""
 
 
-_let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
+let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
+"""Lets those go before who want this thread's processor."""
 
 
 class Spin:
@@ -77,7 +78,7 @@ class Spin:
 
     def _look(self, poll: Callable[[int], object]) -> None:
         # Perhaps the server itself wants this processor.
-        _let_others()
+        let_others()
         if not poll(0):
             give_up_at = time.perf_counter() + self._limit
             while not poll(0):
@@ -86,5 +87,5 @@ class Spin:
                     self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
                     self._left_out = 0
                     return
-                _let_others()
+                let_others()
         self._leave_out = 0

@@ -15,6 +15,7 @@ from redis import ConnectionPool, Redis
 
 from .redis_commands import Command
 from .redis_reply import PONG
+from .redis_spin import let_others
 
 __all__ = ["CLIENTS", "ByClient", "ByConnection", "Talk"]
 
@@ -51,7 +52,10 @@ class ByConnection:
         # caller to whom it owes an answer already comes after the waiter that the script wakes.
         # PING may be refused to this user; the other one is answered all the same.
         connection.send_packed_command((_PING + command.packed,))
-        return self._read(connection, deadline, after=PONG)
+        reply = self._read(connection, deadline, after=PONG)
+        # That waiter, if it runs here: others wait for what it does next, nobody for this one.
+        let_others()
+        return reply
 
     def say(self, connection: Any, *words: str | int | bytes, deadline: float) -> Any:
         connection.send_command(*words)

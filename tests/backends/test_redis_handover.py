@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_dlock import clock, waiting
-from django_dlock.backends import redis_mailbox
+from django_dlock.backends import redis_mailbox, redis_talk
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
@@ -195,6 +195,18 @@ def test_the_next_is_told_before_the_one_who_releases_is_answered(own_redis, dir
                 assert release(direct, lease) == "released"
             release(waiting_one, wait(waiting_one, attempt, met, PATIENCE))
         assert told == [True] * 50
+
+
+def test_the_next_one_goes_first_where_both_want_a_processor(direct, listener, monkeypatch):
+    gone_before: list[int] = []
+    monkeypatch.setattr(redis_talk, "let_others", lambda: gone_before.append(1))
+    lease, attempt = grant(direct, request()), waiter()
+    (met,) = queue(listener, attempt)
+    # Nobody waited for the first one, as far as it knows.
+    assert release(direct, lease) == "released"
+    assert not gone_before
+    assert release(listener, wait(listener, attempt, met, PATIENCE)) == "released"
+    assert len(gone_before) == 1
 
 
 def test_g5_one_that_may_not_ping_can_release(own_redis, direct):

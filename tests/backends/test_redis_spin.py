@@ -53,7 +53,7 @@ def test_a_look_ends_when_the_reply_comes(ends, monkeypatch):
         if len(looks) == 3:
             its.sendall(b"+OK\r\n")
 
-    monkeypatch.setattr(redis_spin, "_let_others", others_go_before)
+    monkeypatch.setattr(redis_spin, "let_others", others_go_before)
     Spin(LONG).look(connection)
     assert len(looks) == 3
     assert connection._sock.recv(100) == b"+OK\r\n"
