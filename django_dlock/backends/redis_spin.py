@@ -77,7 +77,9 @@ class Spin:
         return known
 
     def _look(self, poll: Callable[[int], object]) -> None:
-        # Perhaps the server itself wants this processor.
+        # Perhaps the server itself wants this processor, or who was told before this one. Twice, as
+        # there may be one of each.
+        let_others()
         let_others()
         if not poll(0):
             give_up_at = time.perf_counter() + self._limit
