@@ -129,7 +129,8 @@ class RedisConnections:
     def __init__(
         self, make: Callable[[], Any], timeout: float, limit: int, spin: float = 0.0
     ) -> None:
-        self._make, self._timeout, self._limit, self._spins_for = make, timeout, limit, spin
+        self._make, self._timeout, self._limit = make, timeout, limit
+        self._spin = Spin(spin)
         self._age = 0
         self.forget()
 
@@ -137,7 +138,6 @@ class RedisConnections:
         """Drop all connections without a word to the server, whose sessions are the parent's."""
         # Their finalizers close this process's descriptors only.
         self._age += 1
-        self._spin = Spin(self._spins_for)
         # Last in, first out: connections beyond the need grow old and are closed by the server.
         # A deque's append and pop are atomic, so that no lock can be left held by a fork, a
         # signal handler or a finalizer.

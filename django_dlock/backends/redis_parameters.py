@@ -38,8 +38,8 @@ OPTIONS = (
 
 MAX_CONNECTIONS = 32
 SPIN = 0.00015
-"""As long as a server on the same machine takes while it serves others first. Where that is not
-enough, threads of one process that all wait for replies would be in each other's way."""
+"""As long as a server on the same machine takes while it serves others first. Longer, threads of
+one process that all wait for replies would be in each other's way."""
 LONGEST_SPIN = 0.01
 
 _NOT_OURS = (

@@ -119,7 +119,7 @@ class SentRenewal:
         if self._settled():
             return
         try:
-            # In most cases it was seen already, and then redis-py has it and not the socket.
+            # In most cases it was seen already, and then redis-py may have it and not the socket.
             answer = self._connections.read_any(self._connection, self._deadline)
         except (*CUT, errors.NoScriptError):
             self._give_up()

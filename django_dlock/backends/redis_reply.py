@@ -19,11 +19,11 @@ from redis.sentinel import SentinelManagedConnection
 __all__ = ["PONG", "take"]
 
 LONGEST = 4096
-"""Bytes; of ours none that is looked for here is longer."""
+"""Bytes; a longer one is redis-py's to read."""
 
 PONG = b"+PONG\r\n"
 
-# What a project's own class does with replies, it shall do with all of them.
+# What a project's own ``read_response`` does with replies, it shall do with all of them.
 _USUAL = frozenset({AbstractConnection.read_response, SentinelManagedConnection.read_response})
 
 
@@ -31,8 +31,8 @@ def take(connection: Any, after: bytes = b"") -> int | bytes | None:
     """The reply that comes next, once it comes; ``None`` where redis-py must read it.
 
     Args:
-        connection: On which redis-py has read nothing ahead, and which waits no longer than its
-            socket's timeout.
+        connection: On which redis-py has read nothing ahead, and whose caller has the whole of
+            its socket's timeout left to wait.
         after: A reply before that one, to be taken with it.
 
     Raises:
@@ -40,7 +40,8 @@ def take(connection: Any, after: bytes = b"") -> int | bytes | None:
     """
     # Not a part of redis-py's public face, but what each of its parsers reads from.
     sock = getattr(connection, "_sock", None)
-    # TLS, and what replaces the system's sockets, cannot be looked at without reading.
+    # TLS cannot be looked at without reading. gevent's sockets take the place of the system's, and
+    # can.
     if type(sock) is not socket.socket or type(connection).read_response not in _USUAL:
         return None
     try:
@@ -65,7 +66,7 @@ def _read(sock: socket.socket, length: int) -> None:
 
 
 def _complete(data: bytes, after: bytes) -> int | bytes | None:
-    """The number or text of which ``data`` consists, behind ``after``."""
+    """The number or text of which ``data`` consists, behind ``after``; ``None`` for all else."""
     at = len(after)
     if after and not data.startswith(after):
         return None

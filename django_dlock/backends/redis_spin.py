@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +28,21 @@ let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
 """Lets those go before who want this thread's processor."""
 
 
+class _Polls(threading.local):
+    """What each thread looks with, for none may be used by two at once.
+
+    To make one takes longer than to use it. It knows a socket by the number of its descriptor only,
+    and serves the next one with that number as well.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Callable[[int], object]] = {}
+
+
 class Spin:
     """How long to look for a reply, learnt from the replies before.
 
-    Its memory is shared by all threads without a lock: it is only a guess. A forked child needs
-    one of its own.
+    Its memory is shared by all threads without a lock: it is only a guess.
 
     Args:
         limit: Seconds; 0 for never.
@@ -45,9 +56,7 @@ class Spin:
         known = getattr(getattr(select, "poll", None), "__module__", "") == "select"
         self._limit = limit if known else 0.0
         self._leave_out = self._left_out = 0
-        # To make one takes longer than to use it. It knows the descriptor by its number only, so
-        # that it serves the next socket with that number as well.
-        self._polls: dict[int, Callable[[int], object]] = {}
+        self._polls = _Polls()
 
     def look(self, connection: Any) -> None:
         """Return once something can be read, or the moment is over."""
@@ -59,21 +68,20 @@ class Spin:
         if sock is None or not self._limit:
             return
         try:
-            self._look(self._poll(sock))
+            poll = self._poll(sock)
         except (AttributeError, OSError, TypeError, ValueError):
-            # Closed, or none of the system's; whoever reads will say so.
-            pass
-        except RuntimeError:
-            # Another thread looks at a socket that had this number before.
-            pass
+            # Closed, or none of the system's; whoever reads will say so. Around the look itself,
+            # this would swallow what a signal handler raises there.
+            return
+        self._look(poll)
 
     def _poll(self, sock: Any) -> Callable[[int], object]:
-        number = sock.fileno()
-        known = self._polls.get(number)
+        polls, number = self._polls.by_number, sock.fileno()
+        known = polls.get(number)
         if known is None:
             poll = select.poll()
             poll.register(number, select.POLLIN)
-            known = self._polls[number] = poll.poll
+            known = polls[number] = poll.poll
         return known
 
     def _look(self, poll: Callable[[int], object]) -> None:

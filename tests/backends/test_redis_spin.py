@@ -32,7 +32,7 @@ def ends() -> Iterator[tuple[SimpleNamespace, socket.socket]]:
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The sockets that were looked at, each time that somebody began to."""
+    """One for each time that somebody began to look."""
     begun: list[float] = []
     poll = Spin._poll
 
@@ -139,29 +139,29 @@ def test_a_socket_is_looked_at_though_another_had_its_number_before():
             number = ours.fileno()
             its.sendall(b":1\r\n")
             spin.look(SimpleNamespace(_sock=ours))
-    assert set(spin._polls) == {number}
+    assert set(spin._polls.by_number) == {number}
 
 
-def test_who_looks_at_a_number_that_another_thread_looks_at_gives_way(ends):
-    connection, _ = ends
+def test_no_two_threads_look_with_the_same(ends):
     spin = Spin(LONG)
-    poll = spin._poll(connection._sock)
-    there = threading.Thread(target=poll, args=(int(1000 * PATIENCE),))
-    there.start()
-    while True:
-        try:
-            poll(0)
-        except RuntimeError:  # noqa: PERF203
-            break
-    # It would not end, as nothing comes.
-    spin.look(connection)
-    ends[1].sendall(b":1\r\n")
-    there.join(PATIENCE)
-    assert not there.is_alive()
+    theirs: list[object] = []
+    other = threading.Thread(target=lambda: theirs.append(spin._poll(ends[0]._sock)))
+    other.start()
+    other.join(PATIENCE)
+    mine = spin._poll(ends[0]._sock)
+    assert spin._poll(ends[0]._sock) is mine
+    assert theirs[0].__self__ is not mine.__self__
 
 
-def test_a_child_looks_with_what_is_its_own(own_redis):
-    backend = backend_for(own_redis.url)
-    before = backend._connections._spin
-    backend.after_fork()
-    assert backend._connections._spin is not before
+@pytest.mark.parametrize("error", [AttributeError, OSError, RuntimeError, TimeoutError, ValueError])
+def test_what_a_signal_handler_raises_during_a_look_reaches_the_caller(ends, error, monkeypatch):
+    looks = []
+
+    def strikes_at_the_fifth() -> None:
+        looks.append(1)
+        if len(looks) == 5:
+            raise error
+
+    monkeypatch.setattr(redis_spin, "let_others", strikes_at_the_fifth)
+    with pytest.raises(error):
+        Spin(LONG).look(ends[0])
