@@ -28,6 +28,10 @@ let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
 """Lets those go before who want this thread's processor."""
 
 
+LET_GO_FOR = 10
+"""So many times the limit may others take who go before; they share the server's processors."""
+
+
 class _Polls(threading.local):
     """What each thread looks with, for none may be used by two at once.
 
@@ -87,6 +91,7 @@ class Spin:
     def _look(self, poll: Callable[[int], object]) -> None:
         # Perhaps the server itself wants this processor, or who was told before this one. Twice, as
         # there may be one of each.
+        began = time.perf_counter()
         let_others()
         let_others()
         if not poll(0):
@@ -94,8 +99,16 @@ class Spin:
             while not poll(0):
                 # Once more: the last look may have let other threads of this process go before.
                 if time.perf_counter() > give_up_at and not poll(0):
-                    self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
-                    self._left_out = 0
+                    self._back_off()
                     return
                 let_others()
-        self._leave_out = 0
+        if time.perf_counter() - began > LET_GO_FOR * self._limit:
+            # The reply is there, but those who went before took long: where processors are that
+            # busy, who sleeps is woken sooner than who has let others go before.
+            self._back_off()
+        else:
+            self._leave_out = 0
+
+    def _back_off(self) -> None:
+        self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
+        self._left_out = 0

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from django_dlock.backends import redis_spin
-from django_dlock.backends.redis_spin import MOST_LEFT_OUT, Spin
+from django_dlock.backends.redis_spin import LET_GO_FOR, MOST_LEFT_OUT, Spin
 
 from .tools import backend_for, grant, release, request
 
@@ -73,7 +73,8 @@ def test_slow_replies_are_looked_for_ever_more_seldom(ends, polls):
     assert set(gaps[6:]) == {MOST_LEFT_OUT}
 
 
-def test_one_fast_reply_brings_the_looks_back(ends, polls):
+def test_one_fast_reply_brings_the_looks_back(ends, polls, monkeypatch):
+    monkeypatch.setattr(redis_spin, "LET_GO_FOR", LONG / NEVER_SOON)
     connection, its = ends
     spin = Spin(NEVER_SOON)
     for _ in range(10):
@@ -165,3 +166,27 @@ def test_what_a_signal_handler_raises_during_a_look_reaches_the_caller(ends, err
     monkeypatch.setattr(redis_spin, "let_others", strikes_at_the_fifth)
     with pytest.raises(error):
         Spin(LONG).look(ends[0])
+
+
+def test_where_processors_are_busy_looks_become_seldom_too(ends, polls, monkeypatch):
+    connection, its = ends
+    its.sendall(b":1\r\n")
+    now = [0.0]
+    monkeypatch.setattr(redis_spin.time, "perf_counter", lambda: now[0])
+
+    def others_take_long() -> None:
+        now[0] += LET_GO_FOR * LONG
+
+    monkeypatch.setattr(redis_spin, "let_others", others_take_long)
+    spin = Spin(LONG)
+    for _ in range(400):
+        spin.look(connection)
+    seldom = len(polls)
+    # The first, those that follow 1, 3, 7, 15, 31 that are left out, and each that follows 63.
+    assert seldom == 1 + 5 + 5
+    monkeypatch.setattr(redis_spin, "let_others", lambda: None)
+    while len(polls) == seldom:
+        spin.look(connection)
+    # One in which they did not brings the looks back.
+    spin.look(connection)
+    assert len(polls) == seldom + 2
