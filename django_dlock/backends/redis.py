@@ -54,7 +54,7 @@ class RedisBackend(BaseLockBackend):
             makers.for_threads, timeout, makers.limit, makers.spin
         )
         self._talk: Talk = (
-            ByConnection(connections.read)
+            ByConnection(connections.read, connections.spin.make_way)
             if makers.client_kwargs is None
             else ByClient(connections.read, makers.client_kwargs)
         )

@@ -130,7 +130,7 @@ class RedisConnections:
         self, make: Callable[[], Any], timeout: float, limit: int, spin: float = 0.0
     ) -> None:
         self._make, self._timeout, self._limit = make, timeout, limit
-        self._spin = Spin(spin)
+        self.spin = Spin(spin)
         self._age = 0
         self.forget()
 
@@ -320,7 +320,7 @@ class RedisConnections:
             redis.exceptions.ResponseError: The server's refusal; the connection is in order.
             redis.exceptions.RedisError, OSError: No reply by ``deadline``.
         """
-        self._spin.look(connection)
+        self.spin.look(connection)
         # Else the socket's own timeout would be too late.
         if deadline - clock.now() >= self._timeout:
             reply = take(connection, after)

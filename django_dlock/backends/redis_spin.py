@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MOST_LEFT_OUT", "Spin", "let_others"]
+__all__ = ["MOST_LEFT_OUT", "Spin"]
 
 MOST_LEFT_OUT = 63
 """Replies for which nobody looks ahead, between two tries where they are slow."""
@@ -24,9 +24,7 @@ def _go_on() -> None:
     """Where a thread cannot let others go before."""
 
 
-let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
-"""Lets those go before who want this thread's processor."""
-
+_let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
 
 LET_GO_FOR = 10
 """So many times the limit may others take who go before; they share the server's processors."""
@@ -79,6 +77,15 @@ class Spin:
             return
         self._look(poll)
 
+    def make_way(self) -> None:
+        """Let those go before whom the server has just told, where looking pays.
+
+        Where it does not, they run elsewhere or processors are busy, and whoever lets others go
+        before may not have the processor back for long.
+        """
+        if self._limit and not self._leave_out:
+            _let_others()
+
     def _poll(self, sock: Any) -> Callable[[int], object]:
         polls, number = self._polls.by_number, sock.fileno()
         known = polls.get(number)
@@ -92,8 +99,8 @@ class Spin:
         # Perhaps the server itself wants this processor, or who was told before this one. Twice, as
         # there may be one of each.
         began = time.perf_counter()
-        let_others()
-        let_others()
+        _let_others()
+        _let_others()
         if not poll(0):
             give_up_at = time.perf_counter() + self._limit
             while not poll(0):
@@ -101,7 +108,7 @@ class Spin:
                 if time.perf_counter() > give_up_at and not poll(0):
                     self._back_off()
                     return
-                let_others()
+                _let_others()
         if time.perf_counter() - began > LET_GO_FOR * self._limit:
             # The reply is there, but those who went before took long: where processors are that
             # busy, who sleeps is woken sooner than who has let others go before.

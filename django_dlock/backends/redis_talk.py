@@ -15,7 +15,6 @@ from redis import ConnectionPool, Redis
 
 from .redis_commands import Command
 from .redis_reply import PONG
-from .redis_spin import let_others
 
 __all__ = ["CLIENTS", "ByClient", "ByConnection", "Talk"]
 
@@ -39,10 +38,15 @@ class Talk(Protocol):
 
 
 class ByConnection:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, read: Read) -> None:
+    Args:
+        make_way: ``Spin.make_way``.
+    """
+
+    def __init__(self, read: Read, make_way: Callable[[], None]) -> None:
         self._read = read
+        self._make_way = make_way
 
     def run(self, connection: Any, command: Command[Any], deadline: float) -> Any:
         if not command.wakes:
@@ -54,7 +58,7 @@ class ByConnection:
         connection.send_packed_command((_PING + command.packed,))
         reply = self._read(connection, deadline, after=PONG)
         # That waiter, if it runs here: others wait for what it does next, nobody for this one.
-        let_others()
+        self._make_way()
         return reply
 
     def say(self, connection: Any, *words: str | int | bytes, deadline: float) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -10,14 +9,14 @@ from typing import Any
 
 from .. import clock
 from ..backends.base import BaseLockBackend
-from ..lease import SORT_KEYS, Kind, Lease, LeaseQuery, Renewal, in_order
+from ..lease import Lease, Renewal
 from ..process import current
-from .tools import ContractTools
+from .contract_operators import OperatorContract
 
 __all__ = ["BackendContract"]
 
 
-class BackendContract(ContractTools):
+class BackendContract(OperatorContract):
     """Subclassed in a backend's tests; needs a fixture ``backend``."""
 
     # -- acquire -----------------------------------------------------------------------
@@ -380,161 +379,6 @@ class BackendContract(ContractTools):
             result()
         assert counter == [90]
         assert tokens == sorted(set(tokens))
-
-    # -- operators ---------------------------------------------------------------------
-
-    def test_a_lease_is_told_in_full(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        request = self.request(
-            self.name(), metadata=json.dumps({"task_name": "shop.charge", "note": "ü"}), waits=True
-        )
-        lease = self.grant(backend, request)
-        self.renew(backend, lease, ttl=40)
-        self.refuse(backend, self.request(request.name, waits=True))
-        info = backend.get(request.name)
-        assert info is not None
-        assert (info.name, info.alias, info.kind) == (request.name, backend.alias, "held")
-        assert (info.owner, info.token) == (lease.owner, lease.token)
-        assert info.renewals == 1
-        assert info.waiting == 1
-        assert info.ttl is not None
-        assert 30 < info.ttl <= 40.1
-        assert 0 <= info.age < 30
-        assert info.acquired_at.tzinfo is not None
-        assert info.process == current()
-        assert info.holder_state == "alive"
-        assert info.metadata == {"task_name": "shop.charge", "note": "ü"}
-        assert backend.list(prefix=request.name)[0].owner == lease.owner
-
-    def test_a_free_name_is_nothing(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        name = self.name()
-        assert backend.get(name) is None
-        self.release(backend, self.grant(backend, self.request(name)))
-        assert backend.get(name) is None
-        assert backend.list(prefix=name) == []
-        assert backend.count(prefix=name) == 0
-
-    def test_what_expired_is_listed_no_more(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
-        assert backend.count(prefix=lease.name) == 1
-        self.outlive(backend, lease.name)
-        assert backend.list(prefix=lease.name) == []
-        assert backend.count(prefix=lease.name) == 0
-
-    def test_lists_are_in_order_of_the_grants_and_paged(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        base = self.name()
-        names = [f"{base}:{letter}" for letter in "caedb"]
-        for name in names:
-            self.grant(backend, self.request(name))
-
-        def listed(**kwargs: Any) -> list[str]:
-            return [info.name for info in backend.list(prefix=base, **kwargs)]
-
-        assert listed() == names
-        assert listed(sort=["age"]) == listed(sort=["-token"]) == names[::-1]
-        assert listed(sort=["-age"]) == listed(sort=["token"]) == names
-        assert listed(limit=2) == names[:2]
-        assert listed(offset=2, limit=2) == names[2:4]
-        assert listed(offset=4, limit=9) == names[4:]
-        assert listed(offset=9) == []
-        assert listed(offset=1, sort=["age"]) == names[-2::-1]
-        assert listed(limit=0) == []
-        assert backend.count(prefix=base) == 5
-
-    def test_lists_can_be_sorted(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        base = self.name()
-        kinds: tuple[Kind, ...] = ("held", "parked", "held", "reserved", "held")
-        for number, kind in enumerate(kinds):
-            name = f"{base}:{'caedb'[number]}"
-            lease = self.grant(backend, self.request(name, ttl=40 - 3 * number, kind=kind))
-            for _ in range(3 * number % 5):
-                self.renew(backend, lease)
-            for _ in range(2 * number % 5):
-                self.refuse(backend, self.request(name, waits=True))
-        everything = backend.list(prefix=base)
-        for key in SORT_KEYS:
-            for sort in ([key], ["-" + key], ["kind", "-" + key], ["-holder", key, "name"]):
-                names = [info.name for info in in_order(everything, sort)]
-                assert [i.name for i in backend.list(prefix=base, sort=sort)] == names, sort
-                page = backend.page(LeaseQuery(prefix=base, sort=sort), offset=1, limit=3)
-                assert [info.name for info in page.infos] == names[1:4]
-                assert page.total == 5
-
-    def test_lists_can_be_filtered(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        base = self.name()
-        for letter in "dacb":
-            kind: Kind = "parked" if letter in "ab" else "held"
-            self.grant(backend, self.request(f"{base}:{letter}", kind=kind))
-
-        def listed(**kwargs: Any) -> str:
-            return "".join(info.name[-1] for info in backend.list(prefix=base, **kwargs))
-
-        assert listed(kind="parked") == "ab"
-        assert listed(kind="held", sort=["name"]) == "cd"
-        assert listed(kind="reserved") == ""
-        assert listed(holder_state="alive") == "dc"
-        assert listed(holder_state="unknown", sort=["-name"], limit=1) == "b"
-        assert backend.count(prefix=base, kind="parked") == 2
-        assert backend.count(prefix=base, kind="parked", holder_state="alive") == 0
-        assert backend.count(prefix=base, holder_state="unknown") == 2
-
-    def test_an_unknown_order_is_refused(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        for sort in (["size"], ["--name"], "name"):
-            refused = False
-            try:
-                backend.list(sort=sort)
-            except ValueError:
-                refused = True
-            assert refused, sort
-
-    def test_lists_are_searched_by_what_names_contain(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        base = self.name()
-        for ending in (":a%b", ":a_b", ":AxB"):
-            self.grant(backend, self.request(base + ending))
-        mark = base.split(":")[1]
-        assert backend.count(contains=mark) == 3
-        assert [i.name for i in backend.list(prefix=base, contains="a%b")] == [base + ":a%b"]
-        assert backend.count(prefix=base, contains="_") == 1
-        assert backend.count(prefix=base, contains="axb") == 0
-        assert backend.count(prefix=mark) == 0
-
-    def test_a_break_names_the_owner(self, backend: BaseLockBackend) -> None:
-        lease = self.grant(backend, self.request(self.name()))
-        assert not backend.break_(lease.name, owner="another")
-        assert self.locked(backend, lease.name)
-        assert backend.break_(lease.name, owner=lease.owner, reason="tested")
-        assert not self.locked(backend, lease.name)
-        assert not backend.break_(lease.name, owner=lease.owner)
-        assert self.renew(backend, lease) == ["broken"]
-
-    def test_the_last_owner_and_its_end_are_remembered(self, backend: BaseLockBackend) -> None:
-        name = self.name()
-        assert backend.last_end(name) is None
-        lease = self.grant(backend, self.request(name))
-        assert backend.last_end(name) is None
-        self.release(backend, lease)
-        assert backend.last_end(name) == (lease.owner, "released")
-        lease = self.grant(backend, self.request(name, ttl=self.SHORT))
-        self.outlive(backend, name)
-        assert backend.last_end(name) == (lease.owner, "expired")
-        lease = self.grant(backend, self.request(name))
-        backend.break_(name, owner=lease.owner)
-        assert backend.last_end(name) == (lease.owner, "broken")
-
-    def test_the_kind_of_a_lease_is_kept(self, backend: BaseLockBackend) -> None:
-        self.needs_listing(backend)
-        parked = self.grant(backend, self.request(self.name(), kind="parked"))
-        assert self.refuse(backend, self.request(parked.name)).kind == "parked"
-        info = backend.get(parked.name)
-        assert info is not None
-        assert info.holder_state == "unknown"
 
     # -- processes ---------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_dlock import clock, waiting
-from django_dlock.backends import redis_mailbox, redis_talk
+from django_dlock.backends import redis_mailbox
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
@@ -199,7 +199,7 @@ def test_the_next_is_told_before_the_one_who_releases_is_answered(own_redis, dir
 
 def test_the_next_one_goes_first_where_both_want_a_processor(direct, listener, monkeypatch):
     gone_before: list[int] = []
-    monkeypatch.setattr(redis_talk, "let_others", lambda: gone_before.append(1))
+    monkeypatch.setattr(listener._talk, "_make_way", lambda: gone_before.append(1))
     lease, attempt = grant(direct, request()), waiter()
     (met,) = queue(listener, attempt)
     # Nobody waited for the first one, as far as it knows.

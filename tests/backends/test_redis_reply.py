@@ -52,6 +52,15 @@ def left_in(sock: socket.socket) -> bytes:
         return b""
 
 
+def taken_and_left(
+    ends: tuple[socket.socket, socket.socket], after: bytes, said: bytes
+) -> tuple[int | bytes | None, bytes]:
+    """What is taken of that, and what is left."""
+    ours, its = ends
+    its.sendall(said)
+    return take(Usual(ours), after), left_in(ours)
+
+
 @pytest.mark.parametrize(
     ("after", "said", "reply"),
     [
@@ -66,10 +75,7 @@ def left_in(sock: socket.socket) -> bytes:
     ],
 )
 def test_a_number_or_a_text_is_taken_and_nothing_of_it_left(ends, after, said, reply):
-    ours, its = ends
-    its.sendall(said)
-    assert take(Usual(ours), after) == reply
-    assert left_in(ours) == b""
+    assert taken_and_left(ends, after, said) == (reply, b"")
 
 
 @pytest.mark.parametrize(
@@ -108,10 +114,7 @@ def test_a_number_or_a_text_is_taken_and_nothing_of_it_left(ends, after, said, r
     ],
 )
 def test_whatever_else_comes_stays_where_it_lies(ends, after, said):
-    ours, its = ends
-    its.sendall(said)
-    assert take(Usual(ours), after) is None
-    assert left_in(ours) == said
+    assert taken_and_left(ends, after, said) == (None, said)
 
 
 def test_one_that_is_closed_over_there_is_left_to_its_reader(ends):

@@ -53,7 +53,7 @@ def test_a_look_ends_when_the_reply_comes(ends, monkeypatch):
         if len(looks) == 3:
             its.sendall(b"+OK\r\n")
 
-    monkeypatch.setattr(redis_spin, "let_others", others_go_before)
+    monkeypatch.setattr(redis_spin, "_let_others", others_go_before)
     Spin(LONG).look(connection)
     assert len(looks) == 3
     assert connection._sock.recv(100) == b"+OK\r\n"
@@ -163,7 +163,7 @@ def test_what_a_signal_handler_raises_during_a_look_reaches_the_caller(ends, err
         if len(looks) == 5:
             raise error
 
-    monkeypatch.setattr(redis_spin, "let_others", strikes_at_the_fifth)
+    monkeypatch.setattr(redis_spin, "_let_others", strikes_at_the_fifth)
     with pytest.raises(error):
         Spin(LONG).look(ends[0])
 
@@ -177,16 +177,31 @@ def test_where_processors_are_busy_looks_become_seldom_too(ends, polls, monkeypa
     def others_take_long() -> None:
         now[0] += LET_GO_FOR * LONG
 
-    monkeypatch.setattr(redis_spin, "let_others", others_take_long)
+    monkeypatch.setattr(redis_spin, "_let_others", others_take_long)
     spin = Spin(LONG)
     for _ in range(400):
         spin.look(connection)
     seldom = len(polls)
     # The first, those that follow 1, 3, 7, 15, 31 that are left out, and each that follows 63.
     assert seldom == 1 + 5 + 5
-    monkeypatch.setattr(redis_spin, "let_others", lambda: None)
+    monkeypatch.setattr(redis_spin, "_let_others", lambda: None)
     while len(polls) == seldom:
         spin.look(connection)
     # One in which they did not brings the looks back.
     spin.look(connection)
     assert len(polls) == seldom + 2
+
+
+def test_whoever_is_told_goes_first_only_where_looking_pays(ends, monkeypatch):
+    gone_before: list[int] = []
+    monkeypatch.setattr(redis_spin, "_let_others", lambda: gone_before.append(1))
+    Spin(0.0).make_way()
+    assert not gone_before
+    spin = Spin(NEVER_SOON)
+    spin.make_way()
+    assert len(gone_before) == 1
+    # A slow reply.
+    spin.look(ends[0])
+    before = len(gone_before)
+    spin.make_way()
+    assert len(gone_before) == before
