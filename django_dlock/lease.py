@@ -190,13 +190,13 @@ SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "name": lambda info: info.name,
     "alias": lambda info: info.alias,
     "kind": lambda info: info.kind,
-    "holder": lambda info: (info.process.host, info.process.pid) if info.process else ("", 0),
+    "holder": lambda info: (by.host, by.pid) if (by := info.process) else ("", 0),
     "holder_state": lambda info: info.holder_state,
     # Not the age itself: each alias tells that as of another moment. Of two grants at one moment
     # the token tells the younger.
     "age": lambda info: (-info.acquired_at.timestamp(), -info.token),
     # A damaged entry would never end: the longest of all.
-    "ttl": lambda info: float("inf") if info.ttl is None else info.ttl,
+    "ttl": lambda info: float("inf") if (left := info.ttl) is None else left,
     "renewals": lambda info: info.renewals,
     "token": lambda info: info.token,
     "waiting": lambda info: info.waiting,

@@ -28,7 +28,7 @@ from .redis_listing import RedisListing
 from .redis_lua import Script
 from .redis_mailbox import Mailbox, asks_again_at
 from .redis_parameters import Makers, connection_makers
-from .redis_renewal import SentRenewal
+from .redis_sent import Pending, Repeated, Sent
 from .redis_talk import ByClient, ByConnection, Talk
 
 __all__ = ["RedisBackend"]
@@ -60,7 +60,7 @@ class RedisBackend(BaseLockBackend):
         )
         self._commands = Commands(options.key_prefix, self.command_timeout)
         self._mailbox = Mailbox(self._connections, self._commands.keys, timeout)
-        self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
+        self._listing = RedisListing(options.alias, self._commands.keys, self._ask, self._ask_ahead)
         self._coroutines = self._native(makers)
         # A guess: where it is wrong, a PING is lost, or the waiter's start before the reply.
         self._handed: collections.deque[str] = collections.deque(maxlen=HANDED_KNOWN)
@@ -108,20 +108,9 @@ class RedisBackend(BaseLockBackend):
         def on_a_thread() -> PendingRenewal:
             return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
 
-        # redis-py's client cannot send and read apart.
-        if len(renewals) > RENEWALS_PER_CALL or isinstance(self._talk, ByClient):
+        if len(renewals) > RENEWALS_PER_CALL:
             return on_a_thread()
-        place = self._connections.idle()
-        if place is None:
-            return on_a_thread()
-        return SentRenewal(
-            self._connections,
-            place,
-            self._commands.renew(renewals, process),
-            deadline,
-            repeat=on_a_thread,
-            unavailable=self._unavailable,
-        )
+        return self._send(self._commands.renew(renewals, process), deadline, on_a_thread)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
         wakes = owner in self._handed
@@ -217,6 +206,31 @@ class RedisBackend(BaseLockBackend):
         name: str = "",
     ) -> Any:
         return self._run(Command.of(script, keys, args, _as_it_is, name), self.call_deadline())
+
+    def _ask_ahead(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int | bytes]
+    ) -> Pending[Any]:
+        return self._send(
+            Command.of(script, keys, args, _as_it_is),
+            self.call_deadline(),
+            lambda: Repeated(lambda: self._ask(script, keys, args)),
+        )
+
+    def _send(
+        self, command: Command[T], deadline: float, otherwise: Callable[[], Pending[T]]
+    ) -> Pending[T]:
+        """Without waiting for its answer, if a connection is idle; redis-py's client cannot."""
+        place = None if isinstance(self._talk, ByClient) else self._connections.idle()
+        if place is None:
+            return otherwise()
+        return Sent(
+            self._connections,
+            place,
+            command,
+            deadline,
+            repeat=otherwise,
+            unavailable=self._unavailable,
+        )
 
     def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
         sent_at = 0.0

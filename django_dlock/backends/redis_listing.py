@@ -3,7 +3,7 @@
 A page in order of the grants reads the rows that it shows. For any other order or filter the
 whole index is gone through, of each lease no more than the facts asked about; then the rows of
 the page are read. A script looks at no more than ``NAMES_PER_CALL`` names, and others are served
-between two of them.
+between two of them. While one answer is read, the server works at the next.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .base import LeaseInfos
 from .redis_commands import Keys, text
 from .redis_lua import COMMON, Script
 from .redis_rows import ALL_FACTS, EXACTLY, FACTS, Reader, Row
+from .redis_sent import Pending
 
 __all__ = ["RedisListing"]
 
@@ -35,7 +36,7 @@ for i = 1, tonumber(ARGV[3]) do
   facts[i] = ARGV[3 + i]
   place[facts[i]] = i + 3
 end
-local call, procs, number_of, beat_of = redis.call, {}, {}, {}
+local call, procs, number_of = redis.call, {}, {}
 local work_out = {
   ['@endless'] = function(name)
     return call('PTTL', locks .. name) == -1
@@ -43,32 +44,28 @@ local work_out = {
   ['@waiting'] = function(name)
     return call('ZCARD', waiters .. name)
   end,
-  ['@beat'] = function(name, l)
-    local process = l[place.proc]
-    if process and not beat_of[process] then
-      local read, identity = pcall(cjson.decode, process)
-      local id = read and type(identity) == 'table' and identity.id
-      beat_of[process] = type(id) == 'string' and call('ZSCORE', KEYS[1], id) or '0'
-    end
-    return process and beat_of[process]
-  end,
-  -- Said once, however many leases the process holds.
+  -- Said once with its heartbeat, however many leases the process holds.
   proc = function(name, l)
     local process = l[place.proc]
     if process and not number_of[process] then
-      procs[#procs + 1] = process
+      local read, identity = pcall(cjson.decode, process)
+      local id = read and type(identity) == 'table' and identity.id
+      local beat = type(id) == 'string' and call('ZSCORE', KEYS[1], id)
+      procs[#procs + 1] = {process, beat or '0'}
       number_of[process] = #procs
     end
     return process and number_of[process]
   end,
 }
--- In this order: what is worked out of the process needs it as it stands in the hash.
 local worked_out = {}
-for _, fact in ipairs({'@endless', '@waiting', '@beat', 'proc'}) do
-  if place[fact] then worked_out[#worked_out + 1] = fact end
+for fact, work in pairs(work_out) do
+  if place[fact] then worked_out[place[fact]] = work end
 end
 local function is_held(name, l)
-  local owner, till, kind = unpack(l, 1, 3)
+  local owner, till, kind = l[1], l[2], l[3]
+  -- Nearly all, without a call.
+  local number = kind == 'held' and owner and owner ~= '' and tonumber(till)
+  if number and number > now then return true end
   return lives(owner, till, kind)
     or owner and owner ~= '' and not ended(kind) and call('PTTL', locks .. name) == -1
 end
@@ -77,7 +74,7 @@ local function look(name)
   local l = call('HMGET', locks .. name, 'owner', 'until', 'kind', unpack(facts))
   if not is_held(name, l) then return nil end
   l[1] = name
-  for _, fact in ipairs(worked_out) do l[place[fact]] = work_out[fact](name, l) end
+  for at, work in pairs(worked_out) do l[at] = work(name, l) end
   return l
 end
 """
@@ -163,11 +160,19 @@ class Ask(Protocol):
     ) -> Any: ...
 
 
+class AskAhead(Protocol):
+    """Sends the same question, whose answer is read later."""
+
+    def __call__(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int | bytes]
+    ) -> Pending[Any]: ...
+
+
 class RedisListing:
     """See ``BaseLockBackend`` for the questions."""
 
-    def __init__(self, alias: str, keys: Keys, ask: Ask) -> None:
-        self.alias, self._keys, self._ask = alias, keys, ask
+    def __init__(self, alias: str, keys: Keys, ask: Ask, ask_ahead: AskAhead) -> None:
+        self.alias, self._keys, self._ask, self._ask_ahead = alias, keys, ask, ask_ahead
 
     def get(self, name: str) -> LeaseInfo | None:
         rows = self._rows([name.encode()], Reader(self.alias), name)
@@ -193,14 +198,14 @@ class RedisListing:
         while True:
             wanted = ROWS_PER_CALL if limit is None else limit - len(infos)
             size = min(wanted, ROWS_PER_CALL)
-            rows, cursor, total = self._walk(
-                reader, ALL_FACTS, cursor, LeaseQuery(), newest_first, rank=offset, size=size
-            )
-            for row in rows:
+            walk = self._walk(ALL_FACTS, cursor, LeaseQuery(), newest_first, rank=offset, size=size)
+            *answer, cursor_, total = self._ask(*walk)
+            cursor = text(cursor_)
+            for row in reader.rows(ALL_FACTS, *answer):
                 infos.pop(row.exact_name, None)
                 infos[row.exact_name] = row.info()
             if not cursor or len(infos) == limit:
-                return LeasePage(list(infos.values()), total)
+                return LeasePage(list(infos.values()), int(total))
 
     def _selected(
         self,
@@ -211,16 +216,23 @@ class RedisListing:
         limit: int | None,
     ) -> LeasePage:
         """Out of all names, of which only those up to the end of the page are kept."""
-        reader, cursor = Reader(self.alias), ""
+        reader = Reader(self.alias)
         selection = _Selection(sort, math.inf if limit is None else offset + limit)
         facts = _facts_for(query, sort)
-        while True:
-            rows, cursor, _ = self._walk(
-                reader, facts, cursor, query, newest_first, size=NAMES_PER_CALL
-            )
-            selection.add(_passing(rows, query))
-            if not cursor:
-                break
+
+        def ask(cursor: str) -> Pending[Any]:
+            walk = self._walk(facts, cursor, query, newest_first, size=NAMES_PER_CALL)
+            return self._ask_ahead(*walk)
+
+        pending: Pending[Any] | None = ask("")
+        try:
+            while pending is not None:
+                *answer, cursor, _ = pending.result()
+                pending = ask(text(cursor)) if cursor else None
+                selection.add(_passing(reader.rows(facts, *answer), query))
+        finally:
+            if pending is not None:
+                pending.abandon()
         names = selection.names()[offset:]
         infos: LeaseInfos = []
         for start in range(0, len(names), ROWS_PER_CALL):
@@ -232,7 +244,6 @@ class RedisListing:
 
     def _walk(
         self,
-        reader: Reader,
         facts: Sequence[str],
         cursor: str,
         query: LeaseQuery,
@@ -240,15 +251,10 @@ class RedisListing:
         *,
         size: int,
         rank: int | None = None,
-    ) -> tuple[list[Row], str, int]:
-        """Leases with these facts, where to go on (empty at the end), length of the index."""
+    ) -> tuple[Script, list[str], list[str | int | bytes]]:
         order, first = "1" if newest_first else "0", "" if rank is None else rank
-        answer = self._ask(
-            WALK,
-            [self._keys.beats, self._keys.index],
-            [*self._looking(facts), cursor, first, size, order, query.prefix, query.contains],
-        )
-        return reader.rows(facts, *answer[:3]), text(answer[3]), int(answer[4])
+        args = [*self._looking(facts), cursor, first, size, order, query.prefix, query.contains]
+        return WALK, [self._keys.beats, self._keys.index], args
 
     def _rows(self, names: Sequence[bytes], reader: Reader, name: str = "") -> list[Row]:
         """All facts of those names that are not free."""

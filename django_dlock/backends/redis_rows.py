@@ -20,7 +20,7 @@ __all__ = ["ALL_FACTS", "EXACTLY", "FACTS", "Reader", "Row"]
 EXACTLY = ("utf-8", "surrogateescape")
 """How bytes become text and the same bytes again, though they be no text."""
 
-_STATE = ("proc", "at", "ttl", "@beat")
+_STATE = ("proc", "at", "ttl")
 FACTS: dict[str, tuple[str, ...]] = {
     "name": (),
     "alias": (),
@@ -52,7 +52,8 @@ class Reader:
 
     def rows(self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes) -> list[Row]:
         place = {fact: number for number, fact in enumerate(("name", "until", "kind", *facts))}
-        answer = _Answer(self, int(now), place, ["", *_json(processes)])
+        holders = [(process, _whole(beat)) for process, beat in _json(processes)]
+        answer = _Answer(self, int(now), place, [("", 0), *holders])
         return [Row(answer, values) for values in _json(rows)]
 
     def _holder_state(self, kind: Kind, process: str, silent: bool, goodbye: bool) -> HolderState:
@@ -69,13 +70,14 @@ class _Answer:
     Attributes:
         now: Milliseconds, on the server's clock.
         place: Fact → where it stands in a row.
-        processes: JSON of each, at the number by which rows name it; 0 is none.
+        processes: JSON of each and its heartbeat as ``now``, which is below 0 after a goodbye, at
+            the number by which rows name it; 0 is none.
     """
 
     reader: Reader
     now: int
     place: dict[str, int]
-    processes: list[str]
+    processes: list[tuple[str, int]]
 
 
 def _json(answer: bytes) -> Iterable[Any]:
@@ -135,18 +137,23 @@ class Row:
 
     @property
     def process(self) -> ProcessIdentity | None:
-        return self._answer.reader.process(self._process_json)
+        return self._answer.reader.process(self._holder[0])
 
     @property
     def unheard(self) -> float:
         renewed = self._number("until") - self._number("ttl")
-        heard = max(self._number("@beat"), self._number("at"), renewed)
+        heard = max(self._holder[1], self._number("at"), renewed)
         return (self._answer.now - heard) / 1000
 
     @property
     def holder_state(self) -> HolderState:
-        silent, goodbye = self.unheard > SILENT_AFTER, self._number("@beat") < 0
-        return self._answer.reader.holder_state(self.kind, self._process_json, silent, goodbye)
+        process, beat = self._holder
+        judge, kind, goodbye = self._answer.reader.holder_state, self.kind, beat < 0
+        state = judge(kind, process, False, goodbye)
+        # Only then it matters when it was last heard of; of nearly all the heartbeat tells.
+        if state == "alive" and self._answer.now - beat > SILENT_AFTER * 1000:
+            state = judge(kind, process, self.unheard > SILENT_AFTER, goodbye)
+        return state
 
     def info(self) -> LeaseInfo:
         acquired_at = self.acquired_at
@@ -168,7 +175,7 @@ class Row:
         )
 
     @property
-    def _process_json(self) -> str:
+    def _holder(self) -> tuple[str, int]:
         return self._answer.processes[self._said("proc") or 0]
 
     def _said(self, fact: str) -> Any:
@@ -180,9 +187,13 @@ class Row:
         return value if value.isascii() else value.encode(*EXACTLY).decode("utf-8", "replace")
 
     def _number(self, fact: str) -> int:
-        # Nor a stranger's damage to one entry, such as an end that is no number.
-        try:
-            number = int(self._values[self._answer.place[fact]])
-        except (TypeError, ValueError):
-            return 0
-        return number if abs(number) < EXACT else 0
+        return _whole(self._values[self._answer.place[fact]])
+
+
+def _whole(value: Any) -> int:
+    # Nor must a stranger's damage to one entry, such as an end that is no number.
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return 0
+    return number if abs(number) < EXACT else 0

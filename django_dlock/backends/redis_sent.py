@@ -1,38 +1,66 @@
-"""A renewal that is sent on one of our connections and read later."""
+"""A command that is sent on one of our connections and whose answer is read later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from redis import exceptions as errors
 
 from .. import clock
-from .base import Fates, PendingRenewal
 from .redis_commands import Command
 from .redis_connections import CUT, FAILURES, Place, RedisConnections
 
-__all__ = ["SentRenewal"]
+__all__ = ["Pending", "Repeated", "Sent"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 AT_ONCE = 0.001
 """Seconds to send what a socket takes; 0 would be another mode, which TLS has no use for."""
 
 
-class SentRenewal:
-    """A renewal that is on its way on a connection of ours; a thread repeats it if that breaks.
+class Pending(Protocol[T_co]):
+    """As ``base.PendingRenewal``, for any answer."""
 
-    500 leases are more than a socket's buffer is sure to take: the rest is sent when it is looked
-    at again, so that a server that reads nothing keeps nobody waiting.
+    def wait(self, timeout: float) -> bool: ...
+
+    def result(self) -> T_co: ...
+
+    def abandon(self) -> None: ...
+
+
+class Repeated(Generic[T]):
+    """A command that is only carried out when its answer is wanted."""
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self.result = run
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+    def abandon(self) -> None:
+        """It was not sent."""
+
+
+class Sent(Generic[T]):
+    """A command that is on its way on a connection of ours; it is repeated if that breaks.
+
+    500 renewals are more than a socket's buffer is sure to take: the rest is sent when it is
+    looked at again, so that a server that reads nothing keeps nobody waiting.
+
+    Args:
+        repeat: Another way to the answer.
     """
 
     def __init__(
         self,
         connections: RedisConnections,
         place: Place,
-        command: Command[Fates],
+        command: Command[T],
         deadline: float,
         *,
-        repeat: Callable[[], PendingRenewal],
+        repeat: Callable[[], Pending[T]],
         unavailable: Callable[[BaseException], NoReturn],
     ) -> None:
         self._connections, self._deadline = connections, deadline
@@ -41,8 +69,8 @@ class SentRenewal:
         self._connection, place.connection = place.connection, None
         self._read_answer = command.read
         self._repeat, self._unavailable = repeat, unavailable
-        self._repeated: PendingRenewal | None = None
-        self._fates: Fates | None = None
+        self._repeated: Pending[T] | None = None
+        self._answers: list[T] = []
         self._error: BaseException | None = None
         self._unsent = memoryview(command.packed)
         self._send(clock.now() + AT_ONCE)
@@ -64,7 +92,7 @@ class SentRenewal:
             return self._repeated.wait(max(0.0, until - clock.now()))
         return True
 
-    def result(self) -> Fates:
+    def result(self) -> T:
         if not self._settled():
             if not self._send(self._deadline):
                 self._drop()
@@ -74,7 +102,7 @@ class SentRenewal:
             return self._repeated.result()
         if self._error is not None:
             self._unavailable(self._error)
-        return self._fates or []
+        return self._answers[0]
 
     def abandon(self) -> None:
         if self._repeated is not None:
@@ -83,8 +111,7 @@ class SentRenewal:
             self._drop()
 
     def _settled(self) -> bool:
-        outcomes = (self._fates, self._error, self._repeated)
-        return any(outcome is not None for outcome in outcomes)
+        return bool(self._answers) or self._error is not None or self._repeated is not None
 
     def _send(self, until: float) -> bool:
         """Send what the socket takes; whether that was all, or another way was taken."""
@@ -131,7 +158,7 @@ class SentRenewal:
             raise
         else:
             self._keep()
-            self._fates = self._read_answer(answer, 0.0)
+            self._answers.append(self._read_answer(answer, 0.0))
 
     def _keep(self) -> None:
         place, self._place = self._place, None
