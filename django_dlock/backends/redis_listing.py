@@ -31,51 +31,66 @@ ROWS_PER_CALL = 500
 _LOOK = """
 -- KEYS: beats, index
 -- ARGV: prefix of lock keys, prefix of waiter keys, how many facts are wanted, fact...
-local locks, waiters, facts, place = ARGV[1], ARGV[2], {}, {}
-for i = 1, tonumber(ARGV[3]) do
-  facts[i] = ARGV[3 + i]
-  place[facts[i]] = i + 3
+local locks, waiters, fields, place = ARGV[1], ARGV[2], {}, {}
+local facts = tonumber(ARGV[3])
+for i = 1, facts do
+  local fact = ARGV[3 + i]
+  place[fact] = 3 + i
+  if string.sub(fact, 1, 1) ~= '@' then fields[i] = fact end
 end
-local call, procs, number_of = redis.call, {}, {}
-local work_out = {
-  ['@endless'] = function(name)
-    return call('PTTL', locks .. name) == -1
-  end,
-  ['@waiting'] = function(name)
-    return call('ZCARD', waiters .. name)
-  end,
-  -- Said once with its heartbeat, however many leases the process holds.
-  proc = function(name, l)
-    local process = l[place.proc]
-    if process and not number_of[process] then
-      local read, identity = pcall(cjson.decode, process)
-      local id = read and type(identity) == 'table' and identity.id
-      local beat = type(id) == 'string' and call('ZSCORE', KEYS[1], id)
-      procs[#procs + 1] = {process, beat or '0'}
-      number_of[process] = #procs
-    end
-    return process and number_of[process]
-  end,
-}
-local worked_out = {}
-for fact, work in pairs(work_out) do
-  if place[fact] then worked_out[place[fact]] = work end
+local call, rows, procs, number_of = redis.call, {}, {}, {}
+local proc_at, endless_at, waiting_at = place.proc, place['@endless'], place['@waiting']
+-- Its number: it is said once with its heartbeat, however many leases it holds.
+local function number(process)
+  if not number_of[process] then
+    local read, identity = pcall(cjson.decode, process)
+    local id = read and type(identity) == 'table' and identity.id
+    local beat = type(id) == 'string' and call('ZSCORE', KEYS[1], id)
+    procs[#procs + 1] = {process, beat or '0'}
+    number_of[process] = #procs
+  end
+  return number_of[process]
 end
-local function is_held(name, l)
-  local owner, till, kind = l[1], l[2], l[3]
-  -- Nearly all, without a call.
-  local number = kind == 'held' and owner and owner ~= '' and tonumber(till)
-  if number and number > now then return true end
+local function is_endless(name) return call('PTTL', locks .. name) == -1 end
+local function is_held(name, owner, till, kind)
   return lives(owner, till, kind)
-    or owner and owner ~= '' and not ended(kind) and call('PTTL', locks .. name) == -1
+    or owner and owner ~= '' and not ended(kind) and is_endless(name)
 end
--- {name, until, kind, fact...}, or nothing for a name that is free.
+local one, more = fields[1], #fields > 1
+-- Adds {name, until, kind, fact...} to the rows, or takes a name that is free out of the index.
 local function look(name)
-  local l = call('HMGET', locks .. name, 'owner', 'until', 'kind', unpack(facts))
-  if not is_held(name, l) then return nil end
+  local l
+  if more then
+    l = call('HMGET', locks .. name, 'owner', 'until', 'kind', unpack(fields))
+  elseif one then
+    l = call('HMGET', locks .. name, 'owner', 'until', 'kind', one)
+  else
+    l = call('HMGET', locks .. name, 'owner', 'until', 'kind')
+  end
+  local owner, till, kind = l[1], l[2], l[3]
+  -- Of nearly all it is plain, and to call a function costs.
+  local ends = kind == 'held' and owner and owner ~= '' and tonumber(till)
+  local plain = ends and ends > now
+  if not plain and not is_held(name, owner, till, kind) then
+    call('ZREM', KEYS[2], name)
+    return
+  end
   l[1] = name
-  for at, work in pairs(worked_out) do l[at] = work(name, l) end
-  return l
+  if proc_at then l[proc_at] = l[proc_at] and (number_of[l[proc_at]] or number(l[proc_at])) end
+  if endless_at then l[endless_at] = is_endless(name) end
+  rows[#rows + 1] = l
+end
+local function answer(...)
+  for first = 1, waiting_at and #rows or 0, 50 do
+    local last, lines = math.min(first + 49, #rows), {}
+    for i = first, last do lines[#lines + 1] = waiters .. rows[i][1] end
+    -- Nobody waits for nearly all, which one call tells.
+    local anybody = call('EXISTS', unpack(lines)) > 0
+    for i = first, last do
+      rows[i][waiting_at] = anybody and call('ZCARD', waiters .. rows[i][1]) or 0
+    end
+  end
+  return {text(now), cjson.encode(rows), cjson.encode(procs), ...}
 end
 """
 
@@ -85,16 +100,8 @@ ROWS = Script(
     + """
 -- ARGV: and name...
 -- Returns {now, rows of those that live, processes}.
-local rows = {}
-for i = 4 + #facts, #ARGV do
-  local row = look(ARGV[i])
-  if row then
-    rows[#rows + 1] = row
-  else
-    redis.call('ZREM', KEYS[2], ARGV[i])
-  end
-end
-return {text(now), cjson.encode(rows), cjson.encode(procs)}
+for i = 4 + facts, #ARGV do look(ARGV[i]) end
+return answer()
 """
 )
 
@@ -108,13 +115,13 @@ WALK = Script(
 -- ARGV: and cursor ('' at first), first rank or '' for a search, names to look at, '1' for newest
 --   first, prefix, contains
 -- Returns {now, rows, processes, cursor or '' at the end, names in the index}.
-local cursor, rank, size, newest, prefix, contains = unpack(ARGV, 4 + #facts)
+local cursor, rank, size, newest, prefix, contains = unpack(ARGV, 4 + facts)
 local index = KEYS[2]
 size, newest = tonumber(size), newest == '1'
 if cursor == '' and rank ~= '' and call('ZCARD', index) <= 1000 then
   for _, name in ipairs(call('ZRANGE', index, 0, -1)) do
     local l = call('HMGET', locks .. name, 'owner', 'until', 'kind')
-    if not is_held(name, l) then call('ZREM', index, name) end
+    if not is_held(name, unpack(l)) then call('ZREM', index, name) end
   end
 end
 rank = tonumber(rank) or 0
@@ -130,19 +137,14 @@ else
 end
 -- Asked for before names are taken out, and for the last one only: to format scores is dear.
 cursor = size > 0 and #names == size and call('ZSCORE', index, names[size]) or ''
-local rows, all = {}, prefix == '' and contains == ''
+local all = prefix == '' and contains == ''
 for _, name in ipairs(names) do
   if all or string.sub(name, 1, #prefix) == prefix and
     (contains == '' or string.find(name, contains, 1, true)) then
-    local row = look(name)
-    if row then
-      rows[#rows + 1] = row
-    else
-      call('ZREM', index, name)
-    end
+    look(name)
   end
 end
-return {text(now), cjson.encode(rows), cjson.encode(procs), cursor, call('ZCARD', index)}
+return answer(cursor, call('ZCARD', index))
 """
 )
 
@@ -269,7 +271,8 @@ def _facts_for(query: LeaseQuery, sort: Sequence[str]) -> list[str]:
     keys = {key.removeprefix("-") for key in sort}
     keys |= {"kind"} if query.kind else set()
     keys |= {"holder_state"} if query.holder_state else set()
-    return sorted({fact for key in keys for fact in FACTS[key]})
+    # What is worked out comes last.
+    return sorted({fact for key in keys for fact in FACTS[key]}, reverse=True)
 
 
 def _passing(rows: list[Row], query: LeaseQuery) -> list[Row]:

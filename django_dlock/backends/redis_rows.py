@@ -28,7 +28,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "holder": ("proc",),
     "holder_state": _STATE,
     "age": ("at", "token"),
-    "ttl": ("@endless",),
+    "ttl": (),
     "renewals": ("n",),
     "token": ("token",),
     "waiting": ("@waiting",),
@@ -124,8 +124,13 @@ class Row:
 
     @property
     def ttl(self) -> float | None:
-        until = self._number("until")
-        return (until - self._answer.now) / 1000 if until and not self._said("@endless") else None
+        left = self._number("until") - self._answer.now
+        # Over, and told of all the same: it is one without an end. One that has been made so and
+        # is not over yet is seen where it is shown; to ask about each would make sorting dear.
+        endless = self._answer.place.get("@endless")
+        if left <= 0 or (endless is not None and self._values[endless]):
+            return None
+        return left / 1000
 
     @property
     def renewals(self) -> int:

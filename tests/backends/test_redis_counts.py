@@ -8,6 +8,9 @@ import pytest
 import redis
 
 from django_dlock.backends import redis_rows
+from django_dlock.backends.redis_parameters import MAX_CONNECTIONS
+from django_dlock.backends.redis_sent import Repeated, Sent
+from django_dlock.backends.redis_talk import CLIENTS
 from django_dlock.lease import SORT_KEYS, LeaseQuery
 from django_dlock.process import current
 from testproject.servers import RedisServer
@@ -251,6 +254,16 @@ def test_a_key_without_an_end_is_listed_and_can_be_broken(own_redis):
         stranger.persist("{dlock:0}:l:a")
         stranger.hdel("{dlock:0}:l:b", "until")
     assert [(info.name, info.ttl) for info in backend.list()] == [("a", None), ("b", None)]
+    lasting = grant(backend, request("c", ttl=60.0))
+    with client(own_redis) as stranger:
+        stranger.hset("{dlock:0}:l:a", "until", "1")
+    by_ttl = backend.list(sort=["ttl"])
+    assert [(info.name, info.ttl is None) for info in by_ttl] == [
+        ("c", False),
+        ("a", True),
+        ("b", True),
+    ]
+    release(backend, lasting)
     met = refuse(backend, request("b"))
     assert met.remaining > 0
     for name, owner in owners.items():
@@ -366,20 +379,62 @@ def test_no_call_looks_at_more_than_a_thousand_names(many, own_redis, query, lim
     "query", [LeaseQuery(), LeaseQuery(sort=["name"]), LeaseQuery(contains="n")]
 )
 def test_a_lock_that_changes_hands_during_a_listing_is_listed_once(many, own_redis, query):
-    moving, ask = backend_for(own_redis.url), many._listing._ask
+    moving, listing = backend_for(own_redis.url), many._listing
+    ask, ask_ahead = listing._ask, listing._ask_ahead
 
-    def ask_and_move(*args, **kwargs):
-        answer = ask(*args, **kwargs)
-        many._listing._ask = ask
+    def after_a_move(answer):
+        listing._ask, listing._ask_ahead = ask, ask_ahead
         assert moving.break_("n0007", owner=moving.get("n0007").owner)
         moved.append(grant(moving, request("n0007")).owner)
         return answer
 
     moved = []
-    many._listing._ask = ask_and_move
+    listing._ask = lambda *args: after_a_move(ask(*args))
+    listing._ask_ahead = lambda *args: Repeated(lambda: after_a_move(ask_ahead(*args).result()))
     infos = many.page(query).infos
     assert [info.owner for info in infos if info.name == "n0007"] == moved
     assert len(infos) == 1500
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_server_works_at_the_next_names_while_the_last_are_read(
+    many, own_redis, client, monkeypatch
+):
+    backend = backend_for(own_redis.url, options={"client": client})
+    # A connection that is idle.
+    assert backend.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
+    said, send, read = [], Sent._send, redis_rows.Reader.rows
+
+    def sent(self, *args):
+        said.append("sent") if self._unsent else None
+        return send(self, *args)
+
+    def reads(self, *args):
+        said.append("read")
+        return read(self, *args)
+
+    monkeypatch.setattr(Sent, "_send", sent)
+    monkeypatch.setattr(redis_rows.Reader, "rows", reads)
+    assert backend.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
+    # At last the one that is shown.
+    ahead = ["sent", "sent", "read", "read", "read"]
+    assert said == (ahead if client == "connection" else ["read"] * 3)
+
+
+def test_a_listing_that_ends_early_leaves_no_answer_behind(many, monkeypatch):
+    def is_interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_rows.Reader, "rows", is_interrupted)
+        # Whoever keeps the exceptions keeps what the listings had in hand.
+        kept = []
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt) as interrupted:
+                many.page(LeaseQuery(sort=["name"]), limit=1)
+            kept.append(interrupted)
+    assert many.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
+    assert len(many._connections._free) == MAX_CONNECTIONS
 
 
 def test_the_identity_of_a_process_is_sent_once_in_a_call(many, own_redis):
