@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -85,7 +86,8 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
     result = Result(store.now(), options.quick, about)
     for row, rounds in planned.values():
         bench.clear()
-        result.rows[row.name] = run_row(row, rounds, progress)
+        seconds = math.inf if options.rounds else row.seconds
+        result.rows[row.name] = run_row(row, rounds, progress, seconds=seconds)
         # So far: a run that is broken off has not been for nothing.
         path = store.write(result, options.output)
     progress.done()

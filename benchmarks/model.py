@@ -111,7 +111,8 @@ class Row:
         passes: How often a round goes around all subjects. Where the machine changes its pace
             within a second, many short turns compare better than one long one; only for raw
             samples, which are put together.
-        seconds: What a full run of it takes, roughly; for the time left.
+        seconds: What a full run of it takes, roughly. A machine that needs longer leaves out
+            passes, or else rounds.
         family, x: A row that is one point of a curve: its name and where it stands on the axis.
     """
 

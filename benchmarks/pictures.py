@@ -308,7 +308,7 @@ PICTURES: dict[str, tuple[tuple[str, ...], Drawing]] = {
     ),
     "handover": (("handover",), _bars_of(("handover", "latency", "from release to acquire"))),
     "throughput": (("throughput.1",), _throughput),
-    "renewal": (("renewal.10",), _renewal),
+    "renewal": (("renewal.100",), _renewal),
     "task": (
         ("task",),
         _bars_of(("task", "run", "running a task"), ("task", "total", "publishing and running it")),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ __all__ = ["QUICK_ROUNDS", "run_row"]
 T = TypeVar("T")
 
 QUICK_ROUNDS = 3
+FEWEST_ROUNDS = 5
+FEWEST_PASSES = 4
 
 
 class _Turns:
@@ -82,9 +85,40 @@ class _Turns:
         return SubjectResult(self.subject.role, self.subject.options, series, self.cannot)
 
 
-def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:
-    """Measure all subjects of a row in ``rounds`` interleaved rounds."""
-    started = time.monotonic()
+class _Pace:
+    """Keeps a row to its time: a slow machine does fewer passes, or else rounds.
+
+    Never fewer than it takes for a median that says something.
+    """
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self._rounds, self._seconds = rounds, seconds
+        self._started = time.monotonic()
+
+    def passes(self, row: Row, number: int) -> Iterator[int]:
+        share = self._seconds * (number + 1) / self._rounds
+        for part in range(row.passes):
+            if part >= FEWEST_PASSES and self.so_far() > share:
+                return
+            yield part
+
+    def rounds(self) -> Iterator[int]:
+        for number in range(self._rounds):
+            if number >= FEWEST_ROUNDS and self.so_far() > self._seconds:
+                return
+            yield number
+
+    def so_far(self) -> float:
+        return time.monotonic() - self._started
+
+
+def run_row(row: Row, rounds: int, progress: Progress, *, seconds: float = math.inf) -> RowResult:
+    """Measure all subjects of a row in ``rounds`` interleaved rounds.
+
+    Args:
+        seconds: What it may take, as far as that is up to the number of rounds and passes.
+    """
+    pace = _Pace(rounds, seconds)
     # What the rows before have left.
     gc.unfreeze()
     turns = [_Turns(subject, row) for subject in row.subjects]
@@ -96,8 +130,8 @@ def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:
         for turn in turns:
             progress.step(row, 0, turn.subject.name)
             turn.once()
-        for number in range(rounds):
-            for part in range(row.passes):
+        for number in pace.rounds():
+            for part in pace.passes(row, number):
                 for turn in _rotated(turns, number + part):
                     progress.step(row, number + 1, turn.subject.name)
                     turn.turn()
@@ -110,7 +144,7 @@ def run_row(row: Row, rounds: int, progress: Progress) -> RowResult:
         family=row.family,
         x=row.x,
         subjects={turn.subject.name: turn.result() for turn in turns},
-        seconds=time.monotonic() - started,
+        seconds=pace.so_far(),
     )
 
 

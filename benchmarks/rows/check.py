@@ -24,7 +24,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         def open_() -> Iterator[Session]:
             lock = peers.kind(name).make(DIRECT)(f"check:{name}")
             lock.acquire()
-            yield _Asked(lock, questions, bench.size(100_000 if role == "ours" else 100))
+            yield _Asked(lock, questions, bench.size(10_000 if role == "ours" else 30))
             lock.release()
 
         return Subject(name, role, options, open_)
@@ -47,7 +47,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             ),
         ),
         rounds=15,
-        seconds=4,
+        seconds=6,
     )
 
 
@@ -59,6 +59,6 @@ class _Asked(Session):
         return {name: self._time(question) for name, question in self._questions.items()}
 
     def _time(self, question: str) -> float:
-        times = timeit.repeat(question, globals={"lock": self._lock}, number=self._number, repeat=3)
+        times = timeit.repeat(question, globals={"lock": self._lock}, number=self._number, repeat=9)
         # The least: whatever comes between only adds.
         return min(times) / self._number

@@ -46,8 +46,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             Metric("commands_waiting"),
         ),
         tuple(_subject(bench, peers.kind(name)) for name in CONTENDERS),
-        rounds=6,
-        seconds=30,
+        rounds=5,
+        seconds=27,
     )
 
 

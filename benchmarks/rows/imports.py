@@ -83,8 +83,8 @@ def rows(bench: Bench) -> Iterable[Row]:
         "Importing the package in a process that has Django, Celery and redis-py",
         (Metric("import", "s", floor=FLOOR),),
         tuple(_subject(bench, *facts) for facts in SUBJECTS),
-        rounds=5,
-        seconds=18,
+        rounds=4,
+        seconds=12,
     )
 
 

@@ -57,8 +57,8 @@ class _Task(Session):
 def rows(bench: Bench) -> Iterable[Row]:
     # Twice as many as elsewhere: parent, child and broker share the processors, and it shows.
     yield _row(bench, "task", "one process (prefork)", "prefork", 1, rounds=30)
-    yield _row(bench, "task.solo", "in the worker itself (solo)", "solo", 1, rounds=5)
-    yield _row(bench, "task.threads", "four threads", "threads", 4, rounds=5)
+    yield _row(bench, "task.solo", "in the worker itself (solo)", "solo", 1, rounds=3)
+    yield _row(bench, "task.threads", "four threads", "threads", 4, rounds=3)
 
 
 def _row(bench: Bench, name: str, title: str, pool: str, concurrency: int, *, rounds: int) -> Row:
@@ -93,7 +93,7 @@ def _row(bench: Bench, name: str, title: str, pool: str, concurrency: int, *, ro
         METRICS,
         tuple(subject(*facts) for facts in SUBJECTS),
         rounds=rounds,
-        seconds=2.0 * rounds,
+        seconds=max(10.0, 1.6 * rounds),
     )
 
 

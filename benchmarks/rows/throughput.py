@@ -51,8 +51,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
             (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
             tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
-            rounds=16 if budgeted else 3,
-            seconds=62 if budgeted else 11,
+            rounds=12 if budgeted else 3 if processes < 8 else 2,
+            seconds=50 if budgeted else 11,
             family="throughput",
             x=processes,
         )
@@ -62,8 +62,8 @@ def rows(bench: Bench) -> Iterator[Row]:
         "8 processes on one name, which hold it for 2 ms and pause for 5 ms",
         (THROUGHPUT, WORST_WAIT, SHARE),
         tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
-        rounds=8,
-        seconds=42,
+        rounds=7,
+        seconds=38,
     )
 
 

@@ -47,7 +47,8 @@ local function number(process)
     local id = read and type(identity) == 'table' and identity.id
     local beat = type(id) == 'string' and call('ZSCORE', KEYS[1], id)
     procs[#procs + 1] = {process, beat or '0'}
-    number_of[process] = #procs
+    -- As text: to format a number for each lease would cost more than to find the process.
+    number_of[process] = tostring(#procs)
   end
   return number_of[process]
 end
@@ -87,7 +88,7 @@ local function answer(...)
     -- Nobody waits for nearly all, which one call tells.
     local anybody = call('EXISTS', unpack(lines)) > 0
     for i = first, last do
-      rows[i][waiting_at] = anybody and call('ZCARD', waiters .. rows[i][1]) or 0
+      rows[i][waiting_at] = anybody and call('ZCARD', waiters .. rows[i][1]) or '0'
     end
   end
   return {text(now), cjson.encode(rows), cjson.encode(procs), ...}

@@ -181,7 +181,7 @@ class Row:
 
     @property
     def _holder(self) -> tuple[str, int]:
-        return self._answer.processes[self._said("proc") or 0]
+        return self._answer.processes[int(self._said("proc") or 0)]
 
     def _said(self, fact: str) -> Any:
         return self._values[self._answer.place[fact]]

@@ -10,19 +10,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+from benchmarks import runner
 from benchmarks.bench import Bench
 from benchmarks.budgets import BUDGETS
 from benchmarks.counting import Counted, CountingProxy, postgres_commands, redis_commands
 from benchmarks.model import Metric, Readings, Row, Session, Subject, Unavailable
 from benchmarks.progress import Progress
 from benchmarks.rows import MODULES, all_rows
-from benchmarks.runner import run_row
+from benchmarks.runner import FEWEST_PASSES, FEWEST_ROUNDS, run_row
 from testproject.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -82,6 +84,36 @@ def test_passes_go_round_within_a_round() -> None:
     heard: list[str] = []
     results, _ = run(scripted("a", heard, [1.0, 9.0, 2.0, 8.0]), rounds=2, passes=2)
     assert results["a"].series["time"].rounds == [5.0, 5.0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "passes", "seconds", "turns"),
+    [
+        (15, 1, 15.0, 15),
+        (15, 1, 7.5, 8),
+        (15, 1, 1.0, FEWEST_ROUNDS),
+        (3, 1, 1.0, 3),
+        (15, 16, 240.0, 15 * 16),
+        (15, 16, 120.0, 15 * 8 + 1),
+        (15, 16, 1.0, FEWEST_ROUNDS * FEWEST_PASSES),
+    ],
+)
+def test_a_slow_machine_leaves_out_passes_or_else_rounds(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, passes: int, seconds: float, turns: int
+) -> None:
+    now = [0.0]
+
+    class Slow(Session):
+        def round(self) -> Readings:
+            now[0] += 1.0
+            return {"time": [1.0]}
+
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    subject = Subject("slow", "ours", "", lambda: nullcontext(Slow()))
+    row = Row("row", "A row", (Metric("time", "s"),), (subject,), rounds=rounds, passes=passes)
+    quiet = Progress({"row": (row, rounds)}, quick=False, out=io.StringIO())
+    outcome = run_row(row, rounds, quiet, seconds=seconds)
+    assert (now[0], outcome.seconds) == (turns, turns)
 
 
 def test_who_cannot_take_part_says_why_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +256,7 @@ def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
 
 def test_a_run_that_is_ended_leaves_no_server_behind(tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil")
-    command = benchmark("--rows", "renewal.10", "--output", str(tmp_path))
+    command = benchmark("--rows", "renewal.100", "--output", str(tmp_path))
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     ) as running:
