@@ -94,7 +94,10 @@ class LockView:
             LeaseLost: The lease is gone.
             NotHeld: It was never acquired, or is released.
         """
-        self._checked("checked")
+        # In few calls: it is asked within loops.
+        hold = self._holdings.mine()
+        if hold is None or not hold.active:
+            self._checked("checked")
 
     # -- fencing -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ..lease import HolderState, Kind, LeaseInfo
@@ -20,13 +20,13 @@ __all__ = ["ALL_FACTS", "EXACTLY", "FACTS", "Reader", "Row"]
 EXACTLY = ("utf-8", "surrogateescape")
 """How bytes become text and the same bytes again, though they be no text."""
 
-_STATE = ("proc", "at", "ttl")
 FACTS: dict[str, tuple[str, ...]] = {
     "name": (),
     "alias": (),
     "kind": (),
     "holder": ("proc",),
-    "holder_state": _STATE,
+    # Not when it was granted, which is no later than its last renewal.
+    "holder_state": ("proc", "ttl"),
     "age": ("at", "token"),
     "ttl": (),
     "renewals": ("n",),
@@ -34,7 +34,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "waiting": ("@waiting",),
 }
 """What has to be known of a lease to sort by a key of ``SORT_KEYS``."""
-ALL_FACTS = (*_STATE, "owner", "token", "n", "meta", "@endless", "@waiting")
+ALL_FACTS = ("proc", "at", "ttl", "owner", "token", "n", "meta", "@endless", "@waiting")
 
 
 class Reader:
@@ -72,12 +72,15 @@ class _Answer:
         place: Fact → where it stands in a row.
         processes: JSON of each and its heartbeat as ``now``, which is below 0 after a goodbye, at
             the number by which rows name it; 0 is none.
+        states: By kind and number of the process, as far as it does not matter when that was last
+            heard of.
     """
 
     reader: Reader
     now: int
     place: dict[str, int]
     processes: list[tuple[str, int]]
+    states: dict[tuple[Any, Any], HolderState] = field(default_factory=dict)
 
 
 def _json(answer: bytes) -> Iterable[Any]:
@@ -147,18 +150,25 @@ class Row:
     @property
     def unheard(self) -> float:
         renewed = self._number("until") - self._number("ttl")
-        heard = max(self._holder[1], self._number("at"), renewed)
+        granted = self._number("at") if "at" in self._answer.place else 0
+        heard = max(self._holder[1], granted, renewed)
         return (self._answer.now - heard) / 1000
 
     @property
     def holder_state(self) -> HolderState:
-        process, beat = self._holder
-        judge, kind, goodbye = self._answer.reader.holder_state, self.kind, beat < 0
-        state = judge(kind, process, False, goodbye)
-        # Only then it matters when it was last heard of; of nearly all the heartbeat tells.
-        if state == "alive" and self._answer.now - beat > SILENT_AFTER * 1000:
-            state = judge(kind, process, self.unheard > SILENT_AFTER, goodbye)
+        answer = self._answer
+        key = self._said("kind"), self._said("proc")
+        state = answer.states.get(key)
+        if state is None:
+            state = answer.states[key] = self._judge(silent=False)
+        # Only of these it matters when they were last heard of, which most heartbeats tell.
+        if state == "alive" and answer.now - self._holder[1] > SILENT_AFTER * 1000:
+            return self._judge(silent=self.unheard > SILENT_AFTER)
         return state
+
+    def _judge(self, *, silent: bool) -> HolderState:
+        process, beat = self._holder
+        return self._answer.reader.holder_state(self.kind, process, silent, beat < 0)
 
     def info(self) -> LeaseInfo:
         acquired_at = self.acquired_at
