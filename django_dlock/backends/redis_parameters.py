@@ -37,9 +37,6 @@ OPTIONS = (
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
 
 MAX_CONNECTIONS = 32
-SPIN = 0.00015
-"""As long as a server on the same machine takes while it serves others first. Longer, threads of
-one process that all wait for replies would be in each other's way."""
 LONGEST_SPIN = 0.01
 
 _NOT_OURS = (
@@ -90,14 +87,15 @@ class Makers:
         for_loop: Called once for each event loop; ``None`` where only threads can connect so.
         limit: Connections of threads, and of each event loop, at the most.
         client_kwargs: What the connections are made with, where redis-py's client is to use them.
-        spin: Seconds for which a thread looks for a reply before it sleeps until it comes.
+        spin: Seconds for which a thread looks for a reply before it sleeps until it comes; ``None``
+            lets ``Spin`` choose.
     """
 
     for_threads: Callable[[], Any]
     for_loop: Callable[[], LoopMaker] | None
     limit: int
     client_kwargs: Mapping[str, Any] | None
-    spin: float
+    spin: float | None
 
 
 def connection_makers(options: AliasOptions, timeout: float) -> Makers:
@@ -171,8 +169,10 @@ def _client(options: AliasOptions, place: str) -> str:
     return str(client)
 
 
-def _spin(options: AliasOptions, place: str) -> float:
-    spin = options.options.get("spin", SPIN)
+def _spin(options: AliasOptions, place: str) -> float | None:
+    spin = options.options.get("spin")
+    if spin is None:
+        return None
     if not isinstance(spin, int | float) or isinstance(spin, bool) or not 0 <= spin <= LONGEST_SPIN:
         raise InvalidLockBackend(
             f"{place}['OPTIONS']['spin'] is {spin!r}; it takes seconds from 0, for never, "

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["MOST_LEFT_OUT", "Spin"]
+
+HERE, ELSEWHERE = 0.001, 0.00015
+"""Seconds to look for the reply of a server on this machine, and of another. A virtual machine may
+take half a millisecond to wake a processor, which looking saves; across a network a reply takes as
+long for other reasons, and looking would only cost processor time."""
 
 MOST_LEFT_OUT = 63
 """Replies for which nobody looks ahead, between two tries where they are slow."""
@@ -26,8 +32,9 @@ def _go_on() -> None:
 
 _let_others: Callable[[], None] = getattr(os, "sched_yield", _go_on)
 
-LET_GO_FOR = 10
-"""So many times the limit may others take who go before; they share the server's processors."""
+LET_GO_FOR = 0.0015
+"""Seconds that those who go before may take, in which the server serves a few of them; where
+processors are busy, each takes a slice of several milliseconds."""
 
 
 class _Polls(threading.local):
@@ -47,18 +54,24 @@ class Spin:
     Its memory is shared by all threads without a lock: it is only a guess.
 
     Args:
-        limit: Seconds; 0 for never.
+        limit: Seconds; 0 for never, ``None`` for as long as pays where the server is.
     """
 
-    __slots__ = ("_leave_out", "_left_out", "_limit", "_polls")
+    __slots__ = ("_chooses", "_leave_out", "_left_out", "_limit", "_polls")
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float | None) -> None:
         # Windows has no poll. That of gevent and eventlet is not the system's, and while one of
         # their greenlets looks no other runs.
         known = getattr(getattr(select, "poll", None), "__module__", "") == "select"
-        self._limit = limit if known else 0.0
+        self._chooses = known and limit is None
+        self._limit = (ELSEWHERE if limit is None else limit) if known else 0.0
         self._leave_out = self._left_out = 0
         self._polls = _Polls()
+
+    def meet(self, connection: Any) -> None:
+        """Learn where the server is from the connection that was made last."""
+        if self._chooses:
+            self._limit = HERE if _is_here(getattr(connection, "_sock", None)) else ELSEWHERE
 
     def look(self, connection: Any) -> None:
         """Return once something can be read, or the moment is over."""
@@ -109,7 +122,7 @@ class Spin:
                     self._back_off()
                     return
                 _let_others()
-        if time.perf_counter() - began > LET_GO_FOR * self._limit:
+        if time.perf_counter() - began > max(LET_GO_FOR, self._limit):
             # The reply is there, but those who went before took long: where processors are that
             # busy, who sleeps is woken sooner than who has let others go before.
             self._back_off()
@@ -119,3 +132,14 @@ class Spin:
     def _back_off(self) -> None:
         self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
         self._left_out = 0
+
+
+def _is_here(sock: Any) -> bool:
+    """Whether the other end of the connection is on this machine."""
+    try:
+        if sock.family == getattr(socket, "AF_UNIX", None):
+            return True
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except (AttributeError, IndexError, OSError):
+        # Closed, or none of the system's.
+        return False
