@@ -123,11 +123,11 @@ class RedisConnections:
         make: Builds a connection without connecting it; its socket timeouts are ``timeout``.
         timeout: Seconds that one reply may take.
         limit: Connections in use and idle at the most.
-        spin: See ``Spin``.
+        spin: Seconds for which a reply is looked for before its reader sleeps.
     """
 
     def __init__(
-        self, make: Callable[[], Any], timeout: float, limit: int, spin: float | None = 0.0
+        self, make: Callable[[], Any], timeout: float, limit: int, spin: float = 0.0
     ) -> None:
         self._make, self._timeout, self._limit = make, timeout, limit
         self.spin = Spin(spin)
@@ -305,7 +305,6 @@ class RedisConnections:
             if not done:
                 raise errors.TimeoutError("no connection within the time allowed")
             if attempt.error is None:
-                self.spin.meet(attempt.connection)
                 return attempt.connection
             if mine:
                 raise attempt.error

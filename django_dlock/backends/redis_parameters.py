@@ -37,6 +37,9 @@ OPTIONS = (
 """Keys of ``OPTIONS`` besides ``command_timeout``."""
 
 MAX_CONNECTIONS = 32
+SPIN = 0.0003
+"""As long as a server on the same machine takes that must be woken, or serves others first. Much
+longer, and it would pay with processor time for servers across a network, too."""
 LONGEST_SPIN = 0.01
 
 _NOT_OURS = (
@@ -87,15 +90,14 @@ class Makers:
         for_loop: Called once for each event loop; ``None`` where only threads can connect so.
         limit: Connections of threads, and of each event loop, at the most.
         client_kwargs: What the connections are made with, where redis-py's client is to use them.
-        spin: Seconds for which a thread looks for a reply before it sleeps until it comes; ``None``
-            lets ``Spin`` choose.
+        spin: Seconds for which a thread looks for a reply before it sleeps until it comes.
     """
 
     for_threads: Callable[[], Any]
     for_loop: Callable[[], LoopMaker] | None
     limit: int
     client_kwargs: Mapping[str, Any] | None
-    spin: float | None
+    spin: float
 
 
 def connection_makers(options: AliasOptions, timeout: float) -> Makers:
@@ -169,10 +171,8 @@ def _client(options: AliasOptions, place: str) -> str:
     return str(client)
 
 
-def _spin(options: AliasOptions, place: str) -> float | None:
-    spin = options.options.get("spin")
-    if spin is None:
-        return None
+def _spin(options: AliasOptions, place: str) -> float:
+    spin = options.options.get("spin", SPIN)
     if not isinstance(spin, int | float) or isinstance(spin, bool) or not 0 <= spin <= LONGEST_SPIN:
         raise InvalidLockBackend(
             f"{place}['OPTIONS']['spin'] is {spin!r}; it takes seconds from 0, for never, "

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["MOST_LEFT_OUT", "Spin"]
-
-HERE, ELSEWHERE = 0.001, 0.00015
-"""Seconds to look for the reply of a server on this machine, and of another. A virtual machine may
-take half a millisecond to wake a processor, which looking saves; across a network a reply takes as
-long for other reasons, and looking would only cost processor time."""
 
 MOST_LEFT_OUT = 63
 """Replies for which nobody looks ahead, between two tries where they are slow."""
@@ -54,24 +48,18 @@ class Spin:
     Its memory is shared by all threads without a lock: it is only a guess.
 
     Args:
-        limit: Seconds; 0 for never, ``None`` for as long as pays where the server is.
+        limit: Seconds; 0 for never.
     """
 
-    __slots__ = ("_chooses", "_leave_out", "_left_out", "_limit", "_polls")
+    __slots__ = ("_leave_out", "_left_out", "_limit", "_polls")
 
-    def __init__(self, limit: float | None) -> None:
+    def __init__(self, limit: float) -> None:
         # Windows has no poll. That of gevent and eventlet is not the system's, and while one of
         # their greenlets looks no other runs.
         known = getattr(getattr(select, "poll", None), "__module__", "") == "select"
-        self._chooses = known and limit is None
-        self._limit = (ELSEWHERE if limit is None else limit) if known else 0.0
+        self._limit = limit if known else 0.0
         self._leave_out = self._left_out = 0
         self._polls = _Polls()
-
-    def meet(self, connection: Any) -> None:
-        """Learn where the server is from the connection that was made last."""
-        if self._chooses:
-            self._limit = HERE if _is_here(getattr(connection, "_sock", None)) else ELSEWHERE
 
     def look(self, connection: Any) -> None:
         """Return once something can be read, or the moment is over."""
@@ -132,14 +120,3 @@ class Spin:
     def _back_off(self) -> None:
         self._leave_out = min(2 * self._leave_out + 1, MOST_LEFT_OUT)
         self._left_out = 0
-
-
-def _is_here(sock: Any) -> bool:
-    """Whether the other end of the connection is on this machine."""
-    try:
-        if sock.family == getattr(socket, "AF_UNIX", None):
-            return True
-        return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except (AttributeError, IndexError, OSError):
-        # Closed, or none of the system's.
-        return False

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from django_dlock.backends import redis_spin
-from django_dlock.backends.redis_spin import ELSEWHERE, HERE, LET_GO_FOR, MOST_LEFT_OUT, Spin
+from django_dlock.backends.redis_spin import LET_GO_FOR, MOST_LEFT_OUT, Spin
 
 from .tools import backend_for, grant, release, request
 
@@ -204,39 +204,3 @@ def test_whoever_is_told_goes_first_only_where_looking_pays(ends, monkeypatch):
     before = len(gone_before)
     spin.make_way()
     assert len(gone_before) == before
-
-
-def limit_of(server: str, **options: float) -> float:
-    backend = backend_for(server, options=options)
-    release(backend, grant(backend, request()))
-    return backend._connections.spin._limit
-
-
-def test_a_server_on_this_machine_is_looked_at_for_longer(own_redis, ends):
-    assert limit_of(own_redis.url) == HERE
-    assert limit_of(own_redis.url, spin=0.002) == 0.002
-    assert limit_of(own_redis.url, spin=0) == 0.0
-    by_unix_socket = Spin(None)
-    by_unix_socket.meet(ends[0])
-    assert by_unix_socket._limit == HERE
-
-
-@pytest.mark.parametrize(
-    "sock",
-    [
-        SimpleNamespace(
-            family=socket.AF_INET,
-            getsockname=lambda: ("10.0.0.1", 40000),
-            getpeername=lambda: ("10.0.0.2", 6379),
-        ),
-        socket.socket(),
-        None,
-    ],
-)
-def test_one_elsewhere_is_not(sock):
-    spin = Spin(None)
-    assert spin._limit == ELSEWHERE
-    # A fail-over has moved it.
-    spin._limit = HERE
-    spin.meet(SimpleNamespace(_sock=sock))
-    assert spin._limit == ELSEWHERE
