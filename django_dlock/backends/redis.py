@@ -110,7 +110,7 @@ class RedisBackend(BaseLockBackend):
 
         if len(renewals) > RENEWALS_PER_CALL:
             return on_a_thread()
-        return self._send(self._commands.renew(renewals, process), deadline, on_a_thread)
+        return self._send(lambda: self._commands.renew(renewals, process), deadline, on_a_thread)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
         wakes = owner in self._handed
@@ -210,14 +210,17 @@ class RedisBackend(BaseLockBackend):
     def _ask_ahead(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int | bytes]
     ) -> Pending[Any]:
+        command, deadline = Command.of(script, keys, args, _as_it_is), self.call_deadline()
+        # One deadline for both attempts.
         return self._send(
-            Command.of(script, keys, args, _as_it_is),
-            self.call_deadline(),
-            lambda: Repeated(lambda: self._ask(script, keys, args)),
+            lambda: command, deadline, lambda: Repeated(lambda: self._run(command, deadline))
         )
 
     def _send(
-        self, command: Command[T], deadline: float, otherwise: Callable[[], Pending[T]]
+        self,
+        command: Callable[[], Command[T]],
+        deadline: float,
+        otherwise: Callable[[], Pending[T]],
     ) -> Pending[T]:
         """Without waiting for its answer, if a connection is idle; redis-py's client cannot."""
         place = None if isinstance(self._talk, ByClient) else self._connections.idle()
@@ -226,7 +229,7 @@ class RedisBackend(BaseLockBackend):
         return Sent(
             self._connections,
             place,
-            command,
+            command(),
             deadline,
             repeat=otherwise,
             unavailable=self._unavailable,

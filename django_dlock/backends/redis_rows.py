@@ -25,7 +25,6 @@ FACTS: dict[str, tuple[str, ...]] = {
     "alias": (),
     "kind": (),
     "holder": ("proc",),
-    # Not when it was granted, which is no later than its last renewal.
     "holder_state": ("proc", "ttl"),
     "age": ("at", "token"),
     "ttl": (),
@@ -150,9 +149,7 @@ class Row:
     @property
     def unheard(self) -> float:
         renewed = self._number("until") - self._number("ttl")
-        granted = self._number("at") if "at" in self._answer.place else 0
-        heard = max(self._holder[1], granted, renewed)
-        return (self._answer.now - heard) / 1000
+        return (self._answer.now - max(self._holder[1], renewed)) / 1000
 
     @property
     def holder_state(self) -> HolderState:

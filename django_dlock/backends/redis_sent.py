@@ -31,7 +31,7 @@ class Pending(Protocol[T_co]):
 
 
 class Repeated(Generic[T]):
-    """A command that is only carried out when its answer is wanted."""
+    """A command that is only carried out when its answer is wanted, which then is waited for."""
 
     def __init__(self, run: Callable[[], T]) -> None:
         self.result = run
@@ -148,7 +148,10 @@ class Sent(Generic[T]):
         try:
             # In most cases it was seen already, and then redis-py may have it and not the socket.
             answer = self._connections.read_any(self._connection, self._deadline)
-        except (*CUT, errors.NoScriptError):
+        except errors.NoScriptError:
+            self._keep()
+            self._repeated = self._repeat()
+        except CUT:
             self._give_up()
         except FAILURES as error:
             self._drop()

@@ -283,6 +283,10 @@ def test_a_silent_process_is_told_from_a_living_one(own_redis):
             stranger.hincrby(key, field, -20_000)
         assert backend.get("name").holder_state == "silent"
         assert backend.get("name").unheard >= 20
+        # The clock was set back after the grant: what is chosen by is what is shown.
+        stranger.hincrby(key, "at", 60_000)
+        (shown,) = backend.list(holder_state="silent")
+        assert shown.holder_state == "silent"
         renew(backend)
         assert backend.get("name").holder_state == "alive"
     assert release(backend, lease) == "released"
@@ -419,6 +423,14 @@ def test_the_server_works_at_the_next_names_while_the_last_are_read(
     # At last the one that is shown.
     ahead = ["sent", "sent", "read", "read", "read"]
     assert said == (ahead if client == "connection" else ["read"] * 3)
+
+
+def test_a_server_that_has_forgotten_its_scripts_costs_no_connection(many, own_redis):
+    with client(own_redis) as asking:
+        before = asking.info("stats")["total_connections_received"]
+        asking.script_flush()
+        assert many.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
+        assert asking.info("stats")["total_connections_received"] == before
 
 
 def test_a_listing_that_ends_early_leaves_no_answer_behind(many, monkeypatch):
