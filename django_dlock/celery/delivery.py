@@ -151,7 +151,7 @@ class Delivery:
 
     def _under(self, hold: Hold) -> Any:
         self.run.lock = hold if isinstance(hold, Lock) else None
-        self.carried.before_the_body()
+        self.carried.before_the_body(self)
         record = self.options.record
         if record is not None:
             return RecordedRun(self, record, hold).work_off()

@@ -150,15 +150,18 @@ class Carried:
         put_back: Whether the delivery is being put back.
     """
 
+    # The delivery is not kept: what knows each other waits for the garbage collector.
+    __slots__ = ("_acks_late", "_reservation", "put_back")
+
     def __init__(self, delivery: Delivery) -> None:
-        self._delivery = delivery
+        self._acks_late = bool(delivery.task.acks_late)
         self._reservation: Reservation | None = None
         if not delivery.eager:
             mark, task_id = delivery.trail.reserved, delivery.request.id
             self._reservation = Reservation.read(delivery.task, mark, task_id)
         self.put_back = False
 
-    def before_the_body(self) -> None:
+    def before_the_body(self, delivery: Delivery) -> None:
         """With ``unique_until="start"``, let others be published from now on.
 
         What was written before an enqueue that is dropped must be seen by the body. So it must
@@ -167,15 +170,15 @@ class Carried:
         Raises:
             PutBack, Skipped, BackendUnavailable: No answer; see ``contention.unavailable``.
         """
-        unique = self._delivery.options.unique
+        unique = delivery.options.unique
         if self._reservation is None or unique is None or unique.until != "start":
             return
         try:
             self._reservation.release()
         except BackendUnavailable as error:
-            contention.unavailable(self._delivery, error)
+            contention.unavailable(delivery, error)
         self._reservation = None
-        self._delivery.trail = replace(self._delivery.trail, reserved="")
+        delivery.trail = replace(delivery.trail, reserved="")
 
     def __enter__(self) -> Carried:
         return self
@@ -201,7 +204,7 @@ class Carried:
             # A worker that stops acknowledges nothing.
             again = not isinstance(error, Exception | None)
         # One that was acknowledged before it began is gone.
-        return again and bool(self._delivery.task.acks_late)
+        return again and self._acks_late
 
 
 def over(sender: Any, request: Context, **_: Any) -> None:

@@ -25,6 +25,7 @@ from django.core.management import call_command
 from kombu.exceptions import OperationalError
 
 from django_dlock import Lock, LockedTask, locks
+from django_dlock.celery.delivery import Delivery
 from django_dlock.celery.reservation import BEYOND, UNCONFIRMED, Carried
 from django_dlock.lease import LeaseInfo
 from testproject.servers import RedisServer, ServerNotFound
@@ -143,9 +144,9 @@ def test_g13_the_lost_reply_of_a_give_back(app, proxy, how, monkeypatch):
     sent = made.delay(1)
     before_the_body = Carried.before_the_body
 
-    def lose(self: Carried) -> None:
+    def lose(self: Carried, delivery: Delivery) -> None:
         proxy.drop_replies(how=how)
-        before_the_body(self)
+        before_the_body(self, delivery)
 
     with monkeypatch.context() as patched:
         patched.setattr(Carried, "before_the_body", lose)

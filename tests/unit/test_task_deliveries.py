@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +34,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def app() -> Iterator[Celery]:
     with in_memory() as app:
         yield app
+
+
+@pytest.mark.parametrize("make", [task, recorded])
+def test_a_delivery_leaves_nothing_to_the_garbage_collector(app, make):
+    runs: list[weakref.ref[Any]] = []
+
+    def body(self, order):
+        runs.append(weakref.ref(self.current_run.lock))
+
+    made = make(app, body)
+    gc.disable()
+    try:
+        made.delay(1)
+        work(app)
+        assert [run() for run in runs] == [None]
+    finally:
+        gc.enable()
 
 
 # -- the record ----------------------------------------------------------------------------
