@@ -118,6 +118,26 @@ def tested(tests: Sequence[str], tree: Path) -> tuple[Verdict, str]:
         return verdict, output.read()
 
 
+def compile_once(tests: set[str], tree: Path) -> None:
+    """Let the copies of ``tree`` find its files compiled.
+
+    Raises:
+        SystemExit: A test is not there, or its file cannot be imported.
+    """
+    collected = subprocess.run(
+        [*PYTEST, "-p", "no:cacheprovider", "--collect-only", *sorted(tests)],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if collected.returncode:
+        raise SystemExit(f"{collected.stdout[-3000:]}\nthe mutants' tests cannot be collected")
+
+
 def imported_from(tree: Path) -> str:
     """Where the tests in ``tree`` would import the package from."""
     return subprocess.run(
@@ -161,6 +181,7 @@ def run_all(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
         place = imported_from(tree)
         if not place.startswith(str(tree)):
             raise SystemExit(f"the copy's tests would import {place}, not the copy")
+        compile_once({test for mutant in mutants for test in mutant.tests}, tree)
 
         def one(mutant: Mutant) -> Result:
             nonlocal done
