@@ -19,6 +19,7 @@ from .progress import Progress
 from .report import render
 from .rows import all_rows
 from .runner import QUICK_ROUNDS, run_row
+from .stolen import Stolen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,11 +84,12 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
     planned = {row.name: (row, _rounds(row, options)) for row in rows}
     progress = Progress(planned, quick=options.quick)
     about = store.environment(bench.redis.url, bench.postgres_url)
-    result = Result(store.now(), options.quick, about)
+    result, stolen = Result(store.now(), options.quick, about), Stolen()
     for row, rounds in planned.values():
         bench.clear()
         seconds = math.inf if options.rounds else row.seconds
         result.rows[row.name] = run_row(row, rounds, progress, seconds=seconds)
+        about["stolen"] = stolen.share()
         # So far: a run that is broken off has not been for nothing.
         path = store.write(result, options.output)
     progress.done()

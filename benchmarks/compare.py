@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .model import Metric, Result, RowResult, Series
-from .report import amount, table
+from .report import MUCH_STOLEN, amount, table
 
 __all__ = ["Move", "moves", "render"]
 
@@ -103,6 +103,9 @@ def _warnings(first: Result, second: Result) -> list[str]:
         for name in sorted({*versions[0], *versions[1]})
         if versions[0].get(name) != versions[1].get(name)
     ]
+    stolen = [each.get("stolen") or 0.0 for each in (one, two)]
+    if max(stolen) >= MUCH_STOLEN:
+        differ.append(f"what the host kept for others: {stolen[0]:.0%} → {stolen[1]:.0%}")
     if first.quick != second.quick:
         differ.append("one of them is a quick run")
     return [f"They differ in {fact}" for fact in differ]

@@ -8,9 +8,12 @@ from .budgets import Budget, Verdict
 from .model import Metric, Result, RowResult
 from .reasons import WHY
 
-__all__ = ["amount", "render", "row_table", "table", "verdict_lines"]
+__all__ = ["MUCH_STOLEN", "amount", "render", "row_table", "table", "verdict_lines"]
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+
+MUCH_STOLEN = 0.01
+"""Share of the processor time from which on it is told that the host kept it."""
 
 
 def amount(value: float, unit: str = "") -> str:
@@ -173,6 +176,12 @@ def render(result: Result, verdicts: Sequence[Verdict]) -> str:
     parts.append(_options(result))
     if verdicts:
         parts.append(verdict_lines(verdicts, result))
+    stolen = result.environment.get("stolen") or 0.0
+    if stolen >= MUCH_STOLEN:
+        parts.append(
+            f"The host of this machine kept {stolen:.0%} of the processor time that was wanted for "
+            "others: the numbers tell of the host, too."
+        )
     return "\n\n".join(parts)
 
 

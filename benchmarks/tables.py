@@ -57,10 +57,12 @@ def environment(result: Result) -> str:
     ]
     quick = "A quick run, whose numbers are rough. " if result.quick else ""
     postgres = f", PostgreSQL {about['postgresql']}" if about["postgresql"] else ""
+    stolen = about.get("stolen")
+    kept = "" if stolen is None else f"; the host kept {stolen:.1%} of the processor time wanted"
     return (
         f"{quick}django-dlock {about['packages'][OURS]} on {result.started.partition('T')[0]}: "
         f"{about['python']}, Redis {about['redis_server']}{postgres}; {', '.join(packages)}; "
-        f"{about['cpus']} CPUs ({about['processor'] or about['system']})."
+        f"{about['cpus']} CPUs ({about['processor'] or about['system']}){kept}."
     )
 
 

@@ -110,8 +110,9 @@ class _Keeping(Session):
         if self._many.count < 1000:
             return {}
         with self._holding(self._counted, fresh=True) as (worker, growth, _):
-            # What was acquired while others were renewed falls into step with the second interval.
-            self._call(worker, "look", self._many.ttl / 3)
+            # What was acquired while others were renewed falls into step with the second interval,
+            # or with the third where renewing them takes long.
+            self._call(worker, "look", 2 * self._many.ttl / 3)
             return {"memory": growth, "round_trips": self._round_trips(worker)}
 
     def round(self) -> Readings:

@@ -11,6 +11,7 @@ from benchmarks import compare, store
 from benchmarks.budgets import Budget, judge
 from benchmarks.model import OURS, Metric, Result, RowResult, Series, SubjectResult
 from benchmarks.report import amount, render
+from benchmarks.stolen import Stolen
 
 CYCLE = Metric("cycle", "s", floor="bare", percentiles=(99,))
 TRIPS = Metric("round_trips")
@@ -109,6 +110,26 @@ def test_the_report_shows_numbers_reasons_and_verdicts() -> None:
     assert "NOT MEASURED" in said
     assert "django-dlock: defaults (cycle.same)" in said
     assert "No peer is ahead" in said
+
+
+def test_the_report_says_what_the_host_kept_for_others() -> None:
+    second = result([1.0e-4, 1.1e-4, 1.2e-4])
+    for share, told in ((None, False), (0.004, False), (0.123, True)):
+        second.environment["stolen"] = share
+        assert ("kept 12% of" in render(second, [])) is told
+        assert ("host kept for others: 0% → 12%" in compare.render(FIRST, second)) is told
+
+
+def test_what_is_stolen_is_a_share_of_what_was_wanted(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 9000 10 5 5 40 7 0\ncpu0 0\n")
+    stolen = Stolen(stat)
+    assert stolen.share() == 0
+    stat.write_text("cpu  130 10 60 9900 99 6 9 55 8 0\ncpu0 0\n")
+    assert stolen.share() == pytest.approx(15 / 70)
+    stat.write_text("cpu  nothing\n")
+    assert stolen.share() is None
+    assert Stolen(tmp_path / "missing").share() is None
 
 
 @pytest.mark.parametrize(

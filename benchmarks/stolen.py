@@ -1,0 +1,46 @@
+"""What the host of a virtual machine keeps for others: time in which nothing here could run.
+
+It hits all subjects of a round, but not alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["Stolen"]
+
+_STAT = Path("/proc/stat")
+"""Its first line: user, nice, system, idle, iowait, irq, softirq, steal, … of all processors."""
+
+
+class Stolen:
+    """Counts from when it is made.
+
+    Args:
+        stat: As Linux writes it.
+    """
+
+    def __init__(self, stat: Path = _STAT) -> None:
+        self._stat = stat
+        self._before = self._read()
+
+    def share(self) -> float | None:
+        """Of the processor time that was wanted, 0 to 1; ``None`` where the system does not tell.
+
+        On a machine of its own it is 0.
+        """
+        now = self._read()
+        if now is None or self._before is None:
+            return None
+        wanted, stolen = (late - early for late, early in zip(now, self._before, strict=True))
+        return stolen / wanted if wanted > 0 else 0.0
+
+    def _read(self) -> tuple[int, int] | None:
+        try:
+            kind, *fields = self._stat.read_text().partition("\n")[0].split()
+            user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
+        except (OSError, ValueError):
+            return None
+        if kind != "cpu":
+            return None
+        return user + nice + system + irq + softirq + stolen, stolen
