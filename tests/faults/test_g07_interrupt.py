@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from django_dlock import Lock
-from tests.faults.aliases import TTL, Dlocks
+from testproject.servers import RedisServer
+from tests.faults.aliases import TTL, Dlocks, alias, configured
+from tests.faults.conftest import NewHolder
 from tests.faults.holder import Holder
 from tests.faults.interrupts import ERRORS, How, all_free, cancellations
 
 ROUNDS = 300
 SEED = 20240229
 
+PATIENT: dict[str, Any] = {"TTL": 3 * TTL, "OPTIONS": {"command_timeout": TTL}}
+"""For many commands on a machine that now and then does nothing for some tenths of a second."""
+
+
+@pytest.fixture
+def patient(own_redis: RedisServer) -> Iterator[Dlocks]:
+    """``default`` with time for each command."""
+    entries = {"default": alias(own_redis.url, **PATIENT)}
+    with configured(entries):
+        yield entries
+
+
+@pytest.fixture
+def patient_holder(new_holder: NewHolder, patient: Dlocks) -> Holder:
+    """A process whose commands have time."""
+    return new_holder(dlocks=patient)
+
 
 @pytest.mark.parametrize("how", ["with", "try"])
 @pytest.mark.parametrize("error", ERRORS)
 def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
-    error: str, how: How, dlocks: Dlocks, holder: Holder
+    error: str, how: How, patient_holder: Holder
 ) -> None:
-    holder.do("from tests.faults.interrupts import storm")
-    struck = holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
+    patient_holder.do("from tests.faults.interrupts import storm")
+    struck = patient_holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
     assert struck > 10, "hardly anything was interrupted"
     # The process lives on, so what it renews would stay taken.
-    assert all_free(ROUNDS, TTL + 3)
+    assert all_free(ROUNDS, PATIENT["TTL"] + 3)
 
 
-def test_g7_interrupts_take_no_turn_of_others_along(dlocks: Dlocks, holder: Holder) -> None:
+def test_g7_interrupts_take_no_turn_of_others_along(patient_holder: Holder) -> None:
+    holder = patient_holder
     holder.do(
         "from django_dlock import queueing\n"
         "from tests.faults.interrupts import storm\n"
@@ -51,11 +73,11 @@ def test_g7_interrupts_take_no_turn_of_others_along(dlocks: Dlocks, holder: Hold
 
 @pytest.mark.parametrize("how", ["with", "try"])
 async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
-    how: How, dlocks: Dlocks
+    how: How, patient: Dlocks
 ) -> None:
     struck = await cancellations(how, rounds=ROUNDS, seed=SEED)
     assert struck > 10, "hardly anything was cancelled"
-    assert await asyncio.to_thread(all_free, ROUNDS, TTL + 3)
+    assert await asyncio.to_thread(all_free, ROUNDS, PATIENT["TTL"] + 3)
 
 
 @pytest.mark.parametrize("how", ["with", "try"])

@@ -260,11 +260,11 @@ def test_a_lock_must_be_free_soon_where_the_scenario_says_so() -> None:
         return {"event": "freed", "at": 9.0, "run": dead[0]["run"], "key": 1, "after": after}
 
     events = [sent(), *dead, death(2), *body(3, 4, pid=11, token=2, committed=4)]
-    assert problems(*events, freed(0.9), freed(0.2), frees=True) == []
-    [problem] = problems(*events, freed(0.8), freed(0.9), freed(1.1), frees=True)
+    assert problems(*events, freed(0.9), freed(0.2), free_within=1.0) == []
+    [problem] = problems(*events, freed(0.8), freed(0.9), freed(1.1), free_within=1.0)
     assert "1 of 3 locks" in problem
     assert "the last one after 1.1 s" in problem
-    assert "no lock of a dead process" in problems(*events, frees=True)[0]
+    assert "no lock of a dead process" in problems(*events, free_within=1.0)[0]
 
 
 def test_a_fault_that_harms_nobody_is_a_problem_unless_it_is_said_why() -> None:

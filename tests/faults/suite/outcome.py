@@ -13,7 +13,7 @@ from .run import OutOfTime, Run
 from .scenarios import Scenario
 from .stage import Stage
 
-__all__ = ["FREE_WITHIN", "MISSED", "Outcome", "judge", "outcome", "play"]
+__all__ = ["MISSED", "Outcome", "judge", "outcome", "play"]
 
 UNHIT = "guarded: no key was hit"
 HARMLESS = "unguarded: nothing doubled or lost, so the fault did not bite"
@@ -22,9 +22,6 @@ MISSED = frozenset({UNHIT, HARMLESS})
 
 TRIES = 3
 """To hit something on a machine that has other things to do."""
-
-FREE_WITHIN = 1.0
-"""Seconds after a death until the lock must be free, where there is a parent to see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +113,12 @@ def judge(
         "bodies that died and were not taken over": sum(map(math.isinf, guarded.takeovers)),
     }
     problems = [f"guarded: {count} {what}" for what, count in wrong.items() if count]
-    if scenario.frees:
+    if (limit := scenario.free_within) is not None:
         if not guarded.freed:
             problems.append("guarded: no lock of a dead process was seen")
-        elif (late := sum(seconds > FREE_WITHIN for seconds in guarded.freed)) > 0:
+        elif (late := sum(seconds > limit for seconds in guarded.freed)) > 0:
             problems.append(
-                f"guarded: {late} of {len(guarded.freed)} locks were not free {FREE_WITHIN:g} s "
+                f"guarded: {late} of {len(guarded.freed)} locks were not free {limit:g} s "
                 f"after the death of their holders, the last one after {max(guarded.freed):.1f} s"
             )
     made = any(event["event"] in ("fault", "struck") for event in events)

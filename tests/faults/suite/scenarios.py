@@ -41,8 +41,8 @@ class Scenario:
         on_sqlite: Whether it is possible where only one transaction at a time may write.
         publish_again: Ends some messages with a final failure, which is answered by publishing
             the key again.
-        frees: The locks of dead processes must be free within a second; in the median, for the
-            machine is full of other processes.
+        free_within: Seconds after a death until the lock must be free, where there is a parent
+            to see it.
         overlaps: Why guarded bodies may overlap here, believing that they hold; empty where
             they may not.
         harmless: By broker and pool, as in ``redis solo``, why unguarded tasks do not suffer
@@ -57,7 +57,7 @@ class Scenario:
     pools: tuple[str, ...] = ALL_POOLS
     on_sqlite: bool = True
     publish_again: bool = False
-    frees: bool = False
+    free_within: float | None = None
     overlaps: str = ""
     harmless: Mapping[str, str] = field(default_factory=dict)
 
@@ -322,7 +322,7 @@ SCENARIOS = (
         title="child SIGKILL at any moment, one after another",
         play=child_killed,
         pools=("prefork",),
-        frees=True,
+        free_within=1.0,
     ),
     Scenario(
         name="child-before-commit",
