@@ -18,11 +18,12 @@ from .exceptions import (
     LockError,
     LockNotAcquired,
 )
+from .giving_back import GivingBack
 from .handler import locks
 from .hold import Hold, HolderKey, registry
 from .holdings import Holdings
 from .keys import check_name
-from .lease import Contention, Fate, Lease, LeaseRequest
+from .lease import Contention, Lease, LeaseRequest
 from .lock_options import DEFAULT, Default, LockOptions, Seconds, default_options, lease_ttl
 from .lock_view import LockView
 from .waiting import Flow, adrive, drive
@@ -36,8 +37,6 @@ logger = logging.getLogger("django_dlock")
 
 _NOTHING_ASKED = (None, DEFAULT, True, DEFAULT, None, False, None, None, "release")
 """The defaults of the arguments of ``Lock``."""
-# After these the backend has nothing of ours left to be released.
-_NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
 
 
 class Lock(LockView):
@@ -360,7 +359,7 @@ class Lock(LockView):
                 self.alias,
                 database,
             )
-        drive(self._release(hold), self._backend)
+        self._release(hold)
 
     async def arelease(self) -> None:
         """As ``release``, for coroutines."""
@@ -374,7 +373,7 @@ class Lock(LockView):
 
     async def _agive_back(self, hold: Hold) -> None:
         if self._holdings.leave(hold):
-            await adrive(self._release(hold), self._backend)
+            await self._arelease(hold)
 
     def _interrupted(self) -> None:
         """A release was cut short before it began: at least nothing is renewed any more."""
@@ -425,10 +424,9 @@ class Lock(LockView):
     def _abandon(self, hold: Hold) -> None:
         """Let a coroutine that its loop left behind, and that can wait no more, give it back."""
         if self._holdings.leave(hold):
-            # Begun and given up, a release is carried out in the background.
-            flow = self._release(hold)
-            next(flow, None)
-            flow.close()
+            with GivingBack(hold, self._holdings) as giving:
+                if giving.asks:
+                    giving.leave_to_undo()
 
     def _to_leave(self) -> Hold | None:
         """What a block that ends has to release."""
@@ -457,53 +455,50 @@ class Lock(LockView):
             raise self._not_held("released")
         return hold
 
-    def _release(self, hold: Hold) -> Flow[None]:
-        reason = hold.lost_reason
-        # From here on it is renewed no more, whatever happens.
-        watchdog.unwatch(hold)
-        fate: Fate = "refused"
+    def _release(self, hold: Hold) -> None:
+        giving, backend = GivingBack(hold, self._holdings), self._backend
         try:
-            if reason not in _NOTHING_TO_RELEASE:
-                fate = yield (
-                    "release",
-                    (hold.name, hold.owner),
-                    {"min_hold": hold.min_hold, "deadline": self._backend.call_deadline()},
-                )
-        except BaseException as error:
-            # Not answered, or interrupted: it may be done or not.
-            undo.schedule(
-                self._backend,
-                LeaseRequest(hold.name, hold.owner, hold.ttl),
-                min_hold=hold.min_hold,
-            )
-            hold.end_released()
-            if reason is None or not isinstance(error, BackendUnavailable):
-                raise
-        else:
-            if reason is None and fate == "released":
-                self._released(hold)
-            elif reason is None:
-                hold.lose_by_fate(fate)
-        finally:
-            lost = hold.state == "lost"
-            self._holdings.drop(hold, lost=lost)
-        if lost:
-            raise hold.end_error()
+            with giving:
+                if giving.asks:
+                    giving.fate = backend.release(
+                        hold.name,
+                        hold.owner,
+                        min_hold=hold.min_hold,
+                        deadline=backend.call_deadline(),
+                    )
+        except BaseException:
+            # An interrupt may strike while the block is entered or left.
+            giving.end()
+            raise
 
-    def _released(self, hold: Hold) -> None:
-        if hold.end_released() and events.heard(signals.released, Lock):
-            held_for = clock.now() - hold.acquired_at
-            events.send(signals.released, Lock, held_for=held_for, **hold.facts())
+    async def _arelease(self, hold: Hold) -> None:
+        giving, backend = GivingBack(hold, self._holdings), self._backend
+        try:
+            with giving:
+                if giving.asks:
+                    giving.fate = await backend.acall(
+                        "release",
+                        hold.name,
+                        hold.owner,
+                        min_hold=hold.min_hold,
+                        deadline=backend.call_deadline(),
+                    )
+        except BaseException:
+            giving.end()
+            raise
 
     def _release_late(self, hold: Hold) -> None:
         """Release after a transaction; there is no caller left to raise to."""
-        # Not before: the holder may enter again while the transaction lasts.
-        if not self._holdings.leave(hold):
-            return
         try:
-            drive(self._release(hold), self._backend)
+            # Not before: the holder may enter again while the transaction lasts.
+            if self._holdings.leave(hold):
+                self._release(hold)
         except (LeaseLost, BackendUnavailable) as error:
             logger.warning("After the transaction: %s", error)
+        except BaseException:
+            # Django goes on after a soft limit, too, and nobody would release it any more.
+            hold.stop_renewing("interrupted")
+            raise
 
     # -- others ------------------------------------------------------------------------
 

@@ -129,7 +129,10 @@ async def aacquire(
 
 
 def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
-    """Carry out the flow's calls on this thread and give its result."""
+    """Carry out the flow's calls on this thread and give its result.
+
+    A flow may be left where it stands, by an interrupt between two calls.
+    """
     try:
         method, args, kwargs = next(flow)
         while True:
@@ -146,10 +149,6 @@ def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
-    finally:
-        # An interrupt between two calls: the flow must hear of it now, and not when its last
-        # reference, in a traceback perhaps, is gone.
-        flow.close()
 
 
 async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
@@ -170,8 +169,6 @@ async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
-    finally:
-        flow.close()
 
 
 def acquisition(

@@ -54,7 +54,7 @@ class RedisBackend(BaseLockBackend):
             makers.for_threads, timeout, makers.limit, makers.spin
         )
         self._talk: Talk = (
-            ByConnection(connections.read, connections.spin.make_way)
+            ByConnection(connections.read)
             if makers.client_kwargs is None
             else ByClient(connections.read, makers.client_kwargs)
         )
@@ -62,8 +62,9 @@ class RedisBackend(BaseLockBackend):
         self._mailbox = Mailbox(self._connections, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask, self._ask_ahead)
         self._coroutines = self._native(makers)
-        # A guess: where it is wrong, a PING is lost, or the waiter's start before the reply.
-        self._handed: collections.deque[str] = collections.deque(maxlen=HANDED_KNOWN)
+        # What those will release with who were handed a lease. Each step upon it is atomic by
+        # itself, as those upon a mailbox's dictionaries; one that is pushed out is packed anew.
+        self._handed: collections.OrderedDict[str, Command[Fate]] = collections.OrderedDict()
 
     # -- leases ------------------------------------------------------------------------
 
@@ -79,6 +80,8 @@ class RedisBackend(BaseLockBackend):
         deadline: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
+        # Made while there is nothing else to do: it is what others will wait for.
+        release = self._commands.release(request.name, request.owner, 0.0)
         try:
             letter = self._mailbox.wait(
                 request.owner,
@@ -91,7 +94,13 @@ class RedisBackend(BaseLockBackend):
             self._unavailable(error, request.name)
         if letter is None:
             return None
-        self._handed.append(request.owner)
+        release.handed_at = letter.read_at
+        self._handed[request.owner] = release
+        try:
+            while len(self._handed) > HANDED_KNOWN:
+                self._handed.popitem(last=False)
+        except KeyError:
+            pass  # Other threads took them out meanwhile.
         return self._commands.handed(request, contention, letter)
 
     def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
@@ -113,13 +122,10 @@ class RedisBackend(BaseLockBackend):
         return self._send(lambda: self._commands.renew(renewals, process), deadline, on_a_thread)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
-        wakes = owner in self._handed
-        if wakes:
-            try:
-                self._handed.remove(owner)
-            except ValueError:
-                pass  # Another thread pushed it out meanwhile.
-        command = self._commands.release(name, owner, min_hold, wakes=wakes)
+        command = self._handed.pop(owner, None)
+        if command is None or min_hold or command.name != name:
+            handed_at = command.handed_at if command else 0.0
+            command = self._commands.release(name, owner, min_hold, handed_at=handed_at)
         return self._run(command, deadline, urgent=True)
 
     def undo(self, request: LeaseRequest, *, deadline: float) -> None:
@@ -174,6 +180,7 @@ class RedisBackend(BaseLockBackend):
     def after_fork(self) -> None:
         self._connections.forget()
         self._mailbox.forget()
+        self._handed.clear()
         if self._coroutines is not None:
             self._coroutines.after_fork()
 

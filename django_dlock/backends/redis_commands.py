@@ -115,8 +115,8 @@ class Command(Generic[T]):
         name: Of the lock, for errors; empty for none.
         packed: The call of the script by its digest, as it travels.
         words: Keys and arguments, for those who must say it in another way.
-        wakes: Whether it is likely to hand a lease to a waiter, who had better hear of it before
-            the reply is written.
+        handed_at: When the lease was handed over that it gives back, on ``clock.now()``: it is
+            likely to be handed on. 0 for all others.
     """
 
     script: Script
@@ -124,7 +124,7 @@ class Command(Generic[T]):
     words: Callable[[], Words]
     read: Callable[[Any, float], T]
     name: str = ""
-    wakes: bool = False
+    handed_at: float = 0.0
 
     @classmethod
     def of(
@@ -225,7 +225,7 @@ class Commands:
         )
 
     def release(
-        self, name: str, owner: str, min_hold: float, *, wakes: bool = False
+        self, name: str, owner: str, min_hold: float, *, handed_at: float = 0.0
     ) -> Command[Fate]:
         words = name, owner, str(math.ceil(min_hold * 1000))
         return Command(
@@ -234,7 +234,7 @@ class Commands:
             functools.partial(self._release_words, *words),
             _fate,
             name,
-            wakes,
+            handed_at,
         )
 
     def _release_words(self, name: str, owner: str, min_hold: str) -> Words:

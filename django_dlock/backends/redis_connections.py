@@ -309,18 +309,22 @@ class RedisConnections:
             if mine:
                 raise attempt.error
 
-    def read(self, connection: Any, deadline: float, *, after: bytes = b"") -> Any:
+    def read(
+        self, connection: Any, deadline: float, *, after: bytes = b"", look: bool = True
+    ) -> Any:
         """The reply to the command sent last, on a connection that owes no other.
 
         Args:
             after: The reply to a command before it, which is not waited for by itself. A refusal
                 of that command is no matter.
+            look: Look for it for a moment before sleeping, where that pays.
 
         Raises:
             redis.exceptions.ResponseError: The server's refusal; the connection is in order.
             redis.exceptions.RedisError, OSError: No reply by ``deadline``.
         """
-        self.spin.look(connection)
+        if look:
+            self.spin.look(connection)
         # Else the socket's own timeout would be too late.
         if deadline - clock.now() >= self._timeout:
             reply = take(connection, after)

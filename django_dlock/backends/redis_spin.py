@@ -78,15 +78,6 @@ class Spin:
             return
         self._look(poll)
 
-    def make_way(self) -> None:
-        """Let those go before whom the server has just told, where looking pays.
-
-        Where it does not, they run elsewhere or processors are busy, and whoever lets others go
-        before may not have the processor back for long.
-        """
-        if self._limit and not self._leave_out:
-            _let_others()
-
     def _poll(self, sock: Any) -> Callable[[int], object]:
         polls, number = self._polls.by_number, sock.fileno()
         known = polls.get(number)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from redis import ConnectionPool, Redis
 
+from .. import clock
 from .redis_commands import Command
 from .redis_reply import PONG
 
@@ -23,6 +24,9 @@ CLIENTS = ("connection", "redis-py")
 
 Read: TypeAlias = Callable[..., Any]
 """``RedisConnections.read``."""
+
+BRIEF = 0.0005
+"""Seconds of a hold, up to which its end is one of a quick succession."""
 
 _PING = b"*1\r\n$4\r\nPING\r\n"
 
@@ -38,28 +42,23 @@ class Talk(Protocol):
 
 
 class ByConnection:
-    """See the module.
+    """See the module."""
 
-    Args:
-        make_way: ``Spin.make_way``.
-    """
-
-    def __init__(self, read: Read, make_way: Callable[[], None]) -> None:
+    def __init__(self, read: Read) -> None:
         self._read = read
-        self._make_way = make_way
 
     def run(self, connection: Any, command: Command[Any], deadline: float) -> Any:
-        if not command.wakes:
+        if not command.handed_at:
             connection.send_packed_command((command.packed,))
             return self._read(connection, deadline)
         # Of those to whom Redis has something to write, it begins with the one that came last. A
         # caller to whom it owes an answer already comes after the waiter that the script wakes.
         # PING may be refused to this user; the other one is answered all the same.
         connection.send_packed_command((_PING + command.packed,))
-        reply = self._read(connection, deadline, after=PONG)
-        # That waiter, if it runs here: others wait for what it does next, nobody for this one.
-        self._make_way()
-        return reply
+        # In a quick succession this thread soon goes on, to wait again perhaps. After a longer hold
+        # everybody sleeps, and one who looks keeps a processor from those who are woken.
+        brief = clock.now() - command.handed_at < BRIEF
+        return self._read(connection, deadline, after=PONG, look=brief)
 
     def say(self, connection: Any, *words: str | int | bytes, deadline: float) -> Any:
         connection.send_command(*words)

@@ -7,11 +7,12 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from django_dlock import clock, waiting
-from django_dlock.backends import redis_mailbox
+from django_dlock.backends import redis_mailbox, redis_talk
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
@@ -179,17 +180,20 @@ def test_the_next_is_told_before_the_one_who_releases_is_answered(own_redis, dir
         told: list[bool] = []
         read = direct._connections.read
 
-        def look_at_both(connection, deadline, *, after, read=read, letters=letters, told=told):
+        def look_at_both(
+            connection, deadline, *, after, look, read=read, letters=letters, told=told
+        ):
             # The answer to the PING; that to the release comes with it.
             select.select([connection._sock], [], [], PATIENCE)
             told.append(letters in select.select([letters], [], [], 0)[0])
-            return read(connection, deadline, after=after)
+            return read(connection, deadline, after=after, look=look)
 
         for _ in range(50):
             lease, attempt = grant(direct, request()), waiter()
             (met,) = queue(waiting_one, attempt)
             # As if it had been handed over to this one, too.
-            direct._handed.append(lease.owner)
+            known = direct._commands.release(lease.name, lease.owner, 0.0, handed_at=clock.now())
+            direct._handed[lease.owner] = known
             with monkeypatch.context() as patched:
                 patched.setattr(direct._talk, "_read", look_at_both)
                 assert release(direct, lease) == "released"
@@ -197,16 +201,44 @@ def test_the_next_is_told_before_the_one_who_releases_is_answered(own_redis, dir
         assert told == [True] * 50
 
 
-def test_the_next_one_goes_first_where_both_want_a_processor(direct, listener, monkeypatch):
-    gone_before: list[int] = []
-    monkeypatch.setattr(listener._talk, "_make_way", lambda: gone_before.append(1))
+def test_what_a_waiter_will_release_with_is_packed_while_it_waits(direct, listener, monkeypatch):
     lease, attempt = grant(direct, request()), waiter()
     (met,) = queue(listener, attempt)
-    # Nobody waited for the first one, as far as it knows.
+    release(direct, lease)
+    handed = wait(listener, attempt, met, PATIENCE)
+    with monkeypatch.context() as patched:
+        patched.setattr(listener._commands, "_packed_release", None)
+        assert release(listener, handed) == "released"
+
+
+def test_who_was_handed_a_lease_may_keep_the_name_taken_all_the_same(direct, listener):
+    lease, attempt = grant(direct, request()), waiter()
+    (met,) = queue(listener, attempt)
+    release(direct, lease)
+    handed = wait(listener, attempt, met, PATIENCE)
+    deadline = listener.call_deadline()
+    assert (
+        listener.release(handed.name, handed.owner, min_hold=60.0, deadline=deadline) == "released"
+    )
+    met = listener.acquire(request(), deadline=listener.call_deadline())
+    assert (met.kind, met.owner) == ("cooling", handed.owner)
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_who_hands_over_after_more_than_a_moment_does_not_look_for_the_answer(
+    direct, listener, monkeypatch, brief
+):
+    monkeypatch.setattr(redis_talk, "BRIEF", PATIENCE if brief else 0.0)
+    seen: list[str] = []
+    spin = SimpleNamespace(look=lambda connection: seen.append("looked"))
+    monkeypatch.setattr(listener._connections, "spin", spin)
+    lease, attempt = grant(direct, request()), waiter()
+    (met,) = queue(listener, attempt)
     assert release(direct, lease) == "released"
-    assert not gone_before
-    assert release(listener, wait(listener, attempt, met, PATIENCE)) == "released"
-    assert len(gone_before) == 1
+    seen.clear()
+    handed = wait(listener, attempt, met, PATIENCE)
+    assert release(listener, handed) == "released"
+    assert seen == (["looked"] if brief else [])
 
 
 def test_g5_one_that_may_not_ping_can_release(own_redis, direct):

@@ -189,18 +189,3 @@ def test_where_processors_are_busy_looks_become_seldom_too(ends, polls, monkeypa
     # One in which they did not brings the looks back.
     spin.look(connection)
     assert len(polls) == seldom + 2
-
-
-def test_whoever_is_told_goes_first_only_where_looking_pays(ends, monkeypatch):
-    gone_before: list[int] = []
-    monkeypatch.setattr(redis_spin, "_let_others", lambda: gone_before.append(1))
-    Spin(0.0).make_way()
-    assert not gone_before
-    spin = Spin(NEVER_SOON)
-    spin.make_way()
-    assert len(gone_before) == 1
-    # A slow reply.
-    spin.look(ends[0])
-    before = len(gone_before)
-    spin.make_way()
-    assert len(gone_before) == before

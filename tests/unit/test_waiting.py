@@ -11,7 +11,6 @@ import pytest
 from django_dlock import Lock, locks
 from django_dlock.lease import Contention
 from django_dlock.process import current
-from django_dlock.waiting import drive
 
 
 @pytest.fixture(autouse=True)
@@ -34,29 +33,6 @@ def test_g4_a_dead_holder_is_broken_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backend, "break_", lambda name, **k: broken.append((name, k)) or True)
     assert Lock("it", using="local").acquire(blocking=False)
     assert broken == [("it", {"owner": "owner", "reason": "holder_dead"})]
-
-
-def test_g7_an_interrupt_between_a_release_and_its_answer_leaves_no_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lock = Lock("it", using="local")
-    lock.acquire()
-    flow = lock._release(lock._holdings.current() or pytest.fail("free"))
-
-    class Struck:
-        """The flow, but for an interrupt at the moment at which it would be sent the answer."""
-
-        __next__, throw, close = flow.__next__, flow.throw, flow.close
-
-        def send(self, answer: object) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        drive(Struck(), locks["local"])  # type: ignore[arg-type]
-    # The traceback keeps the flow alive, as a task's failure does.
-    assert caught.tb is not None
-    assert lock.state == "free"
-    assert Lock("it", using="local").acquire(blocking=False)
 
 
 @pytest.mark.parametrize("kind", ["cooling", "parked", "reserved"])
