@@ -19,6 +19,7 @@ FOR_LOCKS = {
     "django_dlock.decorators",
     "django_dlock.events",
     "django_dlock.exceptions",
+    "django_dlock.giving_back",
     "django_dlock.handler",
     "django_dlock.hold",
     "django_dlock.holdings",
