@@ -42,7 +42,12 @@ def made(before, after):
     """What was called between the two, by its name, without what asking for them calls."""
     calls_made = {name: after[name] - before.get(name, 0) for name in after}
     of_the_question = ("info", "hello", "client", "select")
-    return {n: c for n, c in calls_made.items() if c and not n.startswith(of_the_question)}
+    # Before Redis 7 a subcommand counts under the command's own name.
+    return {
+        name.partition("|")[0]: count
+        for name, count in calls_made.items()
+        if count and not name.startswith(of_the_question)
+    }
 
 
 def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_redis):
@@ -84,7 +89,7 @@ def test_what_a_hand_over_and_the_next_ask_run_at_the_server(own_redis):
         "exists": 1,
         "zpopmin": 1,
         "getdel": 1,
-        "pubsub|numsub": 1,
+        "pubsub": 1,
         "publish": 1,
         "set": 2,
         "hset": 1,
