@@ -11,15 +11,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 ARGS ?=
+HIREDIS := hiredis==3.5.0
 # Most of the tests' time is waiting for servers, workers and leases. Files are begun in their
 # order, faults before units: by their number of tests, the longest would be the last.
 JOBS ?= 4
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
+CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test mutants faults soak bench bench-compare bench-docs lint types docs package clean
+.PHONY: help demo serve test coverage celery-own mutants faults soak bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,6 +35,15 @@ serve: $(VENV)/.demo ## Leave the demonstration's site and workers running
 test: $(VENV)/.dev ## Run everything: tests, types, lint, import contract, docs, wheel
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
+coverage: $(VENV)/.dev ## Run the tests and list the lines that none of them enters; half an hour
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder -m "not project" $(ARGS); \
+		failed=$$?; $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet && \
+		$(BIN)/python -m coverage report && exit $$failed
+
+celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the lock and with records; half an hour
+	@$(BIN)/python -m tests.celery_own $(ARGS)
+
 mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
 	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) $(ARGS)
 
@@ -42,14 +53,20 @@ faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of a
 soak: $(VENV)/.dev ## Draw faults at random for MINUTES=10; SEED=… draws the same ones again
 	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
 
-bench: $(VENV)/.bench ## Measure it beside its floors and peers, ten minutes; ARGS="--quick --rows cycle"
+bench: $(VENV)/.bench ## Measure it beside its peers, 25 minutes; ARGS="--rows cycle --beds idle"
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-bloat: $(VENV)/.bench ## Look at PostgreSQL's table of leases after CYCLES=1000000
+	@$(BIN)/python -m benchmarks --rows db.bloat --cycles $(CYCLES) $(ARGS)
 
 bench-compare: $(VENV)/.bench ## Set two results side by side: A=x.json B=y.json, or the two latest
 	@$(BIN)/python -m benchmarks compare $(A) $(B)
 
 bench-docs: $(VENV)/.bench ## Put a result into the documentation: JSON=x.json, or the latest
-	@$(BIN)/python -m benchmarks.publish $(JSON)
+	@$(BIN)/python -m benchmarks.publish $(JSON) $(ARGS)
+
+pictures: $(VENV)/.dev ## Take the documentation's pictures of the admin; needs Chromium and chromedriver
+	@DLOCK_PICTURES=docs/images $(BIN)/python -m pytest -q -n 0 tests/browser/test_looks.py -k "stock and (fits or whole)"
 
 lint: $(VENV)/.dev ## Ruff and the import contract
 	@$(BIN)/ruff check .
@@ -91,6 +108,8 @@ $(VENV)/.dev: setup.cfg pyproject.toml | $(BIN)/python
 $(VENV)/.bench: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing the peers that it is measured with"
 	@$(PIP) --editable '.[bench]'
+# Out of the way: redis-py uses it wherever it can import it, and most rows measure without it.
+	@$(PIP) --upgrade --target $(VENV)/hiredis $(HIREDIS) || echo "Measuring without hiredis"
 	@$(call carry_redis)
 	@touch $@
 

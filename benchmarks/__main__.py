@@ -6,12 +6,13 @@ import argparse
 import math
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from testproject.servers import ServerNotFound
 
 from . import compare, store
+from .beds import BEDS
 from .bench import Bench
 from .budgets import judge
 from .model import Result, Row
@@ -37,9 +38,12 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command="run")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these, or families of them")
+    beds = ", ".join(BEDS)
+    parser.add_argument("--beds", nargs="+", metavar="BED", help=f"only rows on these: {beds}")
     parser.add_argument("--rounds", type=int, metavar="N", help="instead of each row's own")
-    parser.add_argument("--quick", action="store_true", help="a rough look in about two minutes")
-    parser.add_argument("--no-postgres", action="store_true", help="do without its peer")
+    parser.add_argument("--quick", action="store_true", help="rough numbers in some minutes")
+    parser.add_argument("--no-postgres", action="store_true", help="leave its rows and peer out")
+    parser.add_argument("--cycles", type=int, default=0, metavar="N", help="of the row db.bloat")
     parser.add_argument("--output", type=Path, default=store.DIRECTORY, metavar="DIRECTORY")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     commands = parser.add_subparsers()
@@ -67,7 +71,9 @@ def _run(options: argparse.Namespace) -> int:
     # By way of an exception, so that the servers end, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with Bench(quick=options.quick, postgres=not options.no_postgres) as bench:
+        with Bench(
+            quick=options.quick, postgres=not options.no_postgres, cycles=options.cycles
+        ) as bench:
             return _run_on(bench, options)
     except ServerNotFound as error:
         print(error, file=sys.stderr)
@@ -77,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_on(bench: Bench, options: argparse.Namespace) -> int:
-    rows = _chosen(all_rows(bench), options.rows)
+    rows = [row for row in all_rows(bench) if _chosen(row, options.rows, options.beds)]
     if not rows or options.list:
         print("\n".join(f"{row.name}: {row.title}" for row in all_rows(bench)))
         return 0 if options.list else 2
@@ -88,7 +94,8 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
     for row, rounds in planned.values():
         bench.clear()
         seconds = math.inf if options.rounds else row.seconds
-        result.rows[row.name] = run_row(row, rounds, progress, seconds=seconds)
+        with bench.bed(row.bed):
+            result.rows[row.name] = run_row(row, rounds, progress, seconds=seconds)
         about["stolen"] = stolen.share()
         # So far: a run that is broken off has not been for nothing.
         path = store.write(result, options.output)
@@ -99,12 +106,12 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
-def _chosen(rows: Iterable[Row], names: Sequence[str] | None) -> list[Row]:
-    return [
-        row
-        for row in rows
-        if not names or any(row.name == name or row.name.startswith(f"{name}.") for name in names)
-    ]
+def _chosen(row: Row, names: Sequence[str] | None, beds: Sequence[str] | None) -> bool:
+    """Whether both its name and its bed are asked for, or belong to something that is."""
+    return all(
+        not wanted or any(is_ == one or is_.startswith((f"{one}.", f"{one}-")) for one in wanted)
+        for is_, wanted in ((row.name, names), (row.bed, beds))
+    )
 
 
 def _rounds(row: Row, options: argparse.Namespace) -> int:

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from testproject.servers import RedisServer
+from testproject import postgres
+from testproject.servers import RedisServer, ServerNotFound
 
+from . import parsers, processor
+from .beds import BEDS, DISTANT, DelayProxy, spinning
 from .counting import Counted, CountingProxy
-from .processes import Workers
+from .model import Unavailable
+from .peers import COUNTED, DIRECT, LEASES, ROUTES
+from .processes import Worker, Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["PINS", "Bench"]
-
-PINS = hasattr(os, "sched_setaffinity")
-"""Whether this system lets a process choose its CPUs."""
+__all__ = ["Bench"]
 
 
 class Bench:
     """One run's surroundings; a context manager.
 
-    Child processes find them by the environment: with ``DJANGO_SETTINGS_MODULE`` being
-    ``benchmarks.settings`` and ``BENCH_REDIS_URL`` set, ``django.setup()`` is all they need.
+    Child processes find them by the environment: ``django.setup()`` is all they need.
 
     Attributes:
         quick: The rows should make do with a tenth.
+        cycles: After so many, ``db.bloat`` looks at the table; 0 for its own number.
         redis: Without persistence, for nobody else; empty at the start of every row.
-        redis_proxy, postgres_proxy: What counts before the servers; ``peers.COUNTED`` leads by
-            them. There is no PostgreSQL where ``postgres_url`` is empty.
+        redis_proxy, postgres_proxy: What counts before the servers; the route ``COUNTED`` leads
+            through them. There is no PostgreSQL where ``postgres_url`` is empty.
         workers: Processes for holders and waiters.
         directory: For files; removed at the end.
     """
@@ -43,30 +48,32 @@ class Bench:
     redis_proxy: CountingProxy
     postgres_proxy: CountingProxy | None = None
 
-    def __init__(self, *, quick: bool = False, postgres: bool = True) -> None:
-        self.quick = quick
+    def __init__(self, *, quick: bool = False, postgres: bool = True, cycles: int = 0) -> None:
+        self.quick, self.cycles = quick, cycles
         self.workers = Workers()
         self.postgres_url = ""
+        self._postgres_pid = 0
         self._wants_postgres = postgres
+        self._clients: dict[str, Worker] = {}
+        self._delays: dict[str, DelayProxy] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        parsers.use(parsers.PYTHON)
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self.redis = stack.enter_context(RedisServer())
-            self.redis_proxy = stack.enter_context(CountingProxy(self.redis.url))
             no_postgres = self._start_postgres(stack) if self._wants_postgres else "not asked for"
+            routes = self._start_proxies(stack)
             stack.callback(self.workers.close)
+            stack.callback(self._close_clients)
             stack.callback(_forget_leases)
             self._stack = stack.pop_all()
         os.environ |= {
             "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
             "BENCH_DIRECTORY": str(self.directory),
-            "BENCH_REDIS_URL": self.redis.url,
-            "BENCH_COUNTED_REDIS_URL": self.redis_proxy.url,
-            "BENCH_POSTGRES_URL": self.postgres_url,
-            "BENCH_COUNTED_POSTGRES_URL": self.postgres_proxy.url if self.postgres_proxy else "",
             "BENCH_NO_POSTGRES": no_postgres,
+            ROUTES: json.dumps(routes),
         }
         import django
 
@@ -75,6 +82,9 @@ class Bench:
 
         # A lease that is lost, or a long wait, is written down.
         call_command("migrate", verbosity=0)
+        if self.postgres_url:
+            call_command("migrate", database=DIRECT.database, verbosity=0)
+            self._postgres_pid = self._find_postgres()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -84,37 +94,53 @@ class Bench:
         """How many of something: a tenth in a quick run."""
         return max(least, full // 10) if self.quick else full
 
-    @contextmanager
-    def on_one_cpu(self, *server_pids: int) -> Iterator[None]:
-        """Put this thread and the servers on one CPU, where the system lets us.
-
-        Who waits for a server on another CPU pays for waking that CPU, on virtual machines
-        often more than for all the rest, and it changes from one second to the next with where
-        the scheduler puts the two. On one CPU all pay the same, and less, so that what a
-        client does itself weighs the most.
-        """
-        if not PINS:
-            yield
-            return
-        allowed, pids = os.sched_getaffinity(0), (0, self.redis.pid, *server_pids)
-        for pid in pids:
-            os.sched_setaffinity(pid, {max(allowed)})
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.sched_setaffinity(pid, allowed)
-
     def clear(self) -> None:
-        """Empty the Redis; scripts stay loaded."""
+        """Empty the Redis and the table of leases; scripts stay loaded."""
         from redis import Redis
 
         with Redis.from_url(self.redis.url) as client:
             client.flushall()
+        if self.postgres_url:
+            self.sql(f"TRUNCATE {LEASES}")
+
+    def sql(self, statement: str) -> list[Any]:
+        """Execute it in the PostgreSQL; the first row, if it returns any."""
+        from django.db import connections
+
+        with connections[DIRECT.database].cursor() as cursor:
+            cursor.execute(statement)
+            return [] if cursor.description is None else list(cursor.fetchone() or ())
+
+    # -- where rows are measured -------------------------------------------------------
+
+    @contextmanager
+    def bed(self, name: str) -> Iterator[None]:
+        """Set up what surrounds the servers; see ``beds``."""
+        bed = BEDS[name]
+        if bed.round_trip:
+            self._delays[name].calibrate(bed.round_trip)
+        with ExitStack() as stack:
+            if bed.spinning:
+                stack.enter_context(spinning())
+            yield
+
+    def client(self, parser: str) -> Worker:
+        """A process that reads replies by this parser; the same one throughout the run.
+
+        Raises:
+            Unavailable: It is not installed.
+        """
+        if parser == parsers.HIREDIS and parsers.hiredis_version() is None:
+            raise Unavailable("hiredis is not installed")
+        if parser not in self._clients:
+            self._clients[parser] = Worker(fresh=True, parser=parser)
+        return self._clients[parser]
+
+    # -- what is measured --------------------------------------------------------------
 
     @contextmanager
     def counting(self) -> Iterator[Counted]:
-        """What passes the proxies during the block, whichever of them; complete at its end."""
+        """Counts what passes any of the proxies during the block; complete at its end."""
         proxies = [proxy for proxy in (self.redis_proxy, self.postgres_proxy) if proxy]
         counted, before = Counted(), [proxy.total for proxy in proxies]
         yield counted
@@ -122,22 +148,64 @@ class Bench:
             counted.round_trips += proxy.total.round_trips - then.round_trips
             counted.commands += proxy.total.commands - then.commands
 
-    def _start_postgres(self, stack: ExitStack) -> str:
-        """Why there is none; empty where there is."""
-        from tests import postgres
+    def server_spent(self) -> float:
+        """Seconds of processor time that the servers have used so far."""
+        spent = processor.used(self.redis.pid)
+        if self._postgres_pid:
+            for pid in (self._postgres_pid, *processor.children(self._postgres_pid)):
+                # A session may have ended since.
+                with suppress(OSError):
+                    spent += processor.used(pid)
+        return spent
 
+    @cached_property
+    def server_idle(self) -> float:
+        """Seconds of processor time that idle servers use per second."""
+        before, seconds = self.server_spent(), 2.0
+        time.sleep(seconds)
+        return (self.server_spent() - before) / seconds
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _start_postgres(self, stack: ExitStack) -> str:
+        """Why there is no PostgreSQL; empty if there is one."""
+        if postgres.URL in os.environ:
+            return f"the server in {postgres.URL} may run elsewhere, its processor time unseen"
         try:
             self.postgres_url = stack.enter_context(postgres.database())
-        except postgres.PostgresNotFound as error:
+        except ServerNotFound as error:
             return str(error)
-        self.postgres_proxy = stack.enter_context(CountingProxy(self.postgres_url))
         return ""
+
+    def _find_postgres(self) -> int:
+        """The process whose children are the sessions."""
+        (directory,) = self.sql("SHOW data_directory")
+        return int((Path(directory) / "postmaster.pid").read_text().split()[0])
+
+    def _start_proxies(self, stack: ExitStack) -> dict[str, dict[str, str]]:
+        """The URLs of the servers by each route."""
+        urls = [self.redis.url, *([self.postgres_url] if self.postgres_url else [])]
+        counting = [stack.enter_context(CountingProxy(url)) for url in urls]
+        self.redis_proxy = counting[0]
+        self.postgres_proxy = counting[1] if self.postgres_url else None
+        routes = {DIRECT.name: urls, COUNTED.name: [proxy.url for proxy in counting]}
+        for bed in DISTANT:
+            self._delays[bed.name] = stack.enter_context(DelayProxy(*urls))
+            routes[bed.route.name] = list(self._delays[bed.name].urls)
+        return {
+            name: {"redis": urls[0], "postgres": urls[1] if self.postgres_url else ""}
+            for name, urls in routes.items()
+        }
+
+    def _close_clients(self) -> None:
+        for worker in self._clients.values():
+            worker.__exit__()
 
 
 def _forget_leases() -> None:
-    """While there is a server, so that the end of the process has nothing to give back."""
+    """Release everything while the servers still run, so that nothing is left for the exit."""
+    from django_dlock.core.watchdog import shutdown
     from django_dlock.handler import locks
-    from django_dlock.watchdog import shutdown
 
     shutdown()
     locks.reset()

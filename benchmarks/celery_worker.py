@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testproject.processes import OwnProcess
 
-from . import tasks
+from . import processor, tasks
 from .counting import server_commands
 
-__all__ = ["CeleryWorker", "Crew"]
+__all__ = ["Batch", "CeleryWorker", "Crew"]
 
 PATIENCE = 60.0
 
@@ -40,6 +42,22 @@ class CeleryWorker(OwnProcess):
         return bool(tasks.notes.exists(tasks.READY))
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What one message of a batch cost.
+
+    Attributes:
+        publish, run: Seconds.
+        cpu: Seconds of processor time: of this process, the worker's and the servers.
+        at_server: Commands that the server ran, those of the worker's own included.
+    """
+
+    publish: float
+    run: float
+    cpu: float
+    at_server: float
+
+
 class Crew:
     """A worker that the subjects of one row share; started by the first batch.
 
@@ -47,15 +65,17 @@ class Crew:
     nobody else is busy.
     """
 
-    def __init__(self, pool: str, concurrency: int) -> None:
+    def __init__(self, pool: str, concurrency: int, server_spent: Callable[[], float]) -> None:
         self._worker, self._concurrency = CeleryWorker(pool, concurrency), concurrency
+        self._server_spent = server_spent
+        self._pids: set[int] = set()
         self._members = 0
         # No order comes twice: a peer's duplicate would not be published.
         self._orders = itertools.count()
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """The worker goes with the last of its subjects."""
+        """The worker stops with the last of its subjects."""
         self._members += 1
         try:
             yield
@@ -63,9 +83,10 @@ class Crew:
             self._members -= 1
             if not self._members:
                 self._worker.stop()
+                self._pids.clear()
 
     def publish(self, name: str, count: int) -> float:
-        """Publish so many messages; seconds for each."""
+        """Publish ``count`` messages; returns the seconds for each."""
         delay = tasks.TASKS[name].delay
         began = time.perf_counter()
         for order in itertools.islice(self._orders, count):
@@ -80,20 +101,40 @@ class Crew:
         self.publish(name, count)
         return (server_commands(tasks.notes) - before - 1) / count
 
-    def batch(self, name: str, count: int) -> tuple[float, float]:
-        """Seconds for publishing a message, and for running it."""
-        self._worker.start()
+    def batch(self, name: str, count: int) -> Batch:
+        """Publish ``count`` messages, then let the worker run them."""
+        if not self._pids:
+            self._start()
+        cpu, commands = self._spent(), server_commands(tasks.notes)
         for _ in range(self._concurrency):
             tasks.gate.delay()
         publishing = self.publish(name, count)
         tasks.mark.delay()
+        began = max(moment for moment, _ in self._open_gates())
+        running = (float(self._note(tasks.ENDS)) - began) / count
+        cpu, commands = self._spent() - cpu, server_commands(tasks.notes) - commands - 1
+        return Batch(publishing, running, cpu / count, commands / count)
+
+    def _start(self) -> None:
+        """Start the worker, and learn which processes run its tasks."""
+        self._worker.start()
+        for _ in range(self._concurrency):
+            tasks.gate.delay()
+        self._pids = {os.getpid(), self._worker.pid}
+        self._pids |= {pid for _, pid in self._open_gates()}
+
+    def _open_gates(self) -> list[tuple[float, int]]:
+        """For each of the worker's processes or threads when it went on, and its process."""
         tasks.notes.rpush(tasks.GATE, *[1] * self._concurrency)
-        began = max(self._hear(tasks.AT_GATE) for _ in range(self._concurrency))
-        return publishing, (self._hear(tasks.ENDS) - began) / count
+        notes = [self._note(tasks.AT_GATE).split() for _ in range(self._concurrency)]
+        return [(float(moment), int(pid)) for moment, pid in notes]
+
+    def _spent(self) -> float:
+        return self._server_spent() + sum(processor.used(pid) for pid in self._pids)
 
     @staticmethod
-    def _hear(what: str) -> float:
-        heard: Any = tasks.notes.blpop([what], timeout=PATIENCE)
-        if heard is None:
+    def _note(what: str) -> str:
+        note: Any = tasks.notes.blpop([what], timeout=PATIENCE)
+        if note is None:
             raise RuntimeError(f"nothing of {what} within {PATIENCE:g} s")
-        return float(heard[1])
+        return str(note[1].decode())

@@ -143,7 +143,7 @@ class CountingProxy:
 
 
 class _Turn:
-    """Who spoke last on one connection."""
+    """Which side of a connection sent last."""
 
     server_spoke = True
 

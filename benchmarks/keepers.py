@@ -1,4 +1,4 @@
-"""Holds many leases and keeps them renewed; runs in a process of its own."""
+"""Holds many leases and renews them; runs in a separate process."""
 
 from __future__ import annotations
 
@@ -10,36 +10,42 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import peers
+from .database_peers import connect
 from .model import OURS
-from .peers import BRISK, BRISK_COUNTED, COUNTED, DIRECT, Where
+from .peers import DIRECT, Route
 
-__all__ = ["BATCH", "SCRIPT", "hold", "look", "renewed", "state"]
+__all__ = ["BATCH", "SCRIPT", "UPDATE", "hold", "renewed", "state", "watch"]
 
-SCRIPT = "one script per 500"
-"""The floor: nobody can renew with fewer calls of that size."""
+SCRIPT, UPDATE = "one script per 500", "one statement per 500"
+"""The floors: renewing is not possible with fewer calls of that size."""
 BATCH = 500
 RENEW = """
-local fates, ttl = {}, ARGV[#ARGV]
+local outcomes, ttl = {}, ARGV[#ARGV]
 for i, key in ipairs(KEYS) do
-    fates[i] = redis.call("get", key) == ARGV[i] and redis.call("pexpire", key, ttl) or 0
+    outcomes[i] = redis.call("get", key) == ARGV[i] and redis.call("pexpire", key, ttl) or 0
 end
-return fates
+return outcomes
 """
 
-PAST_PROXY = {COUNTED.alias: DIRECT.alias, BRISK_COUNTED.alias: BRISK.alias}
-"""For questions of the benchmark itself, which do not count."""
+
+EXTEND = """
+UPDATE kept_lease l SET ends_at = clock_timestamp() + %s * interval '1 second'
+FROM unnest(%s::text[], %s::text[]) AS r (name, owner)
+WHERE l.name = r.name AND l.owner = r.owner AND l.ends_at > clock_timestamp() RETURNING l.name
+"""
 
 
 class Keeper(ABC):
-    """Holds ``names`` with a TTL of ``ttl`` seconds, reached by ``where``."""
+    """Holds ``names`` with a TTL of ``ttl`` seconds, reached by ``route``."""
 
-    def __init__(self, where: Where, names: Sequence[str], ttl: float) -> None:
-        self._where, self._names, self._ttl = where, names, ttl
-        self._client = peers.client(where)
+    def __init__(self, route: Route, names: Sequence[str], ttl: float) -> None:
+        self._route, self._names, self._ttl = route, names, ttl
+        self._client = peers.client(route)
 
     @abstractmethod
     def hold(self) -> None:
@@ -64,7 +70,7 @@ class _Ours(Keeper):
     def hold(self) -> None:
         from django_dlock import Lock
 
-        alias = self._where.alias
+        alias = self._route.alias
         self._locks = [Lock(name, using=alias, ttl=self._ttl) for name in self._names]
         for lock in self._locks:
             lock.acquire()
@@ -73,7 +79,8 @@ class _Ours(Keeper):
         from django_dlock import locks
 
         sample = self._names[:: -(-len(self._names) // 10)]
-        backend = locks[PAST_PROXY.get(self._where.alias, self._where.alias)]
+        # Not by way of a proxy that counts.
+        backend = locks[replace(self._route, name=DIRECT.name).alias]
         infos = [backend.get(name) for name in sample]
         return sum(info.renewals for info in infos if info is not None) / len(sample)
 
@@ -82,7 +89,7 @@ class _Ours(Keeper):
 
         # Both must say so.
         held = sum(lock.held for lock in self._locks)
-        return min(held, locks[self._where.alias].count(prefix="keep:"))
+        return min(held, locks[self._route.alias].count(prefix="keep:"))
 
 
 class _Script(Keeper):
@@ -90,13 +97,16 @@ class _Script(Keeper):
 
     def hold(self) -> None:
         self._owners = [f"{number:032x}" for number in range(len(self._names))]
+        self._acquire()
+        threading.Thread(target=self._renew, daemon=True).start()
+
+    def _acquire(self) -> None:
         self._px = int(self._ttl * 1000)
         pipeline = self._client.pipeline(transaction=False)
         for name, owner in zip(self._names, self._owners, strict=True):
             pipeline.set(name, owner, nx=True, px=self._px)
         pipeline.execute()
         self._sha = self._client.script_load(RENEW)
-        threading.Thread(target=self._renew, daemon=True).start()
 
     def _renew(self) -> None:
         due = time.monotonic()
@@ -104,16 +114,38 @@ class _Script(Keeper):
             due += self._ttl / 3
             time.sleep(max(0.0, due - time.monotonic()))
             for start in range(0, len(self._names), BATCH):
-                keys = self._names[start : start + BATCH]
-                owners = self._owners[start : start + BATCH]
-                self._client.evalsha(self._sha, len(keys), *keys, *owners, self._px)
+                batch = slice(start, start + BATCH)
+                self._extend(self._names[batch], self._owners[batch])
             self._times += 1
+
+    def _extend(self, names: Sequence[str], owners: Sequence[str]) -> None:
+        self._client.evalsha(self._sha, len(names), *names, *owners, self._px)
 
     def renewed(self) -> float:
         return self._times
 
     def left(self) -> int:
         return self._existing(self._names)
+
+
+class _Update(_Script):
+    def _acquire(self) -> None:
+        execute = self._execute = connect(self._route, prepare_threshold=None).cursor().execute
+        execute("DROP TABLE IF EXISTS kept_lease")
+        execute(
+            "CREATE TABLE kept_lease AS SELECT name, owner, now() + %s * interval '1 second' "
+            "AS ends_at FROM unnest(%s::text[], %s::text[]) AS r (name, owner)",
+            (self._ttl, self._names, self._owners),
+        )
+        execute("ALTER TABLE kept_lease ADD PRIMARY KEY (name)")
+
+    def _extend(self, names: Sequence[str], owners: Sequence[str]) -> None:
+        self._execute(EXTEND, (self._ttl, list(names), list(owners)))
+
+    def left(self) -> int:
+        asking = connect(DIRECT).cursor()
+        asking.execute("SELECT count(*) FROM kept_lease WHERE ends_at > now()")
+        return int(asking.fetchone()[0])
 
 
 class _PythonRedisLock(Keeper):
@@ -137,7 +169,7 @@ class _PythonRedisLock(Keeper):
 
     def left(self) -> int:
         # Not by its own client, all of whose connections its threads may have taken.
-        self._client = peers.client(self._where)
+        self._client = peers.client(self._route)
         return self._existing([f"lock:{name}" for name in self._names])
 
 
@@ -145,7 +177,7 @@ class _Sessions(Keeper):
     """django-pglock: one session's, nothing to renew."""
 
     def hold(self) -> None:
-        make = peers.maker("django-pglock", self._where)
+        make = peers.maker("django-pglock", self._route)
         self._locks = [make(name) for name in self._names]
         for lock in self._locks:
             lock.acquire()
@@ -156,7 +188,7 @@ class _Sessions(Keeper):
     def left(self) -> int:
         from django.db import connections
 
-        with connections[self._where.database].cursor() as cursor:
+        with connections[self._route.database].cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
             return int(cursor.fetchone()[0])
 
@@ -164,6 +196,7 @@ class _Sessions(Keeper):
 KEEPERS: dict[str, type[Keeper]] = {
     OURS: _Ours,
     SCRIPT: _Script,
+    UPDATE: _Update,
     "python-redis-lock, renewing": _PythonRedisLock,
     "django-pglock": _Sessions,
 }
@@ -171,10 +204,10 @@ KEEPERS: dict[str, type[Keeper]] = {
 _keeper: Any = None
 
 
-def hold(subject: str, where: Where, count: int, ttl: float) -> float:
-    """Acquire so many; MiB by which the process has grown, handles included."""
+def hold(subject: str, route: Route, count: int, ttl: float) -> float:
+    """Acquire ``count`` leases; returns by how many MiB the process has grown, with handles."""
     global _keeper
-    _keeper = KEEPERS[subject](where, [f"keep:{number}" for number in range(count)], ttl)
+    _keeper = KEEPERS[subject](route, [f"keep:{number}" for number in range(count)], ttl)
     # Connected, and what is built at first use is there.
     _keeper.renewed()
     before = _resident()
@@ -188,8 +221,8 @@ def renewed() -> float:
     return float(_keeper.renewed())
 
 
-def look(seconds: float) -> tuple[float, float]:
-    """How often all were renewed meanwhile, and the seconds of processor time it took."""
+def watch(seconds: float) -> tuple[float, float]:
+    """How often all leases were renewed, and the seconds of processor time used."""
     renewed, cpu = _keeper.renewed(), time.process_time()
     time.sleep(seconds)
     cpu = time.process_time() - cpu
@@ -205,7 +238,7 @@ def _resident() -> float:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
-        # The most it ever was, which is as good for a process that only grows.
+        # The peak, which is the present size of a process that only grows.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     return pages * resource.getpagesize() / (1 << 20)

@@ -1,6 +1,6 @@
 """What a row of the benchmark is, and what is known of it when it has run.
 
-A row sets subjects side by side: django-dlock, floors (what nobody can beat with this client
+A row compares subjects: django-dlock, floors (what no library can beat with this client
 and server) and peers. They are measured in interleaved rounds of one run, so that whatever the
 machine does meanwhile hits all of them alike; what counts is the ratio to the row's floor
 within each round, and the spread of that ratio over the rounds.
@@ -52,7 +52,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing that a round tells of a subject.
+    """One thing that a round measures of a subject.
 
     Attributes:
         unit: ``"s"``, ``"/s"``, ``"MiB"``, or empty for a count.
@@ -114,6 +114,7 @@ class Row:
         seconds: What a full run of it takes, roughly. A machine that needs longer leaves out
             passes, or else rounds.
         family, x: A row that is one point of a curve: its name and where it stands on the axis.
+        bed, parser: Where it is measured, and how redis-py reads; see ``beds``, ``parsers``.
     """
 
     name: str
@@ -125,6 +126,8 @@ class Row:
     seconds: float = 10.0
     family: str = ""
     x: float | None = None
+    bed: str = "idle"
+    parser: str = "python"
 
     def metric(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
@@ -152,7 +155,7 @@ class Series:
     def over(self, floor: Series) -> Series:
         """The ratio to a floor, round by round; percentiles to the floor's percentiles.
 
-        A round in which the machine let the floor do nothing tells nothing.
+        A round without a reading of the floor is left out.
         """
         return Series(
             rounds=[mine / its for mine, its in zip(self.rounds, floor.rounds, strict=True) if its],
@@ -172,7 +175,7 @@ class Series:
 
 @dataclass
 class SubjectResult:
-    """What came out of one subject; ``cannot`` says why nothing did."""
+    """The results of one subject; ``cannot`` says why there are none."""
 
     role: Role
     options: str
@@ -182,13 +185,15 @@ class SubjectResult:
 
 @dataclass
 class RowResult:
-    """What came out of one row."""
+    """The results of one row."""
 
     name: str
     title: str
     metrics: tuple[Metric, ...]
     family: str = ""
     x: float | None = None
+    bed: str = "idle"
+    parser: str = "python"
     subjects: dict[str, SubjectResult] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -196,12 +201,12 @@ class RowResult:
         return next(metric for metric in self.metrics if metric.name == name)
 
     def series(self, subject: str, metric: str) -> Series | None:
-        """As it was read; ``None`` where it was not."""
+        """The number as it was read; ``None`` if it was not read."""
         result = self.subjects.get(subject)
         return None if result is None else result.series.get(metric)
 
     def compared(self, subject: str, metric: str) -> Series | None:
-        """Over the metric's floor, where it has one; ``None`` where either tells nothing."""
+        """The ratio to the metric's floor; ``None`` if there is none, or either was not read."""
         mine, floor = self.series(subject, metric), self.metric(metric).floor
         if mine is None or floor is None:
             return mine

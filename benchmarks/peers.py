@@ -1,4 +1,4 @@
-"""Whom we are compared with: how each of them is used, and why so.
+"""The libraries that we compare with: how each of them is used, and why.
 
 Each is used as its own documentation shows it first, with a client of its own, its defaults,
 and a lease of 30 s where it knows leases. All make a new handle for each acquire, as a
@@ -9,32 +9,50 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from .model import OURS, Role, Unavailable
 
 __all__ = [
+    "AWAITED",
     "BARE",
     "COUNTED",
     "DIRECT",
     "KINDS",
     "LEASE",
+    "LEASES",
+    "PING",
+    "POSTGRES",
+    "PROCESSES",
+    "REACHED",
+    "ROUTES",
     "TOKEN",
     "Handle",
     "Kind",
-    "Where",
+    "Route",
+    "client",
+    "cycling",
     "kind",
     "maker",
+    "no_postgres",
+    "prime",
 ]
 
 LEASE = 30
 """Seconds."""
-BARE, TOKEN = "bare", "BLPOP token"
+LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
+"""Our tables."""
+REACHED, BARE, TOKEN = "PING", "bare", "BLPOP token"
 """The floors' names."""
+
+PING = b"*1\r\n$4\r\nPING\r\n"
 
 UNLOCK = """
 if redis.call("get", KEYS[1]) == ARGV[1] then
@@ -43,27 +61,41 @@ end
 return 0
 """
 
+ROUTES = "BENCH_ROUTES"
+"""Environment variable: for each route a Redis URL, and a PostgreSQL URL if there is one."""
+
 
 @dataclass(frozen=True)
-class Where:
-    """Which way to the servers: alias of locks, caches and databases, and name of the URL."""
+class Route:
+    """A way to the servers.
 
-    alias: str
-    cache: str
-    database: str
-    redis_variable: str
+    Attributes:
+        name: Of its cache in the settings, too.
+        brisk: By a lock alias whose ``command_timeout`` allows for shorter leases.
+        store: Where our leases are: ``redis``, ``postgres``, ``prepared`` or ``sqlite``.
+    """
+
+    name: str
+    brisk: bool = False
+    store: str = "redis"
+
+    @property
+    def alias(self) -> str:
+        store = "" if self.store == "redis" else f"-{self.store}"
+        return f"{self.name}{store}{'-brisk' if self.brisk else ''}"
+
+    @property
+    def database(self) -> str:
+        return f"postgres-{self.name}"
 
     @property
     def redis_url(self) -> str:
-        return os.environ[self.redis_variable]
+        return str(json.loads(os.environ[ROUTES])[self.name]["redis"])
 
 
-DIRECT = Where("default", "default", "postgres", "BENCH_REDIS_URL")
-COUNTED = Where("counted", "counted", "postgres_counted", "BENCH_COUNTED_REDIS_URL")
-"""By way of the proxy that counts."""
-BRISK = replace(DIRECT, alias="brisk")
-BRISK_COUNTED = replace(COUNTED, alias="brisk_counted")
-"""With a ``command_timeout`` that allows for shorter leases."""
+DIRECT, COUNTED = Route("default"), Route("counted")
+"""Straight to the servers, and by way of the proxies that count."""
+POSTGRES = Route("default", store="postgres")
 
 
 class Handle(Protocol):
@@ -79,24 +111,22 @@ class Kind:
     """One way to lock.
 
     Attributes:
-        make: Connects, and answers what makes a handle of a name.
-        cycle: Acquires and releases a name, where that is not two calls on a handle.
+        make: Connects, and returns what makes a handle of a name.
+        cycle: Acquires and releases a name, if that is not two calls on a handle.
         polls: Its waiters ask again and again, this many seconds apart.
-        servers: The process that serves this thread, where that is not the Redis.
     """
 
     name: str
     role: Role
     options: str
-    make: Callable[[Where], Callable[[str], Handle]]
-    cycle: Callable[[Where], Callable[[str], None]] | None = None
+    make: Callable[[Route], Callable[[str], Handle]]
+    cycle: Callable[[Route], Callable[[str], None]] | None = None
     polls: float | None = None
-    servers: Callable[[], Sequence[int]] = tuple
 
-    def cycling(self, where: Where) -> Callable[[str], None]:
+    def cycling(self, route: Route) -> Callable[[str], None]:
         if self.cycle is not None:
-            return self.cycle(where)
-        make = self.make(where)
+            return self.cycle(route)
+        make = self.make(route)
 
         def cycle(name: str) -> None:
             handle = make(name)
@@ -111,26 +141,41 @@ def _need(module: str, package: str) -> None:
         raise Unavailable(f"{package} is not installed")
 
 
-def client(where: Where) -> Any:
+def client(route: Route) -> Any:
     from redis import Redis
 
-    return Redis.from_url(where.redis_url)
+    return Redis.from_url(route.redis_url)
 
 
 # -- ours -----------------------------------------------------------------------------------
 
 
-def _ours(where: Where) -> Callable[[str], Handle]:
+def _ours(route: Route) -> Callable[[str], Handle]:
+    from django.conf import settings
+
     from django_dlock import Lock
 
-    return lambda name: Lock(name, using=where.alias, wait=None)
+    if route.alias not in settings.DLOCKS:
+        raise Unavailable(no_postgres())
+    return lambda name: Lock(name, using=route.alias, wait=None)
 
 
 # -- floors ---------------------------------------------------------------------------------
 
 
-def _bare(where: Where) -> Callable[[str], None]:
-    execute = client(where).execute_command
+def _ping(route: Route) -> Callable[[str], None]:
+    parts = urlsplit(route.redis_url)
+    connection = socket.create_connection((parts.hostname, parts.port))
+
+    def ping(_name: str) -> None:
+        connection.sendall(PING)
+        connection.recv(64)
+
+    return ping
+
+
+def _bare(route: Route) -> Callable[[str], None]:
+    execute = client(route).execute_command
     # Made once, as is the packing of its lease: no lock could be cheaper with this client.
     owner = secrets.token_hex(16)
     unlock = execute("SCRIPT LOAD", UNLOCK)
@@ -143,12 +188,12 @@ def _bare(where: Where) -> Callable[[str], None]:
     return cycle
 
 
-def _no_handle(where: Where) -> Callable[[str], Handle]:
+def _no_handle(route: Route) -> Callable[[str], Handle]:
     raise Unavailable("two commands, no waiting")
 
 
 class _Token:
-    """A token in a list: whoever pops it holds it, and pushes it back."""
+    """A token in a list: the process that pops it holds it, and pushes it back."""
 
     def __init__(self, client: Any, name: str) -> None:
         self._client, self._name = client, name
@@ -160,33 +205,33 @@ class _Token:
         self._client.rpush(self._name, "token")
 
 
-def _token(where: Where) -> Callable[[str], Handle]:
-    connected = client(where)
+def _token(route: Route) -> Callable[[str], Handle]:
+    connected = client(route)
     return lambda name: _Token(connected, name)
 
 
 # -- peers ----------------------------------------------------------------------------------
 
 
-def _redis_py(where: Where) -> Callable[[str], Handle]:
-    connected = client(where)
+def _redis_py(route: Route) -> Callable[[str], Handle]:
+    connected = client(route)
     return lambda name: connected.lock(name, timeout=LEASE)
 
 
-def _django_redis(where: Where) -> Callable[[str], Handle]:
+def _django_redis(route: Route) -> Callable[[str], Handle]:
     _need("django_redis", "django-redis")
     from django.core.cache import caches
 
-    cache: Any = caches[where.cache]
+    cache: Any = caches[route.name]
     return lambda name: cache.lock(name, timeout=LEASE)
 
 
-def _python_redis_lock(auto_renewal: bool) -> Callable[[Where], Callable[[str], Handle]]:
-    def make(where: Where) -> Callable[[str], Handle]:
+def _python_redis_lock(auto_renewal: bool) -> Callable[[Route], Callable[[str], Handle]]:
+    def make(route: Route) -> Callable[[str], Handle]:
         _need("redis_lock", "python-redis-lock")
         import redis_lock  # type: ignore[import-untyped]
 
-        connected = client(where)
+        connected = client(route)
         return lambda name: redis_lock.Lock(
             connected, name, expire=LEASE, auto_renewal=auto_renewal
         )
@@ -194,38 +239,32 @@ def _python_redis_lock(auto_renewal: bool) -> Callable[[Where], Callable[[str], 
     return make
 
 
-def _pottery(where: Where) -> Callable[[str], Handle]:
+def _pottery(route: Route) -> Callable[[str], Handle]:
     _need("pottery", "pottery")
     from pottery import Redlock
 
-    masters = {client(where)}
+    masters = {client(route)}
     return lambda name: Redlock(key=name, masters=masters, auto_release_time=LEASE)
 
 
-def _pglock(where: Where) -> Callable[[str], Handle]:
+def _pglock(route: Route) -> Callable[[str], Handle]:
     _need("pglock", "django-pglock")
     from django.conf import settings
 
-    if where.database not in settings.DATABASES:
-        raise Unavailable(os.environ.get("BENCH_NO_POSTGRES") or "no PostgreSQL")
+    if route.database not in settings.DATABASES:
+        raise Unavailable(no_postgres())
     import pglock
 
-    return lambda name: pglock.advisory(name, using=where.database)
+    return lambda name: pglock.advisory(name, using=route.database)
 
 
-def _postgres_session() -> Sequence[int]:
-    from django.db import connections
-
-    from tests import postgres
-
-    connection: Any = connections[DIRECT.database].connection
-    # Another machine's process ids mean nothing here.
-    return (
-        () if connection is None or postgres.URL in os.environ else (connection.info.backend_pid,)
-    )
+def no_postgres() -> str:
+    """Why there is none."""
+    return os.environ.get("BENCH_NO_POSTGRES") or "no PostgreSQL"
 
 
 KINDS: tuple[Kind, ...] = (
+    Kind(REACHED, "floor", "a PING by a bare socket: the round trip", _no_handle, cycle=_ping),
     Kind(
         BARE,
         "floor",
@@ -274,23 +313,62 @@ KINDS: tuple[Kind, ...] = (
         "pglock.advisory on a connection that stays open, fsync off; a session's lock has no "
         "lease and no renewal",
         _pglock,
-        servers=_postgres_session,
     ),
 )
 
 
 def kind(name: str) -> Kind:
-    return next(kind for kind in KINDS if kind.name == name)
+    from .database_peers import DATABASE_KINDS
+
+    return next(kind for kind in (*KINDS, *DATABASE_KINDS) if kind.name == name)
 
 
 @functools.cache
-def maker(name: str, where: Where) -> Callable[[str], Handle]:
+def maker(name: str, route: Route) -> Callable[[str], Handle]:
     """What makes handles of a kind in this process, connected at first use."""
-    return kind(name).make(where)
+    return kind(name).make(route)
+
+
+@functools.cache
+def cycling(name: str, route: Route) -> Callable[[str], None]:
+    """What acquires and releases a name in this process, connected at first use."""
+    return kind(name).cycling(route)
 
 
 def prime(kind: Kind, name: str) -> None:
-    """Make a name ready for its first acquire: a token has to be there."""
+    """Prepare a name for its first acquire, which needs a token."""
     if kind.name == TOKEN:
         with client(DIRECT) as asking:
             asking.rpush(name, "token")
+
+
+# -- awaited --------------------------------------------------------------------------------
+
+
+def _ours_awaited(route: Route) -> Callable[[str], Awaitable[None]]:
+    from django_dlock import Lock
+
+    async def cycle(name: str) -> None:
+        async with Lock(name, using=route.alias, wait=None):
+            pass
+
+    return cycle
+
+
+def _redis_py_awaited(route: Route) -> Callable[[str], Awaitable[None]]:
+    from redis.asyncio import Redis
+
+    connected = Redis.from_url(route.redis_url)
+
+    async def cycle(name: str) -> None:
+        async with connected.lock(name, timeout=LEASE):
+            pass
+
+    return cycle
+
+
+AWAITED: dict[str, Callable[[Route], Callable[[str], Awaitable[None]]]] = {
+    OURS: _ours_awaited,
+    "redis-py Lock": _redis_py_awaited,
+}
+"""What acquires and releases a name within a coroutine, by the name of its kind."""

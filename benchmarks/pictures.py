@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .beds import BEDS
 from .model import OURS, Result, RowResult
+from .parsers import PYTHON
 from .report import amount
+from .rows.cycle import row_name
 from .rows.scale import OPERATIONS, SIZES
 
 if TYPE_CHECKING:
@@ -161,6 +164,42 @@ def _bars_of(*panels: tuple[str, str, str]) -> Drawing:
     return draw
 
 
+# -- beds -----------------------------------------------------------------------------------
+
+TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 4, 6)
+CYCLES = tuple(row_name(bed, "same", PYTHON) for bed in BEDS)
+
+
+def _cycle(result: Result, theme: Theme, figure: Figures) -> None:
+    """A mark for each subject on each bed."""
+    rows = [result.rows[name] for name in CYCLES]
+    names = [name for name, about in rows[0].subjects.items() if about.role != "floor"]
+    all_axes = figure(7.0, [2.7, 2.7])
+    panels = (("latency", "latency"), ("cpu", "processor time of client and server"))
+    for axes, (metric, title) in zip(all_axes, panels, strict=True):
+        others = iter(zip(theme.others, MARKERS[1:], strict=False))
+        for name in names:
+            ours = name == OURS
+            colour, marker = (theme.ours, MARKERS[0]) if ours else next(others)
+            found = [(row.compared(name, metric), place) for place, row in enumerate(rows)]
+            xs = [series.spread.median for series, _ in found if series is not None]
+            ys = [place for series, place in found if series is not None]
+            size = 9 if ours else 6
+            axes.plot(xs, ys, marker, color=colour, markersize=size, label=name, zorder=2 + ours)
+        axes.set_xscale("log")
+        axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        axes.set_xticks([], minor=True)
+        beds = [BEDS[row.bed].title.replace(", ", ",\n") for row in rows]
+        axes.set_yticks(range(len(rows)), beds)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.axvline(1, color=theme.floor, linewidth=1.2, linestyle="--")
+        axes.grid(visible=True, color=theme.faint, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_title(title, loc="left", color=theme.text, size=12)
+    all_axes[-1].set_xlabel("two bare commands are 1 (dashed)")
+    _legend(all_axes[-1], theme, left=-0.5, below=-0.28)
+
+
 # -- curves ---------------------------------------------------------------------------------
 
 
@@ -214,10 +253,14 @@ def _draw_curves(axes: Axes, theme: Theme, curves: Sequence[Curve]) -> None:
             zorder=3 if ours else 2,
         )
     axes.grid(visible=True, color=theme.faint, linewidth=0.6)
+    _legend(axes, theme)
+
+
+def _legend(axes: Axes, theme: Theme, left: float = -0.02, below: float = -0.2) -> None:
     # Below, where no curve can run through it, and as wide as the phone is.
     legend = axes.legend(
         loc="upper left",
-        bbox_to_anchor=(-0.02, -0.2),
+        bbox_to_anchor=(left, below),
         ncols=2,
         frameon=False,
         labelcolor=theme.text,
@@ -299,14 +342,14 @@ Figures = Callable[[float, Sequence[float]], "list[Axes]"]
 Drawing = Callable[[Result, Theme, Figures], None]
 
 PICTURES: dict[str, tuple[tuple[str, ...], Drawing]] = {
-    "cycle": (
-        ("cycle.same", "cycle.fresh"),
+    "cycle": (CYCLES, _cycle),
+    "handover": (
+        ("handover", "handover.slept"),
         _bars_of(
-            ("cycle.same", "cycle", "the same name again and again"),
-            ("cycle.fresh", "cycle", "a new name each time"),
+            ("handover", "latency", "two that take turns"),
+            ("handover.slept", "latency", "the waiter has slept"),
         ),
     ),
-    "handover": (("handover",), _bars_of(("handover", "latency", "from release to acquire"))),
     "throughput": (("throughput.1",), _throughput),
     "renewal": (("renewal.100",), _renewal),
     "task": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -12,10 +13,17 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 
+from . import parsers
+from .model import Unavailable
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Worker", "WorkerFailed", "Workers", "clean", "sleep_until"]
+
+
+PRELOAD = ["benchmarks.settings", "redis", "django_dlock.lock"]
+"""Import the settings first, because they choose redis-py's parser."""
 
 
 class WorkerFailed(Exception):
@@ -28,7 +36,7 @@ class WorkerFailed(Exception):
 
 
 def clean() -> None:
-    """Let nobody pay for what others left: collect, and look at the rest no more.
+    """Collect the garbage of others, and freeze the rest, so that it costs the next one nothing.
 
     The same before each turn of each subject, here and in workers; during the turn the
     collector runs as it does in production, over what the subject itself has made.
@@ -38,11 +46,12 @@ def clean() -> None:
 
 
 def sleep_until(moment: float) -> None:
-    """Until ``time.monotonic()``, which all processes of a machine share, is there."""
+    """Wait until this ``time.monotonic()``, which all processes of a machine share."""
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def _serve(channel: Connection) -> None:
+def _serve(channel: Connection, parser: str) -> None:
+    os.environ[parsers.VARIABLE] = parser
     import django
 
     django.setup()
@@ -55,9 +64,11 @@ def _serve(channel: Connection) -> None:
             module, _, attribute = function.partition(":")
             answer = getattr(importlib.import_module(module), attribute)
             clean()
-            channel.send((True, answer(*args)))
-        except Exception:  # noqa: BLE001 - whoever asked raises it
-            channel.send((False, traceback.format_exc()))
+            channel.send((None, answer(*args)))
+        except Unavailable as error:
+            channel.send((Unavailable, str(error)))
+        except Exception:  # noqa: BLE001 - the parent raises it
+            channel.send((WorkerFailed, traceback.format_exc()))
 
 
 class Worker:
@@ -66,25 +77,31 @@ class Worker:
     Args:
         fresh: A new interpreter, whose memory is its own; otherwise one forked from a server
             that has Django imported, which starts at once.
+        parser: See ``parsers``; another one than its parent's takes a fresh process.
     """
 
-    def __init__(self, *, fresh: bool = False) -> None:
+    def __init__(self, *, fresh: bool = False, parser: str = parsers.PYTHON) -> None:
         context: SpawnContext | ForkServerContext
         if fresh:
             context = multiprocessing.get_context("spawn")
         else:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["django", "redis", "django_dlock.lock"])
+            context.set_forkserver_preload(PRELOAD)
         self._channel, its_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(its_end,), daemon=True)
+        self._process = context.Process(target=_serve, args=(its_end, parser), daemon=True)
         self._process.start()
         its_end.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Killed: hundreds of leases given back in order would take the next one's time.
+        # Killed: releasing hundreds of leases would take the next subject's time.
         self._process.kill()
         self._process.join()
         self._channel.close()
@@ -94,15 +111,18 @@ class Worker:
         self._channel.send((function, args))
 
     def receive(self, timeout: float = 60.0) -> Any:
-        """Raises ``WorkerFailed``, also where there is no answer in time."""
+        """Raises what the function raised: ``Unavailable``, or ``WorkerFailed`` for all else.
+
+        No answer in time is ``WorkerFailed``, too.
+        """
         if not self._channel.poll(timeout):
             raise WorkerFailed(f"no answer within {timeout} s")
         try:
-            succeeded, answer = self._channel.recv()
+            failure, answer = self._channel.recv()
         except EOFError as error:
             raise WorkerFailed("the process died") from error
-        if not succeeded:
-            raise WorkerFailed(answer)
+        if failure is not None:
+            raise failure(answer)
         return answer
 
     def call(self, function: str, *args: Any, timeout: float = 60.0) -> Any:
@@ -117,22 +137,23 @@ class Workers:
         self._workers: list[Worker] = []
 
     def take(self, count: int) -> Sequence[Worker]:
-        """The first ``count`` of them, started where there are too few."""
+        """The first ``count`` processes; starts more if there are too few."""
         while len(self._workers) < count:
             self._workers.append(Worker())
         return self._workers[:count]
 
     def run(self, count: int, function: str, *args: Any, timeout: float = 60.0) -> list[Any]:
-        """Let ``count`` of them do the same, each told its number first; all answers."""
+        """Let ``count`` processes run the function, each with its number first; all answers."""
         workers = self.take(count)
         for number, worker in enumerate(workers):
             worker.send(function, number, *args)
-        answers, errors = [], []
+        answers: list[Any] = []
+        errors: list[Exception] = []
         for worker in workers:
-            # All are heard, so that no answer is taken for that to the next question.
+            # Every answer is read, or it would pass for the answer to the next question.
             try:
                 answers.append(worker.receive(timeout))
-            except WorkerFailed as error:  # noqa: PERF203
+            except (Unavailable, WorkerFailed) as error:  # noqa: PERF203
                 errors.append(error)
         if errors:
             self.close()

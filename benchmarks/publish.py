@@ -23,6 +23,8 @@ __all__ = ["IMAGES", "KEPT", "digest", "kept", "main"]
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 KEPT, IMAGES = DOCS / "benchmarks", DOCS / "images"
 DIGITS = 5
+ADDED = ("started", "quick", "redis_server", "postgresql", "load_at_start", "stolen")
+"""What is told of rows that another run has added."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Keep a result beside the documentation; draw its tables and pictures anew.",
     )
     parser.add_argument("file", nargs="?", type=Path, help="the latest by default")
+    parser.add_argument("--add", action="store_true", help="its rows to those that are kept")
     parser.add_argument("--again", action="store_true", help="only draw what is kept anew")
     options = parser.parse_args(argv)
     try:
         if not options.again:
-            keep(store.read(options.file or store.latest(1)[0]))
+            keep(store.read(options.file or store.latest(1)[0]), add=options.add)
         results = kept()
         newest = list(results)[-1]
         written = [
@@ -49,9 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def keep(result: Result) -> Path:
-    """Store a result under its version, in few digits and without what follows from it."""
+def keep(result: Result, *, add: bool = False) -> Path:
+    """Store a result under its version, in few digits and without what follows from it.
+
+    Args:
+        add: Its rows only, beside others of that version; when and on what they were measured is
+            kept with them.
+    """
     version = result.environment["packages"][OURS]
+    if add:
+        about, rows = {**result.environment, "started": result.started}, result.rows
+        about["quick"] = result.quick
+        result = store.read(KEPT / f"{version}.json")
+        result.rows |= rows
+        added = result.environment.setdefault("added", {})
+        added |= {name: {key: about.get(key) for key in ADDED} for name in rows}
     text = json.dumps(_short(dataclasses.asdict(result)), ensure_ascii=False, indent=1)
     return _write(KEPT / f"{version}.json", text)
 

@@ -6,8 +6,8 @@ __all__ = ["WHY"]
 
 WHY: dict[str, str] = {
     "celery-once": "it locks when the message is published, which costs a command and its round "
-    "trip there (see “total”); nothing is renewed, and whoever ends deletes the lock, "
-    "whosever it is",
+    "trip there (see “total”); nothing is renewed, and a task that ends deletes the lock even "
+    "if another one holds it by then",
     "celery-singleton": "as celery-once",
     "redis-py Lock": "a `SET` and a script that compares one string: no token, no index for "
     "operators, no memory of how the last lease ended, no renewal",
@@ -17,6 +17,8 @@ WHY: dict[str, str] = {
     "django-pglock": "a session's advisory lock lives in PostgreSQL's memory and in the session: "
     "no lease, no renewal, nothing that outlives a connection pooler",
     "pottery Redlock": "its handle does less",
+    "select_for_update": "a row lock lives in PostgreSQL's memory until the transaction ends: no "
+    "lease, no token, no list, and the connection is taken for as long as the lock is held",
     "SCAN": "it reads names only",
 }
 """By name; the test of the page asks for a reason for each that is ahead."""

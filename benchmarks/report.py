@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from .beds import BEDS
 from .budgets import Budget, Verdict
 from .model import Metric, Result, RowResult
+from .parsers import PARSERS
 from .reasons import WHY
 
 __all__ = ["MUCH_STOLEN", "amount", "render", "row_table", "table", "verdict_lines"]
@@ -54,7 +56,10 @@ def row_table(row: RowResult) -> str:
     plain = [metric for metric in metrics if metric.floor is None]
     compared = [[metric] for metric in metrics if metric.floor is not None] or [[]]
     compared[0] += plain
-    parts = [f"{row.name} – {row.title}", *(_metrics_table(row, each) for each in compared)]
+    parts = [
+        f"{row.name} – {row.title} ({BEDS[row.bed].title}, {PARSERS[row.parser]})",
+        *(_metrics_table(row, each) for each in compared),
+    ]
     parts += [
         f"{name} cannot: {subject.cannot}"
         for name, subject in row.subjects.items()
@@ -196,10 +201,12 @@ def _about(result: Result) -> str:
 
 
 def _options(result: Result) -> str:
-    """How each subject was set up; the same in all its rows, or told for each."""
-    told: dict[tuple[str, str], list[str]] = {}
+    """How each subject was set up, and in which rows."""
+    told: dict[tuple[str, str], set[str]] = {}
     for row in result.rows.values():
         for name, subject in row.subjects.items():
-            told.setdefault((name, subject.options), []).append(row.name)
-    lines = [f"  {name}: {options} ({', '.join(rows)})" for (name, options), rows in told.items()]
+            told.setdefault((name, subject.options), set()).add(row.name.partition(".")[0])
+    lines = [
+        f"  {name}: {options} ({', '.join(sorted(rows))})" for (name, options), rows in told.items()
+    ]
     return "\n".join(["How they were set up:", *sorted(lines)])

@@ -39,7 +39,7 @@ class _Turns:
         self.session = self._attempt(lambda: self._stack.enter_context(self.subject.open()))
 
     def close(self) -> None:
-        """What it has measured stays good, whatever comes of tidying up."""
+        """Clean up; if that fails, the measurements are still valid."""
         try:
             self._stack.close()
         except Exception as error:  # noqa: BLE001
@@ -64,7 +64,7 @@ class _Turns:
             self._passes.append(readings)
 
     def _attempt(self, step: Callable[[], T]) -> T | None:
-        """A step of its measurement; if it fails, the subject is out and the row goes on."""
+        """One step of the measurement; if it fails, the row continues without the subject."""
         clean()
         try:
             return step()
@@ -88,7 +88,7 @@ class _Turns:
 class _Pace:
     """Keeps a row to its time: a slow machine does fewer passes, or else rounds.
 
-    Never fewer than it takes for a median that says something.
+    Never fewer than a meaningful median needs.
     """
 
     def __init__(self, rounds: int, seconds: float) -> None:
@@ -119,7 +119,7 @@ def run_row(row: Row, rounds: int, progress: Progress, *, seconds: float = math.
         seconds: What it may take, as far as that is up to the number of rounds and passes.
     """
     pace = _Pace(rounds, seconds)
-    # What the rows before have left.
+    # Collect the garbage of earlier rows.
     gc.unfreeze()
     turns = [_Turns(subject, row) for subject in row.subjects]
     with ExitStack() as stack:
@@ -143,12 +143,14 @@ def run_row(row: Row, rounds: int, progress: Progress, *, seconds: float = math.
         metrics=row.metrics,
         family=row.family,
         x=row.x,
+        bed=row.bed,
+        parser=row.parser,
         subjects={turn.subject.name: turn.result() for turn in turns},
         seconds=pace.so_far(),
     )
 
 
 def _rotated(turns: Sequence[_Turns], number: int) -> Sequence[_Turns]:
-    """Another one begins each round, so that nobody always follows the same neighbour's load."""
+    """Rotate the order in each round, so that no subject always follows the same other one."""
     first = number % len(turns)
     return [*turns[first:], *turns[:first]]

@@ -1,27 +1,24 @@
-"""Django as the benchmark needs it; the servers' addresses come from the environment.
+"""Django as the benchmark needs it; the environment says where the servers are.
 
-What is called "counted" goes by way of the proxies that count.
+Each route to the servers has a cache, aliases of locks and a database of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
+from testproject.postgres import settings_for
 
-def _postgres(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path.lstrip("/"),
-        "USER": unquote(parts.username or ""),
-        "PASSWORD": unquote(parts.password or ""),
-        "HOST": parts.hostname or "",
-        "PORT": str(parts.port or ""),
-    }
+from . import parsers
+from .peers import ROUTES, Route
+
+# Settings are read before any module that imports redis.
+parsers.use(os.environ.get(parsers.VARIABLE, parsers.PYTHON))
 
 
 def _cache(url: str) -> dict[str, Any]:
@@ -37,9 +34,10 @@ def _locks(url: str, **options: Any) -> dict[str, Any]:
     return {"BACKEND": backend, "LOCATION": url, "OPTIONS": options}
 
 
-REDIS_URL = os.environ["BENCH_REDIS_URL"]
-COUNTED_REDIS_URL = os.environ["BENCH_COUNTED_REDIS_URL"]
-POSTGRES_URL = os.environ["BENCH_POSTGRES_URL"]
+def _table(database: str, **options: Any) -> dict[str, Any]:
+    backend = "django_dlock.backends.database.DatabaseBackend"
+    return {"BACKEND": backend, "OPTIONS": {"database": database, **options}}
+
 
 SECRET_KEY = "only for the benchmark"
 USE_TZ = True
@@ -62,20 +60,30 @@ DATABASES: dict[str, dict[str, Any]] = {
         },
     },
 }
-if POSTGRES_URL:
-    DATABASES["postgres"] = _postgres(POSTGRES_URL)
-    DATABASES["postgres_counted"] = _postgres(os.environ["BENCH_COUNTED_POSTGRES_URL"])
-if POSTGRES_URL and importlib.util.find_spec("pglock") is not None:
-    INSTALLED_APPS += ["pgactivity", "pglock"]
+CACHES: dict[str, dict[str, Any]] = {}
+DLOCKS: dict[str, dict[str, Any]] = {Route("default", store="sqlite").alias: _table("default")}
 
-CACHES = {"default": _cache(REDIS_URL), "counted": _cache(COUNTED_REDIS_URL)}
-DLOCKS = {
-    "default": _locks(REDIS_URL),
-    "counted": _locks(COUNTED_REDIS_URL),
-    # Shorter leases can be renewed by these, which saves time where many intervals are watched.
-    "brisk": _locks(REDIS_URL, command_timeout=0.5),
-    "brisk_counted": _locks(COUNTED_REDIS_URL, command_timeout=0.5),
-}
+for _name, _urls in json.loads(os.environ[ROUTES]).items():
+    _route = Route(_name)
+    CACHES[_name] = _cache(_urls["redis"])
+    DLOCKS[_route.alias] = _locks(_urls["redis"])
+    # Shorter leases can be renewed by this one, which saves time when intervals are watched.
+    DLOCKS[Route(_name, brisk=True).alias] = _locks(_urls["redis"], command_timeout=0.5)
+    if _urls["postgres"]:
+        DATABASES[_route.database] = entry = settings_for(_urls["postgres"])
+        for _brisk in ({}, {"command_timeout": 0.5}):
+            _alias = Route(_name, brisk=bool(_brisk), store="postgres").alias
+            DLOCKS[_alias] = _table(_route.database, **_brisk)
+        # As Django's documentation says for sites without a pooler.
+        prepare = {"OPTIONS": {"prepare_threshold": 5, "server_side_binding": True}}
+        for _size in (10, 1_000, 100_000):
+            path = {"OPTIONS": {"options": f"-c search_path=held_{_size}"}}
+            DATABASES[f"held-{_size}"] = entry | path
+        DATABASES[f"{_route.database}-prepared"] = entry | prepare
+        DLOCKS[Route(_name, store="prepared").alias] = _table(f"{_route.database}-prepared")
+
+if len(DATABASES) > 1 and importlib.util.find_spec("pglock") is not None:
+    INSTALLED_APPS += ["pgactivity", "pglock"]
 
 # Whatever happens on a busy machine shows in the numbers, not in between.
 LOGGING = {"version": 1, "loggers": {"django_dlock": {"level": "CRITICAL"}}}

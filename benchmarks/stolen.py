@@ -1,4 +1,4 @@
-"""What the host of a virtual machine keeps for others: time in which nothing here could run.
+"""Stolen time: processor time that the host of a virtual machine gave to others.
 
 It hits all subjects of a round, but not alike.
 """
@@ -14,7 +14,7 @@ _STAT = Path("/proc/stat")
 
 
 class Stolen:
-    """Counts from when it is made.
+    """Measures from its construction on.
 
     Args:
         stat: As Linux writes it.
@@ -25,9 +25,9 @@ class Stolen:
         self._before = self._read()
 
     def share(self) -> float | None:
-        """Of the processor time that was wanted, 0 to 1; ``None`` where the system does not tell.
+        """The stolen part of the wanted processor time, 0 to 1; ``None`` if not known.
 
-        On a machine of its own it is 0.
+        On a physical machine it is 0.
         """
         now = self._read()
         if now is None or self._before is None:

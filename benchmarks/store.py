@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import parsers, processor
 from .budgets import judge
 from .model import Metric, Result, RowResult, Series, SubjectResult
 
@@ -22,7 +23,6 @@ PACKAGES = (
     "django-dlock",
     "Django",
     "redis",
-    "hiredis",
     "celery",
     "kombu",
     "django-redis",
@@ -41,13 +41,14 @@ def environment(redis_url: str, postgres_url: str) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(),
-        "cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpus": processor.count(),
         "load_at_start": round(os.getloadavg()[0], 2),
         "redis_server": _redis_version(redis_url),
         "postgresql": _postgres_version(postgres_url) if postgres_url else None,
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {
+            **{name: _version(name) for name in PACKAGES},
+            "hiredis": parsers.hiredis_version(),
+        },
         "gc": "on; collected and frozen before each turn of each subject",
     }
 
@@ -117,7 +118,7 @@ def _derived(row: RowResult, subject: str, metric: str) -> dict[str, Any]:
 
 
 def read(path: Path) -> Result:
-    """Raises ``OSError``, ``ValueError`` or ``KeyError`` where it is not such a file."""
+    """Raises ``OSError``, ``ValueError`` or ``KeyError`` if it is not such a file."""
     data = json.loads(path.read_text())
     return Result(
         started=data["started"],
@@ -137,6 +138,8 @@ def _row(data: dict[str, Any]) -> RowResult:
         ),
         family=data["family"],
         x=data["x"],
+        bed=data.get("bed", "idle"),
+        parser=data.get("parser", "python"),
         subjects={
             name: SubjectResult(
                 role=about["role"],
@@ -166,5 +169,5 @@ def latest(count: int, directory: Path = DIRECTORY) -> list[Path]:
 
 
 def now() -> str:
-    """The moment, as results are named by it."""
+    """The time, in the form that file names of results have."""
     return dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

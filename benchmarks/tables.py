@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from .beds import BEDS
 from .budgets import Budget, Verdict, judge
 from .model import OURS, Metric, Result, RowResult
+from .parsers import PARSERS, PYTHON
+from .peers import BARE, REACHED
 from .reasons import WHY
 from .report import amount
+from .rows.cycle import NAMES, row_name
 from .rows.scale import OPERATIONS, SIZES
 
 __all__ = ["TABLES", "all_tables", "growth"]
@@ -133,13 +139,121 @@ def ahead(result: Result) -> str:
     return _table(["", "where, theirs against ours", "why"], lines, words=True)
 
 
+# -- beds -----------------------------------------------------------------------------------
+
+
+def beds(result: Result) -> str:
+    """A cycle on each bed, without and with hiredis, beside the peers."""
+    measured = [
+        (bed, parser, found)
+        for bed, parser in itertools.product(BEDS.values(), PARSERS)
+        if len(found := _cycles(result, bed.name, parser)) == len(NAMES)
+    ]
+    if not measured:
+        return "Not measured."
+    subjects = [
+        name
+        for name, subject in measured[0][2][0].subjects.items()
+        if subject.role != "floor" and not subject.cannot
+    ]
+    parts = []
+    for metric, title in (("latency", "Latency"), ("cpu", "Processor time of client and server")):
+        lines = [
+            [
+                f"{bed.title}, {PARSERS[parser]}",
+                *(_median(found[0], floor, metric) for floor in (REACHED, BARE)),
+                *(_cycle_cell(found, name, metric) for name in subjects),
+                _cycle_limit(found[0], metric),
+            ]
+            for bed, parser, found in measured
+        ]
+        head = ["", REACHED, BARE, *(f"{name} ÷" for name in subjects), f"limit for {OURS} ÷"]
+        parts.append(f"{title}; the same name / a new name each time:\n\n{_table(head, lines)}")
+    return "\n\n".join(parts)
+
+
+def _cycles(result: Result, bed: str, parser: str) -> list[RowResult]:
+    """The row of each kind of names, as far as there are any."""
+    found = (result.rows.get(row_name(bed, names, parser)) for names in NAMES)
+    return [row for row in found if row is not None and row.compared(OURS, "latency")]
+
+
+def _median(row: RowResult, subject: str, metric: str) -> str:
+    series = row.series(subject, metric)
+    return (
+        ""
+        if series is None or not series.rounds
+        else _amount(series.spread.median, row.metric(metric).unit)
+    )
+
+
+def _cycle_cell(rows: Sequence[RowResult], subject: str, metric: str) -> str:
+    medians = [
+        None if (series := row.compared(subject, metric)) is None else series.spread.median
+        for row in rows
+    ]
+    told = " / ".join("–" if median is None else f"{median:.2f}" for median in medians)
+    late = subject == OURS and any(
+        not verdict.holds for verdict in judge(rows) if verdict.budget.metric == metric
+    )
+    return _whole(f"**{told}**" if late else told)
+
+
+def _cycle_limit(row: RowResult, metric: str) -> str:
+    limits = [verdict.budget.limit for verdict in judge([row]) if verdict.budget.metric == metric]
+    return _whole(" ".join(f"≤ {limit:.2f}" for limit in limits))
+
+
+# -- costs ----------------------------------------------------------------------------------
+
+COSTS = {
+    row_name("idle", "same", PYTHON): "acquire and release, nobody waits",
+    "handover.slept": "an acquire that waits, and the release that ends it",
+    "renewal.10000": "renewing 10 000 leases once",
+}
+
+
+def costs(result: Result) -> str:
+    """What an operation of ours costs in round trips, commands and processor time."""
+    lines = [
+        [title, *(_median(row, OURS, metric) for metric in ("round_trips", "at_server", "cpu"))]
+        for name, title in COSTS.items()
+        if (row := result.rows.get(name)) is not None
+    ]
+    head = ["", "round trips", "commands at the server", "processor time of client and server"]
+    return _table(head, lines) if lines else "Not measured."
+
+
 # -- rows -----------------------------------------------------------------------------------
 
 
 def rows(result: Result) -> str:
     """Every row with every subject."""
     return "\n\n".join(
-        _row(row) for row in result.rows.values() if not row.family and row.name != "scale"
+        _row(row)
+        for row in result.rows.values()
+        if not row.family and row.name != "scale" and not row.name.startswith("db.")
+    )
+
+
+def database(result: Result) -> str:
+    """The rows about leases in a database, and on what they were measured."""
+    whole = {**result.environment, "started": result.started, "quick": result.quick}
+    added, parts = result.environment.get("added", {}), list[str]()
+    for row in result.rows.values():
+        if row.name.startswith("db."):
+            bed = _bed(added.get(row.name, whole))
+            # Once for all rows of one run.
+            parts += [_row(row)] if bed in parts else [bed, _row(row)]
+    return "\n\n".join(parts) or "Not measured."
+
+
+def _bed(about: Mapping[str, Any]) -> str:
+    quick = ", a quick run" if about["quick"] else ""
+    return (
+        f"Measured on {about['started'].partition('T')[0]}{quick}: PostgreSQL "
+        f"{about['postgresql']}, fsync off, all else as shipped; load {about['load_at_start']} at "
+        f"the start; the host kept {about['stolen'] or 0:.1%} of the processor time wanted."
     )
 
 
@@ -155,7 +269,8 @@ def _row(row: RowResult) -> str:
         for name, subject in row.subjects.items()
         if not subject.cannot
     ]
-    parts = [f"**`{row.name}`**: {row.title}", _table(head, lines)]
+    where = f"{BEDS[row.bed].title}, {PARSERS[row.parser]}"
+    parts = [f"**`{row.name}`**: {row.title} ({where})", _table(head, lines)]
     parts += [
         f"{name} could not take part: {subject.cannot}."
         for name, subject in row.subjects.items()
@@ -204,23 +319,36 @@ def growth(costs: Sequence[float], times: float) -> str:
 
 
 def scale(result: Result) -> str:
-    """Each operation among more and more held locks."""
+    """Each operation among more and more held locks: its time, and processor time."""
     row = result.rows.get("scale")
     if row is None:
         return "Not measured."
     sizes = [name for name, subject in row.subjects.items() if subject.role != "peer"]
+    # A space between digits holds them together, any other is one to break at.
+    heads = [re.sub(r"(?<=\d) (?=\d)", _whole(" "), size.removeprefix("among ")) for size in sizes]
+    stops = [_amount(stop, "s") for stop in _medians(row, "longest_stop", sizes)]
+    memory = [_whole(f"{size:,.0f} B".replace(",", " ")) for size in _medians(row, "memory", sizes)]
+    lines = [
+        *_growing(row, sizes, ""),
+        ["longest stop of the server", *stops, ""],
+        ["server's memory per lock", *[""] * (len(sizes) - len(memory)), *memory, ""],
+    ]
+    parts = [_table(["", *heads, "growth"], lines)]
+    spent = _growing(row, sizes, "_cpu")
+    if spent:
+        parts += ["Processor time of client and server:", _table(["", *heads, "growth"], spent)]
+    return "\n\n".join(parts)
+
+
+def _growing(row: RowResult, sizes: Sequence[str], suffix: str) -> list[list[str]]:
+    """A line for each operation that was measured."""
     lines = []
     for name, title in OPERATIONS.items():
-        costs = _medians(row, name, sizes)
-        told = [_amount(cost, "s") for cost in costs]
-        lines.append([title, *told, growth(costs, SIZES[-1] / SIZES[0]) if costs else ""])
-    stops = [_amount(stop, "s") for stop in _medians(row, "longest_stop", sizes)]
-    lines.append(["longest stop of the server", *stops, ""])
-    memory = [_whole(f"{size:,.0f} B".replace(",", " ")) for size in _medians(row, "memory", sizes)]
-    lines.append(["server's memory per lock", *[""] * (len(sizes) - len(memory)), *memory, ""])
-    # A space between digits holds them together, any other is one to break at.
-    heads = (re.sub(r"(?<=\d) (?=\d)", _whole(" "), size.removeprefix("among ")) for size in sizes)
-    return _table(["", *heads, "growth"], lines)
+        costs = _medians(row, f"{name}{suffix}", sizes)
+        if costs:
+            shown = [_amount(cost, "s") for cost in costs]
+            lines.append([title, *shown, growth(costs, SIZES[-1] / SIZES[0])])
+    return lines
 
 
 def _medians(row: RowResult, metric: str, sizes: Sequence[str]) -> list[float]:
@@ -247,8 +375,11 @@ TABLES = {
     "environment": environment,
     "budgets": budgets,
     "ahead": ahead,
+    "beds": beds,
+    "costs": costs,
     "rows": rows,
     "scale": scale,
+    "database": database,
 }
 """Of the newest release; ``releases`` is made of all."""
 

@@ -1,42 +1,48 @@
 """The tasks that are measured, all with the same body: none; ``celery -A benchmarks.tasks worker``.
 
 Beside them two that measure: ``gate`` holds one of the worker's processes or threads until a
-batch has been published, and ``mark`` ends the batch. They read the clock where the batch is
-worked off, so that publishing it counts for nothing.
+batch has been published, and ``mark`` ends the batch. They read the clock in the worker,
+so that publishing counts for nothing.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
 import django
-import redis
-from celery import Celery, signals
-from django.conf import settings
+from celery import Celery, current_task, signals
+
+from .peers import DIRECT, POSTGRES
 
 __all__ = ["AT_GATE", "ENDS", "GATE", "READY", "TASKS", "app", "gate", "mark", "notes"]
 
 AT_GATE, GATE, ENDS, READY = "bench:at-gate", "bench:gate", "bench:ends", "bench:ready"
-"""Lists: when a gate was passed comes by the first, it opens by the second, ends by the third."""
+"""Lists: when and in which process a gate was passed; what opens it; when a batch ended."""
 
 django.setup()
+
+from django.conf import settings  # noqa: E402
+from django.contrib.auth.models import Group  # noqa: E402
+from django.db import transaction  # noqa: E402
+from redis import Redis  # noqa: E402 - reads by the parser that the settings choose
 
 from django_dlock import LockedTask  # noqa: E402 - needs the settings
 
 
 def _database(number: int) -> str:
     # Locks, messages and notes in one server, as most sites have it, and apart.
-    return urlsplit(settings.REDIS_URL)._replace(path=f"/{number}").geturl()
+    return urlsplit(DIRECT.redis_url)._replace(path=f"/{number}").geturl()
 
 
 app = Celery("benchmarks")
 app.conf.update(
     broker_url=_database(2),
-    # Late, as whoever guards a task against running twice must have it; the same for all.
+    # Late: a task that must not be lost needs it. The same for all.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     task_ignore_result=True,
@@ -44,20 +50,20 @@ app.conf.update(
     worker_send_task_events=False,
     ONCE={
         "backend": "celery_once.backends.Redis",
-        "settings": {"url": settings.REDIS_URL, "default_timeout": 3600},
+        "settings": {"url": DIRECT.redis_url, "default_timeout": 3600},
     },
-    singleton_backend_url=settings.REDIS_URL,
+    singleton_backend_url=DIRECT.redis_url,
     singleton_lock_expiry=3600,
 )
 
-# A gate is waited at for longer than redis-py waits for an answer by default.
-notes = redis.Redis.from_url(_database(3), socket_timeout=None)
+# Redis answers a gate's BLPOP later than redis-py waits for an answer by default.
+notes = Redis.from_url(_database(3), socket_timeout=None)
 
 
 @app.task
 def gate() -> None:
     notes.blpop([GATE], timeout=60)
-    notes.rpush(AT_GATE, repr(time.monotonic()))
+    notes.rpush(AT_GATE, f"{time.monotonic()!r} {os.getpid()}")
 
 
 @app.task
@@ -84,6 +90,22 @@ TASKS: dict[str, Any] = {
     "recorded": _task(nothing, name="recorded", idempotency_key="{order}", **_LOCK),
 }
 """By the name under which a row asks for them; peers that are not installed are missing."""
+
+
+def write(order: int) -> None:
+    """The body of tasks that write one row, in a transaction that they are in or make."""
+    with transaction.atomic(using=POSTGRES.database):
+        Group.objects.using(POSTGRES.database).create(name=f"{current_task.name}:{order}")
+
+
+if POSTGRES.alias in settings.DLOCKS:
+    _STORE = {**_LOCK, "lock_using": POSTGRES.alias}
+    _RECORD = {"idempotency_key": "{order}", "idempotency_using": POSTGRES.database}
+    TASKS |= {
+        "writing": _task(write, name="writing"),
+        "writing-locked": _task(write, name="writing-locked", **_STORE),
+        "writing-recorded": _task(write, name="writing-recorded", atomic=True, **_STORE, **_RECORD),
+    }
 
 for _name, _module, _base in (
     ("once", "celery_once", "QueueOnce"),

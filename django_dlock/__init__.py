@@ -1,7 +1,7 @@
-"""Distributed locks for Django and Celery that renew themselves and say when they are lost.
+"""Distributed locks for Django and Celery that renew themselves and report when they are lost.
 
-Everything here is loaded at first use: ``import django_dlock`` imports no model, no Celery and
-no client library.
+Every name is loaded on first use, so ``import django_dlock`` imports no model, no Celery and no
+client library.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         AcquireTimeout,
         AlreadyHeld,
         AttemptsExhausted,
+        BackendRefused,
         BackendUnavailable,
         DuplicateRun,
         IdempotencyConflict,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         LockNotAcquired,
         NotHeld,
         PayloadMismatch,
-        QuorumNotReached,
         StaleToken,
     )
     from .fields import FencingTokenField
@@ -38,6 +38,7 @@ __all__ = [
     "AcquireTimeout",
     "AlreadyHeld",
     "AttemptsExhausted",
+    "BackendRefused",
     "BackendUnavailable",
     "DuplicateRun",
     "FencingTokenField",
@@ -50,7 +51,6 @@ __all__ = [
     "LockedTask",
     "NotHeld",
     "PayloadMismatch",
-    "QuorumNotReached",
     "StaleToken",
     "locked",
     "locked_view",
@@ -59,7 +59,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_MODULES = {
     "DEFAULT": "lock",
     "FencingTokenField": "fields",
     "Lock": "lock",
@@ -74,14 +74,14 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        room = import_module(f"{__name__}.{_ROOMS.get(name, 'exceptions')}")
+        module = import_module(f"{__name__}.{_MODULES.get(name, 'exceptions')}")
     except ModuleNotFoundError as error:
         if error.name != "celery":
             raise
         message = f'{name} needs Celery: pip install "django-dlock[celery]"'
         raise ModuleNotFoundError(message, name="celery") from error
-    value = getattr(room, name)
-    # Found at once from now on.
+    value = getattr(module, name)
+    # From now on it is found without this function.
     globals()[name] = value
     return value
 

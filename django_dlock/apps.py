@@ -18,17 +18,17 @@ class DjangoDlockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # Here and not above: models cannot be imported before the apps are loaded.
-        from . import checks, lock_events
+        # Imported here, because models cannot be imported before the apps are loaded.
+        from . import audit, checks
 
         checks.register()
-        lock_events.connect()
-        setting_changed.connect(_forget_backends, dispatch_uid="django_dlock.apps")
+        audit.connect()
+        setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
 
 
-def _forget_backends(*, setting: str, **_: Any) -> None:
-    """So that ``override_settings`` in a project's tests has its effect."""
-    if setting in ("DLOCKS", "CACHES"):
+def _reset_backends(*, setting: str, **_: Any) -> None:
+    """Discard all backends, so that ``override_settings`` takes effect."""
+    if setting in ("DLOCKS", "CACHES", "DATABASES", "DATABASE_ROUTERS"):
         from .handler import locks
 
         locks.reset()

@@ -1,93 +1,104 @@
-"""System checks of the settings; those of tasks are registered by ``django_dlock.celery``."""
+"""System checks of the settings and, if the project uses Celery, of its tasks."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
+from django.db.models import Max
 
 from . import conf
-from .backends.base import AliasOptions, BaseLockBackend
+from .backends.base import AliasOptions, Problem
+from .backends.redis.config import is_redis_cache
 from .exceptions import BackendUnavailable
 from .handler import locks
 
 __all__ = [
     "check_deployment",
     "check_migrations",
+    "check_records",
     "check_settings",
     "check_shared_caches",
+    "check_tasks",
     "register",
 ]
 
+LATEST_RECORDS = 10_000
+"""How many records ``check_records`` reads."""
+
 
 def register() -> None:
-    """Let ``manage.py check`` look at the settings; called once, when the apps are ready."""
+    """Register the checks; called once, when the apps are ready."""
     checks.register(check_settings)
     checks.register(check_shared_caches, checks.Tags.caches)
-    # What only matters in production, or asks a server: with ``check --deploy``.
+    checks.register(check_tasks)
+    # Checks that only matter in production, or ask a server, need ``check --deploy``.
     checks.register(check_deployment, deploy=True)
-    # Django asks a database only where it is told to: with ``--database``.
+    # Django runs checks that ask a database only with ``--database``.
     checks.register(check_migrations, checks.Tags.database, deploy=True)
+    checks.register(check_records, checks.Tags.database, deploy=True)
 
 
-def check_settings(
-    app_configs: Sequence[AppConfig] | None = None, **_: Any
-) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCKS``, E001 to E007; E008 where a backend refuses its alias."""
+def check_settings(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCKS``, E001 to E009."""
     found: list[checks.CheckMessage] = [
-        checks.Error(problem.message, hint=problem.hint, id=f"django_dlock.{problem.id}")
+        checks.Error(problem.message, hint=problem.hint, id=_id(problem))
         for problem in conf.problems()
     ]
     return found or [error for alias in conf.aliases() for error in _refused(alias)]
 
 
+def _id(problem: Problem) -> str:
+    # A backend of another package has its own ids, such as "shop.E001".
+    return problem.id if "." in problem.id else f"django_dlock.{problem.id}"
+
+
 def _refused(alias: str) -> Iterator[checks.CheckMessage]:
     try:
-        # Makes the backend, which connects to nothing.
+        # Builds the backend, which does not connect.
         locks[alias]
     except ImproperlyConfigured as error:
         yield checks.Error(
             str(error),
-            hint="Name a backend that can be imported, and give it what it takes.",
+            hint=f"Correct DLOCKS[{alias!r}] in the settings.",
             id="django_dlock.E008",
         )
 
 
-# -- locks beside a cache ------------------------------------------------------------------
+# -- locks in the database of a cache --------------------------------------------------------
 
-Place = tuple[str, str]
+RedisLocation = tuple[str, str]
 """A Redis server, and a database in it."""
 
 
-def check_shared_caches(
-    app_configs: Sequence[AppConfig] | None = None, **_: Any
-) -> list[checks.CheckMessage]:
-    """W001: ``cache.clear()`` flushes a Redis database in which locks are kept."""
-    caches: dict[str, Place] = {}
+def check_shared_caches(**_: Any) -> list[checks.CheckMessage]:
+    """W001: ``cache.clear()`` flushes a Redis database that contains locks."""
+    caches: dict[str, RedisLocation] = {}
     for name, cache in settings.CACHES.items():
-        place = _place_of_cache(cache) if conf.is_redis_cache(cache.get("BACKEND", "")) else None
-        if place is not None:
-            caches[name] = place
+        location = _location_of_cache(cache) if is_redis_cache(cache.get("BACKEND", "")) else None
+        if location is not None:
+            caches[name] = location
     found: list[checks.CheckMessage] = []
-    for options in _aliases():
-        place = _place_of_locks(options)
-        sharing = [name for name, other in caches.items() if other == place]
-        if place is not None and sharing:
-            server, database = place
+    for options, location in (
+        (it, location) for it in _aliases() for location in _locations_of_locks(it)
+    ):
+        sharing = [name for name, other in caches.items() if other == location]
+        if sharing:
+            server, database = location
             taken = {other for other_server, other in caches.values() if other_server == server}
             free = next(number for number in range(16) if str(number) not in taken)
             found.append(
                 checks.Warning(
                     f"The locks of alias {options.alias!r} share database {database} of the "
-                    f"Redis at {server} with the caches {sharing}: clear() of a cache is FLUSHDB "
-                    "and takes all locks from their holders.",
-                    hint=f"Give the locks a database of their own: {_cure(options, free)}",
+                    f"Redis at {server} with the caches {sharing}: cache.clear() runs FLUSHDB, "
+                    "so all held locks would be lost.",
+                    hint=f"Use another database for the locks: {_cure(options, free)}",
                     id="django_dlock.W001",
                 )
             )
@@ -95,39 +106,39 @@ def check_shared_caches(
 
 
 def _cure(options: AliasOptions, database: int) -> str:
-    """One line for the settings; repeats no value of theirs, which may be a password."""
+    """One line for the settings; it repeats none of their values, which may be passwords."""
     if conf.configured() is not None:
-        place = f"DLOCKS[{options.alias!r}].setdefault('OPTIONS', {{}})"
-        return f"{place}.setdefault('connection_kwargs', {{}})['db'] = {database}"
+        entry = f"DLOCKS[{options.alias!r}].setdefault('OPTIONS', {{}})"
+        return f"{entry}.setdefault('connection_kwargs', {{}})['db'] = {database}"
     own = {"connection_kwargs": {"db": database}}
-    entry = {"BACKEND": options.backend, "CACHE": options.cache, "OPTIONS": own}
-    return f"DLOCKS = {{{options.alias!r}: {entry!r}}}"
+    whole = {"BACKEND": options.backend, "CACHE": options.cache, "OPTIONS": own}
+    return f"DLOCKS = {{{options.alias!r}: {whole!r}}}"
 
 
-def _place_of_locks(options: AliasOptions) -> Place | None:
+def _locations_of_locks(options: AliasOptions) -> Iterator[RedisLocation]:
     if options.cache is not None:
-        place = _place_of_cache(settings.CACHES[options.cache])
+        locations = [_location_of_cache(settings.CACHES[options.cache])]
     else:
-        place = None if options.location is None else _place(options.location, {})
+        given = options.location or ()
+        locations = [_location(url, {}) for url in ([given] if isinstance(given, str) else given)]
     own = options.options.get("connection_kwargs")
-    if place is None or not isinstance(own, Mapping) or "db" not in own:
-        return place
-    return place[0], str(own["db"])
+    for server, database in filter(None, locations):
+        yield server, str(own["db"]) if isinstance(own, Mapping) and "db" in own else database
 
 
-def _place_of_cache(cache: Mapping[str, Any]) -> Place | None:
+def _location_of_cache(cache: Mapping[str, Any]) -> RedisLocation | None:
     location = cache.get("LOCATION") or ""
     if isinstance(location, str):
         location = location.replace(";", ",").split(",")
     options = cache.get("OPTIONS") or {}
-    # Writes, clear() among them, go to the first.
-    return _place(location[0].strip(), {**options, **options.get("CONNECTION_POOL_KWARGS", {})})
+    # Writes, including clear(), go to the first one.
+    return _location(location[0].strip(), {**options, **options.get("CONNECTION_POOL_KWARGS", {})})
 
 
-def _place(url: str, kwargs: Mapping[str, Any]) -> Place | None:
-    """What a client connects to; ``None`` where the address is no URL.
+def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
+    """The server and database that a client uses; ``None`` if the address is not a URL.
 
-    As in redis-py, a database in the URL wins over the one in ``kwargs``.
+    As in redis-py, a database in the URL overrides the one in ``kwargs``.
     """
     parts = urlsplit(url)
     if parts.scheme == "unix":
@@ -145,43 +156,55 @@ def _place(url: str, kwargs: Mapping[str, Any]) -> Place | None:
 # -- what only matters in production -------------------------------------------------------
 
 
-def check_deployment(
-    app_configs: Sequence[AppConfig] | None = None, **_: Any
-) -> list[checks.CheckMessage]:
-    """W002: locks of one process; W003: a store that evicts; W004: SQLite, deferred."""
+def check_deployment(**_: Any) -> list[checks.CheckMessage]:
+    """E010, E011, W003, W006, W008: the store; W002: locks of one process; W004: SQLite, deferred;
+    I001: where the locks are that nobody has set a place for.
+    """
     found = [warning for options in _aliases() for warning in _deployment(options)]
-    return [*found, *_deferred_sqlite()]
+    return [*found, *_chosen(), *_deferred_sqlite()]
+
+
+def _chosen() -> Iterator[checks.CheckMessage]:
+    if conf.configured() is None and not conf.problems():
+        options = conf.alias_options(conf.DEFAULT_ALIAS)
+        if options.backend == conf.DATABASE_BACKEND:
+            yield checks.Info(
+                "DLOCKS is not set and CACHES['default'] is not a Redis cache, so locks are kept "
+                "in the project's database, on connections of their own.",
+                hint="Nothing to do. To use Redis, set DLOCKS; to silence this, set DLOCKS = "
+                f"{{'default': {{'BACKEND': {conf.DATABASE_BACKEND!r}}}}}.",
+                id="django_dlock.I001",
+            )
 
 
 def _deployment(options: AliasOptions) -> Iterator[checks.CheckMessage]:
     try:
         backend = locks[options.alias]
     except ImproperlyConfigured:
-        return  # E008 tells it.
+        return  # E008 reports it.
     if not backend.is_shared:
         yield checks.Warning(
-            f"The locks of alias {options.alias!r} are kept in one process: they guard nothing "
-            "between workers, servers or tasks.",
-            hint=f"Set DLOCKS[{options.alias!r}]['BACKEND'] = {conf.REDIS_BACKEND!r}, and a "
-            "'CACHE' or 'LOCATION'.",
+            f"The locks of alias {options.alias!r} exist in one process only: other workers and "
+            "servers do not see them.",
+            hint=f"Set DLOCKS[{options.alias!r}]['BACKEND'] = {conf.DATABASE_BACKEND!r} with a "
+            f"database that is not in memory, or {conf.REDIS_BACKEND!r} with 'CACHE' or "
+            "'LOCATION'.",
             id="django_dlock.W002",
         )
-    yield from _evicting(backend)
-
-
-def _evicting(backend: BaseLockBackend) -> Iterator[checks.CheckMessage]:
     try:
-        policy = backend.eviction_policy()
-    except BackendUnavailable:
-        # A check is often run where the servers are not; it waits for one command_timeout.
-        return
-    if policy is not None:
+        problems = backend.store_problems()
+    except BackendUnavailable as error:
         yield checks.Warning(
-            f"The Redis of alias {backend.alias!r} evicts keys when its memory is full "
-            f"(maxmemory-policy is {policy!r}): a lock may vanish from under its holder.",
-            hint="Set maxmemory-policy noeviction there, or keep the locks on another Redis.",
-            id="django_dlock.W003",
+            f"The locks of alias {options.alias!r} cannot be reached from here: {error}",
+            hint="Run this check on the machine of the site. If it fails there, start the server "
+            f"or correct DLOCKS[{options.alias!r}].",
+            id="django_dlock.W008",
         )
+        return
+    for problem in problems:
+        number = problem.id.rpartition(".")[2]
+        kind = checks.Error if number.startswith("E") else checks.Warning
+        yield kind(problem.message, hint=problem.hint, id=_id(problem))
 
 
 def _deferred_sqlite() -> Iterator[checks.CheckMessage]:
@@ -191,21 +214,17 @@ def _deferred_sqlite() -> Iterator[checks.CheckMessage]:
         in_memory = not name or ":memory:" in name or "mode=memory" in name
         if database["ENGINE"].endswith("sqlite3") and mode == "DEFERRED" and not in_memory:
             yield checks.Warning(
-                f"DATABASES[{alias!r}] is SQLite with deferred transactions: of two workers that "
-                "read a record and then write it, one fails at once, whatever the timeout.",
+                f"DATABASES[{alias!r}] is SQLite with deferred transactions: if two workers read "
+                "a record and then write it, one of them fails at once, whatever the timeout.",
                 hint=f"DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE', "
                 "'init_command': 'PRAGMA journal_mode=WAL'}",
                 id="django_dlock.W004",
             )
 
 
-def check_migrations(
-    app_configs: Sequence[AppConfig] | None = None,
-    databases: Sequence[str] | None = None,
-    **_: Any,
-) -> list[checks.CheckMessage]:
-    """W005: migrations of ours are not applied."""
-    # Not needed by a process that only serves.
+def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """W005: migrations of django_dlock are not applied."""
+    # Imported here, because serving processes do not need it.
     from django.db.migrations.executor import MigrationExecutor
 
     found: list[checks.CheckMessage] = []
@@ -227,8 +246,51 @@ def check_migrations(
     return found
 
 
+def check_tasks(**_: Any) -> list[checks.CheckMessage]:
+    """W101 and above, and E101: wrong options of tasks."""
+    if "celery" not in sys.modules:
+        # The project has not imported Celery, so there is no app to check.
+        return []
+    from .celery.checks import check_tasks
+
+    return check_tasks()
+
+
+def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """W007: runs are recorded under aliases that are not defined any more.
+
+    There is no index on the state of records, so only the latest ones are read.
+    """
+    from .models import IdempotencyRecord
+
+    if conf.problems():
+        return []
+    found: list[checks.CheckMessage] = []
+    for database in databases or ():
+        records = IdempotencyRecord.objects.using(database)
+        try:
+            newest = records.aggregate(newest=Max("pk"))["newest"] or 0
+            running = records.filter(pk__gt=newest - LATEST_RECORDS, state="running")
+            found_here = set(running.values_list("lock_alias", flat=True).distinct())
+        except DatabaseError:
+            # The table does not exist; another check reports that.
+            continue
+        found += [
+            checks.Warning(
+                f"Database {database!r} has records of runs under the alias {alias!r}, which "
+                "DLOCKS does not define: whether those runs are alive cannot be found out, so "
+                "their keys are blocked.",
+                hint=f"Define {alias!r} in DLOCKS until they have ended, or forget the records "
+                "with force=True.",
+                id="django_dlock.W007",
+            )
+            for alias in sorted(found_here.difference(conf.aliases()))
+        ]
+    return found
+
+
 def _aliases() -> Iterator[AliasOptions]:
-    """The aliases, if all of them are in order; ``check_settings`` tells what is not."""
+    """All aliases if all settings are valid, else none; ``check_settings`` reports errors."""
     if not conf.problems():
         for alias in conf.aliases():
             yield conf.alias_options(alias)

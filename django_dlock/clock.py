@@ -1,9 +1,9 @@
-"""The clock on which a holder judges its own lease.
+"""The clock by which a holder decides whether its lease is still valid.
 
-``CLOCK_MONOTONIC`` stands still while a machine is suspended, but the lease at the backend
-does not: a laptop that wakes up, or a virtual machine that is resumed, would believe in a
-lease that ended hours ago. ``CLOCK_BOOTTIME`` counts suspension; macOS' ``CLOCK_MONOTONIC``
-does so already (Python's ``time.monotonic`` there does not).
+``CLOCK_MONOTONIC`` stops while a machine is suspended, but the lease at the backend does not: a
+laptop that wakes up, or a virtual machine that is resumed, would rely on a lease that ended
+hours ago. ``CLOCK_BOOTTIME`` includes suspension. So does ``CLOCK_MONOTONIC`` on macOS, but not
+Python's ``time.monotonic`` there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 __all__ = ["DRIFT", "now"]
 
 DRIFT = 0.01
-"""Share of a TTL by which two clocks may drift apart during one lease."""
+"""The fraction of a TTL by which two clocks may drift apart during one lease."""
 
 
 def _pick() -> Callable[[], float]:
@@ -28,7 +28,7 @@ def _pick() -> Callable[[], float]:
 
 
 now: Callable[[], float] = _pick()
-"""Seconds, as a float, from an arbitrary start; never steps, counts suspension.
+"""Seconds, as a float, from an arbitrary start; never steps, includes suspension.
 
-Always called as ``clock.now()``, so that ``django_dlock.testing.FakeClock`` can take its place.
+Always call it as ``clock.now()``, so that ``django_dlock.testing.FakeClock`` can replace it.
 """

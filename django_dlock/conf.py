@@ -5,48 +5,47 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from .backends.base import AliasOptions
+from .backends.base import AliasOptions, BaseLockBackend, Problem
+from .backends.redis.config import is_redis_cache
 from .exceptions import InvalidLockBackend
 
-__all__ = ["Problem", "alias_options", "aliases", "problems", "seconds"]
+__all__ = [
+    "Problem",
+    "alias_options",
+    "aliases",
+    "can_be_renewed",
+    "problems",
+    "seconds",
+]
 
 DEFAULT_ALIAS = "default"
 REDIS_BACKEND = "django_dlock.backends.redis.RedisBackend"
+DATABASE_BACKEND = "django_dlock.backends.database.DatabaseBackend"
 LOCAL_BACKEND = "django_dlock.backends.local.LocalBackend"
-REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
+
+DUMMY_ENGINE = "django.db.backends.dummy"
+"""Django's word for no database."""
 
 _DEFAULTS = AliasOptions(alias="", backend="")
-_KEYS = (
-    "BACKEND",
-    "CACHE",
-    "KEY_PREFIX",
-    "LOCATION",
-    "MAX_HOLD",
-    "OPTIONS",
-    "TTL",
-    "WAIT",
-)
+"""Default values; each key of an entry is a field of ``AliasOptions`` in capitals."""
+_OPTIONS = ("command_timeout", "outage_patience")
+"""Keys in ``OPTIONS`` that every backend has."""
 
-
-class Problem(NamedTuple):
-    """Something wrong in the settings, told by a system check and raised at first use."""
-
-    id: str
-    message: str
-    hint: str
+_KEYS = sorted(key.upper() for key in asdict(_DEFAULTS) if key not in ("alias", *_OPTIONS))
 
 
 def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False) -> float:
     """A duration as float seconds, from a number or a ``timedelta``.
 
     Args:
-        what: How the value is called where it is set, for the message.
-        minimum: The least that is allowed; with ``above``, more than that.
+        what: The name of the value, for the message.
+        minimum: The smallest value allowed; with ``above``, the value must be greater.
 
     Raises:
         TypeError: Neither a number nor a ``timedelta``.
@@ -64,8 +63,14 @@ def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False)
     return number
 
 
+def can_be_renewed(ttl: float, command_timeout: float) -> bool:
+    """Whether a lease of ``ttl`` seconds survives one command that is answered late."""
+    # Rounded, because 3 * 0.2 is 0.6000000000000001.
+    return ttl >= round(3 * command_timeout, 9)
+
+
 def configured() -> Mapping[str, Any] | None:
-    """``DLOCKS`` as it stands, ``None`` where the project has none."""
+    """``DLOCKS`` from the settings; ``None`` if the project does not set it."""
     value: Any = getattr(settings, "DLOCKS", None)
     if value is not None and not isinstance(value, Mapping):
         raise InvalidLockBackend(
@@ -76,7 +81,7 @@ def configured() -> Mapping[str, Any] | None:
 
 
 def aliases() -> list[str]:
-    """The names of all aliases; ``default`` alone without ``DLOCKS``."""
+    """The names of all aliases; only ``default`` without ``DLOCKS``."""
     value = configured()
     return [DEFAULT_ALIAS] if value is None else list(value)
 
@@ -87,28 +92,98 @@ def alias_options(alias: str) -> AliasOptions:
     Raises:
         InvalidLockBackend: No such alias, or a key, type or value of its entry is wrong.
     """
-    entry = _entry(alias)
-    found, options = _read(alias, entry)
+    found, options = _checked(alias)
     if found or options is None:
         raise InvalidLockBackend("; ".join(f"{p.message} {p.hint}" for p in found))
     return options
 
 
 def problems() -> list[Problem]:
-    """Everything wrong with ``DLOCKS``, over all aliases."""
-    found: list[Problem] = []
+    """All errors in ``DLOCKS``, of all aliases."""
     try:
         names = aliases()
     except InvalidLockBackend as error:
         return [Problem("E001", str(error), "Set DLOCKS to a dict of aliases.")]
-    for alias in names:
-        try:
-            entry = _entry(alias)
-        except InvalidLockBackend as error:
-            found.append(Problem("E002", str(error), "See the settings reference."))
-            continue
-        found.extend(_read(alias, entry)[0])
+    return [problem for alias in names for problem in _problems_of(alias)]
+
+
+def _problems_of(alias: str) -> list[Problem]:
+    try:
+        return _checked(alias)[0]
+    except InvalidLockBackend as error:
+        return [Problem("E002", str(error), "See the settings reference.")]
+
+
+def _checked(alias: str) -> tuple[list[Problem], AliasOptions | None]:
+    """The errors in an entry, and the entry itself as far as it can be read.
+
+    Raises:
+        InvalidLockBackend: There is no such entry, or it is not a dict.
+    """
+    found, options = _read(alias, _entry(alias))
+    if options is None:
+        return found, None
+    backend = _backend_class(options)
+    if isinstance(backend, Problem):
+        return [backend], options
+    return [*backend.problems(options), *_wrongly_named(alias)], options
+
+
+def _backend_class(options: AliasOptions) -> type[BaseLockBackend] | Problem:
+    """The class that ``BACKEND`` names, or why it cannot be used."""
+    place = f"DLOCKS[{options.alias!r}]['BACKEND']"
+    try:
+        found: Any = import_string(options.backend)
+    except ImportError as error:
+        message = f"{place}: cannot import {options.backend!r}: {error}."
+        missing = error.name == "redis"
+        hint = 'pip install "django-dlock[redis]"' if missing else "Correct the path."
+        return Problem("E008", message, hint)
+    if isinstance(found, type) and issubclass(found, BaseLockBackend):
+        return found
+    base = f"{BaseLockBackend.__module__}.{BaseLockBackend.__qualname__}"
+    message = f"{place}: {options.backend!r} is not a subclass of {base}."
+    return Problem("E008", message, "Use one that is.")
+
+
+# -- aliases that name aliases -------------------------------------------------------------
+
+
+def _named(alias: str) -> tuple[str, ...]:
+    """The aliases that this one uses; empty if its entry is wrong."""
+    try:
+        options = _read(alias, _entry(alias))[1]
+    except InvalidLockBackend:
+        return ()
+    if options is None or isinstance(backend := _backend_class(options), Problem):
+        return ()
+    return backend.aliases_named(options)
+
+
+def _wrongly_named(alias: str) -> list[Problem]:
+    found, place = [], f"DLOCKS[{alias!r}]"
+    for other in _named(alias):
+        if other not in aliases():
+            message = f"{place} names the alias {other!r}, which DLOCKS does not define."
+            found.append(Problem("E009", message, f"It defines {sorted(aliases())}."))
+    circle = _circle((alias,))
+    if circle:
+        message = f"{place} uses itself: {' → '.join(map(repr, circle))}."
+        found.append(Problem("E009", message, "Choose an alias that uses none of these."))
     return found
+
+
+def _circle(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The path from the first alias back to itself; empty if there is none."""
+    for other in _named(path[-1]):
+        if other == path[0]:
+            return (*path, other)
+        if other not in path and (found := _circle((*path, other))):
+            return found
+    return ()
+
+
+# -- one entry -----------------------------------------------------------------------------
 
 
 def _entry(alias: str) -> Mapping[str, Any]:
@@ -116,9 +191,9 @@ def _entry(alias: str) -> Mapping[str, Any]:
     if value is None:
         if alias != DEFAULT_ALIAS:
             raise InvalidLockBackend(
-                f"There is no lock alias {alias!r}: DLOCKS is not set, which defines 'default' only"
+                f"There is no lock alias {alias!r}: without DLOCKS there is only 'default'"
             )
-        return _from_default_cache()
+        return _default_entry()
     if alias not in value:
         raise InvalidLockBackend(
             f"There is no lock alias {alias!r} in DLOCKS; it defines {sorted(value)}"
@@ -129,136 +204,98 @@ def _entry(alias: str) -> Mapping[str, Any]:
     return entry
 
 
-def _from_default_cache() -> Mapping[str, Any]:
+def _default_entry() -> Mapping[str, Any]:
+    """The entry of ``default`` without ``DLOCKS``: a Redis cache, else the database."""
     cache = settings.CACHES.get("default", {})
     if is_redis_cache(cache.get("BACKEND", "")):
         return {"BACKEND": REDIS_BACKEND, "CACHE": "default"}
-    # An in-process lock is never chosen silently: it would guard nothing between workers.
+    database = settings.DATABASES.get("default") or {}
+    if database.get("ENGINE", DUMMY_ENGINE) != DUMMY_ENGINE:
+        return {"BACKEND": DATABASE_BACKEND}
+    # In-process locks are never chosen silently: they lock nothing between workers.
     raise InvalidLockBackend(
-        "django_dlock has no place for its locks: DLOCKS is not set and CACHES['default'] is "
-        f"{cache.get('BACKEND', 'not set')!r}, not a Redis cache. Set DLOCKS = {{'default': "
-        f"{{'BACKEND': {REDIS_BACKEND!r}, 'LOCATION': 'redis://localhost:6379/0'}}}}"
+        "django_dlock has no place for its locks: DLOCKS is not set, CACHES['default'] is "
+        f"{cache.get('BACKEND', 'not set')!r}, not a Redis cache, and DATABASES['default'] is not "
+        f"set. Define DATABASES['default'], or set DLOCKS = {{'default': {{'BACKEND': "
+        f"{REDIS_BACKEND!r}, 'LOCATION': 'redis://localhost:6379/0'}}}}"
     )
 
 
-def is_redis_cache(path: str) -> bool:
-    """Whether a cache's ``BACKEND`` is a Redis cache, Django's own or django-redis'."""
-    if path in REDIS_CACHES:
-        return True
-    try:
-        cache_class = import_string(path)
-    except ImportError:
-        return False
-    bases = getattr(cache_class, "__mro__", ())
-    return any(f"{base.__module__}.{base.__qualname__}" in REDIS_CACHES for base in bases)
-
-
 class _Entry:
-    """Reads one alias's entry key by key and collects what is wrong with it."""
+    """Reads one alias's entry, or its ``OPTIONS``, key by key, and collects errors."""
 
-    def __init__(self, alias: str, entry: Mapping[str, Any]) -> None:
-        self.alias, self.entry = alias, entry
-        self.found: list[Problem] = []
+    def __init__(self, name: str, entry: Mapping[str, Any], found: list[Problem]) -> None:
+        self.name, self.entry, self.found = name, entry, found
 
     def wrong(self, check_id: str, message: str, hint: str) -> None:
         self.found.append(Problem(check_id, message, hint))
 
     def place(self, key: str) -> str:
-        return f"DLOCKS[{self.alias!r}][{key!r}]"
+        return f"{self.name}[{key!r}]"
 
-    def text(self, key: str, default: str | None) -> str | None:
-        value = self.entry.get(key, default)
+    def text(self, key: str) -> str | None:
+        default: str | None = getattr(_DEFAULTS, key.lower()) or None
+        value: str | None = self.entry.get(key, default)
         if value is not default and not (isinstance(value, str) and value):
-            self.wrong(
-                "E004", f"{self.place(key)} is {value!r}.", "It must be a string, not empty."
-            )
+            self.wrong("E004", f"{self.place(key)} is {value!r}.", "It must be a non-empty string.")
             return default
         return value
 
-    def duration(self, key: str, default: float, minimum: float) -> float:
+    def location(self) -> str | tuple[str, ...] | None:
+        value = self.entry.get("LOCATION")
+        if not isinstance(value, list | tuple):
+            return self.text("LOCATION")
+        if value and all(isinstance(one, str) and one for one in value):
+            return tuple(value)
+        hint = "A list must contain only non-empty strings."
+        self.wrong("E004", f"{self.place('LOCATION')} is {value!r}.", hint)
+        return None
+
+    def duration(self, key: str, minimum: float = 0.0, *, above: bool = False) -> float:
+        default: float = getattr(_DEFAULTS, key.lower())
+        value, what = self.entry.get(key, default), self.place(key)
         try:
-            return seconds(self.entry.get(key, default), what=self.place(key), minimum=minimum)
+            return seconds(value, what=what, minimum=minimum, above=above)
         except (TypeError, ValueError) as error:
-            self.wrong("E005", f"{error}.", f"Set it in {self.place(key)}; default {default:g}.")
+            self.wrong("E005", f"{error}.", f"Set it in {what}; default {default:g}.")
             return default
 
 
 def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOptions | None]:
-    read = _Entry(alias, entry)
+    read = _Entry(f"DLOCKS[{alias!r}]", entry, [])
     for key in entry:
         if key not in _KEYS:
-            read.wrong(
-                "E003", f"DLOCKS[{alias!r}] has the unknown key {key!r}.", f"Known: {list(_KEYS)}."
-            )
-    backend = read.text("BACKEND", None)
+            read.wrong("E003", f"{read.name} has the unknown key {key!r}.", f"Known: {_KEYS}.")
+    given = entry.get("OPTIONS", {})
+    if not isinstance(given, Mapping):
+        read.wrong("E004", f"{read.place('OPTIONS')} is {given!r}.", "It must be a dict.")
+        given = {}
+    options = _Entry(read.place("OPTIONS"), given, read.found)
+    values: dict[str, Any] = {
+        "backend": read.text("BACKEND"),
+        "cache": read.text("CACHE"),
+        "location": read.location(),
+        "key_prefix": read.text("KEY_PREFIX"),
+        "ttl": read.duration("TTL", 0.1),
+        "wait": None if entry.get("WAIT", 0) is None else read.duration("WAIT"),
+        "max_hold": read.duration("MAX_HOLD", 0.1),
+        "command_timeout": options.duration("command_timeout", above=True),
+        "outage_patience": options.duration("outage_patience"),
+    }
     if entry.get("BACKEND") is None:
-        read.wrong("E004", f"{read.place('BACKEND')} is missing.", f"Set it, to {REDIS_BACKEND!r}.")
-    cache, location = read.text("CACHE", None), read.text("LOCATION", None)
-    if backend == REDIS_BACKEND and (cache is None) == (location is None):
         read.wrong(
-            "E006",
-            f"DLOCKS[{alias!r}] must have either 'CACHE' or 'LOCATION' to know its Redis.",
-            "CACHE names an alias in CACHES; LOCATION is redis://, rediss:// or unix://.",
+            "E004",
+            f"{read.place('BACKEND')} is missing.",
+            f"Set it, for example {REDIS_BACKEND!r}.",
         )
-    if cache is not None:
-        _check_cache(read, cache)
-    wait: float | None = None
-    if entry.get("WAIT", _DEFAULTS.wait) is not None:
-        wait = read.duration("WAIT", 10.0, 0.0)
-    ttl = read.duration("TTL", _DEFAULTS.ttl, 0.1)
-    options, command_timeout = _read_options(read)
-    if ttl < 3 * command_timeout:
+    if not can_be_renewed(values["ttl"], values["command_timeout"]):
         read.wrong(
             "E007",
-            f"{read.place('TTL')} is {ttl:g} s, less than 3 times the command_timeout of "
-            f"{command_timeout:g} s: a renewed lease would not outlive one slow answer.",
+            f"{read.place('TTL')} is {values['ttl']:g} s, less than 3 times the command_timeout of "
+            f"{values['command_timeout']:g} s: the lease would not survive one slow answer.",
             f"Raise TTL, or lower {read.place('OPTIONS')}['command_timeout'].",
         )
-    max_hold = read.duration("MAX_HOLD", _DEFAULTS.max_hold, 0.1)
-    key_prefix = read.text("KEY_PREFIX", _DEFAULTS.key_prefix) or _DEFAULTS.key_prefix
-    if read.found or backend is None:
+    if read.found:
         return read.found, None
-    return [], AliasOptions(
-        alias=alias,
-        backend=backend,
-        cache=cache,
-        location=location,
-        key_prefix=key_prefix,
-        ttl=ttl,
-        wait=wait,
-        max_hold=max_hold,
-        command_timeout=command_timeout,
-        options=options,
-    )
-
-
-def _check_cache(read: _Entry, cache: str) -> None:
-    caches = settings.CACHES
-    if cache not in caches:
-        read.wrong(
-            "E006",
-            f"{read.place('CACHE')} is {cache!r}, which CACHES does not define.",
-            f"CACHES defines {sorted(caches)}.",
-        )
-    elif not is_redis_cache(caches[cache].get("BACKEND", "")):
-        read.wrong(
-            "E006",
-            f"{read.place('CACHE')} names CACHES[{cache!r}], which is "
-            f"{caches[cache].get('BACKEND')!r}, not a Redis cache.",
-            f"Use one of {list(REDIS_CACHES)} there, or LOCATION here.",
-        )
-
-
-def _read_options(read: _Entry) -> tuple[Mapping[str, Any], float]:
-    default = _DEFAULTS.command_timeout
-    options = read.entry.get("OPTIONS", {})
-    if not isinstance(options, Mapping):
-        read.wrong("E004", f"{read.place('OPTIONS')} is {options!r}.", "It must be a dict.")
-        return {}, default
-    place = f"{read.place('OPTIONS')}['command_timeout']"
-    try:
-        timeout = seconds(options.get("command_timeout", default), what=place, above=True)
-    except (TypeError, ValueError) as error:
-        read.wrong("E005", f"{error}.", f"Set it in {place}; default {default:g}.")
-        timeout = default
-    return {key: value for key, value in options.items() if key != "command_timeout"}, timeout
+    values["options"] = {key: value for key, value in given.items() if key not in _OPTIONS}
+    return [], AliasOptions(alias, **values)

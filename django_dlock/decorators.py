@@ -11,9 +11,9 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
+from .core.options import Default, Seconds
 from .keys import KeySpec, compile_key
 from .lock import Lock, unknown_option
-from .lock_options import Default, Seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class CommonKeywords(TypedDict, total=False):
-    """The options of ``Lock``, but for ``wait``, which has another default for views."""
+    """The options of ``Lock`` except ``wait``, which has another default for views."""
 
     ttl: Seconds | None
     renew: bool
@@ -50,28 +50,28 @@ def locked(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run each call of a function, sync or async, under the lock that ``key`` names.
 
-    Every call makes a ``Lock`` of its own.
+    Every call makes a new ``Lock``.
 
     Args:
-        key: A template over the bound arguments, defaults included (``"rebuild:{account_id}"``,
-            in a method also ``"{self.pk}"``), a list of argument names, of which a digest is
-            made, or a callable that gets the arguments.
-        options: Those of ``Lock``.
+        key: A template over the arguments, including defaults (``"rebuild:{account_id}"``, in a
+            method also ``"{self.pk}"``); or a list of argument names, from which a digest is
+            made; or a callable with the function's arguments.
+        options: The options of ``Lock``.
 
     Raises:
-        TypeError, ValueError: At decoration: an option or the key is wrong. At a call: an
+        TypeError, ValueError: At decoration: an option or the key is wrong. In a call: an
             argument has no stable form.
-        LockNotAcquired: At a call: held by another, for longer than ``wait``.
-        AlreadyHeld: At a call: the caller itself holds the name, and not both sides say
+        LockNotAcquired: In a call: someone else held the lock for longer than ``wait``.
+        AlreadyHeld: In a call: the caller itself holds the name, and not both locks have
             ``reentrant=True``.
-        LeaseLost: After a call: it ended normally, but no longer under the lock.
-        BackendUnavailable: At a call: the lock's backend did not answer.
+        LeaseLost: After a call: the function ended normally, but its lease was lost.
+        BackendUnavailable: In a call: the lock's backend did not answer.
     """
     check_options(options)
 
-    # What is missing or no function here was given to a decorator that stands without its key.
+    # ``given`` is missing or not a function if the decorator was written without its key.
     def decorate(given: Any = None) -> Callable[P, R]:
-        _refuse_what_cannot_be_held(given)
+        _refuse_unlockable(given)
         function: Callable[P, R] = given
         name = full_name(function)
         make_key = compile_key(
@@ -105,35 +105,35 @@ def check_options(options: LockKeywords) -> None:
     """Refuse wrong options of ``Lock`` before there is a name to lock; does no I/O.
 
     Raises:
-        TypeError, ValueError: Naming the option.
-        InvalidLockBackend: ``using`` is no alias.
+        TypeError, ValueError: The message names the option.
+        InvalidLockBackend: ``using`` is not an alias.
     """
     try:
         ready = not conf.problems()
     except ImproperlyConfigured:
-        # A module may be imported where no settings are.
+        # The module may be imported without settings.
         ready = False
     if ready:
         Lock("options", **options)
     else:
-        # Values are judged by the alias's settings. A system check tells what is wrong with
-        # those; raising here would hide it, for checks import the modules that decorate.
+        # Values cannot be checked without valid settings of the alias. A system check reports what
+        # is wrong with those; it imports this module, so it could not if this raised.
         known = inspect.signature(Lock.__init__).parameters
         if unknown := [name for name in options if name not in known]:
             raise unknown_option(*unknown)
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Module and qualified name: the same in every process."""
-    # A callable object has no name of its own.
+    """Module and qualified name; the same in every process."""
+    # A callable object has no name, so use that of its class.
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{name}"
 
 
-def _refuse_what_cannot_be_held(function: Any) -> None:
+def _refuse_unlockable(function: Any) -> None:
     if isinstance(function, classmethod | staticmethod):
         raise TypeError(
-            f"@locked stands below @{type(function).__name__}, not above it, on "
+            f"Put @locked below @{type(function).__name__}, not above it, on "
             f"{full_name(function.__func__)}"
         )
     if (
@@ -145,6 +145,6 @@ def _refuse_what_cannot_be_held(function: Any) -> None:
         raise TypeError(f"@locked takes a function or method, not {function!r}{hint}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"@locked on {full_name(function)}: a call of a generator function runs nothing yet, "
-            "so the lock would be gone before its first step. Take the Lock inside it"
+            f"@locked on {full_name(function)}: calling a generator function does not run its "
+            "body yet, so the lock would be released before the first step. Use a Lock inside it"
         )

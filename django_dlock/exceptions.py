@@ -1,17 +1,23 @@
-"""The error tree.
+"""The exceptions.
 
-Three things never share a type: "held by another" (``LockNotAcquired``), "no answer"
-(``BackendUnavailable``) and "we held it and no longer do" (``LeaseLost``).
+Three things never share a type: "held by someone else" (``LockNotAcquired``), "no answer"
+(``BackendUnavailable``) and "lost while it was held" (``LeaseLost``).
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from .lease import LeaseInfo
 
 __all__ = [
     "AcquireTimeout",
     "AlreadyHeld",
     "AttemptsExhausted",
+    "BackendRefused",
     "BackendUnavailable",
     "DuplicateRun",
     "IdempotencyConflict",
@@ -21,26 +27,25 @@ __all__ = [
     "LockNotAcquired",
     "NotHeld",
     "PayloadMismatch",
-    "QuorumNotReached",
     "StaleToken",
 ]
 
 
 class LockError(Exception):
-    """Base of every error about one lock.
+    """Base class of all errors about a lock.
 
-    All details are positional, because Celery's JSON results rebuild an exception as
-    ``cls(*args)`` and pickle does the same.
+    All arguments are positional, because Celery's JSON results and pickle rebuild an exception as
+    ``cls(*args)``.
 
     Args:
         message: What happened.
-        name: The lock's name; empty where a whole alias is concerned.
+        name: The lock's name; empty if the error concerns a whole alias.
         alias: The alias in ``DLOCKS``.
     """
 
     def __init__(self, message: str = "", name: str = "", alias: str = "") -> None:
         super().__init__(message, name, alias)
-        # Said again because OSError, a base of TimeoutError, takes the third for a file's name.
+        # Set again, because OSError, a base of TimeoutError, takes the third for a file name.
         self.args = (message, name, alias)
         self.message = message
         self.name = name
@@ -54,23 +59,45 @@ class LockError(Exception):
 
 
 class LockNotAcquired(LockError):
-    """Held by another; expected under contention, not logged as an error."""
+    """The lock is held by someone else; expected under contention, so not logged as an error.
+
+    Args:
+        holder: A description of the holder: host, process, task or path, since when. Empty if
+            not known. For exceptions and logs; do not show it to users.
+
+    Attributes:
+        info: The present lease as the backend knows it; ``None`` if the backend was not asked,
+            and after unpickling.
+    """
+
+    info: LeaseInfo | None = None
+
+    def __init__(
+        self, message: str = "", name: str = "", alias: str = "", holder: str = ""
+    ) -> None:
+        super().__init__(message, name, alias)
+        self.args = (message, name, alias, holder)
+        self.holder = holder
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}. Holder: {self.holder}" if self.holder else text
 
 
 class AcquireTimeout(LockNotAcquired, TimeoutError):
-    """The waiter's patience ended before the holder released."""
+    """The lock did not become free within the waiting time."""
 
 
 class AlreadyHeld(LockError):
-    """Held by this very thread, task or handle: waiting for it would be for ever."""
+    """This very thread, task or handle holds the lock, so waiting for it would never end."""
 
 
 class LeaseLost(LockError):
-    """We held it and no longer do.
+    """The lease was held and is lost.
 
     Args:
         reason: Why: ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``,
-            ``fork``, ``exit``, ``holder_ended`` or ``interrupted``.
+            ``fork``, ``exit``, ``holder_ended``, ``interrupted`` or ``collected``.
     """
 
     def __init__(
@@ -82,7 +109,7 @@ class LeaseLost(LockError):
 
 
 class NotHeld(LockError, RuntimeError):
-    """Release or renew without a hold (a ``RuntimeError``, as in ``threading``)."""
+    """A release or renewal of a lock that is not held (a ``RuntimeError``, as in ``threading``)."""
 
 
 class StaleToken(LockError):
@@ -98,19 +125,22 @@ class PayloadMismatch(IdempotencyConflict):
 
 
 class DuplicateRun(IdempotencyConflict):
-    """The key has been worked off already and ``if_duplicate`` is ``"fail"``."""
+    """The work of the key is already done, and ``if_duplicate`` is ``"fail"``."""
 
 
 class AttemptsExhausted(LockError):
-    """As many runs of one key as ``max_attempts`` allows died in the middle."""
+    """``max_attempts`` runs of the key died in the middle."""
 
 
 class BackendUnavailable(LockError):
-    """No answer: the outcome is unknown. ``__cause__`` is the client's own error."""
+    """The backend did not answer: the outcome is unknown. ``__cause__`` is the client's error."""
 
 
-class QuorumNotReached(BackendUnavailable):
-    """Too few nodes answered."""
+class BackendRefused(BackendUnavailable):
+    """The backend refused: credentials, permissions, settings, or no memory left.
+
+    Trying again soon does not help.
+    """
 
 
 class InvalidLockBackend(ImproperlyConfigured):

@@ -1,15 +1,14 @@
-"""The resource's side of a lock: the database refuses what a late holder writes.
+"""Fencing: the database refuses writes of a holder whose lease has ended.
 
-A holder may be stopped between its last check and its write, for longer than its lease. What
-stops it is a token that rises with every grant, remembered by what is written to, and compared
+A holder may be stopped between its last check and its write, for longer than its lease. A token
+that rises with every grant prevents that write: it is stored with what is written, and compared
 in the statement that writes::
 
     A  token 1, check() … stopped …………………………………………………………… UPDATE … token <= 1: 0 rows → StaleToken
     B                     lease ended; token 2, UPDATE … token <= 2: 1 row
 
-``fence`` compares with the rows themselves, ``atomic`` with one row per lock name, in a table
-of ours. Both keep what they compared with locked until COMMIT: a newer holder that comes in
-between waits there.
+``fence`` compares with the rows themselves, ``atomic`` with one row per lock name in the fence
+table. Both keep those rows locked until COMMIT, so a newer holder waits there.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from django.db import connections, models, router, transaction
 from django.db.models.manager import BaseManager
 from django.utils import timezone
 
-from . import transactions
+from .core import transactions
+from .core.held import HeldLease
 from .exceptions import StaleToken
 from .fields import FencingTokenField
-from .hold import Hold
 from .models import Fence
 
 __all__ = ["FencedInstance", "FencedQuerySet", "atomic", "fence"]
@@ -34,44 +33,45 @@ __all__ = ["FencedInstance", "FencedQuerySet", "atomic", "fence"]
 Rows: TypeAlias = models.QuerySet[Any, Any]
 
 
-def fence(hold: Hold, target: object, field: str | None) -> FencedQuerySet | FencedInstance:
+def fence(held: HeldLease, target: object, field: str | None) -> FencedQuerySet | FencedInstance:
     """See ``Lock.fence``."""
     if isinstance(target, BaseManager):
         target = target.all()
     if isinstance(target, models.QuerySet):
-        return FencedQuerySet(_Column(hold, target.model, field), target)
+        return FencedQuerySet(_Column(held, target.model, field), target)
     if isinstance(target, models.Model):
-        return FencedInstance(_Column(hold, type(target), field), target)
+        return FencedInstance(_Column(held, type(target), field), target)
     raise TypeError(f"fence() takes a queryset, a manager or a model instance, not {target!r}")
 
 
 class FencedQuerySet:
-    """Rows that are written only while no newer holder has written them.
+    """Writes rows only if no newer holder has written them.
 
-    Each write is a transaction of its own, or a savepoint within the caller's. Its rows stay
-    locked until COMMIT. Every row that matches must accept the token: one that has seen a newer
-    one rolls all back. A row that vanishes meanwhile is no longer there to be refused or counted.
+    Each write is a transaction, or a savepoint in the caller's transaction, and its rows stay
+    locked until COMMIT. If a matching row has seen a newer token, the whole write is rolled back.
+    A row that is deleted meanwhile is neither refused nor counted.
 
-    Written is with the token of the grant under which ``lock.fence()`` was called. Once that
-    has ended, before the write or before its end, that is ``LeaseLost`` or ``NotHeld``.
+    Writes use the token of the grant under which ``lock.fence()`` was called. If that grant ends
+    before the write has ended, it raises ``LeaseLost`` or ``NotHeld``.
     """
 
     def __init__(self, column: _Column, queryset: Rows) -> None:
         self._column = column
-        # Asked for as a write does it, for routers that tell the two apart.
+        # For routers that use another database for reads, choose the one for writes.
         self._queryset = queryset.using(queryset.select_for_update().db)
 
     def __repr__(self) -> str:
         return f"<FencedQuerySet of {self._column}>"
 
     def update(self, **values: Any) -> int:
-        """As ``QuerySet.update``, and with the token in the same statement.
+        """As ``QuerySet.update``, with the token in the same statement.
 
-        With conditions on other tables, or columns in several (multi-table inheritance), the
-        rows are claimed first, by primary key, and written in a second statement.
+        If conditions refer to other tables, or columns are in several tables (multi-table
+        inheritance), the rows first get the token, by primary key, and a second statement writes
+        the values.
 
         Returns:
-            How many rows matched.
+            The number of rows that matched.
 
         Raises:
             StaleToken: One of them has seen a newer token; nothing is written.
@@ -79,7 +79,7 @@ class FencedQuerySet:
         """
         column = self._column
         if column.field.name in values or column.field.attname in values:
-            raise TypeError(f"{column} is set by the fence; leave it out of update()")
+            raise TypeError(f"The fence sets {column}; leave it out of update()")
         if self._queryset.query.is_sliced:
             raise TypeError("Cannot update a query once a slice has been taken.")
         with column.writing(self._queryset.db):
@@ -92,10 +92,10 @@ class FencedQuerySet:
             return changed
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        """As ``QuerySet.delete``, of rows that are claimed first.
+        """As ``QuerySet.delete``; the rows first get the token.
 
-        A row that is gone remembers no token: where rows come back under the same key,
-        ``lock.atomic()`` is the fence to use.
+        A deleted row remembers no token. If rows are created again under the same key, use
+        ``lock.atomic()`` instead.
 
         Raises:
             StaleToken: One of them has seen a newer token; nothing is deleted.
@@ -113,14 +113,14 @@ class FencedQuerySet:
         return await sync_to_async(self.delete)()
 
     def _claim(self) -> Rows:
-        """The rows that match, with our token, and locked."""
+        """The matching rows, with our token, and locked."""
         keys = list(self._queryset.order_by().values_list("pk", self._column.key))
         self._column.claim(self._queryset.db, [key for _, key in keys])
         return self._queryset.filter(pk__in=[pk for pk, _ in keys])
 
 
 class FencedInstance:
-    """A row that is written only while no newer holder has written it; see ``FencedQuerySet``."""
+    """Writes a row only if no newer holder has written it; see ``FencedQuerySet``."""
 
     def __init__(self, column: _Column, instance: models.Model) -> None:
         self._column, self._instance = column, instance
@@ -129,28 +129,30 @@ class FencedInstance:
         return f"<FencedInstance of {self._column}: {self._instance!r}>"
 
     def save(self, **options: Any) -> None:
-        """As ``Model.save``, in one transaction with the statement that raises the token.
+        """As ``Model.save``, in one transaction with a statement that writes the token.
 
-        That comes first, and keeps the row locked; ``save()`` itself follows under the lock,
-        with signals, parents and whatever the model adds to it. A new instance is inserted with
-        the token: there is no row yet that could refuse. Where two holders may insert the same
-        thing, ``lock.atomic()`` is the fence to use.
+        That statement comes first and locks the row; then ``save()`` runs, with signals, parents
+        and everything that the model adds to it. A new instance is inserted with the token, since
+        there is no row that could refuse it. If two holders may insert the same object, use
+        ``lock.atomic()`` instead.
 
         Raises:
             StaleToken: The row has seen a newer token; nothing is written.
             LeaseLost, NotHeld: The grant has ended; nothing is written.
-            DoesNotExist: The row was deleted meanwhile. It is not inserted again.
+            DoesNotExist: The row was deleted meanwhile; it is not inserted again.
         """
         column, instance = self._column, self._instance
         with column.carried_by(instance), column.writing(self._database(options)) as using:
             key = None if options.get("force_insert") else getattr(instance, column.key)
             is_there = key is not None and column.claim(using, [key])
             if not is_there and not instance._state.adding:
-                raise column.gone(instance)
+                raise column.model.DoesNotExist(
+                    f"{column.model._meta.label} {instance.pk!r} was deleted meanwhile"
+                )
             instance.save(**options)
 
     def delete(self, **options: Any) -> tuple[int, dict[str, int]]:
-        """As ``Model.delete``, in one transaction with the statement that raises the token.
+        """As ``Model.delete``, in one transaction with a statement that writes the token.
 
         Raises:
             StaleToken: The row has seen a newer token; nothing is deleted.
@@ -176,11 +178,12 @@ class FencedInstance:
 class _Column:
     """A model's column of tokens, and one grant's token for it."""
 
-    def __init__(self, hold: Hold, model: type[models.Model], name: str | None) -> None:
-        self.hold, self.token = hold, hold.token
+    def __init__(self, held: HeldLease, model: type[models.Model], name: str | None) -> None:
+        self.held, self.token = held, held.token
         self.model: Any = model
         self.field = _find(model, name)
-        # With multi-table inheritance it may be a parent's, with a primary key of its own.
+        # With multi-table inheritance the field may be in a parent's table, which has its own
+        # primary key.
         self.table: Any = self.field.model
         self.key: str = self.table._meta.pk.attname
         self.accepts = models.Q((f"{self.field.name}__lte", self.token))
@@ -190,16 +193,17 @@ class _Column:
 
     @contextmanager
     def writing(self, using: str) -> Iterator[str]:
-        """A transaction on ``using`` that begins and ends under the lease."""
-        self.hold.check()
+        """A transaction on ``using``; the lease must be held at its begin and at its end."""
+        self.held.check()
         with transaction.atomic(using=using):
             yield using
-            # Whoever slept since the first check leaves nothing, even if nobody came after.
-            self.hold.check()
+            # If this process was stopped for longer than its lease, roll back, even if there was
+            # no newer holder.
+            self.held.check()
 
     @contextmanager
     def carried_by(self, instance: models.Model) -> Iterator[None]:
-        """``instance`` has the token from now on, unless its write fails."""
+        """Set the token on ``instance``; undo that if the write fails."""
         known, name = vars(instance), self.field.attname
         before = {name: known[name]} if name in known else {}
         setattr(instance, name, self.token)
@@ -213,10 +217,10 @@ class _Column:
         setattr(instance, name, self.token)
 
     def is_enough_for(self, queryset: Rows, values: dict[str, Any]) -> bool:
-        """Whether Django makes one UPDATE of it, whose own condition is the token's.
+        """Whether Django writes the rows in one UPDATE with the token in its own condition.
 
-        With a join the condition ends up in a subquery, which is not evaluated again after a
-        wait for the row; with several tables Django reads the keys first and then goes by them.
+        With a join, the condition is in a subquery, which is not evaluated again after waiting
+        for the row. With several tables, Django first reads the keys and then updates by them.
         """
         meta, query = self.model._meta, queryset.query
         named = [meta.get_field(name) for name in values]
@@ -228,36 +232,30 @@ class _Column:
         )
 
     def claim(self, using: str, keys: Sequence[Any]) -> int:
-        """Raise the token of the rows with these keys; they stay locked until COMMIT.
+        """Write the token to the rows with these keys; they stay locked until COMMIT.
 
         Returns:
-            How many are there.
+            The number of rows that exist.
 
         Raises:
-            StaleToken: One has seen a newer token.
+            StaleToken: One of them has seen a newer token.
         """
         rows: Rows = self.table._base_manager.using(using).filter(pk__in=keys)
         claimed = rows.filter(self.accepts).update(**{self.field.name: self.token})
         self.refuse_newer(rows)
         return claimed
 
-    def gone(self, instance: models.Model) -> Exception:
-        """The error of a row that was deleted."""
-        text = f"{self.model._meta.label} {instance.pk!r} was deleted meanwhile"
-        error: Exception = self.model.DoesNotExist(text)
-        return error
-
     def refuse_newer(self, rows: Rows) -> None:
         """Raise ``StaleToken`` if one of the rows has seen a newer token."""
-        # A read that locks sees the present; under MySQL's REPEATABLE READ any other may see
-        # what was there when the caller's transaction began.
+        # A locking read sees the present; under MySQL's REPEATABLE READ other reads may see what
+        # was there when the caller's transaction began.
         newer = rows.filter(**{f"{self.field.name}__gt": self.token}).select_for_update()
         seen = list(newer.order_by().values_list(self.field.name, flat=True)[:1])
         if seen:
             raise StaleToken(
                 f"A row of {self} has seen token {seen[0]}; this grant has {self.token}",
-                self.hold.name,
-                self.hold.alias,
+                self.held.name,
+                self.held.alias,
             )
 
 
@@ -267,70 +265,68 @@ def _find(model: type[models.Model], name: str | None) -> FencingTokenField:
     ]
     label = model._meta.label
     if not fields:
-        raise TypeError(
-            f"{label} has no FencingTokenField; add one, as in fence = FencingTokenField()"
-        )
+        raise TypeError(f"{label} has no FencingTokenField; add one: fence = FencingTokenField()")
     names = ", ".join(repr(field.name) for field in fields)
     if name is not None:
         fields = [field for field in fields if field.name == name]
         if not fields:
             raise TypeError(f"{label} has no FencingTokenField {name!r}; it has {names}")
     if len(fields) > 1:
-        raise TypeError(f"{label} has several FencingTokenFields; name one as field=: {names}")
+        raise TypeError(f"{label} has several FencingTokenFields; choose one with field=: {names}")
     return fields[0]
 
 
 @contextmanager
-def atomic(hold: Hold, using: str | None) -> Iterator[None]:
+def atomic(held: HeldLease, using: str | None) -> Iterator[None]:
     """See ``Lock.atomic``."""
     using = using or router.db_for_write(Fence)
     if transactions.is_open(using):
         raise RuntimeError(
-            f"lock.atomic() of lock {hold.name!r} (alias {hold.alias!r}) must be the outermost "
-            f"transaction on database {using!r}: it compares tokens just before its COMMIT. Move "
-            "it outside of transaction.atomic() (in a view: non_atomic_requests; in a task: "
-            "atomic=True compares attempts already), or use lock.fence()"
+            f"lock.atomic() of lock {held.name!r} (alias {held.alias!r}) must be the outermost "
+            f"transaction on database {using!r}, because it compares tokens just before its "
+            "COMMIT. Move it outside of transaction.atomic() (in a view: non_atomic_requests; in "
+            "a task: atomic=True compares attempts already), or use lock.fence()"
         )
-    name = _Name(hold, using)
-    # Before, and committed at once: of two transactions that both find no row and then insert
-    # it, one would fail, and on MySQL they would dead-lock.
+    name = _Name(held, using)
+    # Committed before the transaction: if two transactions both found no row and inserted it, one
+    # would fail, and on MySQL they would deadlock.
     name.introduce()
     with transaction.atomic(using=using, durable=True):
         name.enter()
         yield
         if not connections[using].needs_rollback:
-            # The row is locked, unless what ran in between has ended the transaction unseen,
-            # as DDL does on MySQL.
+            # Compare again: the row is still locked, unless a statement has implicitly ended the
+            # transaction, as DDL does on MySQL.
             name.enter()
-            hold.check()
+            held.check()
 
 
 class _Name:
     """A lock's name in the fence table, and one grant's token for it."""
 
-    def __init__(self, hold: Hold, using: str) -> None:
-        self.hold, self.using = hold, using
-        prefix = hold.backend.options.key_prefix
-        self.facts = {"alias": hold.alias, "key_prefix": prefix, "name": hold.name}
+    def __init__(self, held: HeldLease, using: str) -> None:
+        self.held, self.using = held, using
+        prefix = held.backend.options.key_prefix
+        self.facts = {"alias": held.alias, "key_prefix": prefix, "name": held.name}
         self.digest = Fence.digest_of(**self.facts)
         self.row = Fence.objects.using(using).filter(digest=self.digest)
 
     def introduce(self) -> None:
-        """See that there is a row."""
+        """Make sure that there is a row."""
         if not self.row.exists():
             new = Fence(digest=self.digest, token=0, updated_at=timezone.now(), **self.facts)
             Fence.objects.using(self.using).bulk_create([new], ignore_conflicts=True)
 
     def enter(self) -> None:
-        """Leave our token, if no newer one is there; the row stays locked until COMMIT.
+        """Write our token unless there is a newer one; the row stays locked until COMMIT.
 
         Raises:
-            StaleToken: A newer one is there, or the row is gone.
+            StaleToken: There is a newer one, or the row is gone.
         """
-        token = self.hold.token
+        token = self.held.token
         if not self.row.filter(token__lte=token).update(token=token, updated_at=timezone.now()):
             raise StaleToken(
                 f"The fence on database {self.using!r} has seen a newer token than {token}",
-                self.hold.name,
-                self.hold.alias,
+                self.held.name,
+                self.held.alias,
             )

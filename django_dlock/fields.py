@@ -1,4 +1,4 @@
-"""``FencingTokenField``: where a row remembers the highest token that wrote it."""
+"""``FencingTokenField``: stores the highest token that has written a row."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _OURS = {"default": 0, "db_default": 0, "editable": False}
 
 
 class FencingTokenField(_Base):
-    """The highest fencing token that has written the row; 0 while none has.
+    """The highest fencing token that has written the row; 0 if none has.
 
-    Written by ``lock.fence(...)``. Tokens of different locks cannot be compared, so a field
-    belongs to one lock name; rows that are guarded by two locks have two fields.
+    ``lock.fence(...)`` writes it. Tokens of different locks cannot be compared, so a field
+    belongs to one lock name; rows that are guarded by two locks need two fields.
 
-    ``save()`` never lowers it, even of an instance that was loaded before the last fenced
-    write. Its default is the database's too, so that rows may be inserted by code that does not
-    know the column yet, as during a rolling deploy.
+    ``save()`` never lowers it, even if the instance was loaded before the last fenced write. The
+    default is also set in the database, so that code which does not know the column can insert
+    rows during a rolling deploy.
 
     Raises:
-        TypeError: ``null=True``: an unknown token can be compared with nothing.
+        TypeError: ``null=True``; an unknown token cannot be compared.
     """
 
     description = "Fencing token"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         if options.get("null"):
-            raise TypeError("FencingTokenField cannot be null; a row that none has written has 0")
+            raise TypeError("FencingTokenField cannot be null; it is 0 until a token is written")
         super().__init__(*args, **{**_OURS, **options})
 
     def deconstruct(self) -> tuple[str, str, Any, Any]:
@@ -46,7 +46,7 @@ class FencingTokenField(_Base):
                 options.pop(option, None)
             else:
                 options[option] = value
-        # Where users import it from; the module may move.
+        # The public import path, because the module may move.
         return name, "django_dlock.FencingTokenField", args, options
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:

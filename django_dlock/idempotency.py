@@ -1,28 +1,28 @@
-"""The idempotency record: claim, complete, wait, fail, forget, purge.
+"""The idempotency record: claim, complete, wait, interrupt, fail.
 
-Whether a run counts is decided here, in the record's own database, by the record's attempt
-alone; never by the state of a lease, a queue or a result backend. Every write is one
-conditional statement that names the attempt it was made for, so none needs a lock of its own::
+Whether a run counts is decided in the record's database, by the record's attempt number; never by
+the state of a lease, a queue or a result backend. Every write is one conditional statement that
+names its attempt, so no write needs a lock::
 
     run A   claim → attempt 1 … stopped ……………………………… complete(attempt 1): 0 rows → StaleToken
     run B                       lease gone, claim → attempt 2 … complete(attempt 2): 1 row
 
-Times are the database's own (``Now()``). Nothing here knows a task or a view; results are
+Times are those of the database (``Now()``). This module knows neither tasks nor views; results are
 text that the caller has encoded.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from django.conf import settings
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import functions
 
-from .exceptions import AttemptsExhausted, LockError, PayloadMismatch, StaleToken
+from .exceptions import AttemptsExhausted, DuplicateRun, LockError, PayloadMismatch, StaleToken
 from .models import IdempotencyRecord
 
 __all__ = [
@@ -32,18 +32,21 @@ __all__ = [
     "InFlight",
     "claim",
     "complete",
-    "fail",
     "has_succeeded",
-    "purge",
-    "wait",
+    "look",
+    "mark_failed",
+    "mark_interrupted",
+    "mark_waiting",
 ]
 
 State: TypeAlias = IdempotencyRecord.State
+Ending: TypeAlias = IdempotencyRecord.Ending
+E = TypeVar("E", bound=LockError)
 Records: TypeAlias = models.QuerySet[IdempotencyRecord]
 
 
 class Now(functions.Now):
-    """The database's time as Django stores times; MySQL's is in the zone of its server."""
+    """The database's time as Django stores times; MySQL's own would be in its server's zone."""
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         template = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
@@ -51,20 +54,24 @@ class Now(functions.Now):
 
 
 _RACES = 100
-"""How many other writers a claim lets pass before it gives up; each of them made progress."""
+"""A claim gives up after so many other writers were faster; each of them made progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What a run that wants to begin says of itself.
+    """The data of a run that is to begin.
 
     Attributes:
-        scope, key: What the work is called; compared exactly.
-        payload: Fingerprint of the arguments. Another one under the same key is an error.
-        ttl: How long the record is kept after it was last written.
+        scope, key: Identify the work; compared exactly.
+        payload: Fingerprint of the arguments. Another one with the same key is an error.
+        ttl: How long the record is kept after the last write.
         lock_alias, lock_name, owner, token: The lease under which the run begins. ``owner`` is
-            a nonce, so it names this run and no other.
-        max_attempts: How many runs may die in the middle before the key is given up.
+            a nonce, so it identifies this run.
+        task_id: Runs with the same task id belong to one task. Their payloads may differ,
+            because a retry may have other arguments.
+        step: How often the task has replaced itself before this run. A replacement has the id of
+            the task that it replaces; the step distinguishes it from a redelivery.
+        max_attempts: How many runs may die in the middle before the key fails.
     """
 
     scope: str
@@ -76,16 +83,22 @@ class ClaimRequest:
     owner: str
     token: int | None = None
     task_id: str = ""
+    step: int = 0
     max_attempts: int = 5
+
+    def error(self, kind: type[E], text: str) -> E:
+        """An error about the key that also names the lock."""
+        text = f"Key {self.key!r} in scope {self.scope!r} {text}"
+        return kind(text, self.lock_name, self.lock_alias)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to run, until somebody claims a later attempt.
+    """The right to run, until a later attempt is claimed.
 
     Attributes:
-        attempt: Rises with every run of the key; the fence of its record.
-        deaths: How many runs before this one died in the middle.
+        attempt: Increases with every run of the key; a run can end only the latest attempt.
+        deaths: How many earlier runs died in the middle.
         using: The record's database.
     """
 
@@ -96,166 +109,171 @@ class Claim:
     using: str
 
     def record(self) -> Records:
-        """The record, if this run still is the latest."""
-        # The owner as well: a record that was forgotten and made anew counts from 1 again,
-        # and some databases use a primary key twice.
-        return _records(self.using).filter(
+        """The record, if this run is still the latest."""
+        # Compare the owner, too: a record that was forgotten and created again has attempt 1
+        # again, and some databases reuse primary keys.
+        return IdempotencyRecord.objects.using(self.using).filter(
             pk=self.record_id, attempt=self.attempt, owner=self.request.owner
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The key has been worked off.
+    """The work of the key is done.
 
     Attributes:
-        result: What ``complete`` was given.
-        task_id: Of the run that did it.
+        result, ending: What ``complete`` was given.
+        task_id: Of the run that did the work.
     """
 
     result: str
     task_id: str = ""
+    ending: str = ""
+    record_id: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Another run is under way, and the backend says that its owner still holds."""
+    """Another run is in progress: its owner still holds the lock, or its replacement continues."""
 
     lock_alias: str
     lock_name: str
     owner: str
+    task_id: str = ""
 
 
 Holds = Callable[[str, str, str], bool]
 """``holds(alias, name, owner)``: whether the backend says that the owner holds the name now.
 
-Raises ``BackendUnavailable`` where it does not answer; the record is then not taken over."""
+It raises ``BackendUnavailable`` if there is no answer; then the key is not claimed."""
 
 
 def claim(
     request: ClaimRequest, *, holds: Holds, using: str | None = None
 ) -> Claim | Finished | InFlight:
-    """Begin a run of a key, unless it is done or under way.
+    """Begin a run of a key, unless its work is done or in progress.
 
     Works inside and outside ``transaction.atomic()``. Outside, the claim is committed before
     this returns, so that a run that dies is counted. An expired record counts as absent.
 
     Raises:
-        PayloadMismatch: The key is known with another payload.
-        AttemptsExhausted: As many runs as allowed died in the middle; the record is failed now.
-        BackendUnavailable: A run is recorded, and whether its owner lives cannot be told.
+        PayloadMismatch: The key was used with another payload, by another task id.
+        DuplicateRun: Another task did part of the work and replaced itself, and the replacement
+            failed.
+        AttemptsExhausted: ``max_attempts`` runs died in the middle; the record is now failed.
+        BackendUnavailable: A run is recorded, and the backend does not say whether its owner
+            still holds the lock.
     """
     using = using or router.db_for_write(IdempotencyRecord)
     for race in range(_RACES):
-        # Of a caller's transaction that sees only what was there when it began, a read that
-        # locks sees the present, on MySQL; and PostgreSQL says that it cannot.
+        # The caller's transaction may see only what was there when it began. A locking read sees
+        # the present on MySQL, and raises on PostgreSQL.
         locking = race > 0 and connections[using].in_atomic_block
         record = _read(request, using, locking=locking)
         if record is None:
             claimed = _insert(request, using)
         elif record.expired and record.state != State.RUNNING:
             claimed = _begin(record, request, using, deaths=0)
-        elif record.payload != request.payload and not record.expired:
-            raise PayloadMismatch(
-                f"key {request.key!r} in scope {request.scope!r} was used with another payload",
-                request.lock_name,
-                request.lock_alias,
-            )
-        elif record.state == State.SUCCEEDED:
-            return Finished(record.result, record.task_id)
+        elif answer := _answer(record, request):
+            return answer
         elif record.state != State.RUNNING:
-            deaths = 0 if record.state == State.FAILED else record.deaths
+            deaths = record.deaths if record.state == State.WAITING else 0
             claimed = _begin(record, request, using, deaths=deaths)
         elif holds(record.lock_alias, record.lock_name, record.owner):
-            return InFlight(record.lock_alias, record.lock_name, record.owner)
+            return _in_flight(record)
         elif record.deaths + 1 >= request.max_attempts:
-            _give_up(record, request, using)
+            _give_up(record, request)
             continue
         else:
             claimed = _begin(record, request, using, deaths=record.deaths + 1)
         if claimed is not None:
             return claimed
-        # Somebody else wrote first; see what they made of it.
-    raise LockError(
-        f"key {request.key!r} in scope {request.scope!r} changed {_RACES} times during one claim",
-        request.lock_name,
-        request.lock_alias,
-    )
+        # Another writer was faster; read the record again.
+    raise request.error(LockError, f"changed {_RACES} times during one claim")
 
 
-def complete(claim: Claim, result: str = "") -> None:
-    """Record the run as succeeded; in the transaction of its effects where there is one.
+def look(request: ClaimRequest, *, using: str | None = None) -> Finished | InFlight | None:
+    """What is recorded for a key, without a claim; ``None`` if a run may begin.
+
+    A run that is recorded as running may have died: its backend is not asked.
 
     Raises:
-        StaleToken: A later attempt was claimed, or the record was forgotten: this run does not
-            count. Raised inside ``atomic``, it rolls the run's effects back.
+        PayloadMismatch, DuplicateRun: As ``claim``.
     """
-    changed = _end(claim, State.SUCCEEDED, result=result, error="", deaths=0)
+    using = using or router.db_for_write(IdempotencyRecord)
+    record: Any = _read(request, using, locking=False)
+    if record is None or (record.expired and record.state != State.RUNNING):
+        return None
+    answer = _answer(record, request)
+    if answer is None and record.state == State.RUNNING:
+        return _in_flight(record)
+    return answer
+
+
+def complete(claim: Claim, result: str = "", ending: str = Ending.RETURNED) -> None:
+    """Record the run as succeeded; call it in the transaction of its effects, if there is one.
+
+    Args:
+        ending: ``Ending.REPLACED`` lets the next step of the same task id run.
+
+    Raises:
+        StaleToken: A later attempt was claimed, or the record was forgotten, so this run does
+            not count. Inside ``atomic``, this error rolls back the run's effects.
+    """
+    changed = _end(claim, State.SUCCEEDED, result=result, ending=ending, error="", deaths=0)
     if not changed:
-        request = claim.request
-        raise StaleToken(
-            f"attempt {claim.attempt} of key {request.key!r} in scope {request.scope!r} "
-            "is not the latest any more",
-            request.lock_name,
-            request.lock_alias,
-        )
+        raise claim.request.error(StaleToken, f"has a later attempt than {claim.attempt}, or none")
 
 
-def wait(claim: Claim, reason: str = "") -> bool:
-    """Record the run as ended without an outcome: another delivery will go on.
+def mark_waiting(claim: Claim, reason: str = "") -> bool:
+    """Record that the run ended without an outcome and that another delivery will follow.
 
     Returns:
-        Whether it still was the latest; otherwise nothing was changed.
+        Whether it was still the latest; otherwise nothing has changed.
     """
     return _end(claim, State.WAITING, error=reason)
 
 
-def fail(claim: Claim, error: str) -> bool:
-    """Record the run as failed; a new delivery may take the key.
+def mark_interrupted(claim: Claim, reason: str) -> bool:
+    """Record that the run died in the middle, while its process is still alive.
 
     Returns:
-        Whether it still was the latest; otherwise nothing was changed.
+        Whether it was still the latest; otherwise nothing has changed.
+
+    Raises:
+        AttemptsExhausted: ``max_attempts`` runs died in the middle; the record is now failed.
+    """
+    deaths = claim.deaths + 1
+    if deaths < claim.request.max_attempts:
+        return _end(claim, State.WAITING, error=reason, deaths=deaths)
+    error = _exhausted(claim.request, deaths, reason)
+    if _end(claim, State.FAILED, error=str(error), deaths=deaths):
+        raise error
+    return False
+
+
+def mark_failed(claim: Claim, error: str) -> bool:
+    """Record the run as failed; a new delivery may claim the key.
+
+    Returns:
+        Whether it was still the latest; otherwise nothing has changed.
     """
     return _end(claim, State.FAILED, error=error)
 
 
 def has_succeeded(claim: Claim) -> bool:
-    """Whether this very run is recorded as succeeded: the answer after a doubtful COMMIT.
+    """Whether this very run is recorded as succeeded; for a COMMIT that was not answered.
 
-    Waits for a COMMIT of which the server was told, and which it has not yet carried out.
+    Waits for a COMMIT that the server has received and not yet completed.
     """
     if claim.record().filter(state=State.SUCCEEDED).exists():
         return True
     if not connections[claim.using].features.has_select_for_update:
         return False
     with transaction.atomic(using=claim.using):
-        # By no condition that the COMMIT changes: the row would be passed over.
+        # Without a condition on the state, which that COMMIT changes: it would skip the row.
         found = claim.record().select_for_update().first()
         return found is not None and found.state == State.SUCCEEDED
-
-
-def purge(
-    *, before: dt.datetime | None = None, batch_size: int = 1000, using: str | None = None
-) -> Iterator[int]:
-    """Delete records whose retention has ended, in batches, each a transaction of its own.
-
-    Args:
-        before: Records that expired before this; the database's present time by default.
-
-    Yields:
-        How many records each batch deleted.
-    """
-    using = using or router.db_for_write(IdempotencyRecord)
-    limit = Now() if before is None else before
-    expired = _records(using).filter(expires_at__lt=limit)
-    while batch := list(expired.order_by("expires_at").values_list("pk", flat=True)[:batch_size]):
-        # Asked again in the deleting statement: a record may have been claimed meanwhile.
-        yield expired.filter(pk__in=batch).delete()[0]
-
-
-def _records(using: str) -> Records:
-    records: Records = IdempotencyRecord.objects.using(using)
-    return records
 
 
 def _read(request: ClaimRequest, using: str, *, locking: bool) -> Any:
@@ -271,14 +289,11 @@ def _read(request: ClaimRequest, using: str, *, locking: bool) -> Any:
 
 
 def _facts(request: ClaimRequest) -> dict[str, Any]:
+    told = ("payload", "lock_alias", "lock_name", "owner", "token", "task_id", "step")
     return {
-        "payload": request.payload,
+        **{fact: getattr(request, fact) for fact in told},
         "state": State.RUNNING,
-        "lock_alias": request.lock_alias,
-        "lock_name": request.lock_name,
-        "owner": request.owner,
-        "token": request.token,
-        "task_id": request.task_id,
+        "ending": "",
         "result": "",
         "error": "",
         "started_at": Now(),
@@ -289,9 +304,9 @@ def _facts(request: ClaimRequest) -> dict[str, Any]:
 
 def _insert(request: ClaimRequest, using: str) -> Claim | None:
     try:
-        # A savepoint where there is a transaction already: the error must not spoil it.
+        # In a caller's transaction this is a savepoint, so that the error does not break it.
         with transaction.atomic(using=using):
-            record = _records(using).create(
+            record = IdempotencyRecord.objects.using(using).create(
                 digest=IdempotencyRecord.digest_of(request.scope, request.key),
                 scope=request.scope,
                 key=request.key,
@@ -304,25 +319,62 @@ def _insert(request: ClaimRequest, using: str) -> Claim | None:
     return Claim(record.pk, 1, 0, request, using)
 
 
-def _begin(
-    record: IdempotencyRecord, request: ClaimRequest, using: str, *, deaths: int
-) -> Claim | None:
-    changed = _unchanged(record, using).update(
-        attempt=record.attempt + 1, deaths=deaths, **_facts(request)
-    )
+def _answer(record: Any, request: ClaimRequest) -> Finished | InFlight | None:
+    """What prevents a run from beginning, apart from a run that is recorded as running.
+
+    Only a run that was replaced is followed by a run of the next step::
+
+        run, step 0    replace() … succeeded, "replaced"
+        redelivery, step 0                 step 0 is done: Finished("replaced")
+        replacement, step 1                claim … succeeded, "returned"
+        another task id                    Finished | InFlight while step 1 runs | Finished
+
+    Raises:
+        PayloadMismatch, DuplicateRun: See ``claim``.
+    """
+    finished = Finished(record.result, record.task_id, record.ending, record.pk)
+    if request.task_id and record.task_id == request.task_id:
+        if request.step < record.step:
+            return Finished("", record.task_id, Ending.REPLACED, record.pk)
+        if record.state == State.SUCCEEDED:
+            goes_on = request.step > record.step and record.ending == Ending.REPLACED
+            return None if goes_on else finished
+        # A replacement that arrived before the replaced run was recorded.
+        return _in_flight(record) if request.step > record.step else None
+    if record.payload != request.payload and not record.expired:
+        raise request.error(PayloadMismatch, "was used with another payload")
+    if record.state == State.SUCCEEDED:
+        return finished
+    if record.ending != Ending.REPLACED:
+        return None
+    if record.state == State.FAILED:
+        raise request.error(
+            DuplicateRun,
+            f"is partly done: task {record.task_id} replaced itself and then failed; forget the "
+            "record to start again",
+        )
+    return _in_flight(record)
+
+
+def _in_flight(record: IdempotencyRecord) -> InFlight:
+    return InFlight(record.lock_alias, record.lock_name, record.owner, record.task_id)
+
+
+def _begin(record: Any, request: ClaimRequest, using: str, *, deaths: int) -> Claim | None:
+    facts = _facts(request)
+    if record.ending == Ending.REPLACED and not record.expired:
+        # Keep the payload of the first run, and the mark that the task has replaced itself.
+        facts.update(ending=record.ending, payload=record.payload)
+    changed = record.as_it_was().update(attempt=record.attempt + 1, deaths=deaths, **facts)
     return Claim(record.pk, record.attempt + 1, deaths, request, using) if changed else None
 
 
-def _give_up(record: IdempotencyRecord, request: ClaimRequest, using: str) -> None:
-    """Record the key as failed and raise, unless somebody else wrote first."""
+def _give_up(record: IdempotencyRecord, request: ClaimRequest) -> None:
+    """Record the key as failed and raise, unless another writer was faster."""
     deaths = record.deaths + 1
-    error = AttemptsExhausted(
-        f"{deaths} runs of key {request.key!r} in scope {request.scope!r} died in the middle",
-        request.lock_name,
-        request.lock_alias,
-    )
-    changed = _unchanged(record, using).update(
-        # Counted on, so that the dead run cannot end if it is not as dead as believed.
+    error = _exhausted(request, deaths, record.error)
+    changed = record.as_it_was().update(
+        # Incremented, so that the run cannot end its record if it is still alive after all.
         attempt=record.attempt + 1,
         state=State.FAILED,
         deaths=deaths,
@@ -334,10 +386,9 @@ def _give_up(record: IdempotencyRecord, request: ClaimRequest, using: str) -> No
         raise error
 
 
-def _unchanged(record: IdempotencyRecord, using: str) -> Records:
-    return _records(using).filter(
-        pk=record.pk, attempt=record.attempt, state=record.state, owner=record.owner
-    )
+def _exhausted(request: ClaimRequest, deaths: int, reason: str) -> AttemptsExhausted:
+    because = f"; the last one: {reason}" if reason else ""
+    return request.error(AttemptsExhausted, f"had {deaths} runs that died in the middle{because}")
 
 
 def _end(claim: Claim, state: State, **facts: Any) -> bool:

@@ -1,11 +1,11 @@
-"""Lock names, and the keys that templates, argument names and callables make of a call.
+"""The keys that templates, argument names and callables make from a call.
 
-Shared by ``locked``, ``locked_view`` and ``LockedTask``; knows neither requests nor tasks.
+Used by ``locked``, ``locked_view`` and ``LockedTask``; knows neither requests nor tasks.
 
-A template is plain text on purpose: ``"order:{order_id}"`` has to meet ``Lock("order:1")``. So
-``1`` and ``"1"`` are one key there, and a string that itself holds the text between two fields
-can imitate their border. Where arguments are not one's own, argument names are the better key:
-they give a digest that is typed and cannot be imitated.
+A template gives plain text, so that ``"order:{order_id}"`` and ``Lock("order:1")`` mean the same
+lock. So ``1`` and ``"1"`` make the same key, and a value that contains the text between two
+fields can produce the key of other values. For arguments from outside, use argument names: they
+make a digest that includes types, and that no other values produce.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
-import hashlib
 import inspect
 import json
 import re
@@ -22,46 +21,17 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
+from .names import REFUSED, digest, fit
+
 __all__ = [
     "ALL_ARGUMENTS",
     "AllArguments",
     "Key",
     "KeySpec",
-    "check_name",
+    "MissingValue",
     "compile_key",
     "fingerprint",
-    "fit",
 ]
-
-MAX_NAME = 255
-MAX_KEY = 200
-"""A longer key ends in a digest, so that a prefix and a name of a user's own still fit."""
-
-# Control characters break lists and logs; a lone surrogate cannot be encoded.
-_REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def check_name(name: str) -> str:
-    """The name itself, if it may name a lock.
-
-    Raises:
-        TypeError: Not a string.
-        ValueError: Empty, longer than 255 characters, or with a control character or a lone
-            surrogate.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"A lock's name is a string, not {name!r}")
-    if not 1 <= len(name) <= MAX_NAME:
-        raise ValueError(
-            f"A lock's name has 1 to {MAX_NAME} characters, not {len(name)}: {name[:80]!r}"
-        )
-    found = _REFUSED.search(name)
-    if found is not None:
-        raise ValueError(
-            f"A lock's name has no control characters and no lone surrogates, "
-            f"but {name!r} has {found.group()!r}"
-        )
-    return name
 
 
 class AllArguments(enum.Enum):
@@ -77,7 +47,23 @@ ALL_ARGUMENTS: Final = AllArguments.ALL_ARGUMENTS
 """The key is a digest of all arguments."""
 
 KeySpec: TypeAlias = str | Sequence[str] | Callable[..., str] | AllArguments
-"""A template, names of arguments, a callable that gets the arguments, or ``ALL_ARGUMENTS``."""
+"""A template, names of arguments, a callable with the arguments, or ``ALL_ARGUMENTS``."""
+
+
+OF_USER = "request.user"
+"""Fields that begin with this may have no value for an anonymous user."""
+
+
+class MissingValue(TypeError):
+    """A field of a key has no value in this call, so that many calls would share the key.
+
+    Attributes:
+        of_user: Whether it might have a value if the user were logged in.
+    """
+
+    def __init__(self, message: str, *, of_user: bool = True) -> None:
+        super().__init__(message)
+        self.of_user = of_user
 
 
 class Key(Protocol):
@@ -97,20 +83,20 @@ def compile_key(
     *,
     what: str,
     prefix: str = "",
-    normalise: Callable[[Any], Any] | None = None,
+    normalise: Callable[[Any], Any] = lambda value: value,
 ) -> Key:
-    """Check a key against the signature of what it guards.
+    """Check a key against the signature of the function, and return the function that makes it.
 
     Args:
-        signature: Without ``self`` where the caller does not pass it.
+        signature: Without ``self`` if the caller does not pass it.
         what: Where the key is set, for messages: ``"lock_key of task shop.charge"``.
-        prefix: What a digest begins with; templates and callables are used as they stand.
-        normalise: Gives an argument the form in which the other side of a queue will see it,
-            so that a digest is the same on both; applied to arguments and to defaults.
+        prefix: The beginning of a digest; templates and callables are used without it.
+        normalise: Converts an argument to the form that it has after a queue, so that both sides
+            of the queue make the same digest; applied to arguments and defaults.
 
     Raises:
-        TypeError: No template, list of names or callable.
-        ValueError: A malformed template, or a name that is no argument.
+        TypeError: It is not a template, list of names or callable.
+        ValueError: The template is malformed, or a name is not that of an argument.
     """
     if isinstance(spec, str):
         return _Template(spec, _Arguments(signature, what))
@@ -127,9 +113,9 @@ def compile_key(
 
 
 def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
-    """A versioned digest of named values: typed, whatever the order of names and of dicts.
+    """A versioned digest of named values and their types; independent of their order.
 
-    Lists and tuples are the same, as they are after JSON; an ``Enum`` is its value.
+    Lists and tuples are equal, as they are after JSON; an ``Enum`` counts as its value.
 
     Args:
         what: For messages.
@@ -137,40 +123,21 @@ def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
     Raises:
         TypeError: A value has no stable form.
     """
-    tagged = [[name, _tag_argument(name, arguments[name], what)] for name in sorted(arguments)]
-    return f"v1:{_sha(json.dumps(tagged))}"
-
-
-def _tag_argument(name: str, value: Any, what: str) -> Any:
+    name, tagged = "", []
     try:
-        return _tag(value)
+        for name in sorted(arguments):
+            tagged.append([name, _tag(arguments[name])])
     except _Unstable as error:
         raise TypeError(
-            f"{what}: the argument {name!r} holds {error.value!r}, which has no stable form: "
-            "pass plain data instead (the primary key of a model instance), or make the key by "
+            f"{what}: the argument {name!r} contains {error.args[0]!r}, which has no stable form: "
+            "pass plain data instead (the primary key of a model instance), or make the key with "
             "a template or a callable"
         ) from None
-
-
-def _sha(text: str) -> str:
-    # 128 bits: no two keys meet by chance, and the name stays short.
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def fit(key: str, longest: int = MAX_KEY) -> str:
-    """The key as a lock's name: one that is too long or cannot be a name ends in a digest."""
-    name = _REFUSED.sub("?", key)
-    if name == key and len(key) <= longest:
-        return key
-    digest = _sha(key)
-    return f"{name[: longest - len(digest) - 1]}~{digest}"
-
-
-_BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return f"v1:{digest(json.dumps(tagged))}"
 
 
 class _Arguments:
-    """The signature that a key is made over."""
+    """The signature from whose arguments a key is made."""
 
     def __init__(self, signature: inspect.Signature, what: str) -> None:
         self.signature = signature
@@ -178,7 +145,6 @@ class _Arguments:
         self.names = list(signature.parameters)
         kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
         self.rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-        self._all_by_place = set(kinds) <= _BY_PLACE
 
     def check(self, name: str, where: str) -> None:
         """Refuse a name that no call can pass."""
@@ -195,17 +161,8 @@ class _Arguments:
         except TypeError as error:
             raise TypeError(f"{self.what}: {error}") from None
 
-    def all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every argument of a call by its name, defaults included."""
-        if self._all_by_place and not kwargs and len(args) == len(self.names):
-            # What most tasks are called with; to bind it takes eight times as long.
-            return dict(zip(self.names, args, strict=True))
-        bound = self.bind(args, kwargs)
-        bound.apply_defaults()
-        return self.named(bound)
-
     def named(self, bound: inspect.BoundArguments) -> dict[str, Any]:
-        """Every argument by its name, those that ``**kwargs`` took in included."""
+        """Every argument by its name, including those in ``**kwargs``."""
         if self.rest is None:
             return bound.arguments
         return {**bound.arguments.get(self.rest, {}), **bound.arguments}
@@ -220,7 +177,7 @@ class _Template:
     def __init__(self, template: str, arguments: _Arguments) -> None:
         self.template, self.arguments = template, arguments
         self.formatter = string.Formatter()
-        # Literal text, then field and format spec, or None at the end.
+        # Literal text, field (``None`` at the end) and format spec.
         self.parts: list[tuple[str, str | None, str]] = []
         try:
             parsed = list(self.formatter.parse(template))
@@ -229,14 +186,13 @@ class _Template:
         if not parsed:
             raise self._malformed("it is empty")
         for place, (literal, field, spec, conversion) in enumerate(parsed):
-            if _REFUSED.search(literal):
+            if REFUSED.search(literal):
                 raise self._malformed("control characters and lone surrogates are not allowed")
             if field is not None:
                 self._check_field(field, spec or "", conversion)
                 if place and not literal:
                     raise self._malformed(
-                        f"nothing stands before the field {field!r} that tells it from the one "
-                        "before"
+                        f"there must be text between the field {field!r} and the one before it"
                     )
             self.parts.append((literal, field, spec or ""))
 
@@ -246,17 +202,19 @@ class _Template:
     def _check_field(self, field: str, spec: str, conversion: str | None) -> None:
         name = re.split(r"[.\[]", field, maxsplit=1)[0]
         if not name or name.isdigit():
-            raise self._malformed(f"the field {{{field}}} has no name; fields go by argument name")
+            raise self._malformed(f"the field {{{field}}} has no name; use the name of an argument")
         if not name.isidentifier():
             raise self._malformed(f"the field {{{field}}} does not begin with an argument's name")
         if conversion:
-            raise self._malformed(f"!{conversion} is not allowed: values are rendered as they are")
+            raise self._malformed(f"the conversion !{conversion} is not allowed")
         if "{" in spec:
-            raise self._malformed(f"the format spec of {{{field}}} cannot hold a field")
+            raise self._malformed(f"the format spec of {{{field}}} cannot contain a field")
         self.arguments.check(name, f"the template {self.template!r}")
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
-        named = self.arguments.all(args, kwargs)
+        bound = self.arguments.bind(args, kwargs)
+        bound.apply_defaults()
+        named = self.arguments.named(bound)
         texts = []
         for literal, field, spec in self.parts:
             texts.append(literal)
@@ -269,18 +227,21 @@ class _Template:
         try:
             value, _ = self.formatter.get_field(field, (), named)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise TypeError(f"{where} cannot be looked up: {error!r}") from error
+            of_user = field.startswith(OF_USER)
+            text = f"{where} cannot be looked up: {error!r}"
+            raise MissingValue(text, of_user=of_user) from error
         while isinstance(value, enum.Enum):
             value = value.value
         if value is None or value == "":
-            raise TypeError(
+            raise MissingValue(
                 f"{where} is {value!r} (an anonymous user has no primary key): everybody without "
-                "a value would share this key. Use a callable if that is meant"
+                "a value would share this key. If you want that, use a callable",
+                of_user=field.startswith(OF_USER),
             )
         if isinstance(value, bool) or not isinstance(value, str | int | uuid.UUID | dt.date):
             raise TypeError(
                 f"{where} is {value!r} of type {type(value).__name__}; a template renders str, "
-                "int, UUID, date, datetime and Enum. Name an attribute of it, or use a callable"
+                "int, UUID, date, datetime and Enum. Use an attribute of it, or a callable"
             )
         if not spec:
             return value.isoformat() if isinstance(value, dt.date) else str(value)
@@ -294,9 +255,9 @@ class _Template:
 
 
 class _Digest:
-    """Of all arguments, or of those named; defaults are left out.
+    """A digest of all arguments, or of those named, without those that equal their default.
 
-    So a new optional parameter changes no key while old and new code run side by side.
+    So a new optional parameter does not change keys while old and new code run side by side.
     """
 
     def __init__(
@@ -304,7 +265,7 @@ class _Digest:
         names: Sequence[str] | None,
         arguments: _Arguments,
         prefix: str,
-        normalise: Callable[[Any], Any] | None,
+        normalise: Callable[[Any], Any],
     ) -> None:
         if names is not None:
             if not names:
@@ -321,54 +282,49 @@ class _Digest:
         if self.names is not None:
             flat = self.arguments.named(bound)
             named = {name: flat[name] for name in self.names if name in flat}
-        given = {name: self._normal(value) for name, value in named.items()}
+        given = {name: self.normalise(value) for name, value in named.items()}
         relevant = {name: value for name, value in given.items() if not self._absent(name, value)}
         return fit(f"{self.prefix}{fingerprint(relevant, what=self.arguments.what)}")
 
-    def _normal(self, value: Any) -> Any:
-        return value if self.normalise is None else self.normalise(value)
-
     def _absent(self, name: str, value: Any) -> bool:
-        """Whether leaving the argument out would have been the same."""
+        """Whether the argument equals its default, so that it could have been left out."""
         parameter = self.arguments.signature.parameters.get(name)
         if parameter is None or parameter.default is parameter.empty:
             return False
         try:
-            # Not the values themselves: for == 1 is True.
-            return bool(_tag(value) == _tag(self._normal(parameter.default)))
+            # Compare the tags, because 1 == True.
+            return bool(_tag(value) == _tag(self.normalise(parameter.default)))
         except _Unstable:
-            # A default that has no stable form is nobody's value; an argument is told later.
+            # If it is the argument that has no stable form, the digest will raise.
             return False
 
 
 class _Unstable(TypeError):
-    def __init__(self, value: object) -> None:
-        super().__init__(value)
-        self.value = value
+    """A value has no stable form; the value is the argument of the exception."""
 
 
 def _moment(value: dt.datetime) -> str:
-    # The same moment in another zone is the same argument.
+    # The same time in another zone counts as the same argument.
     return (value if value.utcoffset() is None else value.astimezone(dt.timezone.utc)).isoformat()
 
 
 _PLAIN: Sequence[tuple[type[Any] | tuple[type[Any], ...], str, Callable[[Any], str]]] = (
-    (bool, "?", str),  # before int, of which it is one
+    (bool, "?", str),  # before int, its base class
     (str, "s", str),
     (int, "i", int.__repr__),
     (float, "f", float.__repr__),
     (decimal.Decimal, "d", str),
     (uuid.UUID, "u", str),
-    (dt.datetime, "dt", _moment),  # before date, of which it is one
+    (dt.datetime, "dt", _moment),  # before date, its base class
     ((dt.date, dt.time), "da", lambda value: value.isoformat()),
     (dt.timedelta, "td", lambda value: str(value // dt.timedelta(microseconds=1))),
     ((bytes, bytearray), "b", lambda value: value.hex()),
 )
-"""Types whose values have a stable form: type, mark, form."""
+"""Types whose values have a stable form: type, tag, function that makes the form."""
 
 
 def _tag(value: Any) -> Any:
-    """The value as JSON data in which every type has a mark of its own."""
+    """The value as JSON data in which every type has its own tag."""
     if value is None:
         return None
     if isinstance(value, enum.Enum):
@@ -383,7 +339,7 @@ def _tag(value: Any) -> Any:
     if isinstance(value, Mapping):
         items = ([_tag(key), _tag(item)] for key, item in value.items())
         return ["m", sorted(items, key=json.dumps)]
-    # Anything else would have to be told by its repr, which may be a memory address.
+    # Anything else only has a repr, which may contain a memory address.
     raise _Unstable(value)
 
 
@@ -391,19 +347,18 @@ def _tag(value: Any) -> Any:
 
 
 class _Called:
-    """Whatever a function makes of the arguments, passed on as the call passed them."""
+    """A key that the user's function makes from the arguments, passed as in the call."""
 
     def __init__(self, function: Callable[..., object], what: str) -> None:
         if inspect.iscoroutinefunction(function):
             raise TypeError(
-                f"{what} is the coroutine function {function!r}; it must be a plain one"
+                f"{what} is the coroutine function {function!r}; it must be a plain function"
             )
         self.function, self.what = function, what
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         key = self.function(*args, **kwargs)
         if not isinstance(key, str) or not key:
-            raise TypeError(
-                f"{self.what}: {self.function!r} gave {key!r}; it must give a string, not empty"
-            )
+            kind = MissingValue if key in (None, "") else TypeError
+            raise kind(f"{self.what}: {self.function!r} returned {key!r}, not a non-empty string")
         return fit(key)

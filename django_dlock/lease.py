@@ -1,7 +1,7 @@
-"""The facts of one lease, as they pass between handle, watchdog, backend and operator.
+"""The values that handle, watchdog, backend and operators exchange about a lease.
 
-Only values live here: nothing in this module does I/O or knows a backend. Most are named tuples,
-which cost a fifth of a frozen dataclass to define, at import, and less to make.
+Nothing in this module does I/O or knows a backend. Most values are named tuples, which are
+defined in a fifth of the time of a frozen dataclass, and are made faster, too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from . import clock
 from .process import ProcessIdentity
 
 __all__ = [
+    "SEARCHED",
     "SORT_KEYS",
     "Contention",
-    "Fate",
     "HolderState",
     "Kind",
     "Lease",
@@ -24,44 +25,49 @@ __all__ = [
     "LeasePage",
     "LeaseQuery",
     "LeaseRequest",
+    "Outcome",
+    "ReleaseRequest",
     "Renewal",
+    "RenewalResult",
     "in_order",
 ]
 
 Kind = Literal["held", "cooling", "parked", "reserved"]
-"""``held`` by a process; ``cooling`` after a release under ``min_hold``; ``parked`` between
-retries of a task; ``reserved`` at enqueue time. Rules about dead processes and about exit
+"""``held`` by a process; ``cooling`` after a release with ``min_hold``; ``parked`` between
+retries of a task; ``reserved`` for a task in its queue. Rules about dead processes and about exit
 apply to ``held`` only."""
 
-Fate = Literal["renewed", "released", "expired", "broken", "refused"]
-"""What a backend answers about a lease that somebody claims to own.
+Outcome = Literal["renewed", "released", "expired", "broken", "refused", "unknown"]
+"""A backend's answer about a lease of the given owner.
 
-``renewed``: it was theirs and lives on. ``released``: it was theirs and now is free, or an
-earlier release of theirs did happen. ``expired``: it was theirs and its TTL ended. ``broken``:
-an operator, or a proof of death, took it away. ``refused``: another owner, or no trace of it
-(the backend lost its data)."""
+``renewed``: the lease is prolonged. ``released``: the name is free now, or an earlier release of
+the same owner had succeeded. ``expired``: its TTL was over. ``broken``: an operator, or a proof of
+death, ended it. ``refused``: the name has another owner, or there is no trace of the lease (the
+backend has lost its data). ``unknown``: the lease is gone, and the store does not remember how
+leases ended; neither a success nor a loss."""
 
 HolderState = Literal["alive", "silent", "dead", "unknown"]
-"""``alive``: heard of within 15 s. ``silent``: not heard of; it may wake up. ``dead``: proven.
-``unknown``: the lease is of no process (cooling, parked, reserved) or names none."""
+"""``alive``: a heartbeat within 15 s. ``silent``: none; it may wake up. ``dead``: proven dead.
+``unknown``: the lease belongs to no process (cooling, parked, reserved) or names none."""
 
 
 class LeaseRequest(NamedTuple):
-    """What one attempt to acquire asks for.
+    """The data of one acquire.
 
     Attributes:
         name: The lock's name.
-        owner: A nonce, new for every attempt, so that a retry whose first reply was lost finds
-            its own grant, and no two grants ever share an owner.
+        owner: A nonce, new for every acquire. So a repeated request whose first reply was lost
+            finds its own grant, and no two grants share an owner.
         ttl: Seconds.
         kind: See ``Kind``.
-        metadata: JSON object with the holder's context and the user's own facts.
-        waits: The caller will wait if the name is taken: the backend counts it as a waiter.
-        replaces: Owner of a lease that the grant may take the place of, in the same step; the
-            name is granted where it is free, too. How a lease passes from hand to hand: parked
-            and taken up again. Empty for nobody.
-        renewed: The holder will have it renewed in the background, so that it may begin with a
-            shorter TTL where it is handed over.
+        metadata: JSON object with the holder's context and the user's own data.
+        waits: Whether the caller will wait if the name is taken; then the backend counts it as
+            a waiter.
+        replaces: Owner of a lease that the grant may replace in the same step, as when a retry
+            takes over a parked lease. The name is also granted if it is free. Empty for none.
+        renewed: Whether the lease will be renewed in the background. Then part of its TTL may
+            have passed when it is granted to a waiter.
+        since: When the caller began to wait, on ``clock.now()``.
     """
 
     name: str
@@ -72,6 +78,7 @@ class LeaseRequest(NamedTuple):
     waits: bool = False
     replaces: str = ""
     renewed: bool = False
+    since: float = 0.0
 
 
 class Lease(NamedTuple):
@@ -79,31 +86,37 @@ class Lease(NamedTuple):
 
     Attributes:
         token: The fencing token, strictly rising per name.
-        ttl: Seconds, as last confirmed.
-        deadline: When the holder must believe it gone, on ``clock.now()``: the moment the
-            confirmed request was *sent*, plus the TTL, less the drift.
+        ttl: Granted seconds, which may be fewer than requested.
+        asked_at: When the confirmed request was *sent*, on ``clock.now()``.
     """
 
     name: str
     owner: str
     token: int
     ttl: float
-    deadline: float
+    asked_at: float
+
+    @property
+    def deadline(self) -> float:
+        """When the holder must treat it as lost, on ``clock.now()``.
+
+        Counted from before the request, because the answer may arrive after the lease has ended.
+        """
+        return self.asked_at + self.ttl * (1 - clock.DRIFT)
 
 
 class Contention(NamedTuple):
-    """Held by another: an answer, not an error.
+    """The answer that the name is held by someone else; not an error.
 
     Attributes:
-        owner: The present owner, to be named when its death is proven.
-        kind: Of the lease in the way.
+        owner: The present owner; needed to break the lease if its process is proven dead.
+        kind: Of the present lease.
         remaining: Seconds until that lease ends unless it is renewed.
-        now: Seconds since the epoch on the backend's clock, for those who must measure a time
-            across processes (a requeued task).
-        process: The holder's process, where the backend knows it.
-        token: Of the lease in the way, where the backend hands leases over: what it gives to
-            this waiter later has a higher one.
-        asked_at: When the question was sent, on ``clock.now()``.
+        now: Seconds since the epoch on the backend's clock, to measure a time across processes
+            (for a requeued task).
+        process: The holder's process, if the backend knows it.
+        ticket: Private data of the backend, which it gets back when the caller waits.
+        proven_dead: The backend has proof that the holder's process is dead.
     """
 
     owner: str
@@ -111,8 +124,8 @@ class Contention(NamedTuple):
     remaining: float
     now: float
     process: ProcessIdentity | None = None
-    token: int = 0
-    asked_at: float = 0.0
+    ticket: object = None
+    proven_dead: bool = False
 
 
 class Renewal(NamedTuple):
@@ -120,29 +133,64 @@ class Renewal(NamedTuple):
 
     Attributes:
         ttl: Seconds from the moment the request is sent; cut short by ``max_hold``.
+        shorten: 0 in the background: one that arrives late takes nothing away from what a later
+            one gave. Otherwise the holder itself asks, and the TTL counts even if it is shorter
+            than what is left: a longer lease is cut to it, and to no less where less is granted,
+            because the holder may miss the answer. Such renewals of a lease are numbered from 1,
+            so that a late copy, with a lower number than the last, takes nothing away either.
     """
 
     name: str
     owner: str
     ttl: float
+    shorten: int = 0
+
+
+class RenewalResult(NamedTuple):
+    """The answer to one ``Renewal``.
+
+    Attributes:
+        ttl: Seconds granted, from the moment the caller asked; 0 unless it was renewed.
+    """
+
+    outcome: Outcome
+    ttl: float = 0.0
+
+
+class ReleaseRequest(NamedTuple):
+    """One lease to be released.
+
+    Attributes:
+        min_hold: Seconds since the grant during which the name stays taken nevertheless.
+    """
+
+    name: str
+    owner: str
+    min_hold: float = 0.0
+
+
+_KINDS: dict[Kind, str] = {
+    "cooling": "released, but kept until its min_hold is over",
+    "parked": "kept for the next retry of the task",
+    "reserved": "reserved for a task that waits in its queue",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """One lease as an operator sees it, read in one go from the backend.
+    """One lease as an operator sees it, read from the backend in one step.
 
     Attributes:
-        acquired_at: Aware; the backend's clock.
+        acquired_at: An aware datetime, by the backend's clock.
         age: Seconds since the grant.
         ttl: Seconds left; ``None`` for a damaged entry that would never end.
         renewals: How often it was renewed.
-        waiting: How many wait for the name at the backend. The callers of one process stand in
-            line in that process; only the first of them counts.
+        waiting: How many threads and coroutines of all processes wait for the name.
         process: The holder's process.
         holder_state: See ``HolderState``.
         metadata: The holder's context (``task_name``, ``task_id``, ``path``, ``user``) and the
-            user's own facts.
-        unheard: Seconds since the process was last heard of; ``None`` where that is not known.
+            user's own data.
+        silent_for: Seconds since the last heartbeat of the process; ``None`` if not known.
     """
 
     name: str
@@ -158,7 +206,22 @@ class LeaseInfo:
     process: ProcessIdentity | None
     holder_state: HolderState
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    unheard: float | None = None
+    silent_for: float | None = None
+
+    @property
+    def holder(self) -> str:
+        """A description of the holder for exceptions and logs."""
+        facts, process = self.metadata, self.process
+        what = facts.get("path") or facts.get("task_name") or ""
+        if what and facts.get("task_id"):
+            what = f"{what}[{facts['task_id']}]"
+        who = [f"task {what}" if facts.get("task_name") else f"request {what}"] if what else []
+        if self.kind == "held" and process is not None:
+            who.append(f"process {process.pid} on {process.host}")
+        elif self.kind != "held":
+            who.append(_KINDS[self.kind])
+        since = self.acquired_at.strftime("%Y-%m-%d %H:%M:%S UTC")
+        return ", ".join([*who, f"since {since} ({self.age:.1f} s)"])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form that commands print; its keys are part of the public interface."""
@@ -192,16 +255,19 @@ SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "kind": lambda info: info.kind,
     "holder": lambda info: (by.host, by.pid) if (by := info.process) else ("", 0),
     "holder_state": lambda info: info.holder_state,
-    # Not the age itself: each alias tells that as of another moment. Of two grants at one moment
-    # the token tells the younger.
+    # By the time of the grant, because the aliases measure ages at different moments. If two are
+    # equal, the higher token is younger.
     "age": lambda info: (-info.acquired_at.timestamp(), -info.token),
-    # A damaged entry would never end: the longest of all.
+    # A damaged entry would never end, so it counts as the longest.
     "ttl": lambda info: float("inf") if (left := info.ttl) is None else left,
     "renewals": lambda info: info.renewals,
     "token": lambda info: info.token,
     "waiting": lambda info: info.waiting,
 }
-"""By what leases can be sorted."""
+"""The keys that leases can be sorted by."""
+
+SEARCHED = ("task_name", "task_id", "path")
+"""The keys of the metadata in which ``LeaseQuery.contains`` is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +275,12 @@ class LeaseQuery:
     """Which leases an operator wants to see, and in which order.
 
     Attributes:
-        prefix: Only names that begin so.
-        contains: Only names in which this stands (exact case).
+        prefix: Only names that begin with this.
+        contains: Only leases with this text (case-sensitive) in their name, or in one of the
+            ``SEARCHED`` keys of their metadata.
         kind, holder_state: Only these; empty for any.
-        sort: Names in ``SORT_KEYS``, the weightiest first, with a ``-`` before those that shall
-            fall. Equal ones, and all without it, stand in order of their grant.
+        sort: Names in ``SORT_KEYS``, the most important first; a ``-`` in front sorts in
+            descending order. Equal leases, and all without ``sort``, are in the order of grants.
     """
 
     prefix: str = ""
@@ -230,17 +297,22 @@ class LeaseQuery:
     def matches(self, info: LeaseInfo) -> bool:
         return (
             info.name.startswith(self.prefix)
-            and self.contains in info.name
             and self.kind in ("", info.kind)
-            and self.holder_state in ("", info.holder_state)
+            and (self.contains in info.name or self._is_in(info.metadata))
+            # Last, because it takes longest to find out.
+            and (not self.holder_state or self.holder_state == info.holder_state)
         )
+
+    def _is_in(self, metadata: Mapping[str, Any]) -> bool:
+        facts = (metadata.get(key) for key in SEARCHED)
+        return any(isinstance(fact, str) and self.contains in fact for fact in facts)
 
 
 class LeasePage(NamedTuple):
     """Some of the leases that a query finds.
 
     Attributes:
-        total: How many it finds in all.
+        total: The number of all leases that it finds.
     """
 
     infos: list[LeaseInfo]
@@ -248,7 +320,7 @@ class LeasePage(NamedTuple):
 
 
 def in_order(infos: Iterable[LeaseInfo], sort: Sequence[str]) -> list[LeaseInfo]:
-    """Sort as ``LeaseQuery.sort`` says; equal ones keep their places."""
+    """Sort as ``LeaseQuery.sort`` says; equal leases keep their order."""
     found = list(infos)
     for key in reversed(sort):
         found.sort(key=SORT_KEYS[key.removeprefix("-")], reverse=key.startswith("-"))

@@ -1,7 +1,8 @@
-"""The package's tables: idempotency records, fences, lock events, and the face of held locks.
+"""The package's tables: idempotency records, follow-ups, fences, lock events, and the leases of the
+database backend.
 
-Leases are not here: they live at their alias's backend. ``HeldLock`` has no table; it carries
-the permissions of the page that lists them.
+``HeldLock`` has no table: it is the model of the admin page that lists the leases of all aliases,
+which are read from their backends, and has the permissions of that page.
 """
 
 from __future__ import annotations
@@ -14,23 +15,31 @@ from django.utils.translation import gettext_lazy as _
 
 from .lease import LeaseInfo
 
-__all__ = ["Fence", "HeldLock", "IdempotencyRecord", "LockEvent"]
+__all__ = [
+    "Fence",
+    "FollowUp",
+    "HeldLock",
+    "IdempotencyRecord",
+    "LeaseRecord",
+    "LockEvent",
+    "ProcessRecord",
+]
 
 
 def _digest(*parts: str) -> str:
-    """One text for several, compared exactly on every database."""
-    # The lengths keep ("a", "bc") and ("ab", "c") apart.
+    """One digest for several texts, which every database compares exactly."""
+    # The lengths distinguish ("a", "bc") from ("ab", "c").
     *before, last = parts
     text = "".join(f"{len(part)}:{part}" for part in before) + last
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class HeldLock(models.Model):
-    """A lease as the admin shows it; read live from a backend, never from the database."""
+    """A lease in the admin; read from a backend, never from the database."""
 
     name = models.CharField(_("name"), max_length=255, primary_key=True)
     alias = models.CharField(_("alias"), max_length=255)
-    # What the backend said; set on every instance, all of which the admin makes.
+    # From the backend; the admin makes all instances, and sets it on each.
     info: LeaseInfo
 
     class Meta:
@@ -48,32 +57,40 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
     """Finds a record by scope and key, exactly."""
 
     def for_key(self, scope: str, key: str) -> models.QuerySet[IdempotencyRecord]:
-        """The record of ``key`` in ``scope``: one or none; case and accents count."""
+        """The record of ``key`` in ``scope``, if there is one; case-sensitive."""
         return self.filter(digest=IdempotencyRecord.digest_of(scope, key))
 
-    def forget(self, scope: str, key: str, *, attempt: int | None = None) -> bool:
+    def forget(
+        self, scope: str, key: str, *, attempt: int | None = None, force: bool = False
+    ) -> bool:
         """Delete the record of ``key``, so that the next delivery runs as if it were the first.
 
-        A run that is under way is not stopped: it finds its record gone when it completes,
-        which is ``StaleToken``, rolls back if it is atomic, and its delivery is put back.
+        Nothing is deleted while a run is in progress, or if the backend of its lock does not
+        answer.
 
         Args:
-            attempt: Only if the record still is at this attempt: what an operator has seen.
+            attempt: Delete it only if it is still at this attempt, which an operator has seen.
+            force: Delete it even if a run may be in progress. The run is not stopped. When it
+                completes, it gets ``StaleToken``, is rolled back if it is atomic, and its message
+                is requeued.
 
         Returns:
             Whether a record was deleted.
         """
+        # Imported here, because that module is above the models: it asks the backends.
+        from . import retention
+
         found = self.for_key(scope, key)
         if attempt is not None:
             found = found.filter(attempt=attempt)
-        return found.delete()[0] > 0
+        return retention.forget(found, force=force)
 
 
 class IdempotencyRecord(models.Model):
-    """What became of the work of one business key.
+    """The state of the work of one business key.
 
-    Written by single conditional statements only (see ``django_dlock.idempotency``); an object
-    of this class is a copy that was true when it was read.
+    Records are written only by single conditional statements (see ``django_dlock.idempotency``),
+    so an object of this class may be out of date.
     """
 
     class State(models.TextChoices):
@@ -82,9 +99,14 @@ class IdempotencyRecord(models.Model):
         SUCCEEDED = "succeeded", _("succeeded")
         FAILED = "failed", _("failed")
 
+    class Ending(models.TextChoices):
+        RETURNED = "returned", _("returned")
+        IGNORED = "ignored", _("ignored")
+        REPLACED = "replaced", _("replaced")
+
     id = models.BigAutoField(primary_key=True)
-    # What makes a record unique. Not the two texts themselves: MySQL compares those without
-    # regard to case and accents, and limits the length of an index.
+    # The unique key. The two texts themselves would not do: MySQL ignores case and accents, and
+    # limits the length of an index.
     digest = models.CharField(max_length=64, unique=True, editable=False)
     scope = models.CharField(_("scope"), max_length=255)
     key = models.CharField(_("key"), max_length=255)
@@ -93,10 +115,10 @@ class IdempotencyRecord(models.Model):
         max_length=64,
         help_text=_("The same key with another payload is an error."),
     )
-    state = models.CharField(_("state"), max_length=16, choices=State, db_index=True)
+    state = models.CharField(_("state"), max_length=16, choices=State)
     attempt = models.PositiveIntegerField(
         _("attempt"),
-        help_text=_("Rises with every run that begins; a run that is not the latest cannot end."),
+        help_text=_("Increases with every run; only the latest run can complete the record."),
     )
     deaths = models.PositiveIntegerField(
         _("deaths"), default=0, help_text=_("Runs that died in the middle since the last outcome.")
@@ -104,18 +126,34 @@ class IdempotencyRecord(models.Model):
     lock_alias = models.CharField(_("lock alias"), max_length=255, blank=True, default="")
     lock_name = models.CharField(_("lock name"), max_length=255, blank=True, default="")
     owner = models.CharField(
-        _("owner"), max_length=255, help_text=_("Of the lease under which the latest run began.")
+        _("owner"), max_length=255, help_text=_("Owner of the latest run's lease.")
     )
     token = models.BigIntegerField(_("fencing token"), null=True, blank=True)
     task_id = models.CharField(_("task id"), max_length=255, blank=True, default="")
+    step = models.PositiveIntegerField(
+        _("step"),
+        default=0,
+        # Also in the database, because older workers insert rows during a rolling deploy.
+        db_default=0,
+        help_text=_("How often the task had replaced itself before the latest run."),
+    )
+    ending = models.CharField(
+        _("ending"),
+        max_length=16,
+        choices=Ending,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("How the successful run ended; “replaced” while its replacement runs."),
+    )
     result = models.TextField(
-        _("result"), blank=True, default="", help_text=_("Empty where none was stored.")
+        _("result"), blank=True, default="", help_text=_("Empty if none was stored.")
     )
     error = models.TextField(_("error"), blank=True, default="")
     created_at = models.DateTimeField(_("created at"))
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
-    expires_at = models.DateTimeField(_("expires at"), db_index=True)
+    expires_at = models.DateTimeField(_("expires at"))
 
     objects: ClassVar[IdempotencyRecordManager] = IdempotencyRecordManager()
 
@@ -124,10 +162,19 @@ class IdempotencyRecord(models.Model):
         permissions = (("forget_idempotencyrecord", "Can forget idempotency record"),)
         verbose_name = _("idempotency record")
         verbose_name_plural = _("idempotency records")
-        indexes = (models.Index(fields=["scope", "key"], name="dlock_record_key"),)
+        # No index on columns that a run changes, so that PostgreSQL updates rows in place. This one
+        # is for the admin's filter by scope, the latest first.
+        indexes = (models.Index(fields=["scope", "id"], name="dlock_record_scope"),)
 
     def __str__(self) -> str:
         return f"{self.scope}: {self.key}"
+
+    def as_it_was(self) -> models.QuerySet[IdempotencyRecord]:
+        """This record, unless another run has begun or this one has ended since it was read."""
+        # Compare the owner, too: a record that was forgotten and created again has attempt 1.
+        return IdempotencyRecord.objects.using(self._state.db).filter(
+            pk=self.pk, attempt=self.attempt, state=self.state, owner=self.owner
+        )
 
     @staticmethod
     def digest_of(scope: str, key: str) -> str:
@@ -135,21 +182,59 @@ class IdempotencyRecord(models.Model):
         return _digest(scope, key)
 
 
-class Fence(models.Model):
-    """The highest token under whose name a ``lock.atomic()`` has committed.
+class FollowUp(models.Model):
+    """A message that a run sends; written in the transaction of the run's record.
 
-    A name is what the lock's alias, the alias's ``KEY_PREFIX`` and the lock's name say
-    together. A row may be deleted once no holder of an older lease can be alive any more.
+    It is published after that transaction has committed, and repeated until the broker confirms
+    it, always with the same task id. A pending row is kept even if its record is deleted.
     """
 
-    # Not the three texts, for the reasons given at ``IdempotencyRecord.digest``.
+    id = models.BigAutoField(primary_key=True)
+    # Without a constraint, so that records can be deleted without reading this table.
+    record = models.ForeignKey(
+        IdempotencyRecord,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        related_name="follow_ups",
+        verbose_name=_("idempotency record"),
+    )
+    task = models.CharField(_("task"), max_length=255)
+    task_id = models.CharField(_("task id"), max_length=255)
+    message = models.TextField(_("message"), help_text=_("Arguments and options, as JSON."))
+    error = models.TextField(
+        _("error"), blank=True, default="", help_text=_("Why the last attempt to publish failed.")
+    )
+    created_at = models.DateTimeField(_("created at"))
+    published_at = models.DateTimeField(
+        _("published at"), null=True, blank=True, help_text=_("Empty as long as it is pending.")
+    )
+    expires_at = models.DateTimeField(_("expires at"))
+
+    class Meta:
+        default_permissions = ("view",)
+        verbose_name = _("follow-up")
+        verbose_name_plural = _("follow-ups")
+        indexes = (models.Index(fields=["published_at", "expires_at"], name="dlock_followup_due"),)
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"
+
+
+class Fence(models.Model):
+    """The highest token with which a ``lock.atomic()`` of a lock has committed.
+
+    A lock is identified by its alias, the alias's ``KEY_PREFIX`` and its name. You may delete a
+    row once no holder of an older lease can be alive any more.
+    """
+
+    # For the reasons given at ``IdempotencyRecord.digest``.
     digest = models.CharField(max_length=64, primary_key=True, editable=False)
     alias = models.CharField(_("alias"), max_length=255)
     key_prefix = models.CharField(_("key prefix"), max_length=255)
     name = models.CharField(_("name"), max_length=255)
     token = models.BigIntegerField(_("fencing token"))
     updated_at = models.DateTimeField(
-        _("updated at"), help_text=_("By the clock of the last holder.")
+        _("updated at"), help_text=_("According to the clock of the last holder.")
     )
 
     class Meta:
@@ -167,13 +252,13 @@ class Fence(models.Model):
 
 
 class LockEvent(models.Model):
-    """Something about a lock that an operator may ask for later."""
+    """An event of a lock that an operator may want to look up later."""
 
     class Event(models.TextChoices):
         LOST = "lost", _("lost")
         TAKEN_OVER = "taken_over", _("taken over")
         BROKEN = "broken", _("broken")
-        MAX_HOLD = "max_hold", _("longest hold reached")
+        MAX_HOLD = "max_hold", _("max_hold reached")
         LONG_WAIT = "long_wait", _("long wait")
 
     id = models.BigAutoField(primary_key=True)
@@ -199,3 +284,57 @@ class LockEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event} {self.name}"
+
+
+class LeaseRecord(models.Model):
+    """The row of one name at the database backend; ``backends/database/rows.py`` explains it.
+
+    Read and written by that backend alone, in statements of its own. On SQLite the rows are in
+    a file beside the database's, and this table stays empty.
+    """
+
+    # A digest of prefix and name, for the reasons given at ``IdempotencyRecord.digest``.
+    id = models.UUIDField(primary_key=True, editable=False)
+    key_prefix = models.CharField(_("key prefix"), max_length=255)
+    name = models.CharField(_("name"), max_length=255)
+    version = models.BigIntegerField()
+    owner = models.CharField(_("owner"), max_length=512)
+    kind = models.CharField(_("kind"), max_length=16)
+    ended = models.CharField(max_length=1)
+    token = models.BigIntegerField(_("fencing token"))
+    ttl = models.BigIntegerField()
+    granted_at = models.BigIntegerField()
+    ends_at = models.BigIntegerField()
+    renewals = models.IntegerField()
+    shortened = models.IntegerField()
+    process = models.TextField()
+    metadata = models.TextField()
+    past = models.TextField()
+    queue = models.TextField()
+    cancelled = models.TextField()
+
+    class Meta:
+        default_permissions = ()
+        verbose_name = _("lease record")
+        verbose_name_plural = _("lease records")
+        # None on what a cycle changes: PostgreSQL then updates in place.
+        indexes = (models.Index(fields=["key_prefix", "name"], name="dlock_lease_name"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ProcessRecord(models.Model):
+    """When a process that holds leases of the database backend was last heard of."""
+
+    id = models.CharField(max_length=64, primary_key=True, editable=False)
+    seen_at = models.BigIntegerField()
+    gone = models.BooleanField()
+
+    class Meta:
+        default_permissions = ()
+        verbose_name = _("process record")
+        verbose_name_plural = _("process records")
+
+    def __str__(self) -> str:
+        return self.id

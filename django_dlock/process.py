@@ -1,8 +1,8 @@
-"""Which process is this, and is that one dead?
+"""The identity of processes, and proofs that a process is dead.
 
-A missing heartbeat is a time-out, not a proof: a stopped process may wake up. The same host
-name and pid in two containers are two processes. So identity is the boot, the PID namespace,
-the pid and its start time, and death is believed only where those can be read.
+A missing heartbeat is not a proof, because a stopped process may wake up. The same host name and
+pid in two containers are two processes. So the identity consists of host name, boot id, PID
+namespace, pid and start time, and a death counts as proven only if these can be read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["DeathProof", "ProcessIdentity", "current", "death_proof", "forget", "neighbour"]
+__all__ = [
+    "DeathProof",
+    "ProcessIdentity",
+    "at_fork",
+    "current",
+    "death_proof",
+    "identity_of",
+    "reset",
+]
 
 DeathProof = Literal["gone", "rebooted"]
 
@@ -27,8 +36,8 @@ class ProcessIdentity(NamedTuple):
 
     Attributes:
         id: Random, new for every process and for every fork.
-        machine_id, boot_id, pid_namespace, start_time: Empty where the system does not tell;
-            nothing is then proven from them.
+        machine_id, boot_id, pid_namespace, start_time: Empty if the system does not provide
+            them; then they prove nothing.
     """
 
     id: str
@@ -44,16 +53,13 @@ class ProcessIdentity(NamedTuple):
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> ProcessIdentity:
-        """Rebuild what ``as_dict`` gave; a missing fact reads as unknown.
+        """The identity from what ``as_dict`` returned; a missing entry counts as unknown.
 
         Raises:
             TypeError, ValueError: ``facts`` was not written by this package.
         """
-        text = {
-            key: str(facts.get(key, ""))
-            for key in ("id", "host", "machine_id", "boot_id", "pid_namespace", "start_time")
-        }
-        return cls(pid=int(facts["pid"]), **text)
+        known: dict[str, Any] = {key: str(facts.get(key, "")) for key in cls._fields}
+        return cls(**{**known, "pid": int(facts["pid"])})
 
 
 def _read(path: str) -> str:
@@ -74,47 +80,39 @@ def _sysctl(name: str) -> str:  # pragma: no cover - macOS only
     return answer.stdout.strip()
 
 
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]")
-    except OSError:
-        return ""
-
-
 def _machine() -> tuple[str, str, str]:
     """Machine id, boot id and PID namespace of this process."""
     if sys.platform == "darwin":  # pragma: no cover - macOS only
         return _sysctl("kern.uuid"), _sysctl("kern.bootsessionuuid"), "macos"
-    namespace = _pid_namespace()
-    # A container's machine id comes from its image, which may run on many machines at once:
-    # another boot id would then prove nothing.
+    try:
+        namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]")
+    except OSError:
+        namespace = ""
+    # A container's machine id comes from its image, which may run on many machines at once, so
+    # that another boot id would prove nothing.
     machine_id = _read("/etc/machine-id") if namespace == _FIRST_PID_NAMESPACE else ""
     return machine_id, _read("/proc/sys/kernel/random/boot_id"), namespace
 
 
-def _stat(pid: int) -> tuple[str, str] | None:
-    """State letter and start time of a process, ``None`` where they cannot be read."""
-    line = _read(f"/proc/{pid}/stat")
-    if not line:
-        return None
-    # The command's name stands in parentheses and may itself hold blanks and parentheses.
-    fields = line[line.rindex(")") + 2 :].split()
-    return fields[0], fields[19]
+def _stat(pid: int) -> tuple[str, int, str]:
+    """State letter, number of threads and start time of a process; empty if not known."""
+    # The command's name is in parentheses, and may itself contain spaces and parentheses.
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (fields[0], int(fields[17]), fields[19]) if fields else ("", 0, "")
 
 
 _current: ProcessIdentity | None = None
 
 
 def current() -> ProcessIdentity:
-    """The identity of this process, read once and again after a fork."""
+    """The identity of this process; read once, and again after a fork."""
     global _current
     pid = os.getpid()
     known = _current
-    # Compared here and not only reset after a fork: a child made without Python's fork hooks
-    # must not speak in its parent's name.
+    # Compare the pid, because a child that was forked without Python's fork hooks must not use
+    # its parent's identity.
     if known is None or known.pid != pid:
         machine_id, boot_id, namespace = _machine()
-        stat = _stat(pid)
         known = _current = ProcessIdentity(
             id=secrets.token_hex(8),
             host=socket.gethostname(),
@@ -122,35 +120,49 @@ def current() -> ProcessIdentity:
             boot_id=boot_id,
             pid_namespace=namespace,
             pid=pid,
-            start_time=stat[1] if stat else "",
+            start_time=_stat(pid)[2],
         )
     return known
 
 
-def forget() -> None:
-    """Take a new identity at the next use; called in a forked child, whose pid may be reused."""
+def reset() -> None:
+    """Make a new identity at the next use; called in a forked child, whose pid may be reused."""
     global _current
     _current = None
 
 
-def neighbour(pid: int) -> ProcessIdentity:
-    """The identity of another process of this machine and PID namespace, as a child of ours is.
+_at_fork: list[dict[str, Callable[[], object]]] = []
 
-    Its start time is unknown where it is gone by now.
+
+def at_fork(**hooks: Callable[[], object]) -> None:
+    """As ``os.register_at_fork``, if there is one; registers the same hooks only once.
+
+    Call it at first use and not at import, because importing the package has no side effects.
     """
-    stat = _stat(pid)
-    return current()._replace(id="", pid=pid, start_time=stat[1] if stat else "")
+    if hooks not in _at_fork and hasattr(os, "register_at_fork"):
+        _at_fork.append(hooks)
+        os.register_at_fork(**hooks)
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    """The identity of another process in the same PID namespace, such as a child process.
+
+    Its start time is empty if it is already gone.
+    """
+    return current()._replace(id="", pid=pid, start_time=_stat(pid)[2])
 
 
 def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof | None:
-    """Why ``other`` is certainly dead, or ``None`` where that cannot be proven from here.
+    """Why ``other`` is certainly dead; ``None`` if that cannot be proven from here.
 
     Args:
-        silent: Its heartbeat is overdue. Another boot id on the same machine id counts only
-            then: cloned machines share a machine id, and a beating heart refutes the proof.
+        silent: Its heartbeat is overdue. Only then does another boot id on the same machine id
+            prove its death: cloned machines share a machine id, and a heartbeat disproves it.
     """
     me = current()
-    if not other.boot_id or not me.boot_id:
+    # Machines that were cloned while running share boot id and PID namespace, but they may have
+    # different host names.
+    if not other.boot_id or not me.boot_id or other.host != me.host:
         return None
     if other.boot_id != me.boot_id:
         same_machine = bool(me.machine_id) and other.machine_id == me.machine_id
@@ -166,20 +178,10 @@ def _is_gone(other: ProcessIdentity) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        # Somebody else's process, perhaps hidden from /proc: it exists.
+        # It exists, but belongs to another user, and /proc may hide it.
         pass
-    stat = _stat(other.pid)
-    if stat is None:
-        return False
-    state, start_time = stat
-    if other.start_time and start_time != other.start_time:
+    state, threads, start_time = _stat(other.pid)
+    if state and other.start_time and start_time != other.start_time:
         return True
-    # A zombie runs no more, unless only its first thread has ended.
-    return state in "ZX" and _threads(other.pid) <= 1
-
-
-def _threads(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
+    # A zombie does not run any more, unless only its first thread has ended.
+    return state in ("Z", "X") and threads <= 1

@@ -1,8 +1,8 @@
 """Signals about locks; the sender is always the ``Lock`` class.
 
-Every receiver gets ``name``, ``alias``, ``owner``, ``token`` and ``metadata`` and, where they
-apply, ``reason``, ``waited`` and ``held_for`` (seconds). They go out by ``send_robust`` on a
-thread of their own, so that no receiver can delay or prevent a renewal or a release.
+Every receiver gets ``name``, ``alias``, ``owner``, ``token`` and ``metadata`` and, if they
+apply, ``reason``, ``waited`` and ``held_for`` (seconds). Signals are sent by ``send_robust`` on the
+thread of ``core/dispatch.py``, so that no receiver can delay or prevent a renewal or a release.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ __all__ = ["acquired", "broken", "contended", "in_doubt", "lost", "released", "r
 acquired = Signal()
 """A lease was granted; ``waited``."""
 contended = Signal()
-"""An attempt met a holder; ``owner`` and ``token`` are the waiter's own, so ``None``."""
+"""An acquire found the name held; ``owner`` and ``token`` are ``None``."""
 renewed = Signal()
 """A lease was prolonged."""
 in_doubt = Signal()
-"""Nothing was confirmed for half the TTL; the deadline is not reached."""
+"""Nothing was confirmed for half the TTL, but the deadline has not passed."""
 lost = Signal()
 """A lease ended under its holder; ``reason`` and ``held_for``."""
 released = Signal()
-"""The holder gave it back; ``held_for``. ``reason`` is ``parked`` where it waits for a retry."""
+"""The holder released it; ``held_for``. ``reason`` is ``parked`` if it is kept for a retry."""
 broken = Signal()
-"""An operator, or a proof of death, ended somebody's lease; ``reason``."""
+"""An operator, or a proof of death, ended the lease of another process; ``reason``."""
 
 LONG_WAIT = 30.0
-"""Seconds of waiting from which on a grant is written to the lock events."""
+"""Seconds of waiting after which an acquire is recorded as a lock event."""
 waited_long = Signal()
-"""Not public; ``acquired`` after a long wait, for the lock events. A receiver of ``acquired``
-itself would cost every acquire a hand-over to the events thread."""
+"""Not public: ``acquired`` after a long wait, for the lock events. Receiving ``acquired`` instead
+would slow down every acquire."""

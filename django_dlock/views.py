@@ -5,26 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
-from django.utils.cache import patch_vary_headers
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.decorators import method_decorator
 from django.utils.functional import LazyObject, empty
-from django.utils.translation import gettext
 
+from . import refusals
+from .core.options import Default, Seconds
 from .decorators import CommonKeywords, LockKeywords, check_options, full_name
-from .exceptions import BackendUnavailable, LeaseLost, LockNotAcquired
-from .keys import Key, compile_key
+from .exceptions import BackendUnavailable, LeaseLost, LockError, LockNotAcquired
+from .keys import Key, MissingValue, compile_key
 from .lock import Lock
-from .lock_options import Default, Seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,10 +33,10 @@ logger = logging.getLogger("django_dlock")
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 
-LONGEST_RETRY_AFTER = 60
-"""Seconds. A long lease may be released at any moment; a client should not sleep it out."""
+IfUnavailable: TypeAlias = Literal["raise", "pass", 503]
 
-TEMPLATE = "django_dlock/contended.html"
+UNSAFE = frozenset({"DELETE", "PATCH", "POST", "PUT"})
+"""The methods of ``methods="unsafe"``: those that may change something."""
 
 
 def locked_view(
@@ -48,36 +45,56 @@ def locked_view(
     wait: Seconds | Default | None = 0,
     status: Literal[409, 423] = 409,
     if_contended: Literal["reject", "wait"] = "reject",
+    methods: Sequence[str] | Literal["unsafe"] | None = None,
+    if_unavailable: IfUnavailable = "raise",
     **options: Unpack[CommonKeywords],
 ) -> Callable[[V], V]:
     """Run a view under the lock that ``key`` names, one request at a time.
 
-    For functions, sync or async, for ``V.as_view()``, for a class-based view itself and, by
-    ``method_decorator``, for its methods. Goes outermost: with ``ATOMIC_REQUESTS`` the
-    transaction opens inside the lock and ends before it is released, and is rolled back if the
-    lease is lost before it ends. A streamed response holds the lock until it is closed. A
-    ``TemplateResponse`` is rendered after the release, as it is after the transaction.
+    Use it on functions, sync or async, on ``V.as_view()``, on a class-based view itself and,
+    with ``method_decorator``, on its methods. Make it the outermost decorator: with
+    ``ATOMIC_REQUESTS`` the transaction then begins inside the lock, ends before the release, and
+    is rolled back if the lease is lost before that. A streamed response keeps the lock until it
+    is closed. A ``TemplateResponse`` is rendered after the release, as it is after the
+    transaction.
 
-    A refusal has a ``Retry-After`` of 1 to 60 seconds, and a body of problem details (RFC 9457)
-    for clients that prefer JSON, else the page ``django_dlock/contended.html``.
+    If the key needs a value that an anonymous visitor does not have, such as a primary key, the
+    visitor is redirected to the login page, as by ``login_required``; a client that prefers JSON
+    gets 403.
+
+    A refusal has a ``Retry-After`` of 1 to 60 seconds. Clients that prefer JSON get problem
+    details (RFC 9457), others the page ``django_dlock/contended.html``.
 
     Args:
         key: A template over ``request`` and the arguments of the URL
-            (``"checkout:{request.user.pk}"``), or a callable that gets what the view gets.
-        wait: Seconds that ``if_contended="wait"`` waits before it refuses as well; ``DEFAULT``
-            is the alias's ``WAIT``, ``None`` waits for ever.
+            (``"checkout:{request.user.pk}"``), or a callable with the view's arguments.
+        wait: With ``if_contended="wait"``, seconds to wait before refusing; ``DEFAULT`` is the
+            alias's ``WAIT``, ``None`` waits for ever.
         status: Of a refusal: 409 (Conflict) or 423 (Locked).
         if_contended: ``"reject"`` at once, or ``"wait"``.
-        options: The others of ``Lock``. ``metadata`` is added to the request's path and user.
+        methods: The HTTP methods that need the lock, such as ``["POST", "PUT"]``, or
+            ``"unsafe"`` for DELETE, PATCH, POST and PUT. Other methods run without it. By
+            default all methods need it.
+        if_unavailable: If the lock's backend does not answer: ``"raise"``
+            ``BackendUnavailable``, ``"pass"`` (run the view without its lock, and log a warning)
+            or ``503`` (refuse).
+        options: All other options of ``Lock``. The request's path and user are added to
+            ``metadata``.
 
     Raises:
         TypeError, ValueError: At decoration: an option or the key is wrong, or two contradict
-            each other. At a request: a field of the key is ``None`` (an anonymous user has no
-            primary key) or has no plain text.
-        LeaseLost: At a request: the view ended normally, but no longer under the lock.
-        BackendUnavailable: At a request: the lock's backend did not answer.
+            each other. In a request: a field of the key is ``None`` or of a type that templates
+            do not render.
+        LeaseLost: In a request: the view ended normally, but its lease was lost.
+        BackendUnavailable: In a request: the lock's backend did not answer, and
+            ``if_unavailable="raise"``.
     """
     _check_contention(wait, status, if_contended)
+    if if_unavailable not in ("raise", "pass", 503):
+        raise ValueError(
+            f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'pass' or 503"
+        )
+    guarded = _methods(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
     keywords = cast("LockKeywords", {**options, "wait": wait})
@@ -89,12 +106,12 @@ def locked_view(
             return cast("V", method_decorator(decorate, name="dispatch")(view))
         signature = _signature(view)
         if signature is _CLASS_BASED:
-            # ``method_decorator`` comes here with every request.
+            # ``method_decorator`` calls this with every request, so the key is compiled already.
             make_key = class_key
         else:
             what = f"The key of @locked_view on {full_name(view)}"
             make_key = compile_key(key, signature, what=what)
-        guard = _Guard(make_key, keywords, status)
+        guard = _Guard(make_key, keywords, status, guarded, if_unavailable)
         if not _is_async(view):
             return cast("V", _sync(view, guard))
         if keywords.get("hold_until") == "commit":
@@ -114,27 +131,45 @@ def _check_contention(wait: object, status: int, if_contended: str) -> None:
         raise ValueError(f"if_contended is {if_contended!r}; it takes 'reject' or 'wait'")
     waits = wait != 0
     if waits and if_contended == "reject":
-        raise ValueError(f"wait is {wait!r}, but if_contended='reject' never waits; say 'wait'")
+        raise ValueError(
+            f"wait is {wait!r}, but if_contended='reject' never waits; set if_contended='wait'"
+        )
     if not waits and if_contended == "wait":
         raise ValueError(
             "if_contended='wait' needs a wait: seconds, or DEFAULT for the alias's WAIT"
         )
 
 
+def _methods(methods: Sequence[str] | None) -> frozenset[str] | None:
+    if methods is None:
+        return None
+    if methods == "unsafe":
+        return UNSAFE
+    # A string is a sequence of strings, too, so exclude it first. Copy, because an iterator can be
+    # read only once.
+    names = frozenset() if isinstance(methods, str) else frozenset(methods)
+    if not names or not all(isinstance(name, str) and name.isupper() for name in names):
+        raise TypeError(
+            f"methods is {methods!r}; @locked_view takes names in capitals, such as ['POST'], "
+            "or 'unsafe'"
+        )
+    return names
+
+
 # -- the view ------------------------------------------------------------------------------
 
 
 def _class_based(request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-    """What every class-based view takes."""
+    """Has the signature of every class-based view."""
 
 
 _CLASS_BASED = inspect.signature(_class_based)
 
 
 def _signature(view: Callable[..., Any]) -> inspect.Signature:
-    """Of a view, with its first parameter called ``request``."""
-    # as_view() and ViewSet.as_view() leave their mark; method_decorator hands over a partial.
-    # All of them seem to wrap a method, whose signature begins with self.
+    """The signature of a view, with its first parameter renamed to ``request``."""
+    # as_view() and ViewSet.as_view() set an attribute; method_decorator passes a partial. Their
+    # apparent signature is that of a method, which begins with self.
     if isinstance(view, functools.partial) or hasattr(view, "view_class") or hasattr(view, "cls"):
         return _CLASS_BASED
     parameters = list(inspect.signature(view).parameters.values())
@@ -144,8 +179,8 @@ def _signature(view: Callable[..., Any]) -> inspect.Signature:
     first, *others = parameters
     if any(other.name == "request" for other in others):
         raise TypeError(
-            f"@locked_view on {full_name(view)}: a method takes "
-            "@method_decorator(locked_view(...)) instead"
+            f"@locked_view on {full_name(view)}: on a method, use "
+            "@method_decorator(locked_view(...))"
         )
     return inspect.Signature([first.replace(name="request"), *others])
 
@@ -153,39 +188,45 @@ def _signature(view: Callable[..., Any]) -> inspect.Signature:
 def _is_async(view: Callable[..., Any]) -> bool:
     if iscoroutinefunction(view):
         return True
-    # The dispatch of an asynchronous class-based view is a plain method that gives a coroutine.
+    # ``dispatch`` of an async class-based view is a plain method that returns a coroutine.
     method = view.func if isinstance(view, functools.partial) else view
     return getattr(getattr(method, "__self__", None), "view_is_async", False) is True
 
 
 def _sync(view: Callable[..., Response], guard: _Guard) -> Callable[..., Response]:
     marks = getattr(view, "_non_atomic_requests", None)
-    # A locked view inside this one opens the transactions, inside both locks.
+    # If a locked view is inside this one, it opens the transactions, inside both locks.
     inner = marks if isinstance(marks, _OwnTransactions) else None
     own = _OwnTransactions(marks or ()) if inner is None else inner
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
         lock = guard.lock(request, args, kwargs)
+        if isinstance(lock, HttpResponseBase):
+            return lock
 
         def run() -> Response:
             response = view(request, *args, **kwargs)
-            if databases:
-                # While what was written can still be taken back.
+            if databases and isinstance(lock, Lock):
+                # Check now, while the transaction can still be rolled back.
                 lock.check()
             return response
 
         databases = own.databases() if inner is None else []
         with ExitStack() as held:
-            try:
-                held.enter_context(lock)
-            except LockNotAcquired:
-                return guard.refusal(request, lock)
+            if lock is not None:
+                try:
+                    held.enter_context(lock)
+                except LockError as error:
+                    refusal = guard.without_lock(request, lock, error)
+                    if refusal is not None:
+                        return refusal
+                    lock = None
             body = run
             for database in databases:
                 body = transaction.atomic(using=database)(body)
             response = body()
-            if _hold_until_closed(response, lock):
+            if lock is not None and _hold_until_closed(request, response, lock):
                 held.pop_all()
             return response
 
@@ -199,7 +240,7 @@ _AT_HAND = frozenset(
 
 
 def _may_load(key: str | Callable[..., str]) -> bool:
-    """Whether a key may ask for what synchronous code loads: a session, a user, a tenant."""
+    """Whether computing the key may do synchronous I/O: load a session, a user or a tenant."""
     if callable(key):
         return True
     return not _AT_HAND.issuperset(re.findall(r"\{request\b\.?(\w*)", key))
@@ -211,24 +252,31 @@ def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Ca
     @functools.wraps(view)
     async def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
         if own.databases():
-            # Django says so itself, but for methods, whose mark it takes from a dummy of ours.
+            # Django's own check does not see this for methods with ``method_decorator``.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         if key_may_load:
             lock = await sync_to_async(guard.lock)(request, args, kwargs)
         else:
             lock = guard.lock(request, args, kwargs)
+        if isinstance(lock, HttpResponseBase):
+            return lock
         async with AsyncExitStack() as held:
-            try:
-                await held.enter_async_context(lock)
-            except LockNotAcquired:
-                if _prefers_json(request):
-                    return guard.refusal(request, lock)
-                # What a template and its context processors ask for is synchronous, too.
-                return await sync_to_async(guard.refusal)(request, lock)
+            if lock is not None:
+                try:
+                    await held.enter_async_context(lock)
+                except LockError as error:
+                    if refusals.prefers_json(request):
+                        refusal = guard.without_lock(request, lock, error)
+                    else:
+                        # A template and its context processors may do synchronous I/O, too.
+                        refusal = await sync_to_async(guard.without_lock)(request, lock, error)
+                    if refusal is not None:
+                        return refusal
+                    lock = None
             response = view(request, *args, **kwargs)
             if inspect.isawaitable(response):
                 response = await response
-            if _hold_until_closed(response, lock):
+            if lock is not None and _hold_until_closed(request, response, lock):
                 held.pop_all()
             return cast("Response", response)
 
@@ -236,17 +284,17 @@ def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Ca
 
 
 class _OwnTransactions(set[str]):
-    """The databases that ``non_atomic_requests`` marked, on a view that opens the others' itself.
+    """The databases that ``non_atomic_requests`` named; claims to contain every database.
 
-    Django opens a transaction for a database that is not ``in`` the marks of the view. Its
-    transaction would begin outside the lock and end after the release.
+    Django opens a transaction for each database that is not in this set. That transaction would
+    begin before the lock and end after the release, so the locked view opens it instead.
     """
 
     def __contains__(self, database: object) -> bool:
         return True
 
     def databases(self) -> list[str]:
-        """Those that ``ATOMIC_REQUESTS`` asks for, less the marked ones."""
+        """The databases with ``ATOMIC_REQUESTS``, without those in ``non_atomic_requests``."""
         marked = set(self)
         return [
             database
@@ -255,25 +303,35 @@ class _OwnTransactions(set[str]):
         ]
 
 
-def _hold_until_closed(response: object, lock: Lock) -> bool:
-    """Let a streamed response keep the lock; false for others.
+def _hold_until_closed(request: HttpRequest, response: object, lock: Lock) -> bool:
+    """Let a streamed response keep the lock; returns ``False`` for other responses.
 
-    The server closes a response when it is sent, or when the client has gone.
+    The server closes a response when it is sent or when the client has disconnected.
     """
     if not getattr(response, "streaming", False):
         return False
     # Another thread or task may send it.
-    lock.hand_over()
+    lock.unbind()
+    # Response and request release when they are closed; only the first one has an effect.
+    held, whole_and_held = ExitStack(), ExitStack()
+    held.callback(_release, lock)
     closers: list[Callable[[], object]] = response._resource_closers  # type: ignore[attr-defined]
-    closers.append(functools.partial(_release_closed, lock))
+    closers.append(held.close)
+    # A middleware may replace this response, as ConditionalGetMiddleware does with 304 (Not
+    # Modified); then it is never closed. But the response that is sent closes its request.
+    # REST framework passes its views a wrapper around Django's request.
+    whole: HttpRequest = getattr(request, "_request", request)
+    whole_and_held.callback(whole.close)
+    whole_and_held.callback(held.close)
+    whole.close = whole_and_held.close  # type: ignore[method-assign]
     return True
 
 
-def _release_closed(lock: Lock) -> None:
+def _release(lock: Lock) -> None:
     try:
         lock.release()
     except (BackendUnavailable, LeaseLost) as error:
-        # The answer is sent: nobody is left to be told but the log.
+        # The response has been sent, so it can only be logged.
         logger.warning("After a streamed response: %s", error)
 
 
@@ -281,67 +339,47 @@ def _release_closed(lock: Lock) -> None:
 
 
 class _Guard(NamedTuple):
+    """The validated arguments of ``locked_view``."""
+
     make_key: Key
     options: LockKeywords
     status: int
+    methods: frozenset[str] | None
+    if_unavailable: IfUnavailable
 
-    def lock(self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lock:
-        """A fresh handle for this request."""
-        name = self.make_key((request, *args), kwargs)
+    def lock(
+        self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Lock | Response | None:
+        """A new lock for this request; ``None`` if it needs none; or a response that refuses it."""
+        if self.methods is not None and request.method not in self.methods:
+            return None
+        try:
+            name = self.make_key((request, *args), kwargs)
+        except MissingValue as missing:
+            if missing.of_user and refusals.is_anonymous(request):
+                return refusals.login_required(request)
+            raise
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
         return Lock(name, **options)
 
-    def refusal(self, request: HttpRequest, lock: Lock) -> HttpResponse:
-        """Held by another, in the form that the client prefers."""
-        remaining = 0.0 if lock.contention is None else lock.contention.remaining
-        retry_after = min(max(math.ceil(remaining), 1), LONGEST_RETRY_AFTER)
-        problem = {
-            "type": "about:blank",
-            "title": HTTPStatus(self.status).phrase,
-            "status": self.status,
-            "detail": gettext("Another request for the same thing is at work. Try again later."),
-            "instance": request.path,
-            "retry_after": retry_after,
-        }
-        if _prefers_json(request):
-            response: HttpResponse = JsonResponse(
-                problem, status=self.status, content_type="application/problem+json"
-            )
-        else:
-            response = _page(request, problem)
-        response["Retry-After"] = str(retry_after)
-        patch_vary_headers(response, ["Accept"])
-        return response
+    def without_lock(
+        self, request: HttpRequest, lock: Lock, error: LockError
+    ) -> HttpResponse | None:
+        """The response if the lock could not be acquired; ``None`` to run the view without it."""
+        if isinstance(error, LockNotAcquired):
+            return refusals.contended(request, self.status, error.info)
+        if not isinstance(error, BackendUnavailable) or self.if_unavailable == "raise":
+            raise error
+        logger.warning("%s %s: %s", request.method, request.path, error)
+        return None if self.if_unavailable == "pass" else refusals.unavailable(request)
 
 
 def _facts(request: HttpRequest) -> dict[str, str]:
-    """Whose request it is, for operators; loads no session and no user for that."""
+    """Path and user of the request, for operators; does not load a session or user for this."""
     facts = {"path": request.path}
     user = getattr(request, "user", None)
     loaded = not (isinstance(user, LazyObject) and user._wrapped is empty)
     if user is not None and loaded and user.is_authenticated:
         facts["user"] = user.get_username()
     return facts
-
-
-def _prefers_json(request: HttpRequest) -> bool:
-    json, html = ["application/problem+json", "application/json"], ["text/html"]
-    # The first wins where the client likes both as much: who sends JSON can read it.
-    sends_json = (request.content_type or "").partition(";")[0].endswith("json")
-    return request.get_preferred_type(json + html if sends_json else html + json) in json
-
-
-def _page(request: HttpRequest, problem: Mapping[str, Any]) -> HttpResponse:
-    from django.template import TemplateDoesNotExist
-    from django.template.loader import render_to_string
-
-    try:
-        body: str = render_to_string(TEMPLATE, {"problem": problem}, request)
-        content_type = "text/html"
-    except TemplateDoesNotExist:
-        # A project of JSON alone may have no template engine.
-        body, content_type = f"{problem['title']}: {problem['detail']}\n", "text/plain"
-    return HttpResponse(
-        body, status=problem["status"], content_type=f"{content_type}; charset=utf-8"
-    )

@@ -15,8 +15,10 @@ release = version = _setup["metadata"]["version"]
 extensions = ["myst_parser"]
 # The tables of a benchmark are included by the page that tells what they mean.
 exclude_patterns = ["_build", "benchmarks"]
-myst_enable_extensions = ["deflist", "colon_fence"]
+myst_enable_extensions = ["deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"django-dlock {release}"
+html_static_path = ["_static"]
+html_css_files = ["docs.css"]

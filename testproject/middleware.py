@@ -1,4 +1,4 @@
-"""A strict Content-Security-Policy on every page, to prove that ours work under one."""
+"""A strict Content-Security-Policy on every page, to prove that our pages work with one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancesto
 def content_security_policy(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Nothing inline, nothing from elsewhere (Django's own support begins with 6.0)."""
+    """Allow nothing inline and nothing from other hosts (Django supports this only since 6.0)."""
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)

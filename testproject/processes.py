@@ -1,4 +1,4 @@
-"""A server as a process of our own: it ends with the process that started it."""
+"""Starts servers as child processes that end with the process that started them."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 
 class ServerNotFound(RuntimeError):
-    """There is no server to start; the message says where it was looked for."""
+    """The server's program was not found; the message says where it was searched for."""
 
 
 def free_port() -> int:
-    """A TCP port on which nobody listens now."""
+    """A free TCP port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 class OwnProcess:
-    """One server process with a directory of its own; a context manager.
+    """One server process with its own directory; a context manager.
 
-    A subclass says in ``_launch`` how it is started, by ``_spawn``, and in ``_answers`` whether
-    it is ready.
+    A subclass starts it in ``_launch``, by ``_spawn``, and checks in ``_answers`` whether it is
+    ready.
 
     Args:
         prefix: Of the directory's name.
         port: Fixed instead of free.
 
     Raises:
-        ServerNotFound: ``start``: there is no binary.
+        ServerNotFound: ``start``: the program was not found.
         RuntimeError: ``start``: the server did not come up; the message ends with its log.
     """
 
     START_TIMEOUT = 20.0
 
     def __init__(self, prefix: str, port: int | None = None) -> None:
-        # A short path: that of a Unix socket may have no more than about 100 characters.
+        # A short path, because that of a Unix socket is limited to about 100 characters.
         self.directory = Path(tempfile.mkdtemp(prefix=prefix))
         self.log = self.directory / "log"
         self.port = port or free_port()
@@ -76,7 +76,7 @@ class OwnProcess:
         self.directory.mkdir(exist_ok=True)
         for attempt in range(5):
             if attempt and not self._fixed_port:
-                # Somebody took the free port between the probe and the start.
+                # Another process took the free port in the meantime.
                 self.port = free_port()
             self._launch()
             if self._wait_until_ready():
@@ -86,9 +86,9 @@ class OwnProcess:
         raise RuntimeError(f"{type(self).__name__} did not come up on port {self.port}:\n{tail}")
 
     def stop(self) -> None:
-        """End the process in order, if it runs, and remove its files."""
+        """Stop the process, if it is running, and remove its files."""
         if os.getpid() != self._creator:
-            return  # A forked child leaves its parent's server alone.
+            return  # A forked child must not stop its parent's server.
         self._end(signal.SIGTERM)
         atexit.unregister(self.stop)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -97,6 +97,10 @@ class OwnProcess:
         """End the process at once, as a crash does."""
         self._end(signal.SIGKILL)
 
+    def shut_down(self) -> None:
+        """Stop the process and keep its files; ``restart`` starts it again."""
+        self._end(signal.SIGTERM, patience=20)
+
     def restart(self) -> None:
         """Kill the server and start it again on the same port."""
         self.kill()
@@ -104,7 +108,7 @@ class OwnProcess:
         self.start()
 
     def pause(self) -> None:
-        """Stop the process (SIGSTOP): its sockets accept and nothing answers."""
+        """Pause the process (SIGSTOP): its sockets still accept, but nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -124,18 +128,25 @@ class OwnProcess:
     def _answers(self) -> bool:
         raise NotImplementedError
 
-    def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        # Sessions of their own: Ctrl-C at the terminal is for the tests or the demonstration,
-        # which stop the server when they are done with it.
+    def _spawn(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> None:
+        # In separate sessions, so that Ctrl-C in the terminal reaches only the tests or the
+        # demonstration; they stop the server.
         self._process = subprocess.Popen(
             command,
             env=env,
+            user=user,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # Kills the server when this process is killed and runs no ``atexit``: the pipe ends.
+        # If this process is killed, no ``atexit`` runs; but the pipe ends, and this shell kills the
+        # server.
         self._sitter = subprocess.Popen(
             ["sh", "-c", 'read -r line; kill -9 "$0"', str(self._process.pid)],
             stdin=subprocess.PIPE,
@@ -154,10 +165,10 @@ class OwnProcess:
             time.sleep(0.01)
         return False
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, how: signal.Signals, patience: float = 5) -> None:
         sitter, self._sitter = self._sitter, None
         if sitter is not None:
-            # Before the server: afterwards its process id may be somebody else's.
+            # Before the server ends, because its process id may be reused after that.
             sitter.kill()
             sitter.wait()
             if sitter.stdin is not None:
@@ -167,10 +178,10 @@ class OwnProcess:
             return
         process.send_signal(how)
         if how is not signal.SIGKILL:
-            # A paused server does not hear SIGTERM before it runs again.
+            # A paused server gets SIGTERM only when it continues.
             process.send_signal(signal.SIGCONT)
         try:
-            process.wait(timeout=5)
+            process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,6 +1,6 @@
 """Starts a real RabbitMQ on free ports and stops it; for the tests and the fault suite.
 
-Nothing is shared with a RabbitMQ of the machine: not the port mapper, not the cookie, not a
+It shares nothing with another RabbitMQ on the machine: no port mapper, no cookie and no
 configuration file.
 """
 
@@ -18,7 +18,7 @@ from .processes import HOST, OwnProcess, ServerNotFound, free_port
 __all__ = ["RabbitServer", "find_rabbitmq_server"]
 
 PLACES = ("/usr/lib/rabbitmq/bin", "/opt/homebrew/sbin", "/usr/local/sbin")
-"""Before ``PATH``: what Debian has there wants to be root, and changes the user."""
+"""Searched before ``PATH``, because the script in Debian's ``PATH`` requires root."""
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
@@ -37,18 +37,18 @@ def find_rabbitmq_server() -> str | None:
 
 @final
 class RabbitServer(OwnProcess):
-    """One RabbitMQ node of our own; a context manager.
+    """A new RabbitMQ node; a context manager.
 
-    Durable queues and their persistent messages, as Celery's are, outlive ``kill`` and
-    ``restart``; ``stop`` removes all.
+    Durable queues with persistent messages, such as Celery's, survive ``kill`` and ``restart``;
+    ``stop`` removes everything.
 
     Args:
-        consumer_timeout: Seconds after which a channel is closed whose consumer has not
-            acknowledged a message; 30 minutes by default, as RabbitMQ itself has it.
-        channel_tick_interval: How often channels look for that, in seconds.
+        consumer_timeout: Seconds after which a channel is closed if its consumer has not
+            acknowledged a message; 30 minutes by default, as in RabbitMQ.
+        channel_tick_interval: Seconds between two checks of that timeout.
 
     Raises:
-        ServerNotFound: There is no rabbitmq-server to start.
+        ServerNotFound: rabbitmq-server was not found.
         RuntimeError: The server did not come up; the message ends with its log.
     """
 
@@ -69,7 +69,7 @@ class RabbitServer(OwnProcess):
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
     def stop(self) -> None:
-        """End the process and remove its files; at once, for there is nothing to save."""
+        """Kill the process, because there is nothing to save, and remove its files."""
         if os.getpid() == self._creator:
             self.kill()
         super().stop()
@@ -103,7 +103,7 @@ class RabbitServer(OwnProcess):
         (self.directory / "enabled_plugins").write_text("[].\n")
 
     def _env(self) -> dict[str, str]:
-        """The environment, in which no setting of the machine's own node is left."""
+        """The environment, without settings of another node on this machine."""
         env = {
             name: value
             for name, value in os.environ.items()
@@ -125,9 +125,9 @@ class RabbitServer(OwnProcess):
             "RABBITMQ_LOG_BASE": str(self.directory),
             "RABBITMQ_LOGS": str(self.log),
             "RABBITMQ_PID_FILE": str(self.directory / "pid"),
-            # One scheduler of each kind: the machine has other things to do.
+            # One scheduler of each kind, to leave the processors to other processes.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +SDcpu 1:1 +SDio 2 +A 2",
-            # Makes the start script become the server instead of its parent.
+            # Lets the start script exec the server instead of starting a child process.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
 
@@ -142,7 +142,7 @@ class RabbitServer(OwnProcess):
 
 @final
 class _PortMapper(OwnProcess):
-    """Erlang's epmd; without one of our own, each node would start one that stays for ever."""
+    """Erlang's epmd; if we did not start one, each node would start one that never ends."""
 
     def __init__(self) -> None:
         super().__init__("dlock-epmd-")

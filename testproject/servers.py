@@ -1,7 +1,7 @@
 """Starts a real Redis on a free port and stops it; for the tests and the demonstration.
 
-No server of the machine is ever used or touched: each one here is a process of its own,
-without persistence, and ends with the process that started it.
+Servers that already run on the machine are never used: each one here is a new process without
+persistence, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def find_redis_server() -> str | None:
 
 @final
 class RedisServer(OwnProcess):
-    """One Redis of our own; a context manager. It keeps nothing: a restarted one is empty.
+    """A new Redis; a context manager. It saves no data, so it is empty after a restart.
 
     Args:
-        password: Demanded of every client.
-        unix_socket: Listen on a Unix socket, too; see ``unix_url``.
-        tls: Certificate, key and CA file; TCP is then TLS only.
+        password: Required from every client.
+        unix_socket: Also listen on a Unix socket; see ``unix_url``.
+        tls: Certificate, key and CA file; TCP then requires TLS.
         args: Further arguments of ``redis-server``.
         port: Fixed instead of free.
         sentinel: Run as a Sentinel with this configuration.
 
     Raises:
-        ServerNotFound: No binary to start.
+        ServerNotFound: The program was not found.
         RuntimeError: The server did not come up; the message ends with its log.
     """
 
@@ -77,7 +77,7 @@ class RedisServer(OwnProcess):
 
     @property
     def url(self) -> str:
-        """Address for a client; a TLS server's still needs the CA file."""
+        """The URL for a client; with TLS, the client also needs the CA file."""
         scheme = "rediss" if self.tls else "redis"
         return f"{scheme}://{self._credentials}{HOST}:{self.port}/0"
 

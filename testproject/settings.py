@@ -1,4 +1,4 @@
-"""Settings of the test project; what differs from place to place comes from the environment.
+"""Settings of the test project; some of them come from the environment.
 
 ``DLOCK_DB`` is the SQLite file, ``REDIS_URL`` the Redis of locks, broker and results.
 """
@@ -68,14 +68,14 @@ DATABASES: dict[str, Any] = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DLOCK_DB", BASE_DIR / "db.sqlite3"),
         "OPTIONS": {
-            # Two workers may write only so: a transaction that begins by reading and then wants
-            # to write fails at once under SQLite's deferred mode, whatever the timeout.
+            # For several workers: in SQLite's deferred mode, a transaction that first reads and
+            # then writes may fail at once, whatever the timeout.
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
             "timeout": 20,
         },
-        # A file and not memory, so that workers of a test see it; by pid, so that two runs of
-        # the tests do not share it.
+        # A file instead of memory, so that the workers of a test see it; with the pid, so that
+        # two test runs do not share it.
         "TEST": {"NAME": Path(tempfile.gettempdir()) / f"django-dlock-test-{os.getpid()}.sqlite3"},
     },
 }
@@ -83,7 +83,7 @@ DATABASES: dict[str, Any] = {
 CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
-        # Another database than the locks': ``cache.clear()`` is FLUSHDB.
+        # Not the database of the locks, because ``cache.clear()`` runs FLUSHDB.
         "LOCATION": urlsplit(REDIS_URL)._replace(path="/1").geturl(),
     },
 }

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -21,8 +22,9 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.backends.redis import RedisBackend
 from testproject.rabbit import RabbitServer
 from testproject.servers import RedisServer, ServerNotFound
-from tests import databases, mariadb, postgres
-from tests.proxy import Proxy
+from tests.support import databases, mariadb, postgres
+from tests.support.pgbouncer import PgBouncer
+from tests.support.proxy import Proxy
 
 NOBODY = "redis://127.0.0.1:1/0"
 """What the settings point to without a server: never to somebody else's Redis."""
@@ -50,9 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
             "tests/conftest.py sets when it has started a Redis"
         )
     os.environ["REDIS_URL"] = NOBODY
-    # Under xdist each worker has a server of its own, and the process that steers them none.
+    # Under xdist each worker has its own server, and the controlling process has none.
     steers = getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput")
-    if not (steers or config.option.help or config.option.collectonly):
+    idle = config.option.help or config.option.collectonly or _only_units(config)
+    if not (steers or idle):
         try:
             _session_redis = RedisServer().start()
         except (ServerNotFound, RuntimeError) as error:
@@ -63,25 +66,46 @@ def pytest_configure(config: pytest.Config) -> None:
     import django
 
     django.setup()
+    _write_no_events()
     if steers:
         # Else its workers would load the settings before they know of a server.
         del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Try again what failed, and say so in the summary.
+def _only_units(config: pytest.Config) -> bool:
+    units = Path(__file__).parent / "unit"
+    named = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
+    return all(path.is_relative_to(units) for path in named)
 
-    Threads, servers and workers must do things within some time, on a machine that has other work:
-    what is wrong fails each time.
+
+def _write_no_events() -> None:
+    """Leave the table of lock events empty, except in tests with the fixture ``lock_events``.
+
+    Another thread writes them, with a database connection of its own: they would outlive the
+    transaction of their test.
     """
-    if config.pluginmanager.hasplugin("rerunfailures"):
-        for item in items:
-            item.add_marker(pytest.mark.flaky(reruns=2))
+    from django_dlock import signals
+
+    signals.lost.disconnect(dispatch_uid="django_dlock.audit.lost")
+    signals.broken.disconnect(dispatch_uid="django_dlock.audit.broken")
+    signals.waited_long.disconnect(dispatch_uid="django_dlock.audit.waited")
+
+
+@pytest.fixture
+def lock_events() -> Iterator[None]:
+    """Lock events are written to their table, as in a project."""
+    from django_dlock import audit
+    from django_dlock.core import dispatch
+
+    audit.connect()
+    yield
+    assert dispatch.flush(30)
+    _write_no_events()
 
 
 def pytest_sessionfinish() -> None:
     """Give leases back while the servers are there, and before the summary is printed."""
-    from django_dlock import watchdog
+    from django_dlock.core import watchdog
 
     logger = logging.getLogger("django_dlock")
     logger.addHandler(logging.NullHandler())
@@ -138,12 +162,13 @@ def local_backend() -> LocalBackend:
 
 @pytest.fixture
 def redis_backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
-    """The Redis backend on the session's server, with a key space of its own."""
+    """The Redis backend on the session's server, with its own key prefix."""
     backend = RedisBackend(
         AliasOptions(
             alias="redis",
             backend="redis",
             location=redis_server.url,
+            command_timeout=20.0,
             key_prefix=f"test-{secrets.token_hex(4)}",
         )
     )
@@ -159,6 +184,17 @@ def postgres_url() -> Iterator[str]:
             yield url
     except postgres.PostgresNotFound as error:
         missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def pooler(postgres_url: str) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode before the server of ``postgres_url``."""
+    try:
+        server = PgBouncer(postgres_url).start()
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import configparser
+import doctest
 import inspect
+import io
 import itertools
+import json
 import re
 import subprocess
 import sys
 import types
+import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +23,21 @@ from typing import Any
 import django.apps
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.management import ManagementUtility, get_commands, load_command_class
+from django.core.management import (
+    CommandError,
+    ManagementUtility,
+    call_command,
+    get_commands,
+    load_command_class,
+)
 from django.test import RequestFactory
 from django.test.utils import isolate_apps
 
 import django_dlock
-from django_dlock import Lock, LockedTask, conf, exceptions, locks, signals
+from django_dlock import Lock, LockNotAcquired, conf, exceptions, locks, signals
+from django_dlock.celery.options import TaskWithOptions
+from django_dlock.management import LockedCommand
+from django_dlock.testing import local_locks
 from testproject.celery import app
 from testproject.servers import RedisServer
 
@@ -68,22 +81,27 @@ class Reader:
     # Celery remembers shared tasks by name for ever, so each reading needs its own.
     numbers = itertools.count()
 
-    def __init__(self, page: Path, settings: Any, redis_url: str) -> None:
+    def __init__(self, page: Path, settings: Any, redis_url: str, directory: Path) -> None:
         self.page, self.settings, self.redis_url = page, settings, redis_url
+        self.directory = directory
         name = page.stem.replace("-", "_").lower()
         self.module = types.ModuleType(f"docs_{name}_{next(self.numbers)}")
 
     def run(self) -> dict[str, Any]:
         for block in blocks(self.page):
+            # What is marked ``py`` is code of other packages, which are not installed here.
             if block.language == "python":
                 self.python(block)
             elif block.language == "console":
                 self.console(block)
+            elif block.language == "pycon":
+                self.session(block)
         return vars(self.module)
 
     def python(self, block: Block) -> None:
-        # The page's Redis is the reader's own; here it is that of the tests.
+        # The page's Redis and directory are the reader's own; here they are those of the tests.
         source = ANY_REDIS.sub(self.redis_url, block.code)
+        source = source.replace("/run/shop/", f"{self.directory}/")
         code = compile("\n" * block.line + source, str(self.page), "exec")
         if block.code.startswith("# settings.py\n"):
             self.configure(code)
@@ -102,7 +120,7 @@ class Reader:
                 setattr(self.settings, name, value)
         assert conf.problems() == []
         # Built, which connects to nothing, so that the backend's own options are read, too.
-        assert locks.all()
+        assert [locks[alias] for alias in locks]
 
     def compare_models(self, code: types.CodeType) -> None:
         """The reader's models have no field that those of the tests' own shop lack."""
@@ -112,6 +130,13 @@ class Reader:
             ours = django.apps.apps.get_model("shop", model.__name__)
             known = {(field.name, type(field)) for field in ours._meta.get_fields()}
             assert {(field.name, type(field)) for field in model._meta.get_fields()} <= known
+
+    def session(self, block: Block) -> None:
+        """What a shell shows is what the page shows."""
+        if block.code.startswith(ELSEWHERE):
+            run_elsewhere(block.code, self.settings.DLOCKS)
+        else:
+            compare_session(block.code, vars(self.module))
 
     def console(self, block: Block) -> None:
         for line in block.code.splitlines():
@@ -125,6 +150,31 @@ class Reader:
             else:
                 assert command[:2] == ["pip", "install"], line
                 assert extras_of(command[2]) <= defined_extras(), line
+
+
+ELSEWHERE = ">>> # in the second terminal\n"
+"""How a session of another process begins."""
+
+
+def compare_session(session: str, names: dict[str, Any]) -> None:
+    """Run a shell's session and compare what it prints; ``...`` stands for anything."""
+    test = doctest.DocTestParser().get_doctest(session, names, "session", None, 0)
+    differences: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
+        test, out=differences.append, clear_globs=False
+    )
+    names.update(test.globs)
+    assert not differences, "".join(differences)
+
+
+def run_elsewhere(session: str, dlocks: dict[str, Any]) -> None:
+    """The same in a process of its own."""
+    script = (
+        "import json, sys, django; from django.conf import settings; django.setup(); "
+        "settings.DLOCKS = json.loads(sys.argv[2]); "
+        "from tests.test_docs import compare_session; compare_session(sys.argv[1], {})"
+    )
+    subprocess.run([sys.executable, "-c", script, session, json.dumps(dlocks)], check=True)
 
 
 def manage(command: list[str]) -> None:
@@ -157,6 +207,7 @@ def read(
     redis_server: RedisServer,
     transactional_db: None,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[Read]:
     """Run a page's samples; gives the names that they define."""
     import testproject.shop.models
@@ -171,8 +222,10 @@ def read(
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
     def run(page: str) -> dict[str, Any]:
-        reader = Reader(ROOT / page, settings, redis_server.url.removesuffix("/0"))
-        monkeypatch.setitem(sys.modules, reader.module.__name__, reader.module)
+        reader = Reader(ROOT / page, settings, redis_server.url.removesuffix("/0"), tmp_path)
+        # The reader's backend is in a module of its own.
+        for name in (reader.module.__name__, "shop.locks"):
+            monkeypatch.setitem(sys.modules, name, reader.module)
         return reader.run()
 
     yield run
@@ -204,7 +257,7 @@ def test_the_readme_shows_the_table_of_the_demonstration() -> None:
     )
     assert table
     assert [cell.strip() for cell in table[1].split("|")] == list(TITLES.values())
-    assert re.findall(r"^\| ([^|]+) \|", table[2], re.MULTILINE) == [name for name, _value in ROWS]
+    assert re.findall(r"^\| ([^|]+) \|", table[2], re.MULTILINE) == [row.name for row in ROWS]
 
 
 def test_a_payment_provider_is_given_the_key_of_the_run(read: Read) -> None:
@@ -242,8 +295,13 @@ def test_the_view_guide_tells_the_truth(read: Read) -> None:
     assert refused["Content-Type"] == "application/problem+json"
     assert page["refund"](request, number=1).status_code == 200
     assert page["basket"](request, number=1).status_code == 200
-    with pytest.raises(TypeError):
-        page["checkout"](request)
+    assert page["checkout"](request).status_code == 403
+    get = RequestFactory().get("/")
+    get.user = AnonymousUser()
+    assert page["report"](get, number=1).status_code == 302
+    get.user = User(pk=1)
+    with Lock("profile:1", bound=False):
+        assert page["profile"](get).status_code == 200
 
 
 async def _feed(view: Callable[..., Any]) -> int:
@@ -265,6 +323,58 @@ def test_the_asynchronous_samples_run(read: Read) -> None:
         assert asyncio.run(page["rebuild_unless_busy"](9)) is None
 
 
+def test_the_tests_of_the_testing_guide_pass(read: Read) -> None:
+    page = read("docs/howto/test-locks.md")
+    functions = [page[name] for name in page if name.startswith("test_")]
+    for function in functions:
+        with local_locks():
+            function(*[locks for _ in inspect.signature(function).parameters])
+    cases = [value for value in page.values() if isinstance(value, type)]
+    cases = [case for case in cases if case.__module__.startswith("docs_")]
+    for case in cases:
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+        assert result.wasSuccessful(), result.errors + result.failures
+    assert (len(functions), len(cases)) == (6, 2)
+
+
+@pytest.mark.parametrize("page", ["from-celery-once", "from-celery-singleton"])
+def test_a_second_publish_is_dropped_as_the_guide_says(page: str, read: Read) -> None:
+    enqueue = read(f"docs/howto/{page}.md")["enqueue"]
+    app.conf.task_always_eager = False
+    try:
+        assert enqueue(8) == "enqueued"
+        assert enqueue(8).startswith("pending as ")
+    finally:
+        app.control.purge()
+
+
+def test_the_commands_of_the_guide_on_cron_are_refused_as_it_says(read: Read) -> None:
+    page, out = read("docs/howto/cron.md"), io.StringIO()
+    decorated, report, nightly = page["Command"](), page["Report"](), page["Nightly"]()
+    # Later samples have the name of the first one, too.
+    imports = next(
+        made()
+        for made in LockedCommand.__subclasses__()
+        if made.__module__ == page["__name__"] and made.lock_key
+    )
+    for command in (imports, nightly, decorated, report):
+        call_command(command, stdout=out)
+    assert out.getvalue() == "news imported\ndone\nreport written\nreport written\n"
+    with Lock("report:daily", bound=False):
+        with pytest.raises(LockNotAcquired):
+            call_command(decorated)
+        with pytest.raises(CommandError) as refused:
+            call_command(report)
+    assert refused.value.returncode == 9
+
+
+def test_every_attribute_of_locked_command_is_in_the_reference() -> None:
+    attributes = set(inspect.get_annotations(LockedCommand))
+    assert "contended_exit_code" in attributes
+    assert not_told(attributes, "commands.md") == set()
+
+
 def test_the_tutorial_charges_twice_with_the_lock_alone(read: Read) -> None:
     page = read("docs/tutorial.md")
     assert page["Effect"].objects.filter(order_number=1).count() == 2
@@ -278,6 +388,12 @@ def test_links_lead_somewhere(page: str) -> None:
     file = ROOT / page
     targets = [link for link in LINK.findall(file.read_text()) if "://" not in link]
     assert [link for link in targets if not (file.parent / link).exists()] == []
+
+
+def test_the_readme_links_to_no_file() -> None:
+    """It is also the page on the package index, which has none of the other files."""
+    targets = LINK.findall((ROOT / "README.md").read_text())
+    assert [link for link in targets if "://" not in link] == []
 
 
 @pytest.mark.project
@@ -308,9 +424,15 @@ def not_told(wanted: set[str], page: str) -> set[str]:
 
 
 def test_every_setting_is_in_the_reference() -> None:
-    from django_dlock.backends import redis_parameters
+    from django_dlock.backends.redis import parameters
 
-    wanted = {"DLOCKS", "command_timeout", *conf._KEYS, *redis_parameters.OPTIONS}
+    wanted = {
+        "DLOCKS",
+        "command_timeout",
+        "outage_patience",
+        *conf._KEYS,
+        *parameters.OPTIONS,
+    }
     assert not_told(wanted, "settings.md") == set()
 
 
@@ -327,7 +449,7 @@ def test_every_reason_of_a_loss_is_in_the_reference() -> None:
 
 
 def test_every_option_of_locked_task_is_in_the_reference() -> None:
-    options = set(inspect.get_annotations(LockedTask))
+    options = set(inspect.get_annotations(TaskWithOptions))
     assert "if_contended" in options
     assert not_told(options, "tasks.md") == set()
 
@@ -379,6 +501,48 @@ def test_the_reference_tells_the_check_ids_of_the_code_and_no_others() -> None:
     assert told == check_ids_in_code()
 
 
+def texts_in_code() -> set[str]:
+    """Patterns of all texts of the package, with anything in the place of a field."""
+    found: set[str] = set()
+    for file in (ROOT / "django_dlock").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    re.escape(part.value) if isinstance(part, ast.Constant) else ".+"
+                    for part in node.values
+                ]
+                found.add("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(re.sub(r"%[-.\d]*[a-z]", ".+", re.escape(node.value).replace("\\.", ".")))
+    # What is nearly all fields would match everything.
+    return {text for text in found if len(re.sub(r"[^a-z]", "", text)) >= 12}
+
+
+def log_lines() -> list[str]:
+    page = (DOCS / "howto" / "troubleshooting.md").read_text()
+    table = page.partition("## Log lines\n")[2]
+    shown = [
+        line
+        for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    return shown + re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", log_lines())
+def test_the_log_lines_of_the_guide_are_those_of_the_code(line: str) -> None:
+    # Appended by a message that has nothing else.
+    told = re.sub(r" \(\S+ s left\)$", "", line)
+    assert any(re.fullmatch(text, told) for text in texts_in_code()), line
+
+
+def test_the_production_checklist_names_checks_that_there_are() -> None:
+    for page in ("production.md", "troubleshooting.md"):
+        told = set(re.findall(r"\b([EW]\d{3})\b", (DOCS / "howto" / page).read_text()))
+        assert told
+        assert told <= check_ids_in_code()
+
+
 OUR_COMMANDS = sorted(name for name, app_ in get_commands().items() if app_ == "django_dlock")
 
 
@@ -394,8 +558,8 @@ def test_every_option_of_a_command_is_in_the_reference(command: str) -> None:
 def files_by_guarantee() -> dict[str, set[str]]:
     """Guarantee → files with tests that bear its number in their name, such as ``test_g5_``."""
     found: dict[str, set[str]] = {}
-    contract = ROOT / "django_dlock" / "testing" / "contract.py"
-    for file in [contract, *(ROOT / "tests").rglob("test_*.py")]:
+    contract = (ROOT / "django_dlock" / "testing").glob("contract*.py")
+    for file in [*contract, *(ROOT / "tests").rglob("test_*.py")]:
         for name in re.findall(r"def test_((?:g\d+_)+)", file.read_text()):
             for number in re.findall(r"g(\d+)_", name):
                 found.setdefault(f"G{number}", set()).add(str(file.relative_to(ROOT)))

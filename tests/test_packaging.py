@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import configparser
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import django_dlock
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -164,17 +169,145 @@ def test_the_wheel_carries_what_is_not_python(wheel: Path) -> None:
     }
 
 
-@pytest.mark.timeout(300)
-def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    succeeds(sys.executable, "-m", "venv", str(tmp_path / "venv"))
-    python = str(tmp_path / "venv" / "bin" / "python")
+@pytest.fixture(scope="session")
+def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with the wheel and what that needs, and nothing else."""
+    venv = tmp_path_factory.mktemp("bare") / "venv"
+    succeeds(sys.executable, "-m", "venv", str(venv))
+    python = str(venv / "bin" / "python")
     succeeds(python, "-m", "pip", "install", "--quiet", str(wheel))
+    return python
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_works_in_an_empty_environment(bare_python: str, tmp_path: Path) -> None:
+    python = bare_python
     (tmp_path / "site_settings.py").write_text(SITE)
     site = {"DJANGO_SETTINGS_MODULE": "site_settings", "PYTHONPATH": str(tmp_path)}
     installed = succeeds(python, "-c", USE, cwd=tmp_path, env=site).stdout.strip()
-    assert Path(installed).is_relative_to(tmp_path / "venv")
+    assert Path(installed).is_relative_to(Path(python).parent.parent)
     # No extra is installed: neither Celery nor a client library may be needed.
     for command in (["check"], ["migrate", "-v0"], ["makemigrations", "--check", "--dry-run"]):
         succeeds(python, "-m", "django", *command, cwd=tmp_path, env=site)
     listed = succeeds(python, "-m", "django", "list_locks", cwd=tmp_path, env=site)
     assert listed.returncode == 0
+
+
+# -- a new project -------------------------------------------------------------------------
+
+SET_UP = "import sys, django; django.setup(); from django_dlock import Lock\n"
+
+HOLD = """
+with Lock("x", ttl=float(sys.argv[1])) as lock:
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+TRY = """
+lock = Lock("x", wait=0)
+print(lock.acquire())
+lock.locked() and lock.held and lock.release()
+"""
+
+COUNT = """
+from pathlib import Path
+counter = Path("counter")
+for _ in range(25):
+    with Lock("counter"):
+        counter.write_text(str(int(counter.read_text()) + 1))
+"""
+
+ADMIN = """
+from django.contrib.auth.models import User
+from django.test import Client
+client = Client(SERVER_NAME="localhost")
+client.force_login(User.objects.create_superuser("admin"))
+print(client.get("/admin/django_dlock/heldlock/").content.decode())
+"""
+
+
+class NewProject:
+    """What ``startproject`` makes, with one line more; no server runs for it."""
+
+    def __init__(self, python: str, directory: Path) -> None:
+        self.python, self.directory = python, directory
+        self.env = {"DJANGO_SETTINGS_MODULE": "shop.settings", "PYTHONPATH": str(directory)}
+        succeeds(python, "-m", "django", "startproject", "shop", str(directory))
+        settings = directory / "shop" / "settings.py"
+        text = settings.read_text()
+        settings.write_text(text.replace("INSTALLED_APPS = [", 'INSTALLED_APPS = ["django_dlock",'))
+        self.manage("migrate", "-v0")
+
+    def manage(self, *arguments: str) -> str:
+        return succeeds(self.python, "manage.py", *arguments, cwd=self.directory).stdout
+
+    def runs(self, script: str) -> str:
+        """What a process says that ends."""
+        command = (self.python, "-c", SET_UP + script)
+        return succeeds(*command, cwd=self.directory, env=self.env).stdout.strip()
+
+    def starts(self, script: str, *arguments: str) -> subprocess.Popen[str]:
+        """A process, to be ended."""
+        return subprocess.Popen(
+            [self.python, "-c", SET_UP + script, *arguments],
+            cwd=self.directory,
+            env={**os.environ, **self.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def lock(self, field: str) -> Any:
+        """What ``list_locks`` says of the lock; ``None`` where there is none."""
+        found = json.loads(self.manage("list_locks", "--format", "json"))
+        return found[0][field] if found else None
+
+
+@pytest.fixture
+def project(bare_python: str, tmp_path: Path) -> NewProject:
+    return NewProject(bare_python, tmp_path)
+
+
+@contextmanager
+def holding(project: NewProject, ttl: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock; killed at the end, if it has not ended."""
+    with project.starts(HOLD, str(ttl)) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(600)
+def test_a_new_project_is_guarded_with_one_line_and_no_server(project: NewProject) -> None:
+    assert "no issues" in project.manage("check")
+    with holding(project, 3) as holder:
+        assert project.runs(TRY) == "False"
+        eventually(lambda: project.lock("renewals") >= 2, why="the lease is renewed")
+        holder.communicate("\n")
+    assert holder.returncode == 0
+    assert project.runs(TRY) == "True"
+    (project.directory / "counter").write_text("0")
+    counting = [project.starts(COUNT) for _ in range(2)]
+    for process in counting:
+        with process:
+            process.communicate()
+        assert process.returncode == 0
+    assert (project.directory / "counter").read_text() == "50"
+
+
+@pytest.mark.timeout(600)
+def test_operators_of_a_new_project_see_and_clear_what_a_killed_process_held(
+    project: NewProject,
+) -> None:
+    with holding(project, 600) as holder:
+        assert project.lock("holder_state") == "alive"
+        holder.kill()
+    assert project.lock("holder_state") == "dead"
+    page = project.runs(ADMIN)
+    assert "<th" in page
+    assert re.search(r">\s*x\s*<", page)
+    project.manage("clear_stale_locks")
+    assert project.lock("name") is None

@@ -13,6 +13,7 @@ from benchmarks.model import Metric, Result, RowResult, Series, SubjectResult
 from benchmarks.reasons import WHY
 
 PAGE = publish.DOCS / "explanation" / "speed.md"
+COST_PAGE = publish.DOCS / "reference" / "cost.md"
 RESULTS = publish.kept()
 NEWEST = list(RESULTS)[-1]
 TABLES = tables.all_tables(RESULTS)
@@ -21,7 +22,8 @@ TABLES = tables.all_tables(RESULTS)
 @pytest.mark.parametrize("table", sorted(TABLES))
 def test_a_table_is_that_of_the_kept_result(table: str) -> None:
     assert (publish.KEPT / f"{table}.md").read_text() == f"{TABLES[table]}\n"
-    assert f"```{{include}} ../benchmarks/{table}.md\n```" in PAGE.read_text()
+    page = COST_PAGE if table == "costs" else PAGE
+    assert f"```{{include}} ../benchmarks/{table}.md\n```" in page.read_text()
 
 
 def test_nothing_is_kept_that_no_table_is_made_of() -> None:
@@ -72,14 +74,15 @@ def test_there_is_a_reason_for_each_peer_that_may_be_ahead() -> None:
 # -- what makes them ------------------------------------------------------------------------
 
 
-def result(**rounds: float) -> Result:
+def result(name: str = "cycle.idle.same", **rounds: float) -> Result:
     """A cycle with a floor of 1 µs."""
     subjects = {
-        name: SubjectResult(role, "", {"cycle": Series([1e-6 * rounds[name.replace("-", "_")]])})
+        name: SubjectResult(role, "", {"latency": Series([1e-6 * rounds[name.replace("-", "_")]])})
         for name, role in (("bare", "floor"), ("django-dlock", "ours"), ("django-redis", "peer"))
     }
-    row = RowResult("cycle.same", "t", (Metric("cycle", "s", floor="bare"),), subjects=subjects)
-    return Result("2026-01-01T00:00:00Z", False, {}, {"cycle.same": row})
+    metrics = tuple(Metric(metric, "s", floor="bare") for metric in ("latency", "cpu"))
+    row = RowResult(name, "t", metrics, subjects=subjects)
+    return Result("2026-01-01T00:00:00Z", False, {}, {name: row})
 
 
 def first(found: Result) -> Verdict:
@@ -87,17 +90,27 @@ def first(found: Result) -> Verdict:
 
 
 def test_a_budget_that_does_not_hold_is_bold() -> None:
-    good = result(bare=1, django_dlock=1.01, django_redis=1.2)
-    bad = result(bare=1, django_dlock=1.1, django_redis=1.2)
+    good = result(bare=1, django_dlock=0.81, django_redis=1.2)
+    bad = result(bare=1, django_dlock=0.9, django_redis=1.2)
     assert (first(good).holds, first(bad).holds) == (True, False)
-    assert "| 1.01\N{NO-BREAK SPACE}× | ≤\N{NO-BREAK SPACE}1.05" in tables.budgets(good)
-    assert "| **1.10\N{NO-BREAK SPACE}×** | ≤\N{NO-BREAK SPACE}1.05" in tables.budgets(bad)
+    assert "| 0.81\N{NO-BREAK SPACE}× | ≤\N{NO-BREAK SPACE}0.85" in tables.budgets(good)
+    assert "| **0.90\N{NO-BREAK SPACE}×** | ≤\N{NO-BREAK SPACE}0.85" in tables.budgets(bad)
 
 
 def test_a_peer_that_is_ahead_is_named_with_the_reason() -> None:
     behind = tables.ahead(result(bare=1, django_dlock=1.1, django_redis=1.05))
     assert re.search(r"\| django-redis \| .*1\.05.* against 1\.10.* \| redis-py's lock", behind)
     assert "django-redis" not in tables.ahead(result(bare=1, django_dlock=1.1, django_redis=1.2))
+
+
+def test_a_bed_shows_both_kinds_of_names_and_what_is_behind_in_bold() -> None:
+    found = result(bare=1, django_dlock=0.8, django_redis=1.3)
+    assert tables.beds(found) == "Not measured."
+    found.rows |= result("cycle.idle.fresh", bare=1, django_dlock=0.9, django_redis=1.4).rows
+    space = "\N{NO-BREAK SPACE}"
+    cells = ["", f"1{space}µs", "**0.80 / 0.90**", "1.30 / 1.40", "≤ 0.85"]
+    shown = " | ".join(cell.replace(" ", space) for cell in cells)
+    assert f"| idle machine, local server, without hiredis | {shown} |" in tables.beds(found)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +135,24 @@ def test_versions_come_in_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path:
     results = publish.kept()
     assert list(results) == ["0.2.0", "0.10.0", "1.0.0"]
     assert tables.releases(results).startswith("|  | 0.2.0 | 0.10.0 | 1.0.0 |\n")
+
+
+def test_rows_are_added_with_what_they_were_measured_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(publish, "KEPT", tmp_path)
+    about = {"packages": {"django-dlock": "1.0"}, "postgresql": "14", "load_at_start": 0.5}
+    whole = result(bare=1, django_dlock=0.8, django_redis=1.3)
+    whole.environment |= {**about, "stolen": 0.0}
+    publish.keep(whole)
+    part = result("db.cycle.same", bare=1, django_dlock=1.2, django_redis=1.3)
+    part.started = "2026-02-03T00:00:00Z"
+    part.environment |= {**about, "postgresql": "17", "stolen": 0.04}
+    publish.keep(part, add=True)
+    (found,) = publish.kept().values()
+    assert list(found.rows) == ["cycle.idle.same", "db.cycle.same"]
+    assert (found.started, found.environment["postgresql"]) == (whole.started, "14")
+    told = tables.database(found)
+    assert "Measured on 2026-02-03: PostgreSQL 17, fsync off" in told
+    assert "kept 4.0% of the" in told
+    assert "db.cycle.same" not in tables.rows(found)

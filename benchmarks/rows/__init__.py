@@ -23,6 +23,7 @@ MODULES: tuple[str, ...] = (
     "imports",
     "scale",
     "waiters",
+    "database",
 )
 """In the order in which they run."""
 

@@ -1,184 +1,197 @@
-"""What one acquire and release costs when nobody else wants the name.
+"""The cost of one acquire and release without contention, in every environment.
 
-Once where the system puts client and server, as everybody runs them, and once on one CPU, where
-nobody has to wake another, so that what each does itself weighs the most; see
-``Bench.on_one_cpu``.
+The client is a process with the parser of the row. A turn is so many cycles in a row; what
+counts is how long the turn took, divided by their number. On a busy machine a process gets
+its processor for some milliseconds at a time: most cycles meet no pause and some meet a long
+one, which a median of single cycles would leave out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from .. import peers
-from ..bench import PINS
+from ..beds import BEDS, IDLE, Bed
 from ..counting import server_commands
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
-from ..peers import COUNTED, DIRECT, Where
+from ..parsers import HIREDIS, PARSERS, PYTHON
+from ..peers import AWAITED, COUNTED, Route
 
 if TYPE_CHECKING:
     from ..bench import Bench
 
+__all__ = ["NAMES", "Way", "row", "row_name", "rows"]
+
 NAMES = {
-    "cycle.same": "acquire and release one name again and again",
-    "cycle.fresh": "acquire and release a new name each time",
+    "same": "acquire and release one name again and again",
+    "fresh": "acquire and release a new name each time",
 }
-WARM_UP, TURN = 30, 25
+WARM_UP, COUNTED_CYCLES = 30, 20
 
-Naming = Callable[[], str]
-Measure = Callable[[Where, Naming, int], list[float]]
-"""Carries out so many cycles; the seconds that each of them took."""
-Measuring = Callable[[], AbstractContextManager[Measure]]
-Servers = Callable[[], Sequence[int]]
-"""Processes of servers other than the Redis."""
+THREADED = "threaded"
 
-METRICS = (
-    Metric("cycle", "s", floor=peers.BARE, percentiles=(99,)),
-    # Of the client's process, whatever it does while it waits.
-    Metric("cpu", "s", floor=peers.BARE),
-    Metric("round_trips"),
-    Metric("commands"),
-    # More than were sent, where scripts run commands of their own.
-    Metric("at_server"),
-)
+
+def row_name(bed: str, names: str, parser: str) -> str:
+    return f"cycle.{bed}.{names}" + (".hiredis" if parser == HIREDIS else "")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a subject cycles, and where."""
+
+    kind: str
+    bed: Bed = IDLE
+    parser: str = PYTHON
+    fresh: bool = False
+    awaited: bool = False
+    store: str = "redis"
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    for name, title in NAMES.items():
-        yield Row(
-            name,
-            title,
-            METRICS,
-            tuple(_subjects(bench, fresh=name == "cycle.fresh", pins=False)),
-            rounds=15,
-            passes=bench.size(16),
-            seconds=22,
-        )
-    if not PINS:
-        return
-    for name, title in NAMES.items():
-        yield Row(
-            name.replace("cycle", "cycle.one_cpu"),
-            f"{title}, client and server on one CPU",
-            METRICS,
-            tuple(_subjects(bench, fresh=name == "cycle.fresh", pins=True)),
-            rounds=5,
-            passes=bench.size(16),
-            seconds=4,
-        )
+    for bed, parser, names in itertools.product(BEDS.values(), PARSERS, NAMES):
+        ways = {
+            kind.name: Way(kind.name, bed, parser, fresh=names == "fresh")
+            for kind in peers.KINDS
+            if kind.name != peers.TOKEN
+        }
+        yield row(bench, row_name(bed.name, names, parser), NAMES[names], ways, peers.BARE)
+    yield row(
+        bench,
+        "cycle.awaited",
+        "acquire and release one name within a coroutine, and within a thread",
+        {
+            THREADED: Way(OURS),
+            OURS: Way(OURS, awaited=True),
+            "redis-py Lock, threaded": Way("redis-py Lock"),
+            "redis-py Lock": Way("redis-py Lock", awaited=True),
+        },
+        THREADED,
+    )
 
 
-def _subjects(bench: Bench, *, fresh: bool, pins: bool) -> Iterator[Subject]:
-    def subject(
-        name: str,
-        measuring: Measuring,
-        options: str,
-        role: Role = "ours",
-        *,
-        servers: Servers = tuple,
-    ) -> Subject:
-        numbers = itertools.count()
+def row(bench: Bench, name: str, title: str, ways: Mapping[str, Way], floor: str) -> Row:
+    metrics = (
+        Metric("latency", "s", floor=floor),
+        # Of the client's process and of the server.
+        Metric("cpu", "s", floor=floor),
+        Metric("round_trips"),
+        Metric("commands"),
+        # More than were sent, where scripts run commands of their own.
+        Metric("at_server"),
+    )
+    way = ways[floor]
+    return Row(
+        name,
+        title,
+        metrics,
+        tuple(_subject(bench, subject, way) for subject, way in ways.items()),
+        rounds=9,
+        passes=bench.size(20),
+        seconds=20 if way.bed.spinning else 15,
+        bed=way.bed.name,
+        parser=way.parser,
+    )
 
-        def naming() -> str:
-            return f"cycle:{name}:{next(numbers) if fresh else 'same'}"
 
-        @contextmanager
-        def open_() -> Iterator[Session]:
-            with measuring() as measure:
-                cycles = _Cycles(bench, naming, measure, servers, pins=pins)
-                cycles.warm_up()
-                yield cycles
+def _subject(bench: Bench, name: str, way: Way) -> Subject:
+    kind = peers.kind(way.kind)
 
-        return Subject(name, role, options, open_)
+    @contextmanager
+    def open_() -> Iterator[Session]:
+        cycles = _Cycles(bench, way)
+        cycles.warm_up()
+        yield cycles
 
-    for kind in peers.KINDS:
-        if kind.name != peers.TOKEN:
-            measuring, about = partial(_of_threads, kind.name), (kind.options, kind.role)
-            yield subject(kind.name, measuring, *about, servers=kind.servers)
-    yield subject(f"{OURS}, async", _of_coroutines, "async with; timed within one coroutine")
+    role: Role = "floor" if name == THREADED else kind.role
+    options = "async with, timed within one coroutine" if way.awaited else kind.options
+    return Subject(name, role, options, open_)
 
 
 class _Cycles(Session):
-    def __init__(
-        self, bench: Bench, naming: Naming, measure: Measure, servers: Servers, *, pins: bool
-    ) -> None:
-        self._bench, self._naming, self._measure = bench, naming, measure
-        self._servers, self._pins = servers, pins
+    def __init__(self, bench: Bench, way: Way) -> None:
+        self._bench, self._way = bench, way
+        self._client = bench.client(way.parser)
 
     def warm_up(self) -> None:
-        with self._placed():
-            self._measure(DIRECT, self._naming, WARM_UP)
+        self._turn(self._way.bed.route, WARM_UP)
 
     def once(self) -> Readings:
         """Counts, by way of the proxy."""
         from redis import Redis
 
-        cycles = 20
-        self._measure(COUNTED, self._naming, 3)
+        if self._way.store == "sqlite":
+            return {}
+        self._turn(COUNTED, 3)
         with Redis.from_url(self._bench.redis.url) as asking, self._bench.counting() as counted:
             before = server_commands(asking)
-            self._measure(COUNTED, self._naming, cycles)
+            self._turn(COUNTED, COUNTED_CYCLES)
             # The first reading of the counters is itself counted by the second.
             at_server = server_commands(asking) - before - 1
-        return {
-            "round_trips": counted.round_trips / cycles,
-            "commands": counted.commands / cycles,
-            "at_server": at_server / cycles,
+        counts = {
+            "round_trips": counted.round_trips / COUNTED_CYCLES,
+            "commands": counted.commands / COUNTED_CYCLES,
         }
+        if self._way.store == "redis":
+            counts["at_server"] = at_server / COUNTED_CYCLES
+        return counts
 
     def round(self) -> Readings:
-        with self._placed():
-            before = process_time()
-            took = self._measure(DIRECT, self._naming, TURN)
-            return {"cycle": took, "cpu": [(process_time() - before) / TURN]}
+        count, before = self._way.bed.turn, self._bench.server_spent()
+        seconds, spent = self._turn(self._way.bed.route, count)
+        spent += self._bench.server_spent() - before
+        return {"latency": [seconds / count], "cpu": [spent / count]}
 
-    def _placed(self) -> AbstractContextManager[None]:
-        return self._bench.on_one_cpu(*self._servers()) if self._pins else nullcontext()
-
-
-@contextmanager
-def _of_threads(name: str) -> Iterator[Measure]:
-    made: dict[Where, Callable[[str], None]] = {}
-
-    def measure(where: Where, naming: Naming, count: int) -> list[float]:
-        if where not in made:
-            made[where] = peers.kind(name).cycling(where)
-        cycle, took = made[where], []
-        for _ in range(count):
-            key = naming()
-            started = perf_counter()
-            cycle(key)
-            took.append(perf_counter() - started)
-        return took
-
-    yield measure
+    def _turn(self, route: Route, count: int) -> tuple[float, float]:
+        way = self._way
+        function = f"{__name__}:{'awaited_turn' if way.awaited else 'turn'}"
+        route = replace(route, store=way.store)
+        answer: tuple[float, float] = self._client.call(function, way.kind, route, way.fresh, count)
+        return answer
 
 
-@contextmanager
-def _of_coroutines() -> Iterator[Measure]:
-    loop = asyncio.new_event_loop()
+# -- in the client's process ----------------------------------------------------------------
 
-    async def cycles(where: Where, naming: Naming, count: int) -> list[float]:
-        from django_dlock import Lock
+_numbers = itertools.count()
 
-        took = []
-        for _ in range(count):
-            key = naming()
-            started = perf_counter()
-            async with Lock(key, using=where.alias, wait=None):
-                pass
-            took.append(perf_counter() - started)
-        return took
 
-    def measure(where: Where, naming: Naming, count: int) -> list[float]:
-        return loop.run_until_complete(cycles(where, naming, count))
+def turn(kind: str, route: Route, fresh: bool, count: int) -> tuple[float, float]:
+    """Run ``count`` cycles; returns their seconds, and seconds of processor time."""
+    cycle, names = peers.cycling(kind, route), _names(kind, fresh, count)
+    spent, began = process_time(), perf_counter()
+    for name in names:
+        cycle(name)
+    return perf_counter() - began, process_time() - spent
 
-    try:
-        yield measure
-    finally:
-        loop.close()
+
+def awaited_turn(kind: str, route: Route, fresh: bool, count: int) -> tuple[float, float]:
+    """As ``turn``, within one coroutine."""
+    cycle, names = _awaited_cycle(kind, route), _names(kind, fresh, count)
+
+    async def cycles() -> tuple[float, float]:
+        spent, began = process_time(), perf_counter()
+        for name in names:
+            await cycle(name)
+        return perf_counter() - began, process_time() - spent
+
+    return _loop().run_until_complete(cycles())
+
+
+def _names(kind: str, fresh: bool, count: int) -> Sequence[str]:
+    return [f"cycle:{kind}:{next(_numbers) if fresh else 'same'}" for _ in range(count)]
+
+
+@cache
+def _awaited_cycle(kind: str, route: Route) -> Callable[[str], Awaitable[None]]:
+    return AWAITED[kind](route)
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()

@@ -1,6 +1,6 @@
-"""What it costs to hold many leases that are renewed.
+"""The cost of holding many leases that are renewed.
 
-Each round holds them anew in a process of its own and looks at the processor time of some
+Each round holds them anew in a process of its own and measures the processor time of some
 intervals. An interval is the time in which everything is renewed once, whatever that is with a
 subject: the cost is divided by how often the leases were really renewed.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import keepers, peers
-from ..keepers import SCRIPT
+from ..keepers import SCRIPT, UPDATE
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject, Unavailable
-from ..peers import BRISK, BRISK_COUNTED, COUNTED, DIRECT, Where
+from ..peers import COUNTED, DIRECT, Route
 from ..processes import Worker, WorkerFailed
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 MANY = 10_000
 SESSION = "django-pglock"
+FLOORS = (SCRIPT, UPDATE)
 RENEWING = "python-redis-lock, renewing"
 
 METRICS = (
+    # Of the process and of the Redis.
     Metric("cpu", "s", floor=SCRIPT),
-    # That of the Redis, for the same interval.
-    Metric("server_cpu", "s", floor=SCRIPT),
     Metric("round_trips"),
     Metric("threads"),
     Metric("connections"),
@@ -38,6 +38,10 @@ METRICS = (
 )
 
 OPTIONS: dict[str, tuple[Role, str]] = {
+    UPDATE: (
+        "floor",
+        "psycopg: a thread that extends leases in an UPDATE; no handles",
+    ),
     SCRIPT: ("floor", "redis-py: a thread that calls GET and PEXPIRE in Lua; no handles"),
     OURS: ("ours", "renewed by the watchdog; all handles are kept"),
     RENEWING: ("peer", "auto_renewal=True, a thread for each; expire in whole seconds, rounded up"),
@@ -47,7 +51,7 @@ OPTIONS: dict[str, tuple[Role, str]] = {
 
 @dataclass(frozen=True)
 class Many:
-    """How many leases of what TTL, in seconds, and for how many of our intervals to look."""
+    """How many leases of what TTL, in seconds, and how many of our intervals to measure."""
 
     count: int
     ttl: float
@@ -70,7 +74,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             f"renewal.{count}",
             f"{count} renewed leases in one process, per interval",
             METRICS,
-            tuple(_subject(bench, name, many) for name in names),
+            tuple(subject(bench, name, many) for name in names),
             rounds=2,
             seconds={MANY: 60, 1000: 27}.get(count, 15),
             family="renewal",
@@ -78,23 +82,26 @@ def rows(bench: Bench) -> Iterator[Row]:
         )
 
 
-def _subject(bench: Bench, name: str, many: Many) -> Subject:
+def subject(bench: Bench, name: str, many: Many, store: str = "redis") -> Subject:
     @contextmanager
     def open_() -> Iterator[Session]:
-        if name not in (SCRIPT, OURS):
-            peers.kind(name).make(DIRECT)
-        yield _Keeping(bench, name, many)
+        # Raises if it is not installed, or there is no server.
+        peers.kind(OURS if name in FLOORS else name).make(replace(DIRECT, store=store))
+        yield _Keeping(bench, name, many, store)
 
     return Subject(name, *OPTIONS[name], open_)
 
 
 class _Keeping(Session):
-    def __init__(self, bench: Bench, subject: str, many: Many) -> None:
-        self._bench, self._subject, self._many = bench, subject, many
+    def __init__(self, bench: Bench, subject: str, many: Many, store: str) -> None:
+        self._bench, self._subject, self._many, self._store = bench, subject, many, store
+        # Three times the default ``command_timeout`` is the least.
         short = many.ttl < 3.0
-        self._direct, self._counted = (BRISK, BRISK_COUNTED) if short else (DIRECT, COUNTED)
+        self._direct, self._counted = (
+            replace(route, brisk=short, store=store) for route in (DIRECT, COUNTED)
+        )
         # For a peer that takes longer, the answer is that it cannot.
-        self._timeout = 60.0 if subject in (SCRIPT, OURS) else 10.0
+        self._timeout = 60.0 if subject in (*FLOORS, OURS) else 10.0
         # It takes long to see it fail, and there is nothing to be seen of a session.
         self._once_only = subject == SESSION or (subject == RENEWING and many.count == MANY)
 
@@ -103,7 +110,7 @@ class _Keeping(Session):
         if self._once_only:
             try:
                 with self._holding(self._direct, fresh=True) as (worker, growth, connections):
-                    self._call(worker, "look", self._many.seconds)
+                    self._call(worker, "watch", self._many.seconds)
                     return {"memory": growth, **self._state(worker, connections)}
             except WorkerFailed as error:
                 raise Unavailable(error.reason) from error
@@ -112,30 +119,29 @@ class _Keeping(Session):
         with self._holding(self._counted, fresh=True) as (worker, growth, _):
             # What was acquired while others were renewed falls into step with the second interval,
             # or with the third where renewing them takes long.
-            self._call(worker, "look", 2 * self._many.ttl / 3)
+            self._call(worker, "watch", 2 * self._many.ttl / 3)
             return {"memory": growth, "round_trips": self._round_trips(worker)}
 
     def round(self) -> Readings:
         if self._once_only:
             return {}
         with self._holding(self._direct) as (worker, _, connections):
-            before = self._server_cpu()
-            renewed, cpu = self._call(worker, "look", self._many.seconds)
-            server_cpu = self._server_cpu() - before
+            before = self._bench.server_spent()
+            renewed, cpu = self._call(worker, "watch", self._many.seconds)
+            cpu += self._bench.server_spent() - before
             if not renewed:
                 raise Unavailable("nothing was renewed in time")
-            costs = {"cpu": cpu / renewed, "server_cpu": server_cpu / renewed}
-            return {**costs, **self._state(worker, connections)}
+            return {"cpu": cpu / renewed, **self._state(worker, connections)}
 
     @contextmanager
-    def _holding(self, where: Where, *, fresh: bool = False) -> Iterator[tuple[Worker, float, int]]:
+    def _holding(self, route: Route, *, fresh: bool = False) -> Iterator[tuple[Worker, float, int]]:
         """A process that holds them, the MiB by which it has grown, and connections before."""
         many, connections = self._many, self._connections()
         try:
             with Worker(fresh=fresh) as worker:
-                growth = self._call(worker, "hold", self._subject, where, many.count, many.ttl)
+                growth = self._call(worker, "hold", self._subject, route, many.count, many.ttl)
                 # Until the first renewals are over.
-                self._call(worker, "look", many.ttl / 3)
+                self._call(worker, "watch", many.ttl / 3)
                 yield worker, growth, connections
         finally:
             self._bench.clear()
@@ -159,8 +165,10 @@ class _Keeping(Session):
 
     def _await_pause(self) -> None:
         """Threads that renew one lease each make none."""
-        patience, passed = time.monotonic() + self._many.ttl / 3, None
-        while passed != (passed := self._bench.redis_proxy.total):
+        bench, patience, passed = self._bench, time.monotonic() + self._many.ttl / 3, None
+        proxy = bench.redis_proxy if self._store == "redis" else bench.postgres_proxy
+        assert proxy is not None
+        while passed != (passed := proxy.total):
             if time.monotonic() > patience:
                 return
             time.sleep(0.1)
@@ -169,10 +177,7 @@ class _Keeping(Session):
         return worker.call(f"{keepers.__name__}:{function}", *args, timeout=self._timeout)
 
     def _connections(self) -> int:
+        if self._store == "postgres":
+            return int(self._bench.sql("SELECT count(*) FROM pg_stat_activity")[0])
         with peers.client(DIRECT) as asking:
             return int(asking.info("clients")["connected_clients"])
-
-    def _server_cpu(self) -> float:
-        with peers.client(DIRECT) as asking:
-            used = asking.info("cpu")
-        return float(used["used_cpu_user"] + used["used_cpu_sys"])

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 from testproject.servers import RedisServer
 
+from .. import processor
 from ..model import Metric, Readings, Role, Row, Session, Subject
 
 if TYPE_CHECKING:
+    from django_dlock.backends.base import BaseLockBackend
     from django_dlock.backends.redis import RedisBackend
 
     from ..bench import Bench
@@ -27,7 +29,7 @@ FOREIGN = 1_000_000
 PAGE = 50
 """As the admin shows it."""
 FRESH = 500
-"""Acquired, renewed in one call, and given back, each round, beside those that are held."""
+"""Acquired, renewed in one call and released, each round, beside those that are held."""
 NEEDLES = ("lock:99", "7", "no such lock", "lock:")
 """What is searched for: found here and there, often, never, always."""
 
@@ -61,6 +63,8 @@ OPERATIONS = {
 
 METRICS = (
     *(Metric(name, "s", floor=_FLOOR) for name in OPERATIONS),
+    # Processor time of this process and of the server.
+    *(Metric(f"{name}_cpu", "s", floor=_FLOOR) for name in OPERATIONS),
     # The longest time for which listing kept the server from serving others.
     Metric("longest_stop", "s"),
     # Bytes of the server for each lock that is held.
@@ -75,7 +79,7 @@ def rows(bench: Bench) -> Iterable[Row]:
         @contextmanager
         def ready() -> Iterator[Session]:
             with RedisServer() as server:
-                held = servers[size] = _Held(bench, server.url, size)
+                held = servers[size] = _Held(bench, server, size)
                 if size == LARGE:
                     held.add_foreign(FOREIGN)
                 with held.connected():
@@ -86,7 +90,7 @@ def rows(bench: Bench) -> Iterable[Row]:
 
     @contextmanager
     def scanning() -> Iterator[Session]:
-        yield _Scan(servers[LARGE].url)
+        yield _Scan(servers[LARGE].server)
 
     scan = Subject(
         "SCAN",
@@ -106,10 +110,10 @@ def rows(bench: Bench) -> Iterable[Row]:
 
 
 def hold(number: int, of: int, url: str, size: int) -> None:
-    """Let this process, one of some, hold its part; called in a worker."""
+    """Let this worker process hold its share of the locks."""
     backend = _backend(url)
     for index in range(number, size, of):
-        backend.acquire(_request(f"lock:{index}"), deadline=backend.call_deadline())
+        backend.acquire(request_for(f"lock:{index}"), deadline=backend.call_deadline())
     backend.close()
 
 
@@ -123,7 +127,7 @@ def _backend(url: str) -> RedisBackend:
     )
 
 
-def _request(name: str) -> Any:
+def request_for(name: str) -> Any:
     from django_dlock.lease import LeaseRequest
 
     return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=3600.0)
@@ -135,68 +139,50 @@ def _client(url: str) -> Any:
     return Redis.from_url(url, socket_timeout=None)
 
 
-def _seconds(operation: Callable[[], Any], times: int = 1) -> float:
-    """What one of them took."""
-    began = perf_counter()
-    for _ in range(times):
-        operation()
-    return (perf_counter() - began) / times
+class _Clocked(Session):
+    """Measures what operations cost; ``server_spent``: see ``Bench``."""
+
+    def __init__(self, server_spent: Callable[[], float]) -> None:
+        self._server_spent = server_spent
+
+    def _cost(self, name: str, operation: Callable[[], Any], times: int = 1) -> dict[str, float]:
+        """The readings of the metric and of its processor time, per operation."""
+        spent, began = self._spent(), perf_counter()
+        for _ in range(times):
+            operation()
+        seconds = perf_counter() - began
+        return {name: seconds / times, f"{name}_cpu": (self._spent() - spent) / times}
+
+    def _usual_cost(self, name: str, operation: Callable[[], Any]) -> dict[str, float]:
+        """The median of three: the slowest round of these counts."""
+        three = [self._cost(name, operation) for _ in range(3)]
+        return {metric: median(cost[metric] for cost in three) for metric in three[0]}
+
+    def _spent(self) -> float:
+        return process_time() + self._server_spent()
 
 
-def _usual_seconds(operation: Callable[[], Any]) -> float:
-    """The median of three: of these the slowest round counts."""
-    return median(_seconds(operation) for _ in range(3))
+class Among(_Clocked):
+    """Measures among so many locks that are held."""
 
-
-class _Held(Session):
-    """A Redis in which so many locks are held."""
-
-    def __init__(self, bench: Bench, url: str, size: int) -> None:
+    def __init__(self, server_spent: Callable[[], float], backend: BaseLockBackend, size: int):
         from django_dlock.lease import SORT_KEYS
 
-        self.url, self._size, self._bench = url, size, bench
-        self._client = _client(url)
+        super().__init__(server_spent)
+        self._backend, self._size = backend, size
         self._numbers = itertools.count()
         self._needles = itertools.cycle(NEEDLES)
         self._orders = itertools.cycle(sorted({*SORT_KEYS} - {"age", "token", "alias"}))
-        before = self._used()
-        workers = 4
-        bench.workers.run(workers, "benchmarks.rows.scale:hold", workers, url, size)
-        self._bytes = (self._used() - before) / size
-
-    @contextmanager
-    def connected(self) -> Iterator[None]:
-        self._backend = _backend(self.url)
-        try:
-            yield
-        finally:
-            self._backend.close()
-            self._client.close()
-
-    def add_foreign(self, count: int) -> None:
-        stride = 100_000
-        for first in range(0, count, stride):
-            self._client.eval(FILL, 0, first, min(count, first + stride) - 1)
-
-    def _used(self) -> int:
-        return int(self._client.info("memory")["used_memory"])
-
-    # -- measured ----------------------------------------------------------------------
-
-    def once(self) -> Readings:
-        readings = {"longest_stop": self._longest_stop()}
-        # In a Redis of few locks, its own growth is more than theirs.
-        return {**readings, "memory": self._bytes} if self._size >= 1000 else readings
 
     def round(self) -> Readings:
         page, backend = self._page, self._backend
         name = f"lock:{next(self._numbers) % self._size}"
         return {
-            "first_page": _seconds(page, 5),
-            "search": _usual_seconds(partial(page, contains=next(self._needles))),
-            "other_order": _usual_seconds(partial(page, sort=(next(self._orders),))),
-            "count": _seconds(backend.count, 20),
-            "get": _seconds(lambda: backend.get(name), 50),
+            **self._cost("first_page", page, 5),
+            **self._usual_cost("search", partial(page, contains=next(self._needles))),
+            **self._usual_cost("other_order", partial(page, sort=(next(self._orders),))),
+            **self._cost("count", backend.count, 20),
+            **self._cost("get", lambda: backend.get(name), 50),
             **self._cycle(),
         }
 
@@ -204,7 +190,7 @@ class _Held(Session):
         from django_dlock.lease import Renewal
 
         backend, number = self._backend, next(self._numbers)
-        held = [_request(f"fresh:{number}:{index}") for index in range(FRESH)]
+        held = [request_for(f"fresh:{number}:{index}") for index in range(FRESH)]
         renewals = [Renewal(request.name, request.owner, request.ttl) for request in held]
         requests, ended = iter(held), iter(held)
 
@@ -226,16 +212,49 @@ class _Held(Session):
 
         broken = FRESH // 10
         return {
-            "acquire": _seconds(acquire, FRESH),
-            "renew": _seconds(renew, 3),
-            "break": _seconds(break_, broken),
-            "release": _seconds(release, FRESH - broken),
+            **self._cost("acquire", acquire, FRESH),
+            **self._cost("renew", renew, 3),
+            **self._cost("break", break_, broken),
+            **self._cost("release", release, FRESH - broken),
         }
 
     def _page(self, **query: Any) -> None:
         from django_dlock.lease import LeaseQuery
 
         self._backend.page(LeaseQuery(**query), limit=PAGE)
+
+
+class _Held(Among):
+    """A Redis in which so many locks are held."""
+
+    def __init__(self, bench: Bench, server: RedisServer, size: int) -> None:
+        super().__init__(lambda: processor.used(server.pid), _backend(server.url), size)
+        self.server, self._client = server, _client(server.url)
+        before = self._used()
+        workers = 4
+        bench.workers.run(workers, "benchmarks.rows.scale:hold", workers, server.url, size)
+        self._bytes = (self._used() - before) / size
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._backend.close()
+            self._client.close()
+
+    def add_foreign(self, count: int) -> None:
+        stride = 100_000
+        for first in range(0, count, stride):
+            self._client.eval(FILL, 0, first, min(count, first + stride) - 1)
+
+    def _used(self) -> int:
+        return int(self._client.info("memory")["used_memory"])
+
+    def once(self) -> Readings:
+        readings = {"longest_stop": self._longest_stop()}
+        # In a Redis of few locks, its own growth is more than theirs.
+        return {**readings, "memory": self._bytes} if self._size >= 1000 else readings
 
     def _longest_stop(self) -> float:
         """Of all commands of ours that list."""
@@ -253,15 +272,16 @@ class _Held(Session):
         return max((entry["duration"] for entry in slow), default=0) / 1e6
 
 
-class _Scan(Session):
+class _Scan(_Clocked):
     """Finds all locks by their keys."""
 
-    def __init__(self, url: str) -> None:
-        self._client = _client(url)
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(lambda: processor.used(server.pid))
+        self._client = _client(server.url)
 
     def round(self) -> Readings:
         def scan() -> None:
             names = self._client.scan_iter(match="*:l:lock:*", count=1000)
             sum(1 for _ in names)
 
-        return {"first_page": _seconds(scan)}
+        return self._cost("first_page", scan)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..bench import Bench
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject, Unavailable
+from ..peers import no_postgres
 
 if TYPE_CHECKING:
     from ..celery_worker import Crew
@@ -36,6 +38,9 @@ METRICS = (
     Metric("publish", "s", floor=PLAIN),
     # A lock that is taken when the message is published costs nothing in the worker.
     Metric("total", "s", floor=PLAIN),
+    # Of publisher, worker and Redis.
+    Metric("cpu", "s", floor=PLAIN),
+    Metric("at_server"),
     # Of ``delay()``, beyond those of the plain task.
     Metric("publish_commands"),
 )
@@ -50,36 +55,49 @@ class _Task(Session):
         return {"publish_commands": extra}
 
     def round(self) -> Readings:
-        publish, run = self._crew.batch(self._task, self._messages)
-        return {"run": run, "publish": publish, "total": publish + run}
+        batch = self._crew.batch(self._task, self._messages)
+        return {**dataclasses.asdict(batch), "total": batch.publish + batch.run}
 
 
 def rows(bench: Bench) -> Iterable[Row]:
     # Twice as many as elsewhere: parent, child and broker share the processors, and it shows.
-    yield _row(bench, "task", "one process (prefork)", "prefork", 1, rounds=30)
-    yield _row(bench, "task.solo", "in the worker itself (solo)", "solo", 1, rounds=3)
-    yield _row(bench, "task.threads", "four threads", "threads", 4, rounds=3)
+    body = "A task without a body on a worker"
+    yield row(bench, "task", f"{body}: one process (prefork)", SUBJECTS, rounds=30)
+    title = f"{body}: in the worker itself (solo)"
+    yield row(bench, "task.solo", title, SUBJECTS, rounds=3, pool="solo")
+    title = f"{body}: four threads"
+    yield row(bench, "task.threads", title, SUBJECTS, rounds=3, pool="threads", concurrency=4)
 
 
-def _row(bench: Bench, name: str, title: str, pool: str, concurrency: int, *, rounds: int) -> Row:
+def row(
+    bench: Bench,
+    name: str,
+    title: str,
+    subjects: Sequence[tuple[str, Role, str, str]],
+    *,
+    rounds: int,
+    pool: str = "prefork",
+    concurrency: int = 1,
+) -> Row:
     crews: list[Crew] = []
 
     def crew() -> Crew:
         # Not before the row runs: the import sets Django and Celery up.
         if not crews:
-            _migrate()
             from ..celery_worker import Crew
 
-            crews.append(Crew(pool, concurrency))
+            crews.append(Crew(pool, concurrency, bench.server_spent))
         return crews[0]
 
     def subject(subject: str, role: Role, task: str, options: str) -> Subject:
         # A record is written three times: fewer of them take as long as the others' batch.
-        messages = bench.size(40 if task == "recorded" else 200, 20)
+        messages = bench.size(40 if "recorded" in task else 200, 20)
 
         @contextmanager
         def ready() -> Iterator[Session]:
             package = PACKAGES.get(task)
+            if task.startswith("writing") and not bench.postgres_url:
+                raise Unavailable(no_postgres())
             if package and importlib.util.find_spec(package) is None:
                 raise Unavailable(f"{package} is not installed")
             with crew().joined():
@@ -89,15 +107,9 @@ def _row(bench: Bench, name: str, title: str, pool: str, concurrency: int, *, ro
 
     return Row(
         name,
-        f"A task without a body on a worker: {title}",
+        title,
         METRICS,
-        tuple(subject(*facts) for facts in SUBJECTS),
+        tuple(subject(*facts) for facts in subjects),
         rounds=rounds,
         seconds=max(10.0, 1.6 * rounds),
     )
-
-
-def _migrate() -> None:
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .. import peers
 from ..model import OURS, Metric, Readings, Row, Session, Subject
-from ..peers import COUNTED, DIRECT, TOKEN, Kind, Where
+from ..peers import COUNTED, DIRECT, TOKEN, Kind, Route
 from ..processes import sleep_until
 
 if TYPE_CHECKING:
     from ..bench import Bench
 
-# Without cache.lock of django-redis, which is redis-py's.
 CONTENDERS = (
     TOKEN,
     OURS,
@@ -28,8 +27,11 @@ CONTENDERS = (
 
 THROUGHPUT = Metric("throughput", "/s", better="higher", floor=TOKEN)
 SHARE = Metric("share", better="higher")
+# Of all processes and the server, for each acquire and release, the waiting included.
+CPU = Metric("cpu", "s", floor=TOKEN)
 ROUND_TRIPS = Metric("round_trips")
 WORST_WAIT = Metric("worst_wait", "s", floor=TOKEN)
+METRICS = (THROUGHPUT, CPU, WORST_WAIT, SHARE, ROUND_TRIPS)
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ def rows(bench: Bench) -> Iterator[Row]:
         yield Row(
             f"throughput.{processes}",
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
-            (THROUGHPUT, SHARE, ROUND_TRIPS, WORST_WAIT),
-            tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
+            METRICS,
+            tuple(subject(bench, peers.kind(name), load) for name in CONTENDERS),
             rounds=12 if budgeted else 3 if processes < 8 else 2,
             seconds=50 if budgeted else 11,
             family="throughput",
@@ -60,63 +62,77 @@ def rows(bench: Bench) -> Iterator[Row]:
     yield Row(
         "pause.8",
         "8 processes on one name, which hold it for 2 ms and pause for 5 ms",
-        (THROUGHPUT, WORST_WAIT, SHARE),
-        tuple(_subject(bench, peers.kind(name), load) for name in CONTENDERS),
+        METRICS,
+        tuple(subject(bench, peers.kind(name), load) for name in CONTENDERS),
         rounds=7,
         seconds=38,
     )
 
 
-def _subject(bench: Bench, kind: Kind, load: Load) -> Subject:
+def subject(bench: Bench, kind: Kind, load: Load, store: str = "redis") -> Subject:
     @contextmanager
     def open_() -> Iterator[Session]:
-        yield _Crowd(bench, kind, load)
+        yield _Crowd(bench, kind, load, store)
 
     return Subject(kind.name, kind.role, kind.options, open_)
 
 
 @dataclass(frozen=True)
 class _Gained:
-    """Of one process: how often it acquired within the time and in all, and its longest wait."""
+    """Of one process.
+
+    Attributes:
+        in_time, in_all: How often it acquired within the time, and in all.
+        worst_wait: Its longest wait, in seconds.
+        cpu: Seconds of its processor time.
+    """
 
     in_time: int
     in_all: int
     worst_wait: float
+    cpu: float
 
 
 class _Crowd(Session):
-    def __init__(self, bench: Bench, kind: Kind, load: Load) -> None:
-        self._bench, self._kind, self._load = bench, kind, load
+    def __init__(self, bench: Bench, kind: Kind, load: Load, store: str) -> None:
+        self._bench, self._kind, self._load, self._store = bench, kind, load, store
         self._name = f"crowd:{kind.name}"
         peers.prime(kind, self._name)
         self._contend(DIRECT, 0.05)
 
     def once(self) -> Readings:
-        if self._load.pause:
+        if self._store == "sqlite":
             return {}
         self._contend(COUNTED, 0.05)
         with self._bench.counting() as counted:
             gained = self._contend(COUNTED, self._load.seconds)
-        return {"round_trips": counted.round_trips / sum(each.in_all for each in gained)}
+        return {"round_trips": counted.round_trips / _acquires(gained)}
 
     def round(self) -> Readings:
+        server = self._bench.server_spent()
         gained = self._contend(DIRECT, self._load.seconds)
+        cpu = sum(each.cpu for each in gained) + self._bench.server_spent() - server
         counts = [each.in_time for each in gained]
         return {
             "throughput": sum(counts) / self._load.seconds,
+            "cpu": cpu / _acquires(gained),
             "share": min(counts) / max(*counts, 1),
             "worst_wait": max(each.worst_wait for each in gained),
         }
 
-    def _contend(self, where: Where, seconds: float) -> list[_Gained]:
-        load = self._load
-        # They have heard of it and tidied up by then.
+    def _contend(self, route: Route, seconds: float) -> list[_Gained]:
+        load, route = self._load, replace(route, store=self._store)
+        # All processes are ready by then.
         start_at = time.monotonic() + 0.05 + 0.01 * load.processes
         return self._bench.workers.run(
             load.processes,
             f"{__name__}:contend",
-            _Turn(self._kind.name, where, self._name, load, start_at, start_at + seconds),
+            _Turn(self._kind.name, route, self._name, load, start_at, start_at + seconds),
         )
+
+
+def _acquires(gained: Sequence[_Gained]) -> int:
+    return max(1, sum(each.in_all for each in gained))
 
 
 # -- in the workers -------------------------------------------------------------------------
@@ -124,10 +140,10 @@ class _Crowd(Session):
 
 @dataclass(frozen=True)
 class _Turn:
-    """What all processes are told."""
+    """The arguments of all processes."""
 
     kind: str
-    where: Where
+    route: Route
     name: str
     load: Load
     start_at: float
@@ -136,10 +152,11 @@ class _Turn:
 
 def contend(_number: int, turn: _Turn) -> _Gained:
     """Acquire and release until it is time."""
-    make, load = peers.maker(turn.kind, turn.where), turn.load
+    make, load = peers.maker(turn.kind, turn.route), turn.load
     in_time = in_all = 0
     worst_wait = 0.0
     sleep_until(turn.start_at)
+    cpu = time.process_time()
     asked_at = time.monotonic()
     while asked_at < turn.stop_at:
         handle = make(turn.name)
@@ -154,4 +171,5 @@ def contend(_number: int, turn: _Turn) -> _Gained:
         if load.pause:
             time.sleep(load.pause)
         asked_at = time.monotonic()
-    return _Gained(in_time, in_all, worst_wait)
+    cpu = time.process_time() - cpu
+    return _Gained(in_time, in_all, worst_wait, cpu)

@@ -1,4 +1,4 @@
-"""What a thousand waiters of one process cost the server: connections, and commands in vain."""
+"""What a thousand waiters of one process cost: connections, commands, and processor time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import peers
+from .. import peers, processor
 from ..counting import server_commands
-from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
+from ..model import OURS, Metric, Readings, Row, Session, Subject
 from ..peers import DIRECT
 from ..processes import Worker
 
@@ -19,63 +19,59 @@ if TYPE_CHECKING:
     from ..bench import Bench
 
 WAITERS = 1000
-SETTLE, WATCH, PERIOD = 3.0, 3.0, 10.0
-"""Seconds for coming to wait, and for being watched: where all ask again after a while, long
-enough to see it."""
+SETTLE = 3.0
+"""Seconds in which all of them begin to wait."""
+WATCH, WATCH_MANY = 3.0, 10.0
+"""Seconds in which they are measured; longer for many names, each of which may ask at times."""
 
 METRICS = (
-    Metric("connections"),
     # All of them together, those inside scripts included, while nothing is released.
     Metric("commands", "/s"),
-    # How many are still at it after some seconds.
+    # Processor time of the process and of the server, for each second.
+    Metric("cpu_per_second", "s"),
+    Metric("connections"),
+    # How many are still waiting afterwards.
     Metric("still_waiting", better="higher"),
 )
 
-PEERS = ("redis-py Lock", "python-redis-lock")
+TASKS = "tasks"
+"""In place of a kind: asyncio tasks, of ours."""
 
 
 def rows(bench: Bench) -> Iterator[Row]:
+    one, many = "threads for one name", "threads, each for its own name"
     yield Row(
-        "waiters.threads",
-        f"{WAITERS} threads of one process wait",
+        "waiters",
+        f"{WAITERS} threads or asyncio tasks of one process wait",
         METRICS,
         (
-            _subject(bench, OURS, "ours", OURS, names=1, how="for one name"),
+            _subject(bench, OURS, OURS, one),
+            _subject(bench, f"{OURS}, many names", OURS, many, names=WAITERS),
+            _subject(bench, f"{OURS}, tasks", TASKS, "tasks for one name"),
             _subject(
-                bench, f"{OURS}, many names", "ours", OURS, names=WAITERS, how="each its own name"
+                bench,
+                f"{OURS}, tasks, many names",
+                TASKS,
+                "tasks, each for its own name",
+                names=WAITERS,
             ),
-            *(
-                _subject(bench, name, "peer", name, names=1, how="for one name; its own defaults")
-                for name in PEERS
-            ),
+            _subject(bench, "redis-py Lock", "redis-py Lock", one),
+            _subject(bench, "python-redis-lock", "python-redis-lock", one),
         ),
         rounds=1,
-        seconds=35,
-    )
-    yield Row(
-        "waiters.tasks",
-        f"{WAITERS} asyncio tasks of one process wait",
-        METRICS,
-        (
-            _subject(bench, OURS, "ours", "", names=1, how="for one name"),
-            _subject(
-                bench, f"{OURS}, many names", "ours", "", names=WAITERS, how="each its own name"
-            ),
-        ),
-        rounds=1,
-        seconds=22,
+        seconds=55,
     )
 
 
-def _subject(bench: Bench, name: str, role: Role, kind: str, *, names: int, how: str) -> Subject:
+def _subject(bench: Bench, name: str, kind: str, options: str, *, names: int = 1) -> Subject:
     @contextlib.contextmanager
     def ready() -> Iterator[Session]:
-        if kind:
-            # Says so where it is not installed.
+        if kind != TASKS:
+            # Raises if it is not installed.
             peers.kind(kind).make(DIRECT)
         yield _Waiting(bench, kind, names)
 
-    return Subject(name, role, how, ready)
+    return Subject(name, "ours" if name.startswith(OURS) else "peer", options, ready)
 
 
 class _Waiting(Session):
@@ -85,33 +81,39 @@ class _Waiting(Session):
     def once(self) -> Readings:
         from redis import Redis
 
-        self._bench.clear()
-        watched = WATCH if self._names == 1 else PERIOD
-        with Redis.from_url(self._bench.redis.url) as asking, Worker() as worker:
+        bench, watched = self._bench, WATCH if self._names == 1 else WATCH_MANY
+        bench.clear()
+        with Redis.from_url(bench.redis.url) as asking, Worker() as worker:
             before = len(asking.client_list())
-            worker.call("benchmarks.rows.waiters:wait", self._kind, self._names)
+            worker.call(f"{__name__}:wait", self._kind, self._names)
             time.sleep(SETTLE)
+            cpu = processor.used(worker.pid) + bench.server_spent()
             commands = server_commands(asking)
             time.sleep(watched)
             commands = server_commands(asking) - commands - 1
+            cpu = processor.used(worker.pid) + bench.server_spent() - cpu
             connections = len(asking.client_list()) - before
-            waiting = worker.call("benchmarks.rows.waiters:waiting")
-        self._bench.clear()
+            waiting = worker.call(f"{__name__}:waiting")
+        bench.clear()
         return {
-            "connections": connections,
             "commands": commands / watched,
+            "cpu_per_second": cpu / watched,
+            "connections": connections,
             "still_waiting": waiting,
         }
 
 
+# -- in the worker --------------------------------------------------------------------------
+
+
 def wait(kind: str, names: int) -> None:
     """Hold the names, and begin to wait for them; called in a worker, which is killed later."""
-    make = peers.maker(kind or OURS, DIRECT)
+    make = peers.maker(OURS if kind == TASKS else kind, DIRECT)
     for number in range(names):
         handle = make(f"waited:{number}")
         handle.acquire()
         _held.append(handle)
-    if kind:
+    if kind != TASKS:
         for number in range(WAITERS):
             handle = make(f"waited:{number % names}")
             threading.Thread(target=_wait, args=(handle,), daemon=True).start()
@@ -124,7 +126,7 @@ def waiting() -> int:
 
 
 _held: list[object] = []
-"""Handles that are collected give their leases up."""
+"""Handles that are collected lose their leases."""
 _waiting: set[object] = set()
 
 

@@ -1,71 +1,216 @@
-"""What the three pages share: they are read-only but for one guarded step."""
+"""What the three pages share: they are read-only, except for one guarded step."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import functools
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
+from django.contrib.admin.utils import unquote
+from django.contrib.auth import get_permission_codename, get_user_model
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Page, Paginator
 from django.db import models
-from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.utils.timezone import localtime
 
-__all__ = ["CHANGE", "DELETION", "ReadOnlyAdmin", "badge", "log", "may_see_users"]
+__all__ = [
+    "CHANGE",
+    "DELETION",
+    "BoundedPaginator",
+    "GuardedAdmin",
+    "ReadOnlyAdmin",
+    "badge",
+    "breakable",
+    "lines",
+    "log",
+    "may_see_users",
+    "time_of",
+]
 
-M = TypeVar("M", bound=models.Model)
-
-if TYPE_CHECKING:
-    # Generic for the type checker only; at run time ``ModelAdmin`` takes no parameter.
-    class _ModelAdmin(admin.ModelAdmin[M]):
-        pass
-else:
-
-    class _ModelAdmin(admin.ModelAdmin):
-        def __class_getitem__(cls, item: Any) -> Any:
-            return cls
+_PARTS = re.compile(r"[^._:/]+[._:/]*|[._:/]+")
 
 
-class ReadOnlyAdmin(_ModelAdmin[M]):
-    """A model that nobody adds, changes or deletes through the admin's own forms."""
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at run time
+    """A model that cannot be added, changed or deleted with the admin's own forms."""
 
-    actions = None
+    actions: Sequence[Any] | None = None
 
     class Media:
-        css = {"all": ("django_dlock/admin.css",)}
+        css = {"all": ("django_dlock/admin.css", "django_dlock/themes.css")}
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        # Django's own title asks to select one, as if that were all there is to do.
+        # Replaces Django's own title, "Select … to view".
         title = capfirst(self.opts.verbose_name_plural)
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: M | None = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: M | None = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class GuardedAdmin(ReadOnlyAdmin):
+    """Objects with one step that an operator has to confirm, on a separate page.
+
+    Attributes:
+        step: Its name in the permission, in the URL and in the name of the template.
+    """
+
+    step: str
+
+    def may_take_step(self, request: HttpRequest) -> bool:
+        """Whether the user has the permission for the step, and may see the objects."""
+        permission = f"django_dlock.{get_permission_codename(self.step, self.opts)}"
+        return self.has_view_permission(request) and request.user.has_perm(permission)
+
+    def get_urls(self) -> list[URLPattern]:
+        step = path(
+            f"<path:object_id>/{self.step}/",
+            self.admin_site.admin_view(self.step_view),
+            name=f"django_dlock_{self.opts.model_name}_{self.step}",
+        )
+        return [step, *super().get_urls()]
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        context = {"may_take_step": self.may_take_step(request), **(extra_context or {})}
+        return super().changeform_view(request, object_id, form_url, context)
+
+    def step_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+        """Ask for confirmation, then take the step, if nothing has changed meanwhile."""
+        if not self.may_take_step(request):
+            raise PermissionDenied
+        return self.confirm_view(request, unquote(object_id))
+
+    def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+        """Show the confirmation page; if it was confirmed, take the step."""
+        raise NotImplementedError
+
+    def confirmation(self, request: HttpRequest, obj: Any, **facts: Any) -> TemplateResponse:
+        """The confirmation page; ``obj`` is ``None`` if it is about several objects."""
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "object": obj,
+            "preserved_filters": self.get_preserved_filters(request),
+            "media": self.media,
+            **facts,
+        }
+        request.current_app = self.admin_site.name
+        # For instance heldlock/release.html, or idempotencyrecord/forget.html.
+        template = f"admin/django_dlock/{self.opts.model_name}/{self.step}.html"
+        return TemplateResponse(request, template, context)
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponseRedirect:
+        return self.to_list(request)
+
+    def to_list(self, request: HttpRequest) -> HttpResponseRedirect:
+        name = f"admin:django_dlock_{self.opts.model_name}_changelist"
+        url = reverse(name, current_app=self.admin_site.name)
+        filters: dict[str, Any] = {
+            "opts": self.opts,
+            "preserved_filters": self.get_preserved_filters(request),
+        }
+        return HttpResponseRedirect(add_preserved_filters(filters, url))
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg] # as ReadOnlyAdmin
+    """Pages of the first rows of a table that may have millions.
+
+    Attributes:
+        LONGEST: How many rows can be paged through; further rows are not counted.
+        is_cut: Whether there are further rows.
+    """
+
+    LONGEST = 10_000
+    object_list: models.QuerySet[Any]
+
+    @functools.cached_property
+    def _keys(self) -> list[Any]:
+        # Cached, because even a query that finds nothing may read the whole table.
+        return list(self.object_list.values_list("pk", flat=True)[: self.LONGEST + 1])
+
+    @functools.cached_property
+    def count(self) -> int:
+        return min(len(self._keys), self.LONGEST)
+
+    @property
+    def is_cut(self) -> bool:
+        return len(self._keys) > self.LONGEST
+
+    def page(self, number: int | str) -> Any:
+        number = self.validate_number(number)
+        first = (number - 1) * self.per_page
+        keys = self._keys[first : min(first + self.per_page, self.count)]
+        return Page(self.object_list.filter(pk__in=keys), number, self)
 
 
 def may_see_users(request: HttpRequest) -> bool:
-    """Whether the visitor may see who is behind a request or a release."""
-    return request.user.has_perm("auth.view_user")
+    """Whether the visitor may see the user names of requests and releases."""
+    user = get_user_model()._meta
+    return request.user.has_perm(f"{user.app_label}.{get_permission_codename('view', user)}")
 
 
-def badge(look: str, text: Any) -> SafeString:
-    """A word on a coloured ground; ``look`` names the colour in ``admin.css``."""
-    return format_html('<span class="dlock-badge dlock-{}">{}</span>', look, text)
+def badge(style: str, text: Any) -> SafeString:
+    """A word on a coloured background; ``style`` is the name of the colour in ``admin.css``."""
+    return format_html('<span class="dlock-badge dlock-{}">{}</span>', style, text)
+
+
+def breakable(text: str) -> SafeString:
+    """Let a narrow column wrap ``text`` after a dot, a slash, a colon or an underscore."""
+    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in _PARTS.findall(text)))
+
+
+def lines(*texts: str) -> SafeString:
+    """The lines of one cell; the style sheet limits their width."""
+    # In one element, because a theme may put the parts of a cell side by side.
+    parts = format_html_join("", "<div>{}</div>", ((breakable(text),) for text in texts))
+    return format_html('<div class="dlock-lines">{}</div>', parts)
+
+
+def time_of(field: str, description: Any) -> Any:
+    """A column of a time with seconds, which Django's own format leaves out."""
+
+    @admin.display(description=description, ordering=field)
+    def column(self: Any, obj: models.Model) -> str:
+        when: datetime | None = getattr(obj, field)
+        # Not ``None``, which the page of one object shows as "None".
+        if when is None:
+            return str(self.get_empty_value_display())
+        parts = ((part,) for part in f"{localtime(when):%Y-%m-%d %H:%M:%S}".split())
+        return format_html_join(" ", '<span class="dlock-time">{}</span>', parts)
+
+    return column
 
 
 def log(request: HttpRequest, obj: models.Model, flag: int, message: str) -> None:
-    """Write the admin's log entry about ``obj``, whose table may not exist."""
-    # Never anonymous: every view of the admin asks for staff first.
+    """Write the admin's log entry about ``obj``, which may have no table."""
+    # The user is never anonymous, because all views of the admin require staff.
     user_id: Any = request.user.pk
     LogEntry.objects.create(
         user_id=user_id,

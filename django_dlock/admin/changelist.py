@@ -1,4 +1,4 @@
-"""The list of held locks: Django's own change list over what the backends answer."""
+"""The list of held locks: Django's change list with rows from the backends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
+from ..inspection import AliasQuery
 from ..lease import SORT_KEYS, LeaseInfo, LeaseQuery, in_order
 from ..models import HeldLock
-from ..operations import Survey
 from .base import may_see_users
 
 __all__ = [
@@ -45,25 +45,25 @@ HOLDER_STATES = (
 
 
 def as_row(info: LeaseInfo, request: HttpRequest) -> HeldLock:
-    """A lease as an object of the admin, without what this visitor may not see."""
+    """A lease as an object of the admin, without data that this visitor may not see."""
     if not may_see_users(request):
         metadata = {key: value for key, value in info.metadata.items() if key != "user"}
         info = dataclasses.replace(info, metadata=metadata)
-    # The same name may be held at two aliases: the object's id names both. An alias is quoted
-    # once more, so that the first slash always ends it.
+    # The id consists of alias and name, because two aliases may have the same name. The alias is
+    # quoted, so that the first slash always ends it.
     row = HeldLock(name=f"{quote(info.alias, safe='')}/{info.name}", alias=info.alias)
     row.info = info
     return row
 
 
 def place_of(object_id: str) -> tuple[str, str]:
-    """Alias and name out of the id of ``as_row``."""
+    """Alias and name from an id that ``as_row`` has made."""
     alias, _slash, name = object_id.partition("/")
     return unquote(alias), name
 
 
 def known_aliases() -> tuple[list[str], str]:
-    """The aliases of ``DLOCKS``, and why there are none where it is no dict."""
+    """The aliases of ``DLOCKS``; or none, and the error if it is not a dict."""
     try:
         return list(locks), ""
     except InvalidLockBackend as error:
@@ -71,7 +71,12 @@ def known_aliases() -> tuple[list[str], str]:
 
 
 class _InfoFilter(SimpleListFilter):
-    """A filter that is applied to leases, not to a queryset."""
+    """A filter for leases; it does not change the queryset."""
+
+    facts: Sequence[tuple[str, Any]]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
+        return self.facts
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset
@@ -88,28 +93,24 @@ class AliasFilter(_InfoFilter):
 class KindFilter(_InfoFilter):
     title = _("kind")
     parameter_name = "kind"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
-        return KINDS
+    facts = KINDS
 
 
 class HolderStateFilter(_InfoFilter):
     title = _("state of the holder")
     parameter_name = "holder_state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
-        return HOLDER_STATES
+    facts = HOLDER_STATES
 
 
 class HeldLockChangeList(ChangeList):
-    """A page of leases, found and put in order by the backends.
+    """A page of leases, which the backends have filtered and sorted.
 
-    One alias alone gives the rows of the page. Where several have some, each gives its first
-    ones, up to the end of the page, to be merged.
+    If only one alias has leases, it returns just the rows of the page. If several have some, each
+    returns all rows up to the end of the page, and they are merged.
 
     Attributes:
-        problems: Alias → why it gave no answer.
-        settings_problem: Why there are no aliases at all; empty where there are.
+        problems: Alias → why it did not answer.
+        settings_problem: Why there are no aliases at all; else empty.
     """
 
     problems: dict[str, str]
@@ -139,13 +140,14 @@ class HeldLockChangeList(ChangeList):
         }
         only = wanted.pop("alias", None)
         aliases, self.settings_problem = known_aliases()
-        survey = Survey(alias for alias in aliases if only in (None, alias))
+        alias_query = AliasQuery(alias for alias in aliases if only in (None, alias))
         query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)
-        self._show_page(request, self._read(survey, query))
-        self.problems = survey.problems
+        infos = self._read(alias_query, query)
+        self.problems = alias_query.problems
+        self._show_page(request, infos)
 
     def _order(self) -> tuple[str, ...]:
-        """The facts to sort by, as ``LeaseQuery`` has it."""
+        """The sort keys in the form of ``LeaseQuery.sort``."""
         order = []
         for index, direction in self.get_ordering_field_columns().items():
             if 0 <= index < len(self.list_display):
@@ -154,45 +156,46 @@ class HeldLockChangeList(ChangeList):
                     order.append(f"-{name}" if direction == "desc" else str(name))
         return tuple(order)
 
-    def _read(self, survey: Survey, query: LeaseQuery) -> list[LeaseInfo]:
+    def _read(self, alias_query: AliasQuery, query: LeaseQuery) -> list[LeaseInfo]:
         """The leases of this page; sets ``page_num`` and ``result_count``."""
         if self.show_all:
-            everything = self._ask(survey, query, 0, self.list_max_show_all)
+            everything = self._ask(alias_query, query, 0, self.list_max_show_all)
             if self.result_count <= self.list_max_show_all:
                 return everything
         self.page_num = max(1, self.page_num)
         while True:
-            infos = self._ask(survey, query, (self.page_num - 1) * self.list_per_page)
-            # Locks come and go: a page that has vanished since it was linked is the last one now.
+            infos = self._ask(alias_query, query, (self.page_num - 1) * self.list_per_page)
+            # Locks come and go: if the requested page no longer exists, show the last one.
             last_page = max(1, -(-self.result_count // self.list_per_page))
             if self.page_num <= last_page:
                 return infos
             self.page_num = last_page
 
     def _ask(
-        self, survey: Survey, query: LeaseQuery, start: int, size: int | None = None
+        self, alias_query: AliasQuery, query: LeaseQuery, start: int, size: int | None = None
     ) -> list[LeaseInfo]:
-        """So many leases from a place in the order of all; sets ``result_count``."""
+        """``size`` leases from index ``start`` on, in the chosen order; sets ``result_count``."""
         size = size or self.list_per_page
-        pages = survey.ask(lambda b: b.page(query, offset=start, limit=size))
+        pages = alias_query.ask(lambda b: b.page(query, offset=start, limit=size))
         several = sum(page.total > 0 for page in pages.values()) > 1
         if several and start:
-            pages = survey.ask(lambda b: b.page(query, limit=start + size))
+            pages = alias_query.ask(lambda b: b.page(query, limit=start + size))
         self.result_count = sum(page.total for page in pages.values())
         infos = [info for page in pages.values() for info in page.infos]
-        # One alias has them in order; the order of its grants is no fact of theirs.
+        # The leases of one alias are sorted already.
         return in_order(infos, query.sort)[start : start + size] if several else infos
 
     def _show_page(self, request: HttpRequest, infos: list[LeaseInfo]) -> None:
-        """Set what the templates of the change list read."""
+        """Set the attributes that the templates of the change list read."""
         self.show_full_result_count = False
-        # Where nothing is left out, there is no "show all" to offer.
-        narrowed = self.query or self.has_active_filters
+        # No link "show all" if nothing is filtered out, and no "0 results" if an alias did not
+        # answer.
+        narrowed = (self.query or self.has_active_filters) and not self.problems
         self.full_result_count = None if narrowed else self.result_count
-        self.show_admin_actions = False
+        self.show_admin_actions = True
         self.can_show_all = self.result_count <= self.list_max_show_all
         self.multi_page = self.result_count > self.list_per_page
-        # The paginator only counts; what it would slice is not all here.
+        # The paginator only counts; the rows of other pages have not been read.
         counted = cast(QuerySet[Any], range(self.result_count))
         self.paginator = self.model_admin.get_paginator(request, counted, self.list_per_page)
         self.result_list = [as_row(info, request) for info in infos]

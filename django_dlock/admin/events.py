@@ -8,13 +8,13 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..inspection import duration
 from ..models import LockEvent
-from ..operations import duration
-from .base import ReadOnlyAdmin, badge, may_see_users
+from .base import ReadOnlyAdmin, badge, lines, may_see_users, time_of
 
 __all__ = ["LockEventAdmin"]
 
-_LOOKS = {
+_STYLES = {
     LockEvent.Event.LOST: "bad",
     LockEvent.Event.TAKEN_OVER: "warn",
     LockEvent.Event.BROKEN: "warn",
@@ -24,30 +24,40 @@ _LOOKS = {
 
 
 @admin.register(LockEvent)
-class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
-    """What happened to locks: losses, take-overs, breaks, longest holds, long waits."""
+class LockEventAdmin(ReadOnlyAdmin):
+    """Losses, take-overs, breaks, ``max_hold`` and long waits."""
 
-    list_display = ("when", "what", "name", "why", "duration", "holder", "alias", "token")
+    list_display = ("at", "what", "lock_name", "holder", "why", "duration", "alias", "token")
     list_filter = ("event", "alias", "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
+
+    fields = ("at", "what", "alias", "name", "owner", "token", "reason", "user", "detail")
+    readonly_fields = ("at", "what")
+
+    at = time_of("when", _("when"))
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
         return (*self.list_display, *users)
 
-    def get_exclude(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
-        return () if may_see_users(request) else ("user",)
+    def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
+        hidden = () if may_see_users(request) else ("user",)
+        return tuple(field for field in self.fields if field not in hidden)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        # Django filters by any field that a query string names, shown or not.
+        # Django allows a query string to filter by any field, even a hidden one.
         hidden = lookup.partition("__")[0] == "user" and not may_see_users(request)
         return not hidden and super().lookup_allowed(lookup, value, request)
 
     @admin.display(description=_("event"), ordering="event")
     def what(self, event: LockEvent) -> str:
-        look = _LOOKS.get(LockEvent.Event(event.event), "plain")
-        return badge(look, event.get_event_display())
+        style = _STYLES.get(LockEvent.Event(event.event), "plain")
+        return badge(style, event.get_event_display())
+
+    @admin.display(description=_("name"), ordering="name")
+    def lock_name(self, event: LockEvent) -> str:
+        return lines(event.name)
 
     @admin.display(description=_("reason"), ordering="reason", empty_value="-")
     def why(self, event: LockEvent) -> str:
@@ -64,4 +74,4 @@ class LockEventAdmin(ReadOnlyAdmin[LockEvent]):
     @admin.display(description=_("holder"))
     def holder(self, event: LockEvent) -> str | None:
         facts = (event.detail.get(key) for key in ("task_name", "path", "host"))
-        return next((str(fact) for fact in facts if fact), None)
+        return next((lines(str(fact)) for fact in facts if fact), None)

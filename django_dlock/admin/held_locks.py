@@ -1,37 +1,32 @@
-"""The page of held locks, live from every alias, and the guarded release of one of them."""
+"""The page of held locks, read live from every alias, and the guarded release of locks."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, router, transaction
 from django.db.models import QuerySet
-from django.http import (
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    HttpResponseBase,
-    HttpResponseRedirect,
-)
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html, format_html_join
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import reverse
+from django.utils.html import format_html
 from django.utils.timezone import localtime
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import lock_events
+from .. import audit
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
+from ..inspection import AliasQuery, break_lease, duration, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
-from ..operations import break_lease, duration, is_running
-from .base import CHANGE, ReadOnlyAdmin, badge, log
+from .base import CHANGE, GuardedAdmin, badge, breakable, lines, log
 from .changelist import (
     HOLDER_STATES,
     KINDS,
@@ -45,24 +40,36 @@ from .changelist import (
 
 __all__ = ["HeldLockAdmin"]
 
-_LOOKS = {"alive": "good", "silent": "warn", "dead": "bad", "unknown": "plain"}
-
-
-class _NotShown(Http404):
-    """The lock of this page is not held any more, or its alias does not answer."""
+_STYLES = {"alive": "good", "silent": "warn", "dead": "bad", "unknown": "plain"}
 
 
 class ReleaseForm(forms.Form):
-    """The operator's confirmation: whose lease it was that they saw."""
+    """The operator's confirmation. The page also posts the owner of each lock that it showed."""
 
-    owner = forms.CharField(widget=forms.HiddenInput)
-    force = forms.BooleanField(required=False, label=_("Release it all the same"))
+    force = forms.BooleanField(required=False)
+
+
+def _column(
+    description: Any,
+    fact: str,
+    show: Callable[[Any], Any] = lambda value: value,
+    *,
+    sortable: bool = True,
+) -> Any:
+    """A column that shows one attribute of a lease."""
+
+    @admin.display(description=description, ordering=fact if sortable else None)
+    def column(self: Any, row: HeldLock) -> Any:
+        return show(getattr(row.info, fact))
+
+    return column
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
-    """Who holds what, now."""
+class HeldLockAdmin(GuardedAdmin):
+    """The locks that are held now, and by whom."""
 
+    step = "release"
     list_display = (
         "lock_name",
         "holder_state",
@@ -70,16 +77,19 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
         "ttl",
         "holder",
         "waiting",
-        "release_link",
         "kind",
         "alias",
         "renewals",
         "token",
+        # The style sheet keeps the last column visible in narrow windows.
+        "release_link",
     )
     list_filter = (AliasFilter, HolderStateFilter, KindFilter)
     list_per_page = 50
     search_fields = ("name",)
-    search_help_text = _("A part of the name; case counts")
+    search_help_text = _("Part of the lock name, task, task id or path (case-sensitive)")
+    actions = ("release_selected",)
+    actions_on_bottom = False
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     change_list_template = "admin/django_dlock/heldlock/change_list.html"
@@ -107,30 +117,36 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
     # -- reading -----------------------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[HeldLock]:
-        # There is no table; the change list and ``get_object`` ask the backends.
+        # There is no table: the change list and ``get_object`` ask the backends.
         return HeldLock.objects.none()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[HeldLockChangeList]:
         return HeldLockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        hidden = () if self.has_release_permission(request) else ("release_link",)
+        hidden = () if self.may_take_step(request) else ("release_link",)
         return tuple(column for column in self.list_display if column not in hidden)
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        # Leave out actions of the whole site, which expect rows of a table.
+        actions = super().get_actions(request)
+        return {name: action for name, action in actions.items() if name == "release_selected"}
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> HeldLock:
-        # Told apart before anything is asked: a stranger must not learn which locks exist.
+    ) -> HeldLock | None:
+        # Check this before asking a backend, so that nobody can find out which locks exist.
         if not self.has_view_permission(request):
             raise PermissionDenied
         alias, name = place_of(object_id)
         try:
             info = locks[alias].get(name) if alias in locks else None
         except (BackendUnavailable, InvalidLockBackend) as error:
-            self._refuse(request, str(error), messages.ERROR)
+            self.message_user(request, str(error), messages.ERROR)
+            return None
         if info is None:
-            text = gettext("The lock “%(name)s” is not held any more.") % {"name": name}
-            self._refuse(request, text, messages.WARNING)
+            self.message_user(request, self._gone(name), messages.WARNING)
+            return None
         return as_row(info, request)
 
     def changeform_view(
@@ -140,86 +156,47 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        context = {
-            "title": gettext("Held lock"),
-            "may_release": self.has_release_permission(request),
-            **(extra_context or {}),
-        }
-        try:
-            return super().changeform_view(request, object_id, form_url, context)
-        except _NotShown:
-            return self._to_list(request)
+        context = {"title": gettext("Held lock"), **(extra_context or {})}
+        return super().changeform_view(request, object_id, form_url, context)
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        try:
-            return super().history_view(request, object_id, extra_context)
-        except _NotShown:
-            return self._to_list(request)
-
-    def _refuse(self, request: HttpRequest, text: str, level: int) -> NoReturn:
-        self.message_user(request, text, level)
-        raise _NotShown
-
-    def _to_list(self, request: HttpRequest) -> HttpResponseRedirect:
-        return HttpResponseRedirect(
-            reverse("admin:django_dlock_heldlock_changelist", current_app=self.admin_site.name)
-        )
+    def _gone(self, name: str) -> str:
+        return gettext("The lock “%(name)s” is not held any more.") % {"name": name}
 
     # -- columns -----------------------------------------------------------------------
 
-    @admin.display(description=_("name"), ordering="name")
-    def lock_name(self, row: HeldLock) -> str:
-        return row.info.name
-
-    @admin.display(description=_("kind"), ordering="kind")
-    def kind(self, row: HeldLock) -> Any:
-        return dict(KINDS).get(row.info.kind, row.info.kind)
+    lock_name = _column(_("name"), "name", breakable)
+    kind = _column(_("kind"), "kind", lambda kind: dict(KINDS).get(kind, kind))
+    age = _column(_("age"), "age", duration)
+    renewals = _column(_("renewals"), "renewals")
+    waiting = _column(_("waiting"), "waiting")
+    # As text, because thousands separators would make it hard to compare with log lines.
+    token = _column(_("token"), "token", str)
+    owner = _column(_("owner"), "owner", sortable=False)
+    acquired_at = _column(
+        _("acquired at"),
+        "acquired_at",
+        lambda at: f"{localtime(at):%Y-%m-%d %H:%M:%S %Z}",
+        sortable=False,
+    )
 
     @admin.display(description=_("state"), ordering="holder_state")
     def holder_state(self, row: HeldLock) -> str:
         state = row.info.holder_state
-        return badge(_LOOKS[state], dict(HOLDER_STATES)[state])
+        return badge(_STYLES[state], dict(HOLDER_STATES)[state])
 
-    @admin.display(description=_("holder"), ordering="holder", empty_value="-")
-    def holder(self, row: HeldLock) -> str | None:
+    @admin.display(description=_("holder"), ordering="holder")
+    def holder(self, row: HeldLock) -> str:
         process, metadata = row.info.process, row.info.metadata
-        lines = [f"{process.host} · {process.pid}"] if process else []
-        lines += [str(metadata[key]) for key in ("task_name", "task_id", "path") if key in metadata]
+        texts = [f"{process.host} · {process.pid}"] if process else []
+        texts += [str(metadata[key]) for key in ("task_name", "task_id", "path") if key in metadata]
         if metadata.get("user"):
-            lines.append(gettext("user %(user)s") % {"user": metadata["user"]})
-        return format_html_join("", "<div>{}</div>", ((line,) for line in lines)) or None
-
-    @admin.display(description=_("age"), ordering="age")
-    def age(self, row: HeldLock) -> str:
-        return duration(row.info.age)
-
-    @admin.display(description=_("acquired at"))
-    def acquired_at(self, row: HeldLock) -> str:
-        return f"{localtime(row.info.acquired_at):%Y-%m-%d %H:%M:%S %Z}"
+            texts.append(gettext("user %(user)s") % {"user": metadata["user"]})
+        return lines(*texts) if texts else self.get_empty_value_display()
 
     @admin.display(description=_("TTL left"), ordering="ttl")
     def ttl(self, row: HeldLock) -> str:
         ttl = row.info.ttl
         return badge("bad", _("never ends")) if ttl is None else duration(ttl)
-
-    @admin.display(description=_("renewals"), ordering="renewals")
-    def renewals(self, row: HeldLock) -> int:
-        return row.info.renewals
-
-    @admin.display(description=_("token"), ordering="token")
-    def token(self, row: HeldLock) -> str:
-        # As text: grouped by thousands it could not be compared with a log line.
-        return str(row.info.token)
-
-    @admin.display(description=_("owner"))
-    def owner(self, row: HeldLock) -> str:
-        return row.info.owner
-
-    @admin.display(description=_("waiting"), ordering="waiting")
-    def waiting(self, row: HeldLock) -> int:
-        return row.info.waiting
 
     @admin.display(description=_("facts"))
     def facts(self, row: HeldLock) -> str:
@@ -233,83 +210,114 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
             args=[quote(row.pk)],
             current_app=self.admin_site.name,
         )
-        # Read aloud, a column of links that all say the same tells nothing.
+        # For screen readers, which would otherwise read the same text for every link.
         label = gettext("Release the lock “%(name)s”") % {"name": row.info.name}
         return format_html('<a href="{}" aria-label="{}">{}…</a>', url, label, _("Release"))
 
     # -- the one write -----------------------------------------------------------------
 
+    def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+        return self._release_all(request, [object_id])
+
     def has_release_permission(self, request: HttpRequest) -> bool:
-        """To end somebody's lease; of no use without the permission to see it."""
-        user = request.user
-        return self.has_view_permission(request) and user.has_perm("django_dlock.release_heldlock")
+        return self.may_take_step(request)
 
-    def get_urls(self) -> list[URLPattern]:
-        release = path(
-            "<path:object_id>/release/",
-            self.admin_site.admin_view(self.release_view),
-            name="django_dlock_heldlock_release",
+    @admin.action(description=_("Release selected locks"), permissions=["release"])
+    def release_selected(
+        self, request: HttpRequest, queryset: QuerySet[HeldLock]
+    ) -> HttpResponseBase:
+        return self._release_all(request, request.POST.getlist(ACTION_CHECKBOX_NAME))
+
+    def _release_all(self, request: HttpRequest, object_ids: list[str]) -> HttpResponseBase:
+        """Release the confirmed locks, and show a confirmation page for the others."""
+        owners = request.POST.getlist("owner")
+        seen = dict(zip(object_ids, owners, strict=False))
+        form = ReleaseForm(request.POST if owners else None)
+        form.fields["force"].label = ngettext(
+            "Release it anyway", "Release them anyway", len(object_ids)
         )
-        return [release, *super().get_urls()]
+        force = form.is_valid() and form.cleaned_data["force"]
+        left, silent, refused = [], set[str](), False
+        for row in self._held(request, object_ids):
+            info, owner = row.info, seen.get(row.pk)
+            if not owner or info.alias in silent:
+                left.append(row)
+            elif owner != info.owner:
+                self._tell_changed_hands(request, info)
+            elif is_running(info) and not force:
+                left.append(row)
+                refused = True
+            elif not self._release(request, row):
+                # Every further question to a dead server would take its whole command timeout.
+                silent.add(info.alias)
+        if not left:
+            return self.to_list(request)
+        if refused:
+            text = ngettext(
+                "Its holder may still be running: tick this box to release it.",
+                "Their holders may still be running: tick this box to release them.",
+                len(left),
+            )
+            form.add_error("force", text)
+        return self.confirmation(
+            request,
+            left[0] if len(left) == 1 else None,
+            form=form,
+            title=ngettext("Release a held lock", "Release held locks", len(left)),
+            rows=[
+                {
+                    "pk": row.pk,
+                    "info": row.info,
+                    "state": self.holder_state(row),
+                    "holder": self.holder(row),
+                    "age": self.age(row),
+                    "ttl": self.ttl(row),
+                    "is_running": is_running(row.info),
+                }
+                for row in left
+            ],
+            may_be_running=any(is_running(row.info) for row in left),
+        )
 
-    def release_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
-        """Ask for confirmation, then end the lease that the operator saw and no other."""
-        if not self.has_release_permission(request):
-            raise PermissionDenied
-        try:
-            row = self.get_object(request, unquote(object_id))
-        except _NotShown:
-            return self._to_list(request)
-        info = row.info
-        if request.method == "POST":
-            form = ReleaseForm(request.POST)
-            if form.is_valid():
-                if form.cleaned_data["owner"] != info.owner:
-                    self._tell_changed_hands(request, info)
-                    return self._to_list(request)
-                if form.cleaned_data["force"] or not is_running(info):
-                    self._release(request, row)
-                    return self._to_list(request)
-                form.add_error("force", _("Its holder may be at work: tick this to end it."))
-        else:
-            form = ReleaseForm(initial={"owner": info.owner})
-        context = {
-            **self.admin_site.each_context(request),
-            "title": gettext("Release a held lock"),
-            "opts": self.opts,
-            "object": row,
-            "info": info,
-            "state": self.holder_state(row),
-            "holder": self.holder(row),
-            "age": self.age(row),
-            "ttl": self.ttl(row),
-            "is_running": is_running(info),
-            "form": form,
-            "media": self.media,
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_dlock/heldlock/release.html", context)
+    def _held(self, request: HttpRequest, object_ids: list[str]) -> list[HeldLock]:
+        """Those of the locks that are held now; shows a message about each other one."""
+        places = list(dict.fromkeys(map(place_of, object_ids)))
+        alias_query = AliasQuery(dict.fromkeys(alias for alias, _name in places))
+        found = alias_query.ask(
+            lambda backend: {n: backend.get(n) for alias, n in places if alias == backend.alias}
+        )
+        for problem in alias_query.problems.values():
+            self.message_user(request, problem, messages.ERROR)
+        rows = []
+        for alias, name in places:
+            info = found.get(alias, {}).get(name)
+            if info is not None:
+                rows.append(as_row(info, request))
+            elif alias in found:
+                self.message_user(request, self._gone(name), messages.WARNING)
+        return rows
 
     def _tell_changed_hands(self, request: HttpRequest, info: LeaseInfo) -> None:
-        text = gettext("The lock “%(name)s” has changed hands since you looked. Nothing was done.")
+        text = gettext("The lock “%(name)s” now has another owner. It was not released.")
         self.message_user(request, text % {"name": info.name}, messages.WARNING)
 
-    def _release(self, request: HttpRequest, row: HeldLock) -> None:
+    def _release(self, request: HttpRequest, row: HeldLock) -> bool:
+        """Release one lock and show the outcome; returns whether its backend answered."""
         info, names = row.info, {"name": row.info.name, "alias": row.info.alias}
         try:
-            # The rows come first: a lock that was released and not written down is worse than
-            # a transaction that is held open for one command.
+            # Write the rows first: a release without a record of it is worse than a transaction
+            # that stays open for one command.
             with transaction.atomic(using=router.db_for_write(LockEvent)):
                 self._write_down(request, row)
                 broken = break_lease(info, reason="operator")
                 transaction.set_rollback(not broken, using=router.db_for_write(LockEvent))
         except DatabaseError as error:
             text = gettext(
-                "The lock “%(name)s” was not released: that cannot be written down. Are all "
-                "migrations applied? %(error)s"
+                "The lock “%(name)s” was not released, because the release cannot be recorded. "
+                "Are all migrations applied? %(error)s"
             )
             self.message_user(request, text % {**names, "error": error}, messages.ERROR)
-            return
+            return True
         except BackendUnavailable as error:
             text = gettext(
                 "No answer: the lock “%(name)s” may or may not have been released. %(error)s"
@@ -317,31 +325,19 @@ class HeldLockAdmin(ReadOnlyAdmin[HeldLock]):
             text %= {**names, "error": error}
             log(request, row, CHANGE, text)
             self.message_user(request, text, messages.ERROR)
-            return
+            return False
         if not broken:
             self._tell_changed_hands(request, info)
-            return
+            return True
         text = gettext("The lock “%(name)s” of alias “%(alias)s” was released.") % names
         if info.holder_state != "dead" and info.kind == "held":
-            text += " " + gettext("Its holder works on until its next renewal, which tells it.")
+            text += " " + gettext("Its holder continues until its next renewal.")
         self.message_user(request, text, messages.SUCCESS)
+        return True
 
     def _write_down(self, request: HttpRequest, row: HeldLock) -> None:
         info = row.info
-        log(
-            request,
-            row,
-            CHANGE,
-            gettext("Released; its holder was %(state)s, its owner %(owner)s.")
-            % {"state": dict(HOLDER_STATES)[info.holder_state], "owner": info.owner},
-        )
-        lock_events.record(
-            LockEvent.Event.BROKEN,
-            name=info.name,
-            alias=info.alias,
-            owner=info.owner,
-            token=info.token,
-            reason="operator",
-            user=request.user.get_username(),
-            detail=lock_events.facts(info),
-        )
+        text = gettext("Released; its holder was %(state)s, its owner %(owner)s.")
+        state = dict(HOLDER_STATES)[info.holder_state]
+        log(request, row, CHANGE, text % {"state": state, "owner": info.owner})
+        audit.record_break(info, "operator", user=request.user.get_username())

@@ -1,1 +1,1 @@
-"""Lock backends; ``base`` is the contract, every other module fulfils it."""
+"""Lock backends: ``base`` is the contract, and every other module or package fulfils it."""

@@ -1,105 +1,101 @@
 """The contract between lock handle, watchdog and backend.
 
-A backend grants, renews, releases, waits, lists and breaks leases. It knows nothing of
-handles, threads or signals; those who call it know nothing of servers.
+A backend grants, renews, releases, waits, lists and breaks leases. It knows nothing about
+handles, threads or signals; its callers know nothing about servers.
 
 Rules that hold for every method and every backend:
 
-* "Held by another" is an answer (``Contention``), "lost" is an answer (``Fate``), "no answer"
-  is ``BackendUnavailable``. They never share a value.
-* Every write names the owner, and does nothing to a lease of another owner.
+* "Held by someone else" is an answer (``Contention``), "lost" is an answer (``Outcome``), "no
+  answer" is ``BackendUnavailable``. They never share a value.
+* Every write names the owner, and does not change a lease of another owner.
 * Every command is idempotent for its owner: a caller that repeats it because the reply was
   lost gets the answer of the first one.
-* ``deadline`` is a moment on ``clock.now()``. The call has returned or raised by then, over
-  resolving, connecting, handshake, command and retries together.
-* Methods are called from many threads at once. An instance is made once per process and
-  forgets its connections in a forked child.
-* The backend's clock alone decides when a lease ends; no wall clock of a client is sent.
+* ``deadline`` is a time on ``clock.now()``. The call returns or raises by then; this includes
+  name resolution, connecting, handshake, command and retries.
+* Methods are called from many threads at once. There is one instance per process; a forked
+  child discards its connections.
+* Only the backend's clock decides when a lease ends; no client's wall clock is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import functools
+import os
+import random
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Literal
 
 from .. import clock
+from ..exceptions import BackendUnavailable
 from ..lease import (
     Contention,
-    Fate,
     Lease,
     LeaseInfo,
     LeasePage,
     LeaseQuery,
     LeaseRequest,
+    Outcome,
+    ReleaseRequest,
     Renewal,
 )
+from .alias import AliasOptions, Problem
+from .calls import Calls
+from .pending_renewal import PendingRenewal, RenewalResults, SubmittedRenewal
 
-__all__ = ["AliasOptions", "BaseLockBackend", "Fates", "LeaseInfos", "PendingRenewal"]
+__all__ = [
+    "AliasOptions",
+    "BaseLockBackend",
+    "Capability",
+    "LeaseInfos",
+    "PendingRenewal",
+    "Problem",
+    "RenewalResults",
+]
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between two attempts of a waiter that no wake-up reaches."""
 
 # Named here because inside the class ``list`` is a method.
-Fates = list[Fate]
 LeaseInfos = list[LeaseInfo]
+Outcomes = list[Outcome]
 
+Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "wakeup", "listing"]
+"""What not every store can do. An option that needs a capability is refused without it.
 
-@dataclass(frozen=True)
-class AliasOptions:
-    """One validated entry of ``DLOCKS``; a backend is built from it alone.
-
-    Attributes:
-        cache: Alias in ``CACHES`` whose parameters to connect with, or ``None``.
-        location: URL to connect to, or ``None``.
-        ttl, wait, max_hold: Seconds; ``wait`` of ``None`` waits for ever.
-        options: ``OPTIONS``, untouched but for ``command_timeout``.
-        command_timeout: Seconds that one command may take.
-    """
-
-    alias: str
-    backend: str
-    cache: str | None = None
-    location: str | None = None
-    key_prefix: str = "dlock"
-    ttl: float = 30.0
-    wait: float | None = 10.0
-    max_hold: float = 86400.0
-    command_timeout: float = 1.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-class PendingRenewal(Protocol):
-    """A renewal that was sent and may not be answered yet.
-
-    The one renewal thread serves many aliases; it must be able to turn to the next while this
-    one does not answer.
-    """
-
-    def wait(self, timeout: float) -> bool:
-        """Block for at most ``timeout`` seconds; true once ``result`` will not block."""
-
-    def result(self) -> Fates:
-        """One fate per renewal, in order.
-
-        Raises:
-            BackendUnavailable: No answer; each lease may or may not be prolonged.
-        """
-
-    def abandon(self) -> None:
-        """Give up on the answer and free what it holds; never blocks, never raises."""
+* ``min_hold``: a released name stays taken for a while, as kind ``cooling``.
+* ``parking``: a lease of kind ``parked`` keeps a name for a task between its retries, and
+  ``LeaseRequest.replaces`` takes the name over in one step.
+* ``reservations``: a lease of kind ``reserved`` stands for a task that waits in its queue.
+* ``memory_of_ends``: the last owners of a name, and how their leases ended, are remembered for
+  at least one TTL. Without it, a repeated release is ``unknown``, and so is the renewal of a lease
+  that has ended; and a late copy of a request that was cancelled or released may still be granted,
+  and then blocks the name until its TTL ends.
+* ``wakeup``: a release wakes a waiter. Without it, waiters ask again, with growing pauses.
+* ``listing``: ``page``, and so ``list`` and ``count``. Without it, operators see only the name
+  of the alias.
+"""
 
 
 class BaseLockBackend(ABC):
-    """Grants leases over one store. See the module for the rules."""
+    """Grants leases in one store. See the module for the rules."""
 
-    supports_wakeup: ClassVar[bool] = False
-    """A waiter is woken by the release instead of asking again."""
-    supports_listing: ClassVar[bool] = False
-    """``page`` and what is built upon it, and ``get``, work."""
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    """See ``Capability``."""
     is_shared: ClassVar[bool] = True
-    """Other processes see the leases."""
+    """Whether other processes see the leases."""
+    renewals_per_call: ClassVar[int] = 500
+    """The most leases that one call renews or releases."""
+    heartbeat: ClassVar[float | None] = 5.0
+    """Seconds after which ``renew`` is called even if nothing is due, to show that the process
+    is alive; ``None`` if the store's own sessions show that."""
+
+    other: Callable[[str], BaseLockBackend]
+    """Returns the backend of another alias, one of ``aliases_named``; set by ``locks``."""
 
     def __init__(self, options: AliasOptions) -> None:
         """Keep the options; connect to nothing.
@@ -110,6 +106,31 @@ class BaseLockBackend(ABC):
         self.options = options
         self.alias = options.alias
         self.command_timeout = options.command_timeout
+        self._calls: Calls | None = None
+
+    # -- settings ----------------------------------------------------------------------
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        """Errors in an alias's settings, as far as they can be found without a server."""
+        return []
+
+    @classmethod
+    def aliases_named(cls, options: AliasOptions) -> tuple[str, ...]:
+        """The other aliases that this one uses."""
+        return ()
+
+    def require(self, capability: Capability, option: str) -> None:
+        """Refuse an option that needs what the backend cannot do.
+
+        Raises:
+            ValueError: The message names the option, the capability and the alias.
+        """
+        if capability not in self.capabilities:
+            raise ValueError(
+                f"{option} needs a backend with the capability {capability!r}; that of alias "
+                f"{self.alias!r}, {type(self).__name__}, does not have it"
+            )
 
     # -- leases ------------------------------------------------------------------------
 
@@ -117,45 +138,50 @@ class BaseLockBackend(ABC):
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         """Grant the name if it is free, or held by ``request.replaces``, in one step; try once.
 
-        Repeated with the same owner it finds its own grant. An owner whose ``undo`` came first
-        is answered with contention, so that a late packet cannot bring an orphan to life.
+        The granted TTL may be shorter than the requested one. A repeated request with the same
+        owner finds its own grant. If ``cancel_acquire`` arrived first, the answer is contention,
+        so that a late packet cannot create a lease that has no holder.
 
         Raises:
-            BackendUnavailable: The outcome is unknown; the caller will ``undo``.
+            BackendUnavailable: The outcome is unknown; the caller will ``cancel_acquire``.
         """
 
-    @abstractmethod
     def wait(
         self,
         request: LeaseRequest,
         contention: Contention,
         *,
         until: float,
-        deadline: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        """Block until the name may be free, at the latest until ``until`` (``clock.now()``).
+        """Block until the name may be free, but not longer than ``until`` (``clock.now()``).
 
-        Sleeps no longer than the holder's remaining TTL. ``None`` says "try again" and may be
-        wrong. A lease is returned where the release itself handed it over. ``interrupted`` does
-        no I/O at the backend; it is asked about twice a second and ends the wait when true.
+        ``None`` means "try again"; the name may still be held. A lease is returned if a release
+        handed it over. ``interrupted`` is called about twice a second, and ends the wait if it
+        returns true; it does no I/O at the backend. This default only pauses, longer the longer
+        the caller has been waiting.
 
         Raises:
             BackendUnavailable: The backend cannot be reached.
         """
+        time.sleep(_pause(request, contention, until))
+        return None
 
     @abstractmethod
-    def renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Fates:
-        """Prolong each lease whose owner still holds it, and note that ``process`` lives.
+    def renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> RenewalResults:
+        """Prolong each lease whose owner still holds it, and record that ``process`` is alive.
 
-        One round trip for up to 500 leases. An empty sequence is a bare heartbeat. A shorter
-        TTL takes nothing away from what an earlier renewal gave: they may overtake each other.
+        An empty sequence is only a heartbeat. A renewal never shortens a lease, because two
+        renewals may overtake each other, unless ``Renewal.shorten`` is set.
 
         Args:
+            renewals: At most ``renewals_per_call``, in one round trip.
             process: ``ProcessIdentity.id``.
 
         Returns:
-            One fate per renewal, in order; ``renewed`` or why not.
+            One result per renewal, in order: ``renewed`` with the TTL granted, or why not.
 
         Raises:
             BackendUnavailable: No answer; each lease may or may not be prolonged.
@@ -166,57 +192,95 @@ class BaseLockBackend(ABC):
     ) -> PendingRenewal:
         """Send a renewal without waiting for its answer.
 
-        This default waits on a thread of its own; a backend whose client can send and read
-        apart does without.
+        This default uses another thread. Override it if the client can send a command and read
+        its reply separately.
         """
-        return _ThreadedRenewal(lambda: self.renew(renewals, process=process, deadline=deadline))
+        return SubmittedRenewal(self._submit("renew", renewals, process=process, deadline=deadline))
 
     @abstractmethod
-    def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Fate:
+    def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
         """Free the name if ``owner`` still holds it, and wake a waiter.
 
         Args:
-            min_hold: Seconds since the grant during which the name stays taken all the same
-                (kind ``cooling``).
+            min_hold: Seconds since the grant during which the name stays taken nevertheless
+                (kind ``cooling``); 0 without the capability.
 
         Returns:
-            ``released``, also where an earlier release of the same owner did it; else
-            ``expired``, ``broken`` or ``refused``.
+            ``released``, even if an earlier release of the same owner did it; else
+            ``expired``, ``broken`` or ``refused``; ``unknown`` from a store that does not
+            remember how leases ended.
 
         Raises:
             BackendUnavailable: The outcome is unknown.
         """
 
-    @abstractmethod
-    def undo(self, request: LeaseRequest, *, deadline: float) -> None:
-        """Take back an attempt of which nobody waits for the answer any more.
+    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> Outcomes:
+        """Release many leases, at the end of a process.
 
-        Frees the name if the attempt was granted, keeps it from being granted later, forgets
-        it as a waiter and passes on a wake-up that it may have received.
+        This default releases them one by one; override it if one round trip can do it.
+
+        Args:
+            releases: At most ``renewals_per_call``.
 
         Raises:
-            BackendUnavailable: Not known to be done; the caller repeats it.
+            BackendUnavailable: Some of them may be released and others not.
+        """
+        return [
+            self.release(name, owner, min_hold=min_hold, deadline=deadline)
+            for name, owner, min_hold in releases
+        ]
+
+    @abstractmethod
+    def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
+        """Cancel a request whose answer nobody waits for any more.
+
+        Frees the name if the request was granted, prevents that it is granted later, removes it
+        from the waiters, and passes on a wake-up that it may have received.
+
+        Raises:
+            BackendUnavailable: It may or may not be cancelled; the caller repeats it.
         """
 
     @abstractmethod
     def locked(self, name: str, *, deadline: float) -> bool:
-        """Whether anybody holds the name now, of whatever kind."""
+        """Whether the name is taken now, by a lease of any kind."""
 
-    # -- operators ---------------------------------------------------------------------
+    # -- one lease: for operators, waiters, records and recoveries ---------------------
 
     @abstractmethod
     def get(self, name: str) -> LeaseInfo | None:
-        """What is known of the name, ``None`` where it is free."""
+        """The lease on the name; ``None`` if it is free."""
 
     @abstractmethod
-    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
-        """Leases that live now, damaged ones included, and how many the query finds in all.
+    def break_(self, name: str, *, owner: str) -> bool:
+        """End the lease of ``owner``; the holder's next renewal gets the outcome ``broken``.
 
-        Ends of leases that nobody has seen yet may count until they are.
+        Returns:
+            ``False`` if the name is free or has another owner by now; then nothing has changed.
+        """
+
+    # -- the end of a process ----------------------------------------------------------
+
+    def deregister(self, process: str, *, deadline: float) -> None:
+        """Record that the process ends normally, which is proof of its death from now on.
+
+        This default does nothing; it suits a store whose own sessions show who is alive.
+        """
+
+    # -- operators ---------------------------------------------------------------------
+
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        """Present leases, including damaged ones, and the total number that the query finds.
+
+        The total may include leases whose expiry has not been noticed yet.
 
         Args:
-            limit: At most so many; ``None`` for all, 0 to count them only.
+            limit: The most leases to return; ``None`` for all, 0 to count only.
+
+        Raises:
+            NotImplementedError: The backend is not capable of ``listing``.
         """
+        raise NotImplementedError(f"Alias {self.alias!r} cannot list its locks")
 
     def list(
         self,
@@ -229,115 +293,92 @@ class BaseLockBackend(ABC):
         offset: int = 0,
         limit: int | None = None,
     ) -> LeaseInfos:
-        """The leases that live now; see ``LeaseQuery``."""
+        """The present leases; see ``LeaseQuery``."""
         query = LeaseQuery(prefix, contains, kind, holder_state, sort)
         return self.page(query, offset=offset, limit=limit).infos
 
     def count(
         self, *, prefix: str = "", contains: str = "", kind: str = "", holder_state: str = ""
     ) -> int:
-        """How many leases ``list`` would give without a limit."""
+        """How many leases ``list`` would return without a limit."""
         return self.page(LeaseQuery(prefix, contains, kind, holder_state), limit=0).total
 
-    @abstractmethod
-    def break_(self, name: str, *, owner: str, reason: str = "broken") -> bool:
-        """End the lease of ``owner`` whoever runs it; its next renewal is told ``broken``.
-
-        Returns:
-            False where the name has another owner by now, or none: nothing was changed.
-        """
-
-    @abstractmethod
-    def last_end(self, name: str) -> tuple[str, Fate] | None:
-        """Last owner of a name and how its lease ended, remembered for one TTL or more.
-
-        ``None`` while somebody holds it, or where nothing is remembered.
-        """
-
-    @abstractmethod
-    def goodbye(self, process: str, *, deadline: float) -> None:
-        """Note that the process has ended in order; proof of its death from now on."""
-
-    def eviction_policy(self) -> str | None:
-        """How the store drops data of ours when it is full; ``None`` where it does not.
-
-        For a check before a deployment.
+    def store_problems(self) -> Sequence[Problem]:
+        """Ask the store what is wrong with its own settings, for ``check --deploy``.
 
         Raises:
             BackendUnavailable: No answer.
         """
-        return None
+        return ()
 
     # -- coroutines --------------------------------------------------------------------
 
     async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Await one of the methods above, by its name.
+        """Await one of the methods above, by its name; ``wait`` has its own, ``async_wait``.
 
-        This default runs it on a thread of its own: a pool would let many waiters keep the
-        holder's release from getting a thread. A backend with an asynchronous client overrides
-        it. A cancelled call may still be carried out; its caller will ``undo`` it.
+        This default runs it on one of a few threads; urgent calls, such as releases, never
+        queue behind others. A call that is cancelled before it begins is not made. One that has
+        begun may complete nevertheless; the caller will ``cancel_acquire`` it.
+
+        Raises:
+            BackendUnavailable: No answer by the call's deadline, or no thread became free.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        deadline = kwargs.get("deadline") or self.call_deadline()
+        answered: asyncio.Future[None] = (loop := asyncio.get_running_loop()).create_future()
 
-        def settle(settler: Callable[[Any], None], value: Any) -> None:
-            if not future.done():
-                settler(value)
-
-        def run() -> None:
-            try:
-                outcome, settler = getattr(self, method)(*args, **kwargs), future.set_result
-            except BaseException as error:
-                outcome, settler = error, future.set_exception
-            # The loop may be closed by now: then nobody waits any more.
+        def tell(_: Future[Any]) -> None:
+            # If the loop has been closed, no coroutine is waiting any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, settler, outcome)
+                loop.call_soon_threadsafe(answered.cancel)
 
-        threading.Thread(target=run, name=f"dlock-{method}", daemon=True).start()
-        return await future
+        call = self._submit(method, *args, **kwargs)
+        call.add_done_callback(tell)
+        try:
+            await asyncio.wait({answered}, timeout=max(0.0, deadline - clock.now()))
+            if not call.done():
+                raise BackendUnavailable("No answer within the time allowed", "", self.alias)
+            return call.result()
+        finally:
+            call.cancel()
+            # The traceback of its error refers to this frame; see calls.py.
+            del call
+
+    async def async_wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        """As ``wait``, for coroutines; a waiting coroutine takes no thread."""
+        await asyncio.sleep(_pause(request, contention, until))
+        return None
+
+    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._calls is None or self._calls.pid != os.getpid():
+            # A forked child has none of its parent's threads.
+            self._calls = Calls()
+        return self._calls.submit(method, functools.partial(getattr(self, method), *args, **kwargs))
 
     # -- housekeeping ------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """Forget connections and thread locks of the parent; runs in the child, before
-        anything else there. Never talks to the server."""
+        """Discard connections and thread locks of the parent. Runs in the child before anything
+        else; never talks to the server."""
 
     def close(self) -> None:
         """Close idle connections. The backend may be used again."""
 
     def call_deadline(self) -> float:
-        """The deadline of a call that has no patience of its own."""
+        """The deadline of a call that starts now: ``command_timeout`` from now."""
         return clock.now() + self.command_timeout
 
 
-class _ThreadedRenewal:
-    """A blocking ``renew`` on a thread of its own."""
-
-    def __init__(self, renew: Callable[[], Fates]) -> None:
-        self._done = threading.Event()
-        self._fates: Fates = []
-        self._error: BaseException | None = None
-        thread = threading.Thread(
-            target=self._run, args=(renew,), name="dlock-renewal-call", daemon=True
-        )
-        thread.start()
-
-    def _run(self, renew: Callable[[], Fates]) -> None:
-        try:
-            self._fates = renew()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._done.set()
-
-    def wait(self, timeout: float) -> bool:
-        return self._done.wait(timeout)
-
-    def result(self) -> Fates:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._fates
-
-    def abandon(self) -> None:
-        """The thread ends by itself at its deadline; its answer is nobody's."""
+def _pause(request: LeaseRequest, contention: Contention, until: float) -> float:
+    """Seconds after which a waiter that no wake-up reaches tries again."""
+    now = clock.now()
+    pause = min(max(SHORTEST_PAUSE, (now - request.since) / 8), LONGEST_PAUSE)
+    # Jitter keeps many waiters from asking at once.
+    pause *= random.uniform(0.75, 1.25)
+    return max(0.0, min(pause, contention.remaining, until - now))

@@ -6,25 +6,29 @@ from typing import Any
 
 from celery import signals
 
-from .. import watchdog
-from . import deaths, parked, reservation
-from .checks import register
+from ..core import watchdog
+from . import shutdown
+from .checks import log_task_warnings
+from .delivery import parked_lock
+from .publishing import destination, reservation
 from .task import LockedTask
+from .worker import reaping
 
 __all__ = ["LockedTask"]
 
 
-def _give_back(**_: Any) -> None:
-    # Children of a pool end by ``os._exit`` and run no ``atexit``.
+def _release_all(**_: Any) -> None:
+    # Children of a pool end with ``os._exit``, which skips ``atexit``.
     watchdog.shutdown()
 
 
-signals.worker_process_shutdown.connect(
-    _give_back, dispatch_uid="django_dlock.celery.give_back", weak=False
-)
-signals.task_revoked.connect(
-    reservation.over, dispatch_uid="django_dlock.celery.reservation", weak=False
-)
-signals.task_revoked.connect(parked.revoked, dispatch_uid="django_dlock.celery.parked", weak=False)
-deaths.connect()
-register()
+for signal, receivers in (
+    (signals.worker_init, (reaping.reap_often, shutdown.begin)),
+    (signals.worker_ready, (destination.ready, log_task_warnings)),
+    (signals.worker_shutting_down, (shutdown.stop,)),
+    (signals.worker_process_shutdown, (_release_all,)),
+    (signals.task_revoked, (reservation.over, parked_lock.revoked)),
+    (signals.task_failure, (reservation.failed,)),
+):
+    for receiver in receivers:
+        signal.connect(receiver, weak=False)

@@ -1,59 +1,92 @@
-"""System checks of the tasks that this process knows: pairs of settings that meet badly.
+"""System checks of the registered tasks: warnings about settings that do not fit together.
 
-What cannot work at all is refused when the task is registered; these are warnings. Each names
-both settings and what will happen. What a task publishes with options of its own
-(``apply_async(countdown=...)``), and what the broker's server is told, is not known here.
+What cannot work at all is refused when the task is registered. Each warning names both settings
+and what will happen. Options of single messages (``apply_async(countdown=...)``) and settings of
+the broker's server are not known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+from collections.abc import Iterator
 from typing import Any
 
-from celery import current_app
-from django.apps import AppConfig
+from celery import Celery, Task, current_app
 from django.core import checks
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
-from .requeue import DEFAULT_VISIBILITY_TIMEOUT
+from .delivery.locking import contention_timeout
+from .options import PREFIXES, TaskWithOptions
+from .publishing.broker import CONSUMER_TIMEOUT, VISIBILITY_TIMEOUTS, forgets_what_it_delivers
 
-__all__ = ["check_tasks", "register"]
+__all__ = ["check_tasks", "log_task_warnings"]
 
-VISIBILITY_TIMEOUTS = {
-    **dict.fromkeys(("redis", "rediss", "sentinel"), DEFAULT_VISIBILITY_TIMEOUT),
-    "sqs": 1800.0,
+logger = logging.getLogger("django_dlock")
+
+OF_LOCK = {
+    "ttl": "lock_ttl",
+    "wait": "lock_wait",
+    "timeout": "lock_wait, or lock_ttl",
+    "max_hold": "lock_max_hold",
+    "min_hold": "lock_min_hold",
+    "using": "lock_using",
 }
-"""Seconds after which brokers deliver a message again, unless told otherwise."""
+"""Arguments of ``Lock``, and the task options that they correspond to."""
 
-RABBITMQ_CONSUMER_TIMEOUT = 1800.0
-"""Seconds after which RabbitMQ, unless told otherwise, takes back what is not acknowledged."""
+OURS = tuple(name for name in TaskWithOptions.__annotations__ if name.startswith(PREFIXES))
 
-
-def register() -> None:
-    """Let ``manage.py check`` look at the tasks."""
-    checks.register(check_tasks)
+_importing = threading.Lock()
 
 
-def check_tasks(
-    app_configs: Sequence[AppConfig] | None = None, **_: Any
-) -> list[checks.CheckMessage]:
-    """Warnings about every ``LockedTask`` that is registered with the current app."""
-    from .task import LockedTask
+def check_tasks() -> list[checks.CheckMessage]:
+    """Check all tasks of the current app; imports them first.
 
-    tasks = [task for task in current_app.tasks.values() if isinstance(task, LockedTask)]
-    return [warning for task in tasks for warning in _Pairs(task).warnings()]
+    In Celery's usual layout ``autodiscover_tasks()`` imports them in workers only.
+    """
+    if not _importing.acquire(blocking=False):
+        # Celery runs Django's checks before it imports tasks, so our import calls this again.
+        return []
+    app = current_app
+    try:
+        app.loader.import_default_modules()
+        pairs = [_Pairs(task) for task in app.tasks.values() if isinstance(task, TaskWithOptions)]
+    except Exception as error:  # noqa: BLE001 - whatever a module of the project raises
+        # Celery has already marked the app as finalized. Undo that, or a worker that runs this
+        # check would start in spite of the error.
+        app.finalized = False  # type: ignore[attr-defined] # not in the stubs
+        return [
+            checks.Error(
+                f"The tasks cannot be imported: {type(error).__name__}: {error}",
+                hint="A worker cannot import them either; see the message.",
+                id="django_dlock.E101",
+            )
+        ]
+    finally:
+        _importing.release()
+    found = [warning for pair in pairs for warning in pair.warnings()]
+    return [*found, *_forgetful_broker(pairs), *_misplaced(app)]
+
+
+def log_task_warnings(**_: Any) -> None:
+    """Log the warnings when a worker starts; Celery runs Django's checks but does not show them."""
+    for message in check_tasks():
+        if not message.is_silenced():
+            hint = f" {message.hint}" if message.hint else ""
+            logger.warning("%s: %s%s", message.id, message.msg, hint)
 
 
 class _Pairs:
-    """The settings of one task that are compared. Durations are seconds, or ``None``."""
+    """The settings of one task that are compared; durations in seconds, or ``None``."""
 
     def __init__(self, task: Any) -> None:
         self.task, self.options = task, task.dlock_options
         self.limit: float | None = task.time_limit or task.soft_time_limit
         self.countdown = _retry_countdown(task)
+        self.contention_timeout = contention_timeout(task)
         conf = task.app.conf
-        # Workers read from it; of several, each is a replacement for the first.
+        # The URL that workers read from; further ones are only alternatives to the first.
         read = conf.broker_read_url or ""
         url = str(read if isinstance(read, str) else next(iter(read), ""))
         self.transport = url.partition(":")[0].partition("+")[0]
@@ -79,12 +112,12 @@ class _Pairs:
     def acknowledgements(self) -> Iterator[checks.CheckMessage]:
         for option, consequence in (
             ("acks_late", "the message is acknowledged before the body, and lost with its worker"),
-            ("reject_on_worker_lost", "a task whose worker is killed is acknowledged and lost"),
+            ("reject_on_worker_lost", "if its worker is killed, it is acknowledged and lost"),
         ):
             if not getattr(self.task, option):
                 yield self.warning(
                     "django_dlock.W101",
-                    f"has {option} off: {consequence}.",
+                    f"has {option}=False: {consequence}.",
                     f"Leave {option} as LockedTask sets it.",
                 )
         # Celery 5.5 has one option for both.
@@ -95,7 +128,7 @@ class _Pairs:
         if any(option is False for option in options):
             yield self.warning(
                 "django_dlock.W102",
-                "is not acknowledged when it fails: it comes back for ever.",
+                "is not acknowledged when it fails: it is redelivered for ever.",
                 "Leave task_acks_on_failure_or_timeout as it is.",
             )
 
@@ -103,7 +136,7 @@ class _Pairs:
         visibility = self.visibility
         if visibility is None:
             return
-        again = f"but the broker delivers its message again after {visibility:g} s"
+        again = f"but the broker redelivers its message after {visibility:g} s"
         raised = "Raise broker_transport_options['visibility_timeout']"
         if self.limit and self.limit >= visibility:
             yield self.warning(
@@ -115,14 +148,14 @@ class _Pairs:
             yield self.warning(
                 "django_dlock.W109",
                 f"may run for {self.limit:g} s, and worker_prefetch_multiplier lets "
-                f"{self.prefetch} messages a process wait behind it, {again}.",
+                f"{self.prefetch} messages per process wait behind it, {again}.",
                 f"Set worker_prefetch_multiplier = 1, or {raised[0].lower()}{raised[1:]}.",
             )
         if self.countdown >= visibility:
             yield self.warning(
                 "django_dlock.W105",
                 f"waits up to {self.countdown:g} s for a retry, {again}: each copy waits, too, "
-                "and all come due at once.",
+                "and all run at the same time.",
                 f"{raised}, or retry earlier.",
             )
 
@@ -133,12 +166,13 @@ class _Pairs:
             (self.limit or 0, "may run for {:g} s"),
             (self.countdown, "waits up to {:g} s for a retry"),
         ):
-            if seconds >= RABBITMQ_CONSUMER_TIMEOUT:
+            if seconds >= CONSUMER_TIMEOUT:
                 yield self.warning(
                     "django_dlock.W110",
-                    f"{what.format(seconds)}, but RabbitMQ takes back what is not acknowledged "
-                    f"within its consumer_timeout, {RABBITMQ_CONSUMER_TIMEOUT:g} s unless you "
-                    "changed it, and closes the worker's channel.",
+                    f"{what.format(seconds)}, but RabbitMQ requeues a message that is not "
+                    "acknowledged within its consumer_timeout "
+                    f"({CONSUMER_TIMEOUT:g} s unless you changed it), and closes the "
+                    "worker's channel.",
                     "Raise consumer_timeout at the server and silence this check, or lower the "
                     "time.",
                 )
@@ -152,21 +186,21 @@ class _Pairs:
         if self.visibility is not None and ttl <= self.visibility:
             yield self.warning(
                 "django_dlock.W104",
-                f"{keeps} the broker may deliver a message again after {self.visibility:g} s.",
+                f"{keeps} the broker may redeliver a message after {self.visibility:g} s.",
                 "Raise idempotency_ttl above broker_transport_options['visibility_timeout'].",
             )
-        if self.options.if_contended == "requeue" and ttl <= self.options.contention_timeout:
+        if self.task.if_contended == "requeue" and ttl <= self.contention_timeout:
             yield self.warning(
                 "django_dlock.W106",
-                f"{keeps} a copy may be put back for {self.options.contention_timeout:g} s "
-                "before it runs, and then run a second time.",
+                f"{keeps} a duplicate may be requeued for {self.contention_timeout:g} s, and "
+                "would then run the work a second time.",
                 "Raise idempotency_ttl above contention_timeout.",
             )
         if ttl <= self.countdown:
             yield self.warning(
                 "django_dlock.W115",
-                f"{keeps} waits up to {self.countdown:g} s for a retry, by when its attempts "
-                "are forgotten.",
+                f"{keeps} waits up to {self.countdown:g} s for a retry: by then the number of "
+                "its attempts is deleted.",
                 "Raise idempotency_ttl, or retry earlier.",
             )
 
@@ -178,24 +212,24 @@ class _Pairs:
         if limit and held is not None and held < limit:
             yield self.warning(
                 "django_dlock.W107",
-                f"may run for {limit:g} s, but lock_max_hold takes its lock away after {held:g} s.",
-                "Raise lock_max_hold, lower time_limit, or leave lock_max_hold out: it then is "
-                "the time limit.",
+                f"may run for {limit:g} s, but lock_max_hold ends its lock after {held:g} s.",
+                "Raise lock_max_hold, lower time_limit, or leave lock_max_hold out: it then "
+                "follows the time limit.",
             )
-        if options.if_contended != "requeue":
+        if self.task.if_contended != "requeue":
             return
         if options.lock.get("min_hold"):
             yield self.warning(
                 "django_dlock.W111",
                 f"keeps its lock for lock_min_hold = {options.lock['min_hold']:g} s, but "
-                "if_contended='requeue' runs the copies that it keeps out one after the other.",
+                "if_contended='requeue' then runs the other tasks of the key one by one.",
                 "Set if_contended='skip'.",
             )
-        timeout = options.contention_timeout
+        timeout = self.contention_timeout
         if limit and timeout < limit:
             yield self.warning(
                 "django_dlock.W108",
-                f"may run for {limit:g} s, but one that waits for it fails after a "
+                f"may run for {limit:g} s, but a task that waits for it fails after a "
                 f"contention_timeout of {timeout:g} s.",
                 "Raise contention_timeout above time_limit.",
             )
@@ -207,24 +241,33 @@ class _Pairs:
                 f"worker may live for its TTL of {ttl:g} s.",
                 "Raise contention_timeout above lock_ttl.",
             )
+        elif self.visibility is not None and (limit or 0) <= timeout <= self.visibility:
+            yield self.warning(
+                "django_dlock.W116",
+                f"fails after a contention_timeout of {timeout:g} s, but the broker redelivers the "
+                f"message of a dead worker only after {self.visibility:g} s: the tasks that wait "
+                "for it fail.",
+                "Leave contention_timeout out, or raise it above "
+                "broker_transport_options['visibility_timeout'].",
+            )
 
     def publishing(self) -> Iterator[checks.CheckMessage]:
         unique = self.options.unique
         if unique is None:
             return
-        if unique.until == "start" and self.options.if_contended in ("skip", "fail"):
+        if unique.until == "start" and self.task.if_contended in ("skip", "fail"):
             yield self.warning(
                 "django_dlock.W113",
-                f"has unique_until='start', but if_contended={self.options.if_contended!r} ends a "
-                "pending one that finds another running: what was written before it was enqueued "
-                "is seen by nobody.",
+                f"has unique_until='start', but if_contended={self.task.if_contended!r} ends a "
+                "pending task that finds another one running: then no task sees what was written "
+                "before it was enqueued.",
                 "Leave if_contended at 'requeue', or set unique_until='done'.",
             )
         if unique.until == "done" and self.limit and unique.ttl <= self.limit:
             yield self.warning(
                 "django_dlock.W114",
-                f"may run for {self.limit:g} s, but keeps others from being published for a "
-                f"unique_ttl of {unique.ttl:g} s only.",
+                f"may run for {self.limit:g} s, but drops duplicates only for a unique_ttl of "
+                f"{unique.ttl:g} s.",
                 "Raise unique_ttl above time_limit and the time that messages wait.",
             )
 
@@ -232,13 +275,57 @@ class _Pairs:
         try:
             return locks[self.options.lock["using"]].options.ttl
         except InvalidLockBackend:
-            # Another check tells what is wrong there.
+            # Another check reports what is wrong there.
             return None
 
 
+def _forgetful_broker(pairs: list[_Pairs]) -> Iterator[checks.CheckMessage]:
+    """One warning, however many tasks have a record."""
+    recorded = [pair for pair in pairs if pair.options.record is not None]
+    # Messages in memory are those of tests.
+    transport = recorded[0].transport if recorded else "memory"
+    if transport != "memory" and forgets_what_it_delivers(transport):
+        yield checks.Warning(
+            f"The broker {transport!r} deletes a message when a worker receives it. If the worker "
+            "is killed, what it has not finished is lost, also of tasks with an idempotency_key "
+            f"such as {recorded[0].task.name!r}.",
+            hint="Use RabbitMQ or Redis; or restore the messages after a kill, see 'Brokers that "
+            "forget' in the documentation, and silence this check.",
+            id="django_dlock.W117",
+        )
+
+
 def _retry_countdown(task: Any) -> float:
-    """Seconds that a retry may be put off at the most, as far as the task itself says."""
+    """The longest countdown of a retry in seconds, as far as the task itself sets it."""
     own = getattr(task, "retry_kwargs", {}).get("countdown")
     if getattr(task, "autoretry_for", ()) and getattr(task, "retry_backoff", False):
         return float(getattr(task, "retry_backoff_max", 600))
     return float(task.default_retry_delay or 0 if own is None else own)
+
+
+def _misplaced(app: Celery) -> Iterator[checks.CheckMessage]:
+    """W120 and W121: options of ours on other tasks, and options of ``Lock`` on ours."""
+    for task in app.tasks.values():
+        kind = type(task)
+        if isinstance(task, TaskWithOptions):
+            own = kind.__mro__[: kind.__mro__.index(TaskWithOptions)]
+            for option in sorted(_set_on(own) & OF_LOCK.keys()):
+                yield checks.Warning(
+                    f"Task {task.name!r} has {option}, which is an option of Lock and not of "
+                    "LockedTask: it has no effect.",
+                    hint=f"Use {OF_LOCK[option]}, or silence this if {option} is yours.",
+                    obj=task.name,
+                    id="django_dlock.W121",
+                )
+        elif found := sorted(_set_on(kind.__mro__) & set(OURS)):
+            yield checks.Warning(
+                f"Task {task.name!r} has {', '.join(found)}, but is not a LockedTask: it takes no "
+                "lock and keeps no record.",
+                hint="Set base=LockedTask.",
+                obj=task.name,
+                id="django_dlock.W120",
+            )
+
+
+def _set_on(classes: tuple[type[Any], ...]) -> set[str]:
+    return {name for kind in classes if kind not in (object, Task) for name in vars(kind)}

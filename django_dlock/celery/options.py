@@ -1,63 +1,85 @@
-"""The options of a ``LockedTask``, read from its class once and refused where they are wrong."""
+"""The options of a ``LockedTask``: read from its class once, and refused if they are wrong."""
 
 from __future__ import annotations
 
 import datetime as dt
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from celery import Task
+from celery.contrib.django.task import DjangoTask
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from kombu import serialization
 
 from .. import conf
+from ..backends.base import Capability
+from ..core.options import DEFAULT, Default, Seconds
+from ..handler import locks
 from ..keys import ALL_ARGUMENTS, Key, compile_key
-from ..lock_options import DEFAULT, Default
 
-__all__ = ["RecordOptions", "TaskOptions", "UniqueOptions"]
+__all__ = ["RecordOptions", "TaskOptions", "TaskWithOptions", "UniqueOptions"]
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
+CHOICES: Mapping[str, tuple[object, ...]] = {
     "if_contended": ("requeue", "wait", "skip", "fail"),
     "if_unavailable": ("requeue", "fail", "local", "skip"),
     "if_lost": ("abort", "finish"),
     "if_duplicate": ("return", "skip", "fail"),
+    "unique_until": (None, "start", "done"),
+    **dict.fromkeys(
+        ("atomic", "store_result", "lock_across_retries", "acks_late", "reject_on_worker_lost"),
+        (True, False),
+    ),
 }
-UNIQUE_UNTIL = ("start", "done")
 UNIQUE_TTL = 3600.0
-"""Seconds, where the task does not say."""
-SWITCHES = ("atomic", "store_result", "lock_across_retries", "acks_late", "reject_on_worker_lost")
+"""Seconds, if the task does not set ``unique_ttl``."""
 PREFIXES = ("lock_", "idempotency_", "if_", "unique_")
 OF_THE_LOCK = ("lock_ttl", "lock_wait", "lock_max_hold", "lock_min_hold", "lock_across_retries")
 OF_THE_RECORD = ("atomic", "idempotency_scope", "idempotency_payload")
+NEEDED = (
+    ("idempotency_key", "an idempotency_key", OF_THE_RECORD),
+    (
+        "lock_key",
+        "a lock, but lock_key is None (no exclusion)",
+        (*OF_THE_LOCK, "idempotency_key", "unique_until"),
+    ),
+    ("unique_until", "unique_until='start' or 'done'", ("unique_ttl",)),
+)
+"""An option, its name in messages, and the options that mean nothing without it."""
+NEEDS: Mapping[str, Capability] = {
+    "lock_min_hold": "min_hold",
+    "lock_across_retries": "parking",
+    "unique_until": "reservations",
+}
+"""Options, and the capability that each needs from the backend."""
+
+KeyOption: TypeAlias = str | Sequence[str] | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What concerns the idempotency record."""
+    """The options of the idempotency record."""
 
     key: Key
     payload: Key
     scope: str
     ttl: dt.timedelta
     using: str
-    store_result: bool
-    if_duplicate: str
-    atomic: bool
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueOptions:
-    """What concerns de-duplication when a task is published.
+    """The options of de-duplication when a task is published.
 
     Attributes:
-        key: Tasks with the same one are the same. Of the record and its payload where there is
-            one, for work that is recorded apart may share a lock; else of the lock.
+        key: Tasks with the same key are duplicates. With a record, its key and payload, because
+            work that is recorded separately may share a lock; else the lock's key.
         until: ``"start"`` or ``"done"``.
-        ttl: Seconds, besides a countdown.
+        ttl: Seconds, in addition to a countdown.
     """
 
     key: Key
@@ -67,28 +89,19 @@ class UniqueOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """All options of one task, validated.
+    """Those options of one task that are not read as they stand on it; all are validated.
 
     Attributes:
-        lock_key: ``None`` for a task that excludes nobody.
+        lock_key: ``None`` for a task without a lock.
         lock: Arguments of ``Lock`` that were set on the task.
-        max_hold_set: Whether the task says how long it may hold, or its time limit does.
-        across_retries: Whether the lock is kept through the countdowns of retries.
-        contention_timeout: Seconds.
-        max_attempts: Runs that may die in the middle, or be stopped by ``max_hold``.
+        contention_timeout: Seconds; ``None`` if the task does not set it.
         record: ``None`` for a task without an idempotency key.
-        unique: ``None`` for a task that is published each time.
+        unique: ``None`` for a task that is always published.
     """
 
     lock_key: Key | None
     lock: Mapping[str, Any]
-    max_hold_set: bool
-    across_retries: bool
-    if_contended: str
-    contention_timeout: float
-    if_unavailable: str
-    if_lost: str
-    max_attempts: int
+    contention_timeout: float | None
     record: RecordOptions | None
     unique: UniqueOptions | None
 
@@ -97,7 +110,7 @@ class TaskOptions:
         """The options of a task class.
 
         Raises:
-            ImproperlyConfigured: Naming the option, its value, and what is allowed.
+            ImproperlyConfigured: The message names the option, its value and what is allowed.
         """
         reader = _Reader(task, name or str(task.__name__))
         try:
@@ -113,6 +126,9 @@ class _Reader:
 
     def what(self, option: str) -> str:
         return f"{option} of task {self.name!r}"
+
+    def refuse(self, option: str, why: str) -> NoReturn:
+        raise ValueError(f"{self.what(option)} is {self.value(option)!r}{why}")
 
     def value(self, option: str) -> Any:
         return getattr(self.task, option)
@@ -130,13 +146,7 @@ class _Reader:
         return TaskOptions(
             lock_key=lock_key,
             lock=self.lock(),
-            max_hold_set=self.is_set("lock_max_hold"),
-            across_retries=self.value("lock_across_retries"),
-            if_contended=self.value("if_contended"),
-            contention_timeout=self.seconds("contention_timeout"),
-            if_unavailable=self.value("if_unavailable"),
-            if_lost=self.value("if_lost"),
-            max_attempts=self.max_attempts(),
+            contention_timeout=self.seconds_or_none("contention_timeout"),
             record=record,
             unique=self.unique(lock_key, record),
         )
@@ -144,56 +154,39 @@ class _Reader:
     # -- what is wrong -----------------------------------------------------------------
 
     def check_spelling(self) -> None:
-        """Refuse ``lock_tll``, which would otherwise be an attribute that nobody reads."""
-        base = next(c for c in self.task.__mro__ if "dlock_options" in vars(c))
-        known = [option for option in vars(base) if option.startswith(PREFIXES)]
-        own = self.task.__mro__[: self.task.__mro__.index(base)]
+        """Refuse a misspelling such as ``lock_tll``, which would have no effect."""
+        known = [option for option in vars(TaskWithOptions) if option.startswith(PREFIXES)]
+        own = self.task.__mro__[: self.task.__mro__.index(TaskWithOptions)]
         for option, value in ((o, v) for c in own for o, v in vars(c).items()):
             if option.startswith(PREFIXES) and option not in known and not callable(value):
                 near = difflib.get_close_matches(option, known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise ValueError(f"{self.what(option)} is no option of LockedTask; {hint}")
+                raise ValueError(f"{self.what(option)} is not an option of LockedTask; {hint}")
 
     def check_choices(self) -> None:
         for option, allowed in CHOICES.items():
-            if self.value(option) not in allowed:
-                raise ValueError(
-                    f"{self.what(option)} is {self.value(option)!r}; "
-                    f"it takes one of {', '.join(map(repr, allowed))}"
-                )
-        for option in SWITCHES:
-            if not isinstance(self.value(option), bool):
-                raise TypeError(
-                    f"{self.what(option)} is {self.value(option)!r}; it takes True or False"
-                )
+            value = self.value(option)
+            # 1 equals ``True``, but is not allowed.
+            if value not in allowed or (True in allowed and not isinstance(value, bool)):
+                *some, last = map(repr, allowed)
+                self.refuse(option, f"; it takes {', '.join(some)} or {last}")
+        attempts = self.value("max_attempts")
+        if type(attempts) is not int or attempts < 1:
+            self.refuse("max_attempts", "; it takes a whole number of at least 1")
 
     def check_sets(self) -> None:
         """Refuse sets of options that contradict each other."""
+        for needed, text, options in NEEDED:
+            for option in options if self.value(needed) is None else ():
+                if self.is_set(option):
+                    self.refuse(option, f", which needs {text}; leave {option} out, or set both")
         if self.is_set("idempotency_key"):
-            if self.value("lock_key") is None:
-                raise ValueError(
-                    f"{self.what('lock_key')} is None (no exclusion), but it has an "
-                    "idempotency_key, whose runs must exclude each other; leave lock_key out"
-                )
             for option in ("acks_late", "reject_on_worker_lost"):
                 if not self.value(option):
-                    raise ValueError(
-                        f"{self.what(option)} is False, but it has an idempotency_key: a run "
-                        f"that dies would never be delivered again; set {option}=True"
-                    )
-        else:
-            for option in OF_THE_RECORD:
-                if self.is_set(option):
-                    raise ValueError(
-                        f"{self.what(option)} is {self.value(option)!r}, which needs an "
-                        "idempotency_key; set one, or leave it out"
-                    )
-        if self.value("lock_key") is None:
-            for option in OF_THE_LOCK:
-                if self.is_set(option):
-                    raise ValueError(
-                        f"{self.what(option)} is {self.value(option)!r}, but lock_key is None "
-                        "(no exclusion); leave one of them out"
+                    self.refuse(
+                        option,
+                        ", but it has an idempotency_key: a run that dies would never be "
+                        f"redelivered; set {option}=True",
                     )
 
     # -- values ------------------------------------------------------------------------
@@ -203,12 +196,13 @@ class _Reader:
             self.value(option), what=self.what(option), minimum=minimum, above=above
         )
 
+    def seconds_or_none(self, option: str) -> float | None:
+        return None if self.value(option) is None else self.seconds(option)
+
     def text(self, option: str) -> str:
         value = self.value(option)
         if not isinstance(value, str) or not 1 <= len(value) <= 255:
-            raise TypeError(
-                f"{self.what(option)} is {value!r}; it takes a string of 1 to 255 characters"
-            )
+            self.refuse(option, "; it takes a string of 1 to 255 characters")
         return value
 
     def compile(self, option: str, spec: Any, prefix: str) -> Key:
@@ -232,92 +226,97 @@ class _Reader:
 
     def alias(self) -> str:
         using = self.text("lock_using")
-        # Wrong settings are told by a system check, which knows tasks only if they registered.
-        if not conf.problems() and using not in conf.aliases():
-            raise ValueError(
-                f"{self.what('lock_using')} is {using!r}, which DLOCKS does not define; it "
-                f"defines {', '.join(map(repr, conf.aliases()))}"
-            )
+        # A system check reports wrong settings. It sees only tasks that were registered.
+        if conf.problems():
+            return using
+        if using not in conf.aliases():
+            known = ", ".join(map(repr, conf.aliases()))
+            self.refuse("lock_using", f", which DLOCKS does not define; it defines {known}")
+        for option, capability in NEEDS.items():
+            if self.value(option):
+                locks[using].require(capability, self.what(option))
         return using
 
     def lock(self) -> dict[str, Any]:
         found: dict[str, Any] = {"using": self.alias()}
-        for option in ("lock_ttl", "lock_max_hold"):
-            if self.is_set(option):
-                found[option.removeprefix("lock_")] = self.seconds(option, 0.1)
-        if self.value("lock_min_hold") is not None:
-            found["min_hold"] = self.seconds("lock_min_hold")
-        # ``None`` is a value here: wait for ever.
+        for option, minimum in (("ttl", 0.1), ("max_hold", 0.1), ("min_hold", 0.0)):
+            if self.is_set(f"lock_{option}"):
+                found[option] = self.seconds(f"lock_{option}", minimum)
+        # Here ``None`` is a value: wait for ever.
         if self.value("lock_wait") is not DEFAULT:
-            found["wait"] = None if self.value("lock_wait") is None else self.seconds("lock_wait")
+            found["wait"] = self.seconds_or_none("lock_wait")
         return found
 
     def record(self) -> RecordOptions:
         scope = self.text("idempotency_scope") if self.is_set("idempotency_scope") else self.name
         using = self.text("idempotency_using")
         if using not in connections:
-            raise ValueError(
-                f"{self.what('idempotency_using')} is {using!r}, which DATABASES does not "
-                f"define; it defines {', '.join(map(repr, connections))}"
-            )
+            known = ", ".join(map(repr, connections))
+            self.refuse("idempotency_using", f", which DATABASES does not define: {known}")
         return RecordOptions(
             key=self.compile("idempotency_key", self.value("idempotency_key"), scope),
             payload=self.payload(),
             scope=scope,
             ttl=dt.timedelta(seconds=self.seconds("idempotency_ttl", above=True)),
             using=using,
-            store_result=self.value("store_result"),
-            if_duplicate=self.value("if_duplicate"),
-            atomic=self.value("atomic"),
         )
 
     def unique(self, key: Key | None, record: RecordOptions | None) -> UniqueOptions | None:
-        until, ttl = self.value("unique_until"), self.value("unique_ttl")
-        if until is None:
-            if ttl is not None:
-                raise ValueError(
-                    f"{self.what('unique_ttl')} is {ttl!r}, which needs unique_until='start' or "
-                    "'done'; set one, or leave it out"
-                )
+        if key is None or self.value("unique_until") is None:
             return None
-        if until not in UNIQUE_UNTIL:
-            raise ValueError(
-                f"{self.what('unique_until')} is {until!r}; it takes None or one of "
-                f"{', '.join(map(repr, UNIQUE_UNTIL))}"
-            )
-        if key is None:
-            raise ValueError(
-                f"{self.what('unique_until')} is {until!r}, but lock_key is None (no exclusion): "
-                "nothing tells which tasks are the same; leave one of them out"
-            )
-        seconds = UNIQUE_TTL if ttl is None else self.seconds("unique_ttl", above=True)
-        return UniqueOptions(key if record is None else _work_of(record), until, seconds)
-
-    def max_attempts(self) -> int:
-        attempts = self.value("max_attempts")
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise ValueError(
-                f"{self.what('max_attempts')} is {attempts!r}; it takes a whole number of at "
-                "least 1"
-            )
-        return attempts
+        ttl = UNIQUE_TTL
+        if self.value("unique_ttl") is not None:
+            ttl = self.seconds("unique_ttl", above=True)
+        until = self.value("unique_until")
+        return UniqueOptions(key if record is None else _work_of(record), until, ttl)
 
     def payload(self) -> Key:
         names = self.value("idempotency_payload")
         if names is None:
             return self.compile("idempotency_payload", ALL_ARGUMENTS, "")
         if isinstance(names, str) or callable(names):
-            raise TypeError(
-                f"{self.what('idempotency_payload')} is {names!r}; it takes a list of argument "
-                "names"
-            )
+            self.refuse("idempotency_payload", "; it takes a list of argument names")
         if not names:
             return lambda args, kwargs: ""
         return self.compile("idempotency_payload", names, "")
 
 
+class TaskWithOptions(DjangoTask):  # type: ignore[type-arg] # no generic at run time
+    """A task with validated options; the modules below ``LockedTask`` know it under this type."""
+
+    abstract = True
+
+    lock_key: KeyOption | Default | None = DEFAULT
+    lock_ttl: Seconds | None = None
+    lock_wait: Seconds | Default | None = DEFAULT
+    lock_max_hold: Seconds | Default = DEFAULT
+    lock_min_hold: Seconds | None = None
+    lock_using: str = "default"
+    if_contended: Literal["requeue", "wait", "skip", "fail"] = "requeue"
+    contention_timeout: Seconds | None = None
+    if_unavailable: Literal["requeue", "fail", "local", "skip"] = "requeue"
+    if_lost: Literal["abort", "finish"] = "abort"
+    lock_across_retries: bool = False
+    idempotency_key: KeyOption | None = None
+    idempotency_scope: str | None = None
+    idempotency_payload: Sequence[str] | None = None
+    idempotency_ttl: Seconds = 7 * 24 * 3600.0
+    idempotency_using: str = "default"
+    store_result: bool = True
+    max_attempts: int = 5
+    if_duplicate: Literal["return", "skip", "fail"] = "return"
+    atomic: bool = False
+    unique_until: Literal["start", "done"] | None = None
+    unique_ttl: Seconds | None = None
+
+    @functools.cached_property
+    def dlock_options(self) -> TaskOptions:
+        """The validated options; the same for all runs of the task."""
+        return TaskOptions.read(type(self), self.name)
+
+
 def _work_of(record: RecordOptions) -> Key:
-    """The key of work: another payload under the same record is an error that must be told."""
+    """A key of record and payload: the worker must see, and refuse, another payload."""
 
     def key(args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         return f"{record.key(args, kwargs)}:{record.payload(args, kwargs)}"
@@ -326,7 +325,7 @@ def _work_of(record: RecordOptions) -> Key:
 
 
 def _signature(task: type[Task[Any, Any]]) -> inspect.Signature:
-    """The signature of the body, without the task itself."""
+    """The signature of the body, without ``self``."""
     signature = inspect.signature(task.run)
     if isinstance(inspect.getattr_static(task, "run"), staticmethod):
         return signature
@@ -337,7 +336,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def _through(serializer: str) -> Callable[[Any], Any]:
-    """What becomes of a value on its way through a queue."""
+    """A function that returns a value as it is after its way through a queue."""
 
     def normalise(value: Any) -> Any:
         if type(value) in _PLAIN:

@@ -1,10 +1,13 @@
-"""The owner of a delivery's lease: a nonce, the child that runs it, and a mark of the task.
+"""The owner of a delivery's lease: a nonce, the child's pid, and a digest of the task id.
 
-One to a child: where a child died before its parent had read that it began, Celery hands the
-message to another one, whose lease must not be taken for the dead one's.
+The pid is part of it because Celery may give the message to a second child, if the first dies
+before the parent has read that it started. The two leases must not be confused.
 
-Whoever meets the lease sees by the mark whether it is of a copy of its own message, at that very
-moment: when it asks the backend afterwards, the lease may have ended or changed hands.
+The digest tells a delivery that finds the name held whether the holder is a copy of its own
+message. Asking the backend later would be too late: the lease may have changed hands by then.
+
+A delivery that acquires again counts, so that the parent knows these leases, too: every grant has
+an owner of its own.
 """
 
 from __future__ import annotations
@@ -12,26 +15,41 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-__all__ = ["in_child", "is_of", "new"]
+__all__ = ["KEY", "again", "in_child", "is_of", "is_of_delivery", "new"]
+
+KEY = "dlock_owner"
+"""The key of the request under which the parent gives a pool's child its owner."""
 
 
 def new(task_id: str | None) -> str:
-    """An owner for one delivery of the task."""
+    """A new owner for one delivery of the task."""
     return f"{secrets.token_hex(16)}:{_mark(task_id)}"
 
 
 def in_child(owner: str, pid: int) -> str:
-    """The owner under which that child of a pool acquires for the delivery."""
+    """The owner that this child of a pool uses for the delivery."""
     nonce, colon, mark = owner.partition(":")
     return f"{nonce}.{pid}{colon}{mark}"
 
 
+def again(owner: str, number: int) -> str:
+    """The owner that the delivery uses when it acquires once more, after ``number`` times."""
+    nonce, colon, mark = owner.partition(":")
+    return f"{nonce}+{number}{colon}{mark}"
+
+
+def is_of_delivery(owner: str, first: str) -> bool:
+    """Whether it is ``first``, or one that the same delivery uses ``again``."""
+    nonce, colon, mark = owner.partition(":")
+    return nonce.partition("+")[0] + colon + mark == first
+
+
 def is_of(owner: str, task_id: str | None) -> bool | None:
-    """Whether it was made for a delivery of the task; ``None`` for an owner without a mark."""
+    """Whether it was made for a delivery of the task; ``None`` if it has no digest."""
     _, colon, mark = owner.partition(":")
     return mark == _mark(task_id) if colon else None
 
 
 def _mark(task_id: str | None) -> str:
-    # A digest, for an id may be of any length, and an owner is stored in a column.
+    # A digest, because an id may have any length and an owner is stored in a column.
     return hashlib.blake2b((task_id or "").encode(), digest_size=8).hexdigest()

@@ -1,51 +1,58 @@
-"""Results of tasks as text: Celery's own tagged JSON, of limited size."""
+"""Results of tasks as text for the record: Celery's JSON, limited in size."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from celery.result import AsyncResult, GroupResult
 from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
 __all__ = ["MAX_RESULT", "decode", "describe", "encode"]
 
+logger = logging.getLogger("django_dlock")
+
 MAX_RESULT = 1024 * 1024
-"""Characters of a recorded result; more belongs into a table or file of its own."""
+"""Characters of a recorded result; store more in a table or file of your own."""
 
 MAX_ERROR = 10_000
 """Characters of a recorded error."""
 
 
 def encode(result: Any, *, task: str) -> str:
-    """The result as it is recorded; called before COMMIT, so that an error rolls back.
+    """The result as text for the record; if it cannot be recorded, an empty text and a warning.
 
-    Raises:
-        TypeError: JSON cannot hold it, not even with the types that kombu tags.
-        ValueError: It is too large.
+    Celery's own results (``AsyncResult``, ``GroupResult``) are recorded as its backends store
+    them. Never raises: the work is done, whatever it returned.
     """
-    cure = f"return something else from task {task!r}, or set store_result=False"
     try:
+        if isinstance(result, AsyncResult | GroupResult):
+            result = result.as_tuple()
         text: str = json.dumps(result)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"the result {result!r:.80} cannot be recorded ({error}); {cure}"
-        ) from error
-    if len(text) > MAX_RESULT:
-        raise ValueError(
-            f"the result has {len(text)} characters as JSON, more than the {MAX_RESULT} that can "
-            f"be recorded; {cure}"
-        )
-    return text
+    except Exception as error:  # noqa: BLE001 - whatever the types of a result raise
+        why = f"{safe_repr(error):.200}"
+    else:
+        if len(text) <= MAX_RESULT:
+            return text
+        why = f"it has {len(text)} characters as JSON, and {MAX_RESULT} can be recorded"
+    logger.warning(
+        "Task %s: the result is not recorded, so duplicates get None: %s. Return something "
+        "else, or set store_result=False",
+        task,
+        why,
+    )
+    return ""
 
 
 def decode(text: str) -> Any:
-    """The result that ``encode`` was given; ``None`` where none was recorded."""
+    """The result that ``encode`` was given; ``None`` if none was recorded."""
     return json.loads(text) if text else None
 
 
 def describe(error: BaseException) -> str:
-    """The error as any database can record it; never raises."""
+    """The error as text that every database can store; never raises."""
     text: str = safe_repr(error)
-    # PostgreSQL holds no NUL, and no database holds a lone surrogate.
+    # PostgreSQL stores no NUL, and no database stores a lone surrogate.
     text = text[:MAX_ERROR].replace("\x00", "\\x00")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

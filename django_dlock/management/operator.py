@@ -1,4 +1,4 @@
-"""What the commands share: their options, their output and their exit codes.
+"""Options, output and exit codes that the commands share.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
@@ -8,27 +8,30 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections, router
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
+from ..inspection import AliasQuery, duration
 from ..lease import LeaseInfo
-from ..operations import Survey, duration
+from ..models import IdempotencyRecord
+from .locked import WRONG_USAGE
 
-__all__ = ["LockCommand", "OperatorCommand", "matching"]
+__all__ = ["LockCommand", "OperatorCommand", "PurgeCommand", "RecordCommand", "matching"]
 
-FAILED, WRONG_USAGE = 1, 2
+FAILED = 1
 NARROWEST = 12
-"""Characters that a column keeps however narrow the terminal is."""
+"""The minimum width of a column in characters."""
 
 
 class OperatorCommand(BaseCommand):
-    """A command for a shell at night as well as for a script."""
+    """A command for operators and for scripts."""
 
-    # A finding of some check must not keep an operator from the locks.
+    # A failing system check must not prevent an operator from using the command.
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -41,11 +44,72 @@ class OperatorCommand(BaseCommand):
 
     def print_json(self, value: Any) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False)
-        # What a stranger put into a lease may be an order to the terminal, or half a character,
-        # which no output takes. All of that stands inside strings, where JSON has escapes for it.
+        # Data in a lease may contain terminal escape sequences or lone surrogates, which cannot be
+        # printed. They are always inside strings, where JSON can escape them.
         self.stdout.write(
             "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
         )
+
+
+class RecordCommand(OperatorCommand):
+    """A command about the tables of one database."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--using",
+            metavar="DATABASE",
+            help="The database of the records (default: the one that the routers choose).",
+        )
+        super().add_arguments(parser)
+
+    def database(self, named: str | None) -> str:
+        """The database to use; ends the command if it is not defined."""
+        using = named or router.db_for_write(IdempotencyRecord)
+        if using not in connections:
+            self.wrong_usage(
+                f"There is no database {using!r}; DATABASES defines {sorted(connections)}."
+            )
+        return using
+
+
+class PurgeCommand(RecordCommand):
+    """A command that deletes rows of one table in batches."""
+
+    rows: ClassVar[str]
+    """What is deleted, in the plural."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            default=1000,
+            metavar="N",
+            help="Rows per transaction (default: 1000).",
+        )
+        super().add_arguments(parser)
+
+    def batches(self, *, batch_size: int, using: str, **options: Any) -> Iterator[int]:
+        """Delete in batches; yields the number of rows of each batch."""
+        raise NotImplementedError
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        batch_size, deleted = options["batch_size"], 0
+        if batch_size < 1:
+            self.wrong_usage(f"--batch-size is {batch_size}; it must be at least 1.")
+        options["using"] = self.database(options["using"])
+        try:
+            for count in self.batches(**options):
+                deleted += count
+                if options["verbosity"] > 0:
+                    self.stderr.write(f"{deleted} deleted so far", style_func=str)
+        except DatabaseError as error:
+            raise CommandError(
+                f"Stopped after {deleted} {self.rows}: {error}", returncode=FAILED
+            ) from error
+        if options["format"] == "json":
+            self.print_json({"deleted": deleted})
+        else:
+            self.stdout.write(f"{deleted} {self.rows} were deleted.")
 
 
 class LockCommand(OperatorCommand):
@@ -56,31 +120,31 @@ class LockCommand(OperatorCommand):
             "--using", metavar="ALIAS", help="Only this alias of DLOCKS (default: all of them)."
         )
         parser.add_argument(
-            "--name", metavar="PATTERN", help="Only locks of this name; * stands for anything."
+            "--name", metavar="PATTERN", help="Only locks with this name; * matches anything."
         )
         super().add_arguments(parser)
 
-    def survey(self, alias: str | None) -> Survey:
-        """The aliases that the operator asked for."""
+    def alias_query(self, alias: str | None) -> AliasQuery:
+        """A query for one alias or for all; ends the command if the alias is not defined."""
         try:
             known = list(locks)
         except InvalidLockBackend as error:
             raise CommandError(str(error), returncode=FAILED) from error
         if alias is not None and alias not in known:
             self.wrong_usage(f"There is no alias {alias!r} in DLOCKS; it defines {sorted(known)}.")
-        return Survey(known if alias is None else [alias])
+        return AliasQuery(known if alias is None else [alias])
 
-    def find(self, survey: Survey, pattern: str | None) -> list[LeaseInfo]:
-        """What the aliases hold under names that match, in order of alias and of age."""
+    def find(self, alias_query: AliasQuery, pattern: str | None) -> list[LeaseInfo]:
+        """The leases whose names match the pattern, sorted by alias and age."""
         matches = matching(pattern)
-        # What backends can look for themselves, so that they send little else.
+        # Let backends filter as far as they can, so that they send less.
         parts = [""] if pattern is None else pattern.split("*")
         prefix, contains = parts[0], max(parts, key=len)
-        answers = survey.ask(lambda backend: backend.list(prefix=prefix, contains=contains))
+        answers = alias_query.ask(lambda backend: backend.list(prefix=prefix, contains=contains))
         return [info for infos in answers.values() for info in infos if matches(info.name)]
 
     def print_leases(self, infos: Sequence[LeaseInfo], output_format: str, nothing: str) -> None:
-        """Print leases, as text in a table or ``nothing``."""
+        """Print leases as JSON, or as a table; ``nothing`` is the text if there are none."""
         if output_format == "json":
             self.print_json([info.as_dict() for info in infos])
         elif infos:
@@ -91,18 +155,18 @@ class LockCommand(OperatorCommand):
         else:
             self.stdout.write(nothing)
 
-    def tell_problems(self, survey: Survey) -> None:
-        """Fail, after what could be done is done, if an alias gave no answer.
+    def fail_on_problems(self, alias_query: AliasQuery) -> None:
+        """Call this at the end of the command.
 
         Raises:
-            CommandError: Some alias did not answer.
+            CommandError: An alias did not answer.
         """
-        if survey.problems:
-            raise CommandError("\n".join(survey.problems.values()), returncode=FAILED)
+        if alias_query.problems:
+            raise CommandError("\n".join(alias_query.problems.values()), returncode=FAILED)
 
 
 def matching(pattern: str | None) -> Any:
-    """A test whether a name matches; ``*`` alone is special."""
+    """A function that tests whether a name matches; only ``*`` is special."""
     if pattern is None:
         return lambda name: True
     parts = (re.escape(part) for part in pattern.split("*"))
@@ -113,6 +177,8 @@ def _cells(info: LeaseInfo) -> tuple[str, ...]:
     facts = info.as_dict()["holder"]
     where = f"{facts['host']}:{facts['pid']}" if facts["host"] else ""
     what = facts["task_name"] or facts["path"] or ""
+    if facts["task_id"]:
+        what = f"{what}[{facts['task_id']}]"
     cells = (
         info.name,
         info.holder_state,
@@ -123,7 +189,7 @@ def _cells(info: LeaseInfo) -> tuple[str, ...]:
         info.kind,
         info.alias,
     )
-    # A path or a damaged entry may hold escape sequences, which a terminal would obey.
+    # A path or a damaged entry may contain terminal escape sequences.
     return tuple("".join(c if c.isprintable() else "?" for c in cell) for cell in cells)
 
 
@@ -134,7 +200,7 @@ def _table(
     stretching: Sequence[int],
     width: int | None,
 ) -> Iterable[str]:
-    """Lines of aligned columns; those in ``stretching`` give way to fit into ``width``."""
+    """Lines of aligned columns; the ``stretching`` columns are cut to fit into ``width``."""
     lines = [tuple(heads), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if width is not None:

@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
                 (
                     "attempt",
                     models.PositiveIntegerField(
-                        help_text="Rises with every run that begins; a run that is not the latest cannot end.",
+                        help_text="Increases with every run; only the latest run can complete the record.",
                         verbose_name="attempt",
                     ),
                 ),
@@ -85,7 +85,7 @@ class Migration(migrations.Migration):
                 (
                     "owner",
                     models.CharField(
-                        help_text="Of the lease under which the latest run began.",
+                        help_text="Owner of the latest run's lease.",
                         max_length=255,
                         verbose_name="owner",
                     ),
@@ -105,7 +105,7 @@ class Migration(migrations.Migration):
                     models.TextField(
                         blank=True,
                         default="",
-                        help_text="Empty where none was stored.",
+                        help_text="Empty if none was stored.",
                         verbose_name="result",
                     ),
                 ),
@@ -138,7 +138,7 @@ class Migration(migrations.Migration):
                             ("lost", "lost"),
                             ("taken_over", "taken over"),
                             ("broken", "broken"),
-                            ("max_hold", "longest hold reached"),
+                            ("max_hold", "max_hold reached"),
                             ("long_wait", "long wait"),
                         ],
                         max_length=16,

@@ -21,7 +21,8 @@ class Migration(migrations.Migration):
                 (
                     "updated_at",
                     models.DateTimeField(
-                        help_text="By the clock of the last holder.", verbose_name="updated at"
+                        help_text="According to the clock of the last holder.",
+                        verbose_name="updated at",
                     ),
                 ),
             ],

@@ -1,6 +1,9 @@
-"""For tests: a clock moved by hand, and the contract that every backend keeps.
+"""For tests: locks without a server, a fake clock, and the contract of backends.
 
-A third-party backend is held to the contract by one class in its own tests::
+``local_locks`` keeps the locks of a project's tests in their process; it is also a fixture of
+the pytest plugin ``django_dlock.testing.pytest``.
+
+The tests of a third-party backend need one class to check the contract::
 
     from django_dlock.testing import BackendContract
 
@@ -9,12 +12,13 @@ A third-party backend is held to the contract by one class in its own tests::
         def backend(self):
             return MyBackend(AliasOptions(alias="mine", backend="path.to.MyBackend"))
 
-Each test takes names of its own, so one server may serve all of them.
+Each test uses new names, so all of them can use one server.
 """
 
 from __future__ import annotations
 
 from .clock import FakeClock
 from .contract import BackendContract
+from .local import local_locks
 
-__all__ = ["BackendContract", "FakeClock"]
+__all__ = ["BackendContract", "FakeClock", "local_locks"]

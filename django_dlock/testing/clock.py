@@ -1,4 +1,4 @@
-"""A clock moved by hand."""
+"""A clock that moves only when a test says so."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """Takes the place of ``clock.now()`` for as long as its ``with`` block lasts.
+    """Replaces ``clock.now()`` inside its ``with`` block.
 
-    It moves only by ``advance``; threads that sleep are not woken by that.
+    Only ``advance`` moves it, which does not wake sleeping threads.
     """
 
     def __init__(self, start: float = 1000.0) -> None:
@@ -20,7 +20,7 @@ class FakeClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass."""
+        """Let ``seconds`` pass."""
         self._now += seconds
 
     def __enter__(self) -> FakeClock:

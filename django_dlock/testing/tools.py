@@ -1,15 +1,15 @@
-"""The words in which the contract's tests are written."""
+"""Helper methods for the tests of the contract."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from .. import clock
-from ..backends.base import BaseLockBackend
-from ..lease import Contention, Lease, LeaseRequest, Renewal
+from ..backends.base import BaseLockBackend, Capability
+from ..lease import Contention, Lease, LeaseRequest, Outcome, ReleaseRequest, Renewal, RenewalResult
 from ..process import current
 
 __all__ = ["ContractTools"]
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class ContractTools:
-    """What the tests of the contract say in one word."""
+    """Helper methods for the tests of the contract."""
 
     SHORT: ClassVar[float] = 0.3
-    """Seconds: a TTL short enough for a test to outlive it."""
+    """A TTL in seconds that is short enough for a test to wait for its end."""
     PATIENCE: ClassVar[float] = 20.0
-    """Seconds after which something that must happen is said not to happen."""
+    """Seconds after which a test fails if something has not happened."""
 
     @staticmethod
     def name() -> str:
@@ -38,13 +38,13 @@ class ContractTools:
         return clock.now() + 10 * backend.command_timeout
 
     def grant(self, backend: BaseLockBackend, request: LeaseRequest) -> Lease:
-        """Acquire what must be free."""
+        """Acquire a name that must be free."""
         answer = backend.acquire(request, deadline=self.soon(backend))
         assert isinstance(answer, Lease), answer
         return answer
 
     def refuse(self, backend: BaseLockBackend, request: LeaseRequest) -> Contention:
-        """Try to acquire what must not be given."""
+        """Try to acquire a name that must be held."""
         answer = backend.acquire(request, deadline=self.soon(backend))
         assert isinstance(answer, Contention), answer
         return answer
@@ -54,9 +54,32 @@ class ContractTools:
             lease.name, lease.owner, min_hold=min_hold, deadline=self.soon(backend)
         )
 
+    def release_many(
+        self, backend: BaseLockBackend, releases: Sequence[ReleaseRequest]
+    ) -> list[Outcome]:
+        return backend.release_many(releases, deadline=self.soon(backend))
+
     def renew(self, backend: BaseLockBackend, *leases: Lease, ttl: float = 30.0) -> list[str]:
         renewals = [Renewal(lease.name, lease.owner, ttl) for lease in leases]
-        return list(backend.renew(renewals, process=current().id, deadline=self.soon(backend)))
+        results = backend.renew(renewals, process=current().id, deadline=self.soon(backend))
+        return [result.outcome for result in results]
+
+    def prolong(
+        self, backend: BaseLockBackend, lease: Lease, ttl: float, *, number: int = 0
+    ) -> RenewalResult:
+        """Renew one lease; with a number, the renewal may shorten it."""
+        renewal = Renewal(lease.name, lease.owner, ttl, number)
+        (result,) = backend.renew([renewal], process=current().id, deadline=self.soon(backend))
+        return result
+
+    def remaining(self, backend: BaseLockBackend, name: str) -> float:
+        """Seconds until the lease of a held name ends."""
+        return self.refuse(backend, self.request(name)).remaining
+
+    @staticmethod
+    def outcome(backend: BaseLockBackend, outcome: Outcome) -> Outcome:
+        """The answer that the backend must give about a lease that ended so."""
+        return outcome if "memory_of_ends" in backend.capabilities else "unknown"
 
     def locked(self, backend: BaseLockBackend, name: str) -> bool:
         return backend.locked(name, deadline=self.soon(backend))
@@ -64,20 +87,14 @@ class ContractTools:
     def wait(
         self, backend: BaseLockBackend, request: LeaseRequest, met: Contention
     ) -> Lease | None:
-        """Wait for what must come before the waiter's patience ends."""
+        """Wait; fails if nothing wakes the waiter."""
         until = clock.now() + self.PATIENCE
-        handed_over = backend.wait(
-            request,
-            met,
-            until=until,
-            deadline=until + backend.command_timeout,
-            interrupted=lambda: False,
-        )
+        handed_over = backend.wait(request, met, until=until, interrupted=lambda: False)
         assert clock.now() < until, "nothing woke the waiter"
         return handed_over
 
     def acquire_waiting(self, backend: BaseLockBackend, request: LeaseRequest) -> Lease:
-        """Acquire as a patient caller does."""
+        """Acquire; waits as often as necessary."""
         give_up_at = clock.now() + self.PATIENCE
         while clock.now() < give_up_at:
             answer = backend.acquire(request, deadline=self.soon(backend))
@@ -90,17 +107,15 @@ class ContractTools:
         raise AssertionError(f"{request.name} was not granted within {self.PATIENCE} s")
 
     def outlive(self, backend: BaseLockBackend, name: str) -> None:
-        """Let the lease of the name end by its TTL."""
-        probe = self.request(name)
+        """Wait until the lease on the name has ended with its TTL."""
+        give_up_at = clock.now() + self.PATIENCE
         while self.locked(backend, name):
-            met = backend.acquire(probe, deadline=self.soon(backend))
-            if isinstance(met, Lease):
-                raise AssertionError("the name was locked and yet granted")
-            self.wait(backend, probe, met)
+            assert clock.now() < give_up_at, "the lease does not end"
+            threading.Event().wait(0.01)
 
     @staticmethod
     def in_thread(call: Callable[[], T]) -> Callable[[], T]:
-        """Run the call on a thread; the function returned waits for its result."""
+        """Run the call on a thread; returns a function that waits for its result."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -123,8 +138,10 @@ class ContractTools:
         return result
 
     @staticmethod
-    def needs_listing(backend: BaseLockBackend) -> None:
-        if not backend.supports_listing:
+    def needs(backend: BaseLockBackend, *capabilities: Capability) -> None:
+        """Skip the test if the backend does not declare these capabilities."""
+        missing = set(capabilities) - backend.capabilities
+        if missing:
             import pytest
 
-            pytest.skip("the backend does not list")
+            pytest.skip(f"the backend does not have {', '.join(sorted(missing))}")

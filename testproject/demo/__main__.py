@@ -1,4 +1,4 @@
-"""``python -m testproject.demo [serve]``."""
+"""``python -m testproject.demo [serve | --database [postgresql]]``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=__doc__)
     parser.add_argument("what", nargs="?", choices=["run", "serve"], default="run")
-    what = parser.parse_args().what
-    # However it is ended, it takes with it what it started. SIGINT, too: what a shell starts in
-    # the background ignores it otherwise.
+    parser.add_argument(
+        "--database",
+        nargs="?",
+        const="sqlite",
+        choices=["sqlite", "postgresql"],
+        help="keep locks in the database, and messages in files; without Redis or RabbitMQ",
+    )
+    arguments = parser.parse_args()
+    what = arguments.what
+    if what == "serve" and arguments.database:
+        parser.error("--database goes with run, and not with serve")
+    # However it is ended, stop what it has started. Set SIGINT explicitly, because processes that
+    # a shell starts in the background ignore it.
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         signal.signal(getattr(signal, name), _interrupt)
     try:
@@ -30,7 +40,7 @@ def main() -> int:
             return serve()
         from .run import run
 
-        return run()
+        return run(arguments.database or "redis")
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130

@@ -1,8 +1,8 @@
 """What happened, line by line, in a file that no transaction rolls back.
 
-Every process appends to the same file, each line in one ``write``, so that lines never mix and
-a process that is killed leaves no half one. Times are those of ``django_dlock.clock``, which is
-one clock for all processes of a machine.
+Every process appends to the same file, each line in one ``write``, so that lines never mix and a
+killed process leaves no half line. Times are those of ``django_dlock.clock``, which is the same
+for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from django_dlock import clock
 
 __all__ = ["Event", "Journal", "Kind"]
 
-Kind = Literal["ready", "received", "start", "effect", "end", "killed", "stopped", "woken"]
+Kind = Literal[
+    "ready", "received", "start", "effect", "end",
+    "killed", "worker_killed", "killed_beside", "stopped", "woken", "done",
+]  # fmt: skip
+"""``killed``: the child that ran the body. ``worker_killed``: its whole worker. ``killed_beside``:
+a body that ended because another one's worker was killed. ``done``: a message, whose id is the run,
+came to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Journal:
         self.write(Event(kind, column, order, run, pid, first, clock.now() if at is None else at))
 
     def is_first(self, column: str, order: int) -> bool:
-        """Whether nobody has asked this before; decided by the file system."""
+        """Whether this is the first call for it in any process; the file system decides."""
         try:
             (self.directory / f"{column}-{order}").touch(exist_ok=False)
         except FileExistsError:

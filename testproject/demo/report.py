@@ -1,4 +1,4 @@
-"""From events and effects to the table and the verdict; knows no server and no clock."""
+"""Makes the table and the verdict from events and effects; uses no server and no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from .journal import Event
+from .journal import Event, Kind
 
 __all__ = [
     "COLUMNS",
@@ -18,8 +18,11 @@ __all__ = [
     "RECORD",
     "ROWS",
     "TITLES",
+    "Row",
     "Span",
     "Tally",
+    "conclusion",
+    "legend",
     "overlaps",
     "spans",
     "table",
@@ -30,11 +33,12 @@ __all__ = [
 PLAIN, LOCKED, RECORD = "plain", "locked", "record"
 TITLES = {PLAIN: "plain Celery", LOCKED: "lock alone", RECORD: "lock + record"}
 COLUMNS = tuple(TITLES)
+ENDS = frozenset({"end", "killed", "worker_killed", "killed_beside", "stopped"})
 WIDTH = max(len(title) for title in TITLES.values())
 
 
 class Span(NamedTuple):
-    """A time in which a body of an order ran; a run that was stopped has several."""
+    """A period in which a body of an order ran; a run that was stopped has several."""
 
     order: int
     run: str
@@ -43,23 +47,22 @@ class Span(NamedTuple):
 
 
 def spans(events: Iterable[Event], until: float) -> list[Span]:
-    """When the bodies of one column ran.
+    """The periods in which the bodies of one column ran.
 
-    A killed run ends with its kill. A stopped process runs nothing, so its span ends with the
-    stop, and what it still does when it wakes up is a span of its own. A run that never ended
-    is taken to run still.
+    A killed run ends when it or its worker is killed. A stopped process does not run, so its span
+    ends there; if it continues later, that is another span. A run without an end is still running.
 
     Args:
-        until: When the last event was looked for.
+        until: When the journal was last read.
     """
     running: dict[str, Event] = {}
     stopped: set[str] = set()
     found: list[Span] = []
     for event in sorted(events, key=lambda event: event.at):
-        # One that had ended when its process was stopped does not run again.
+        # A run that had ended before its process was stopped does not continue.
         if event.kind == "start" or (event.kind == "woken" and event.run in stopped):
             running[event.run] = event
-        elif event.kind in ("end", "killed", "stopped") and event.run in running:
+        elif event.kind in ENDS and event.run in running:
             began = running.pop(event.run)
             found.append(Span(event.order, event.run, began.at, event.at))
             if event.kind == "stopped":
@@ -69,7 +72,7 @@ def spans(events: Iterable[Event], until: float) -> list[Span]:
 
 
 def overlaps(found: Iterable[Span]) -> int:
-    """How many pairs of runs of one order ran at the same time."""
+    """The number of pairs of runs of the same order that ran at the same time."""
     by_order: dict[int, list[Span]] = defaultdict(list)
     for span in found:
         by_order[span.order].append(span)
@@ -82,9 +85,11 @@ def overlaps(found: Iterable[Span]) -> int:
     return len(pairs)
 
 
-def takeovers(events: Collection[Event], found: Collection[Span]) -> list[float]:
-    """Seconds from every kill to the next start of a body of its order; infinite for none."""
-    kills = [event for event in events if event.kind == "killed"]
+def takeovers(
+    events: Collection[Event], found: Collection[Span], kind: Kind = "killed"
+) -> list[float]:
+    """Seconds from each kill to the next start of a body of its order; infinite if none came."""
+    kills = [event for event in events if event.kind == kind]
     return [
         min(
             (
@@ -100,7 +105,12 @@ def takeovers(events: Collection[Event], found: Collection[Span]) -> list[float]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """One column of the table."""
+    """One column of the table.
+
+    Attributes:
+        doubles: Effects beyond the first of their order.
+        charged_again: Orders that have such effects.
+    """
 
     orders: int
     deliveries: int
@@ -110,6 +120,8 @@ class Tally:
     lost: int
     overlaps: int
     takeovers: Sequence[float]
+    worker_takeovers: Sequence[float]
+    charged_again: int
 
     @classmethod
     def of(
@@ -119,8 +131,8 @@ class Tally:
 
         Args:
             orders: The numbers of the orders that were published.
-            events: What the journal has of this column.
-            effects: The order's number of every effect in the database.
+            events: The events of this column in the journal.
+            effects: The order number of every effect in the database.
         """
         events = list(events)
         found = spans(events, until)
@@ -135,20 +147,28 @@ class Tally:
             lost=sum(order not in times for order in orders),
             overlaps=overlaps(found),
             takeovers=takeovers(events, found),
+            worker_takeovers=takeovers(events, found, "worker_killed"),
+            charged_again=sum(count > 1 for count in times.values()),
         )
 
 
 def verdict(tallies: Mapping[str, Tally], *, kills: int) -> list[str]:
-    """What the demonstration failed to show; empty when it showed everything.
+    """What the demonstration failed to show; empty if it showed everything.
 
     Args:
-        kills: How many workers each column was to lose in the middle of a body.
+        kills: How many child processes of each column should have been killed during a body, in
+            addition to one whole worker.
     """
     plain, locked, record = tallies[PLAIN], tallies[LOCKED], tallies[RECORD]
     failures = [
-        f"{TITLES[name]}: {len(tally.takeovers)} of {kills} workers were killed in a body"
+        f"{TITLES[name]}: {len(tally.takeovers)} of {kills} children were killed in a body"
         for name, tally in tallies.items()
         if len(tally.takeovers) != kills
+    ]
+    failures += [
+        f"{TITLES[name]}: no whole worker was killed in a body"
+        for name, tally in tallies.items()
+        if len(tally.worker_takeovers) != 1
     ]
     if not plain.doubles:
         failures.append("plain Celery shows no double effect, so nothing was demonstrated")
@@ -161,29 +181,80 @@ def verdict(tallies: Mapping[str, Tally], *, kills: int) -> list[str]:
     return failures
 
 
-def _longest(tally: Tally) -> str:
-    longest = max(tally.takeovers, default=math.inf)
+def conclusion(tallies: Mapping[str, Tally]) -> str:
+    """The table in three sentences; for tallies without a failure."""
+    plain, locked = tallies[PLAIN], tallies[LOCKED]
+    return (
+        f"Plain Celery charged {plain.charged_again} of {plain.orders} orders more than once.\n"
+        "The lock alone stopped simultaneous runs, but not double charges: "
+        f"{locked.charged_again} orders.\n"
+        "Lock and record charged every order once."
+    )
+
+
+def _longest(seconds: Sequence[float]) -> str:
+    longest = max(seconds, default=math.inf)
     return "none" if longest == math.inf else f"{longest:.1f} s"
 
 
-ROWS: tuple[tuple[str, Callable[[Tally], object]], ...] = (
-    ("orders", lambda tally: tally.orders),
-    ("deliveries", lambda tally: tally.deliveries),
-    ("bodies run", lambda tally: tally.bodies),
-    ("effects", lambda tally: tally.effects),
-    ("double effects", lambda tally: tally.doubles),
-    ("lost orders", lambda tally: tally.lost),
-    ("overlaps of bodies per key", lambda tally: tally.overlaps),
-    ("take-over after a kill", _longest),
+class Row(NamedTuple):
+    """One line of the table, and its meaning in plain words."""
+
+    name: str
+    value: Callable[[Tally], object]
+    meaning: str
+
+
+ROWS = (
+    Row("orders", lambda tally: tally.orders, "sent to each task, each to be charged once"),
+    Row(
+        "deliveries",
+        lambda tally: tally.deliveries,
+        "messages received, including requeued",
+    ),
+    Row("bodies run", lambda tally: tally.bodies, "times the task's own code began"),
+    Row("effects", lambda tally: tally.effects, "charges in the database"),
+    Row("double effects", lambda tally: tally.doubles, "charges beyond the first of an order"),
+    Row("lost orders", lambda tally: tally.lost, "orders that were never charged"),
+    Row(
+        "overlaps of bodies per key",
+        lambda tally: tally.overlaps,
+        "times two runs for one order ran at once",
+    ),
+    Row(
+        "take-over after child's kill",
+        lambda tally: _longest(tally.takeovers),
+        "longest time until another process ran the order",
+    ),
+    Row(
+        "take-over after worker's kill",
+        lambda tally: _longest(tally.worker_takeovers),
+        "as above; begins with the visibility timeout",
+    ),
 )
 
 
 def table(tallies: Mapping[str, Tally]) -> str:
-    """The tallies as text of less than 80 columns."""
-    rows = [(name, [str(value(tallies[column])) for column in TITLES]) for name, value in ROWS]
+    """The tallies as text of at most 80 columns."""
+    rows = [(row.name, [str(row.value(tallies[column])) for column in TITLES]) for row in ROWS]
     names = max(len(name) for name, _ in rows)
     rows = [("", list(TITLES.values())), ("-" * names, ["-" * WIDTH] * len(TITLES)), *rows]
     return "\n".join(
         "  ".join([name.ljust(names), *(cell.rjust(WIDTH) for cell in cells)])
         for name, cells in rows
     )
+
+
+def legend(*, redelivers: bool = True) -> str:
+    """What each row of the table means.
+
+    Args:
+        redelivers: Whether the broker itself redelivers the messages of a killed worker.
+    """
+    names = max(len(row.name) for row in ROWS)
+    lines = [f"{row.name.ljust(names)}  {row.meaning}" for row in ROWS]
+    if not redelivers:
+        lines[-1] = (
+            f"{ROWS[-1].name.ljust(names)}  as above; begins when its messages are sent again"
+        )
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Feeds the stream, does the harm, waits until all is quiet, and tells what came of it."""
+"""Publishes the orders, causes the faults, waits until all is done, and prints the results."""
 
 from __future__ import annotations
 
@@ -7,33 +7,50 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from django_dlock import clock
 
-from .broker import Broker
 from .journal import Event, Kind
-from .report import COLUMNS, TITLES, Tally, table, verdict
+from .report import COLUMNS, TITLES, Tally, conclusion, legend, table, verdict
 from .stage import Stage
-from .stream import LONG, Fault, Order, orders
+from .stream import LONG, SHORT, Fault, Order, orders
 
 __all__ = ["Show", "run"]
 
 KILLS: tuple[Fault, ...] = ("kill", "kill after the effect")
 
+FAULTS: dict[Fault, str] = {
+    "kill": "kills the child that runs it, halfway (SIGKILL)",
+    "kill after the effect": "kills the child that runs it, after its charge (SIGKILL)",
+    "stop": "stops the child that runs it until another has charged it (SIGSTOP)",
+    "kill the worker": "kills its whole worker: the parent and all children (SIGKILL)",
+}
+"""What is done while the order with that fault runs, once for each task."""
+
+WORKERS = 2
+"""Workers of each task."""
+CHILDREN = 6
+"""Child processes of each worker; enough for one worker to do the work alone."""
+
 TICK = 0.05
+TELL = 5.0
+"""Seconds between two lines of progress if the output is not a terminal."""
 PACE = 0.1
 """Seconds between two orders of the stream."""
 LATER = 0.5
-"""Seconds from the first end of an order's body to its late duplicate."""
+"""Seconds from the end of an order's first body to its late duplicate."""
 PAUSE = 1.0
-"""Seconds for which Redis is stopped: less than is left of a lease when a renewal is due."""
+"""Seconds for which the locks are unreachable; less than a lease has left when it is renewed."""
+NOTICED = 2.0
+"""Seconds after which an operator or a customer sends the messages of a killed worker again, if the
+broker does not redeliver them."""
 QUIET = 1.0
-"""Seconds without a message after which all is over. For a moment, a message that a worker took
-from its queue is neither there nor with the worker yet."""
+"""Seconds without a message after which the run is over. For a moment, a message on its way to a
+worker is counted neither in the queue nor at the worker."""
 LONGEST = 45.0
-"""Seconds after which the workers, or the stream, are given up."""
+"""Seconds after which waiting for the workers, or for the stream, ends with a failure."""
 
 
 class Show:
@@ -41,13 +58,18 @@ class Show:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.broker = Broker(COLUMNS)
-        self.orders = {order.number: order for order in orders()}
+        self.broker = stage.broker(COLUMNS)
+        self.redelivers = stage.kind == "redis"
+        self.orders = {order.number: order for order in orders(redelivers=self.redelivers)}
         self.events: list[Event] = []
         self.began = clock.now()
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._stopped: dict[tuple[str, int], Event] = {}
         self._started_last: set[str] = set()
+        self._open: set[str] = set()
+        self._unsent = len(COLUMNS) * sum(order.messages for order in self.orders.values())
+        self.messages = self._unsent
+        self._told = self.began
 
     def say(self, text: str) -> None:
         _clear_line()
@@ -59,18 +81,21 @@ class Show:
     # -- the parts -----------------------------------------------------------------------
 
     def wait_for_workers(self, count: int) -> bool:
-        """Until so many are ready; false where one ended before, or it takes too long."""
+        """Wait for ``count`` workers; ``False`` if one has ended, or it takes too long."""
         give_up = clock.now() + LONGEST
         while sum(event.kind == "ready" for event in self.events) < count:
             if self.stage.dead() or clock.now() > give_up:
                 return False
             time.sleep(TICK)
             self.events += self.stage.journal.new()
+            ready = sum(event.kind == "ready" for event in self.events)
+            self._show_progress(f"{ready} of {count} workers are ready")
         return True
 
     def play(self) -> bool:
-        """The whole stream and its faults; whether all of it came to an end."""
-        for index, order in enumerate(self.orders.values()):
+        """Run the whole stream with its faults; returns whether all messages are done."""
+        stream = [o for o in self.orders.values() if o.fault != "kill the worker"]
+        for index, order in enumerate(stream):
             self._later(index * PACE, partial(self._publish, order))
         give_up = clock.now() + LONGEST
         busy = clock.now()
@@ -78,7 +103,10 @@ class Show:
             if clock.now() > give_up or self.stage.dead():
                 return False
             self._tick()
-            if self._due or self._stopped or not self.broker.is_empty():
+            waiting = self.broker.messages(self._unfinished())
+            done = max(0, self.messages - self._unsent - waiting)
+            self._show_progress(f"{done} of {self.messages} messages are done")
+            if self._due or self._stopped or self._unsent or waiting:
                 busy = clock.now()
         return True
 
@@ -110,7 +138,11 @@ class Show:
             self._due.remove(item)
             item[1]()
         self.broker.restore_visible()
-        self._show_progress()
+
+    def _unfinished(self) -> int:
+        """How many messages were sent and are not done, or are running again."""
+        self._open -= {event.run for event in self.events if event.kind == "done"}
+        return max(len(self._open), sum(len(self._running(column)) for column in COLUMNS))
 
     def _later(self, seconds: float, what: Callable[[], None]) -> None:
         self._due.append((clock.now() + seconds, what))
@@ -124,7 +156,9 @@ class Show:
         from .tasks import TASKS
 
         arguments = (order.number, order.work, order.tail)
-        TASKS[column].apply_async(arguments, queue=column)
+        sent = TASKS[column].apply_async(arguments, queue=column)
+        self._open.add(str(sent.id))
+        self._unsent -= 1
 
     def _react(self, event: Event) -> None:
         order = self.orders.get(event.order)
@@ -147,45 +181,92 @@ class Show:
         what = (order.fault, event.kind)
         if what == ("kill", "start"):
             self._later(0.5, partial(self._kill, event))
+        elif what == ("kill the worker", "start"):
+            self._later(0.5, partial(self._freeze_worker, event))
         elif what == ("kill after the effect", "effect"):
             self._kill(event)
         elif what == ("stop", "start"):
             self._stop(event)
-        elif what == ("redis", "start"):
+        elif what == ("outage", "start"):
             self._started_last.add(event.column)
             if len(self._started_last) == len(COLUMNS):
-                self._later(0.5, self._pause_redis)
+                self._later(0.5, self._take_locks_away)
 
     def _is_over(self, event: Event) -> bool:
-        """Whether the body has ended: its process may be in another one by now."""
+        """Whether the body has ended; its process may be running another one."""
         return any(other.kind == "end" and other.run == event.run for other in self.events)
 
     def _kill(self, event: Event) -> None:
         if self._is_over(event):
             return
-        # Noted before, so that it is never after the start of whoever takes over.
+        # Recorded before the kill, so that the next run never starts before it.
         self._note("killed", event)
         os.kill(event.pid, signal.SIGKILL)
-        self._tell(event, f"killed a worker in the middle of order {event.order}")
+        self._tell(event, f"killed the child that ran order {event.order}")
+
+    def _freeze_worker(self, event: Event) -> None:
+        if self._is_over(event):
+            return
+        # Pause it first, so that the journal contains everything that its children have begun.
+        self.stage.freeze(event.pid)
+        self._later(2 * TICK, partial(self._kill_worker, event))
+
+    def _kill_worker(self, event: Event) -> None:
+        worker = os.getpgid(event.pid)
+        beside = [run for run in self._running(event.column) if os.getpgid(run.pid) == worker]
+        beside = [run for run in beside if run.run != event.run]
+        self._note("worker_killed", event)
+        for run in beside:
+            self._note("killed_beside", run)
+        name = self.stage.name_of(event.pid)
+        self.stage.kill(event.pid)
+        text = f"killed the whole worker that ran order {event.order}"
+        if beside:
+            text += " and " + ", ".join(str(run.order) for run in beside)
+        self._tell(event, text)
+        if not self.redelivers:
+            self._later(NOTICED, partial(self._resend, event, name))
+
+    def _resend(self, event: Event, worker: str) -> None:
+        count = self.broker.resend(worker)
+        self._tell(event, f"sent all {count} messages again that the killed worker ever had")
+
+    def _running(self, column: str) -> list[Event]:
+        """The starts of the runs that have not ended."""
+        over = ("end", "killed", "worker_killed", "killed_beside")
+        ended = {event.run for event in self.events if event.kind in over}
+        return [
+            event
+            for event in self.events
+            if event.kind == "start" and event.column == column and event.run not in ended
+        ]
 
     def _stop(self, event: Event) -> None:
         os.kill(event.pid, signal.SIGSTOP)
         self._note("stopped", event)
         self._stopped[event.column, event.order] = event
-        self._tell(event, f"stopped a worker in order {event.order}, beyond its lease")
+        self._tell(event, f"stopped the child that ran order {event.order}")
+        order = self.orders[event.order]
+        if order.again:
+            self._later(NOTICED, partial(self._send, event.column, order))
 
     def _wake(self, event: Event) -> None:
-        # Only now that the other has ended: that a worker which wakes up runs beside its
-        # successor until it looks is what no lock can prevent.
+        # Only after the other run has ended: no lock can prevent that a process which continues
+        # runs at the same time as its successor, until it checks.
         self._note("woken", event)
         os.kill(event.pid, signal.SIGCONT)
-        self._tell(event, f"woke it up after another finished order {event.order}")
+        self._tell(event, f"let it go on: another has charged order {event.order}")
+        for order in self.orders.values():
+            if order.fault == "kill the worker":
+                self._send(event.column, order)
 
-    def _pause_redis(self) -> None:
-        self.say(f"Redis: stopped for {PAUSE:g} s in the middle of slow bodies")
-        self.stage.redis.pause()
-        time.sleep(PAUSE)
-        self.stage.redis.resume()
+    def _take_locks_away(self) -> None:
+        locks = self.stage.locks
+        self.say(
+            f"{locks.name}: {locks.how} for {PAUSE:g} s while all three tasks run a slow order"
+        )
+        with locks.away():
+            time.sleep(PAUSE)
 
     def _tell(self, event: Event, text: str) -> None:
         self.say(f"{TITLES[event.column]}: {text}")
@@ -194,12 +275,13 @@ class Show:
         noted = Event(kind, event.column, event.order, event.run, event.pid, True, clock.now())
         self.stage.journal.write(noted)
 
-    def _show_progress(self) -> None:
+    def _show_progress(self, text: str) -> None:
         if sys.stdout.isatty():
-            bodies = sum(event.kind == "start" for event in self.events)
-            ended = sum(event.kind == "end" for event in self.events)
-            seconds = clock.now() - self.began
-            print(f"\r{seconds:5.1f} s  {bodies} bodies began, {ended} ended ", end="", flush=True)
+            _clear_line()
+            print(f"{clock.now() - self.began:5.1f} s  {text}", end="", flush=True)
+        elif clock.now() >= self._told + TELL:
+            self._told = clock.now()
+            self.say(text)
 
 
 def _clear_line() -> None:
@@ -207,45 +289,81 @@ def _clear_line() -> None:
         print("\r\033[K", end="")
 
 
-def run() -> int:
-    """The demonstration from beginning to end; its exit code."""
-    print("One stream of orders for three guards. It brings duplicates, slow bodies, killed and")
-    print("stopped workers, and a Redis that is stopped for a moment.")
-    with Stage() as stage, contextlib.closing(Show(stage)) as show:
-        print(_times(), end="\n\n")
-        show.say(f"Redis on port {stage.redis.port}, SQLite migrated; starting workers")
+def run(kind: str = "redis") -> int:
+    """The demonstration from beginning to end; its exit code.
+
+    Raises:
+        ServerNotFound: There is nothing of that kind to keep the locks.
+    """
+    with Stage(kind) as stage, contextlib.closing(Show(stage)) as show:
+        print("\n".join(_introduction(stage)), end="\n\n")
+        show.say(f"{stage.locks.ready}; starting workers")
         for column in COLUMNS:
-            for number in (1, 2):
-                stage.start_worker([column], f"{column}{number}")
-        failures = _play(show)
+            for number in range(1, WORKERS + 1):
+                stage.start_worker([column], f"{column}{number}", children=CHILDREN)
+        failures, tallies = _play(show)
         logs = stage.logs() if failures else ""
     for failure in failures:
         print(f"FAILED: {failure}")
     if failures:
         print(logs, file=sys.stderr)
         return 1
-    print("Plain Celery doubled; the lock kept bodies apart; with the record, once per order.")
+    print(conclusion(tallies))
     return 0
 
 
-def _times() -> str:
+def _introduction(stage: Stage) -> Iterator[str]:
+    """What will happen, and with which settings."""
     from .settings import CELERY_BROKER_TRANSPORT_OPTIONS, DLOCKS
 
-    lease = DLOCKS["default"]["TTL"]
-    visible = CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
-    return f"A lease lives {lease:g} s, Redis redelivers after {visible} s, slow is {LONG:g} s."
+    redelivers = stage.kind == "redis"
+    stream = list(orders(redelivers=redelivers))
+    ttl = DLOCKS["default"]["TTL"]
+    slow = [order for order in stream if order.work == LONG]
+    twice = sum(order.copies > 1 for order in stream)
+    later = sum(order.later for order in stream)
+    yield f"Three tasks charge the same {len(stream)} orders:"
+    yield f"  {TITLES[COLUMNS[0]]:13}  an ordinary task with acks_late and reject_on_worker_lost"
+    yield f"  {TITLES[COLUMNS[1]]:13}  LockedTask: one run per order at a time"
+    yield f"  {TITLES[COLUMNS[2]]:13}  LockedTask that also records in the database what was done"
+    yield ""
+    yield "Settings, short so that a minute is enough:"
+    yield f"  TTL of a lock       {ttl:g} s; renewed while its task runs"
+    if redelivers:
+        visible = CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
+        yield f"  visibility timeout  {visible:g} s; then Redis delivers unfinished messages again"
+    else:
+        yield f"  locks               in {stage.locks.name}; neither Redis nor RabbitMQ is used"
+        yield "  messages            in files; this broker forgets what a killed worker had"
+    yield f"  task body           {SHORT:g} s; {len(slow)} orders take {LONG:g} s"
+    yield f"  workers             {WORKERS} for each task, with {CHILDREN} children each"
+    yield ""
+    yield "What goes wrong, for each task:"
+    yield f"  {twice} orders are sent twice at once"
+    yield f"  {later} orders are sent again {LATER:g} s after their first run"
+    for order in stream:
+        if order.fault in FAULTS:
+            yield f"  order {order.number:<2}  {FAULTS[order.fault]}"
+        if order.again:
+            yield f"            and sends it again {NOTICED:g} s later"
+        elif order.fault == "kill the worker" and not redelivers:
+            yield f"            and sends all that it ever had again {NOTICED:g} s later"
+    (last,) = [order for order in stream if order.fault == "outage"]
+    locks = stage.locks
+    yield f"  order {last.number:<2}  {locks.name} {locks.how} for {PAUSE:g} s while it runs"
 
 
-def _play(show: Show) -> list[str]:
-    """Print progress and table; what was not shown."""
-    if not show.wait_for_workers(2 * len(COLUMNS)):
-        return ["the workers did not start"]
-    show.say(f"6 workers ready; {len(show.orders)} orders for each of 3 tasks")
+def _play(show: Show) -> tuple[list[str], dict[str, Tally]]:
+    """Print progress and table; what was not shown, and the tallies."""
+    workers = WORKERS * len(COLUMNS)
+    if not show.wait_for_workers(workers):
+        return ["the workers did not start"], {}
+    show.say(f"{workers} workers are ready; sending {len(show.orders)} orders to each of 3 tasks")
     settled = show.play()
-    show.say("everything delivered" if settled else "given up")
+    show.say(f"all {show.messages} messages are done" if settled else "gave up waiting")
     tallies = show.tallies()
-    print(f"\n{table(tallies)}\n")
+    print(f"\n{table(tallies)}\n\n{legend(redelivers=show.redelivers)}\n")
     failures = verdict(tallies, kills=len(KILLS))
     if not settled:
         failures.append("messages were still under way, or a worker ended by itself")
-    return failures
+    return failures, tallies

@@ -1,4 +1,4 @@
-"""Everything that the demonstration starts, and the end of all of it."""
+"""Starts and stops everything that the demonstration needs."""
 
 from __future__ import annotations
 
@@ -11,39 +11,55 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from testproject import postgres
 from testproject.servers import RedisServer
 
+from .broker import Broker, FileBroker, RedisBroker
 from .journal import Journal
+from .locks import DatabaseLocks, Locks, RedisLocks
 
-__all__ = ["Stage"]
+__all__ = ["KINDS", "Stage"]
+
+KINDS = ("redis", "sqlite", "postgresql")
+"""What keeps the locks; Redis keeps messages, too, and files keep them otherwise."""
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Stage:
-    """A Redis, an SQLite file, and processes that use both; a context manager.
+    """A database, stores for locks and messages, and processes that use them; a context manager.
 
-    Leaves nothing behind: no process, however it came to its end, and no file.
+    At its end it has stopped all processes, and removed all files.
+
+    Args:
+        kind: One of ``KINDS``.
+
+    Raises:
+        ServerNotFound: There is no server of that kind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "redis") -> None:
+        self.kind = kind
         self._stack = contextlib.ExitStack()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._sitters: list[subprocess.Popen[bytes]] = []
+        self._names: dict[int, str] = {}
+        # By pid; a sitter by the pid of the process that it will kill.
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._sitters: dict[int, subprocess.Popen[bytes]] = {}
+        self._may_end: set[int] = set()
 
     def __enter__(self) -> Stage:
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlock-demo-"))
             self.directory = Path(directory)
-            self.redis = stack.enter_context(RedisServer())
             self.journal = Journal(self.directory)
-            # For this process and for all that it starts; nothing of the caller's is used.
+            # For this process and all that it starts; replaces the caller's settings.
             os.environ.update(
                 DJANGO_SETTINGS_MODULE="testproject.demo.settings",
-                REDIS_URL=self.redis.url,
                 DLOCK_DB=str(self.directory / "shop.sqlite3"),
                 DLOCK_DEMO_DIR=directory,
+                DLOCK_DEMO_KIND=self.kind,
             )
+            self.locks = self._make_locks(stack)
             _set_up_django()
             stack.callback(self._end_processes)
             self._stack = stack.pop_all()
@@ -52,7 +68,27 @@ class Stage:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
+    def _make_locks(self, stack: contextlib.ExitStack) -> Locks:
+        """Start the store of the locks, and set its address for all processes."""
+        if self.kind == "redis":
+            redis = stack.enter_context(RedisServer())
+            os.environ["REDIS_URL"] = redis.url
+            return RedisLocks(redis)
+        for folder in ("queue", "delivered"):
+            (self.directory / folder).mkdir()
+        if self.kind == "postgresql":
+            os.environ["DLOCK_DEMO_POSTGRES"] = stack.enter_context(postgres.database())
+        return DatabaseLocks(self.kind)
+
+    def broker(self, queues: Sequence[str]) -> Broker:
+        """The broker from which the workers of these queues get their messages."""
+        if self.kind == "redis":
+            return RedisBroker(queues)
+        return FileBroker(queues, self.directory / "queue", self.directory / "delivered")
+
     def start_worker(self, queues: Sequence[str], name: str, *, children: int = 4) -> None:
+        if self.kind != "redis":
+            (self.directory / "delivered" / name).mkdir()
         self.start(
             *("-m", "celery", "-A", "testproject", "worker", "--pool", "prefork"),
             *("--concurrency", str(children), "--queues", ",".join(queues)),
@@ -61,54 +97,86 @@ class Stage:
             name=name,
         )
 
-    def start(self, *arguments: str, name: str) -> None:
-        """Start a Python process, with a log of its own, in a session of its own.
+    def start(self, *arguments: str, name: str) -> int:
+        """Start a Python process with its own log, in its own session; returns its pid.
 
-        So Ctrl-C at the terminal is for us alone, and its children can be ended with it.
+        So Ctrl-C in the terminal reaches only this process, and children can be ended together
+        with their parent.
         """
         with self.log(name).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
-                # What they leave there when they are killed goes away with the stage.
-                env={**os.environ, "TMPDIR": str(self.directory)},
+                # Temporary files of killed processes are removed with this directory.
+                env={**os.environ, "TMPDIR": str(self.directory), "DLOCK_DEMO_WORKER": name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._processes.append(process)
-        # Ends the session when this process is killed and cleans nothing up: the pipe ends.
-        self._sitters.append(
-            subprocess.Popen(
-                ["sh", "-c", 'read -r line || kill -9 "-$0"', str(process.pid)],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
+        self._processes[process.pid] = process
+        self._names[process.pid] = name
+        # If this process is killed, it cannot clean up; but the pipe ends, and this shell kills
+        # the session.
+        self._sitters[process.pid] = subprocess.Popen(
+            ["sh", "-c", 'read -r line || kill -9 "-$0"', str(process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
+        return process.pid
+
+    def name_of(self, pid: int) -> str:
+        """The name of what was started; ``pid`` may be that of a child."""
+        return self._names[os.getpgid(pid)]
 
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 
     def dead(self) -> list[subprocess.Popen[bytes]]:
-        """Processes that have ended although nobody asked them to."""
-        return [process for process in self._processes if process.poll() is not None]
+        """Processes that have ended by themselves."""
+        return [
+            process
+            for pid, process in self._processes.items()
+            if process.poll() is not None and pid not in self._may_end
+        ]
+
+    def freeze(self, pid: int) -> None:
+        """Pause the process and all its children; ``pid`` may be that of a child."""
+        os.killpg(os.getpgid(pid), signal.SIGSTOP)
+
+    def wake(self, pid: int) -> None:
+        """Let the process continue. From now on, it may end by itself."""
+        self._may_end.add(pid)
+        os.killpg(pid, signal.SIGCONT)
+
+    def kill(self, pid: int) -> None:
+        """Kill the process and all its children, as if a machine failed.
+
+        ``pid`` may be that of a child.
+        """
+        self.end(os.getpgid(pid))
+
+    def end(self, pid: int) -> None:
+        """End the process and all its children, and no longer track it.
+
+        Also if it has ended already, because its children may still be running.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        self._processes.pop(pid).wait()
+        self._sitters.pop(pid).communicate(b"\n")
+        self._may_end.discard(pid)
 
     def logs(self, characters: int = 2000) -> str:
-        """The end of every log that has something to tell."""
+        """The end of every log that is not empty."""
         logs = sorted(self.directory.glob("*.log"))
         texts = {log.stem: log.read_text(errors="replace")[-characters:] for log in logs}
         return "\n".join(f"--- {name}\n{text}" for name, text in texts.items() if text)
 
     def _end_processes(self) -> None:
-        # By force: what they would end in order goes away with the stage. Also where one has
-        # ended already, for its children may have outlived it.
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for sitter in self._sitters:
-            sitter.communicate(b"\n")
+        # Kill them; there is nothing to save.
+        for pid in list(self._processes):
+            self.end(pid)
 
 
 def _set_up_django() -> None:

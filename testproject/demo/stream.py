@@ -7,35 +7,50 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-__all__ = ["LONG", "Fault", "Order", "orders"]
+__all__ = ["LONG", "SHORT", "Fault", "Order", "orders"]
 
-Fault = Literal["", "kill", "kill after the effect", "stop", "redis"]
+Fault = Literal["", "kill", "kill after the effect", "stop", "kill the worker", "outage"]
+
+SHORT = 0.2
+"""Seconds that most bodies take."""
 
 LONG = 6.0
-"""Seconds of a body that outlives the lease (3 s) and the visibility timeout (4 s)."""
+"""Seconds that a slow body takes: longer than the lease (3 s) and visibility timeout (4 s)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is published for an order, and what is done to its first body.
+    """The messages that are published for an order, and the fault of its first body.
 
     Attributes:
         work: Seconds before its effect.
         tail: Seconds after its effect.
-        copies: Messages that are sent at once; each has a task id of its own.
-        later: Whether another is sent after the first body has ended.
+        copies: How many messages are sent at once; each has another task id.
+        later: Whether another one is sent after the first body has ended.
+        again: Whether another one is sent while the first body is stopped.
     """
 
     number: int
-    work: float = 0.2
+    work: float = SHORT
     tail: float = 0.0
     copies: int = 1
     later: bool = False
+    again: bool = False
     fault: Fault = ""
 
+    @property
+    def messages(self) -> int:
+        """How many messages are sent to each task."""
+        return self.copies + self.later + self.again
 
-def orders() -> Iterator[Order]:
-    """In the order in which they are published."""
+
+def orders(*, redelivers: bool = True) -> Iterator[Order]:
+    """The orders, in the sequence in which they are published.
+
+    Args:
+        redelivers: Whether the broker redelivers an unfinished message; if not, the message of a
+            stopped child is sent again.
+    """
     number = count(1)
     for _ in range(2):
         yield Order(next(number))
@@ -44,10 +59,12 @@ def orders() -> Iterator[Order]:
         yield Order(next(number), later=True)
     yield Order(next(number), work=2.0, copies=2, fault="kill")
     yield Order(next(number), tail=2.0, copies=2, fault="kill after the effect")
-    yield Order(next(number), work=1.0, fault="stop")
+    yield Order(next(number), work=1.0, again=not redelivers, fault="stop")
+    # Sent after the stopped child continues, because it may belong to the same worker.
+    yield Order(next(number), work=2.0, fault="kill the worker")
     for _ in range(4):
         yield Order(next(number), copies=2)
         yield Order(next(number), later=True)
         yield Order(next(number))
-    # Last, so that it runs while Redis is stopped, and the rest is behind.
-    yield Order(next(number), work=LONG, copies=2, fault="redis")
+    # Last, so that only this order runs while the locks are unreachable.
+    yield Order(next(number), work=LONG, copies=2, fault="outage")

@@ -1,1 +1,1 @@
-"""A shop that charges orders: what the tests and the demonstration guard."""
+"""A shop that charges orders; the tests and the demonstration use it as an example."""

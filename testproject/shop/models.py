@@ -1,4 +1,4 @@
-"""Orders, and what was done for them."""
+"""Orders, and the charges for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Effect", "Order", "Stock"]
 
 
 class Order(models.Model):
-    """Something a customer pays for once."""
+    """An order that a customer must pay only once."""
 
     number = models.PositiveIntegerField(unique=True)
     paid = models.BooleanField(default=False)
@@ -21,9 +21,9 @@ class Order(models.Model):
 
 
 class Effect(models.Model):
-    """One charge, written by whoever ran the body.
+    """One charge, written by a run of a task or view.
 
-    No unique constraint: nothing but the guard under test may hide a double.
+    It has no unique constraint, so that only the lock or record under test can prevent doubles.
     """
 
     order_number = models.PositiveIntegerField()
@@ -40,7 +40,7 @@ class Effect(models.Model):
 
 
 class Stock(models.Model):
-    """How many of a thing there are; a row that refuses late writers."""
+    """The number of articles in stock; a row that refuses late writes."""
 
     article = models.PositiveIntegerField(unique=True)
     count = models.IntegerField(default=0)

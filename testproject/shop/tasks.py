@@ -1,4 +1,4 @@
-"""The same charge, guarded in three ways."""
+"""The same charge without a lock, with a lock, and with a lock and a record."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _charge(task: Task[Any, Any], number: int) -> int:
 
 @shared_task(bind=True)
 def charge_plain(self: Task[Any, Any], number: int) -> int:
-    """Not guarded: charges as often as it is delivered."""
+    """Without a lock: charges as often as it is delivered."""
     return _charge(self, number)
 
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{number}")
 def charge_locked(self: Task[Any, Any], number: int) -> int:
-    """Never twice at once, but again for every delivery."""
+    """With a lock: never two runs at once, but one for every delivery."""
     return _charge(self, number)
 
 
@@ -40,5 +40,5 @@ def charge_locked(self: Task[Any, Any], number: int) -> int:
     atomic=True,
 )
 def charge(self: Task[Any, Any], number: int) -> int:
-    """Once per order, whatever queue, worker or Redis do."""
+    """With a lock and a record: once per order, even after redelivery or a killed worker."""
     return _charge(self, number)

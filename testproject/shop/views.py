@@ -18,7 +18,7 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @locked_view("order:{number}")
 def charge(request: HttpRequest, number: int) -> HttpResponse:
-    """Charge an order once, whoever else is at it; a second click meets 409."""
+    """Charge an order; a second click gets 409 while the first one is in progress."""
     order, _ = Order.objects.get_or_create(number=number)
     if not order.paid:
         Effect.objects.create(order_number=number, by="view")

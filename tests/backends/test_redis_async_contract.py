@@ -10,15 +10,11 @@ import pytest
 from django_dlock.backends.base import AliasOptions
 from django_dlock.testing import BackendContract
 from testproject.servers import RedisServer
-from tests.awaited import AwaitedRedisBackend
+from tests.support.awaited import AwaitedRedisBackend
 
 
 @pytest.fixture
-def backend(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[AwaitedRedisBackend]:
-    # A waiter that asks again by itself would hide a wake-up that was lost.
-    monkeypatch.setattr("django_dlock.backends.redis_mailbox.LONGEST_BLOCK", 3600.0)
+def backend(redis_server: RedisServer) -> Iterator[AwaitedRedisBackend]:
     prefix = f"test-{secrets.token_hex(4)}"
     options = AliasOptions("redis", "redis", location=redis_server.url, key_prefix=prefix)
     backend = AwaitedRedisBackend(options)

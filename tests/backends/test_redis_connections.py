@@ -12,13 +12,10 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from django_dlock.backends.redis_talk import CLIENTS
-from django_dlock.exceptions import BackendUnavailable, InvalidLockBackend
+from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidLockBackend
 from testproject.servers import RedisServer, ServerNotFound, free_port
 from tests.conftest import missing
-
-from . import tools
-from .tools import backend_for, calls, grant, release, renew, request, wait
+from tests.support.redis_calls import backend_for, calls, grant, release, renew, request, wait
 
 DJANGO = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
@@ -34,12 +31,6 @@ RETRIES = {
 }
 
 databases = itertools.count(7)
-
-
-@pytest.fixture(params=CLIENTS, autouse=True)
-def way(request, monkeypatch):
-    """Every test once for each way to carry out a command."""
-    monkeypatch.setitem(tools.OPTIONS, "client", request.param)
 
 
 def start(**kwargs) -> RedisServer:
@@ -68,7 +59,7 @@ def test_a_unix_socket():
 def test_a_password():
     with start(password="s3cret @/:é") as server:
         assert_works(backend_for(server.url))
-        with pytest.raises(BackendUnavailable) as refused:
+        with pytest.raises(BackendRefused) as refused:
             grant(backend_for(f"redis://127.0.0.1:{server.port}/0"), request())
         assert "authenticat" in str(refused.value).lower()
 
@@ -83,9 +74,9 @@ def test_a_password_in_connection_kwargs():
 def test_a_wrong_password_is_told_as_such_and_where_it_is_set(credentials):
     with start(password="pw") as server:
         backend = backend_for(f"redis://{credentials}127.0.0.1:{server.port}/0")
-        with pytest.raises(BackendUnavailable, match=r"refused .*password of DLOCKS\['redis'\]"):
+        with pytest.raises(BackendRefused, match=r"refused .*password of DLOCKS\['redis'\]"):
             backend.acquire(request(), deadline=backend.call_deadline())
-        with pytest.raises(BackendUnavailable, match="refused"):
+        with pytest.raises(BackendRefused, match="refused"):
             backend.list()
         backend.close()
 
@@ -128,8 +119,13 @@ def test_tls(tls_redis, certificates):
 
 
 def test_tls_without_the_authority_is_refused(tls_redis):
-    with pytest.raises(BackendUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(BackendRefused, match="CERTIFICATE_VERIFY_FAILED"):
         grant(backend_for(tls_redis.url), request())
+
+
+def test_tls_to_a_server_without_it_is_refused(own_redis):
+    with pytest.raises(BackendUnavailable):
+        grant(backend_for(own_redis.url.replace("redis://", "rediss://")), request())
 
 
 @pytest.fixture
@@ -149,8 +145,10 @@ def test_a_sentinel(sentinel):
 
 def test_an_unknown_service_is_unavailable(sentinel):
     options = {"sentinels": [("127.0.0.1", sentinel.port)]}
-    with pytest.raises(BackendUnavailable, match="No master found"):
+    with pytest.raises(BackendUnavailable, match="No master found") as unavailable:
         grant(backend_for("redis://another/0", options=options), request())
+    # The Sentinels may find one soon.
+    assert not isinstance(unavailable.value, BackendRefused)
 
 
 # -- as a cache connects ---------------------------------------------------------------
@@ -172,7 +170,7 @@ def test_a_cache(own_redis, backend):
 def test_g5_the_retries_of_a_cache_never_reach_its_locks(proxy, own_redis, backend):
     options = RETRIES if backend == DJANGO else {"CONNECTION_POOL_KWARGS": RETRIES}
     with cache(backend, proxy.url, options):
-        locks = backend_for(cache="default", command_timeout=0.3)
+        locks = backend_for(cache="default", command_timeout=2.0)
     assert_works(locks)
     proxy.drop_replies(how="swallow")
     attempt = request()
@@ -236,14 +234,9 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
         ("redis://h/0", {"connection_kwargs": ["a"]}, "connection_kwargs.*must be a dict"),
         ("redis://h/0", {"connection_kwargs": {"sock_timeout": 1}}, "sock_timeout"),
         ("redis:///0", {"sentinels": [("h", 1)]}, "service_name"),
-        ("redis://h/0", {"max_connections": 1}, r"\['max_connections'\] is 1.* at least 2"),
+        ("redis://h/0", {"max_connections": 2}, r"\['max_connections'\] is 2.* at least 3"),
         ("redis://h/0", {"max_connections": True}, r"\['max_connections'\] is True"),
-        ("redis://h/0", {"client": "hiredis"}, r"\['client'\] is 'hiredis'.*'redis-py'"),
         ("redis://h/0", {"sentinels": [1]}, "LOCATION"),
-        ("redis://h/0", {"spin": -1}, r"\['spin'\] is -1.* seconds from 0.* to 0.01"),
-        ("redis://h/0", {"spin": 0.1}, r"\['spin'\] is 0.1"),
-        ("redis://h/0", {"spin": True}, r"\['spin'\] is True"),
-        ("redis://h/0", {"spin": "0"}, r"\['spin'\] is '0'"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused_with_its_place(location, options, says):
@@ -264,7 +257,7 @@ def test_a_waiter_that_is_told_to_stop_leaves_no_blocked_connection(own_redis):
     attempt = request(waits=True)
     met = backend.acquire(attempt, deadline=backend.call_deadline())
     until = backend.call_deadline() + 30
-    backend.wait(attempt, met, until=until, deadline=until, interrupted=lambda: True)
+    backend.wait(attempt, met, until=until, interrupted=lambda: True)
     # The connection that blocked was dropped: the next command is answered by its own reply.
     assert backend.locked("name", deadline=backend.call_deadline())
     wait(backend, attempt, met, 0.1)

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 
 import pytest
 import redis
 
-from django_dlock.backends import redis_rows
-from django_dlock.backends.redis_parameters import MAX_CONNECTIONS
-from django_dlock.backends.redis_sent import Repeated, Sent
-from django_dlock.backends.redis_talk import CLIENTS
-from django_dlock.lease import SORT_KEYS, LeaseQuery
+from django_dlock import clock
+from django_dlock.backends import holders
+from django_dlock.lease import SORT_KEYS, LeaseQuery, ReleaseRequest
 from django_dlock.process import current
 from testproject.servers import RedisServer
-from tests.proxy import Proxy
-
-from .tools import backend_for, calls, client, grant, refuse, release, renew, request, wait
+from tests.support.redis_calls import (
+    backend_for,
+    calls,
+    client,
+    grant,
+    refuse,
+    release,
+    renew,
+    renewals,
+    request,
+    wait,
+)
 
 SCRIPTS = ("EVALSHA", "EVAL")
 
@@ -60,7 +70,7 @@ def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_
         "pttl": 1,
         "hmget": 2,
         "exists": 1,
-        "zpopmin": 1,
+        "zrange": 1,
         "set": 1,
         "hset": 2,
         "pexpire": 1,
@@ -69,32 +79,25 @@ def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_
     }
 
 
-def test_what_a_hand_over_and_the_next_ask_run_at_the_server(own_redis):
-    backend = backend_for(own_redis.url)
-    release(backend, grant(backend, request()))
+def test_a_hand_over_runs_eleven_commands_at_the_server(own_redis):
+    backend = listening(backend_for(own_redis.url))
     lease, attempt = grant(backend, request()), request(waits=True, renewed=True)
-    met = refuse(backend, attempt)
-    # It listens from now on.
-    assert wait(backend, attempt, met, 1.5) is None
     met = refuse(backend, attempt)
     before = calls(own_redis)
     release(backend, lease)
-    refuse(backend, request(waits=True))
-    after = calls(own_redis)
     assert wait(backend, attempt, met, 1.5) is not None
-    assert made(before, after) == {
-        "evalsha": 2,
-        "time": 2,
-        "hmget": 2,
-        "exists": 1,
-        "zpopmin": 1,
-        "getdel": 1,
+    assert made(before, calls(own_redis)) == {
+        "evalsha": 1,
+        "hmget": 1,
+        "time": 1,
+        "zrange": 1,
         "pubsub": 1,
+        "zrem": 1,
+        "set": 1,
         "publish": 1,
-        "set": 2,
         "hset": 1,
-        "pexpire": 2,
-        "zadd": 2,
+        "pexpire": 1,
+        "zadd": 1,
     }
 
 
@@ -107,7 +110,7 @@ def test_a_released_name_is_remembered_for_its_ttl_and_a_minute(ttl, renewed_for
         assert renew(backend, lease._replace(ttl=renewed_for)) == ["renewed"]
     assert release(backend, lease) == "released"
     with client(own_redis) as asking:
-        assert asking.pttl("{dlock:0}:l:name") > max(ttl - 5, 60) * 1000
+        assert asking.pttl("{dlock:0}:2:l:name") > max(ttl - 5, 60) * 1000
     assert release(backend, lease) == "released"
 
 
@@ -115,29 +118,52 @@ def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
     for number in range(5):
         grant(backend, request(f"n{number}"))
     looked = []
-    monkeypatch.setattr(redis_rows, "death_proof", lambda *_, **__: looked.append(1))
+    monkeypatch.setattr(holders, "death_proof", lambda *_, **__: looked.append(1))
     assert len(backend.list()) == 5
     assert len(looked) == 1
-    # The next listing looks again: a process may have died meanwhile.
+    # The next listing checks again, because the process may have died.
     backend.list()
     assert len(looked) == 2
 
 
 def test_500_leases_are_renewed_in_one_round_trip(backend, proxy):
-    leases = [grant(backend, request(f"n{number}")) for number in range(501)]
+    leases = [grant(backend, request(f"n{number}")) for number in range(500)]
     seen = proxy.count()
-    assert renew(backend, *leases[:500]) == ["renewed"] * 500
+    assert renew(backend, *leases) == ["renewed"] * 500
     assert proxy.count() - seen == 1
-    renew(backend, *leases)
-    assert proxy.count() - seen == 3
+
+
+def test_500_leases_are_released_in_one_round_trip(backend, proxy, own_redis):
+    leases = [grant(backend, request(f"n{number}")) for number in range(500)]
+    # Which the server need not know.
+    with client(own_redis) as asking:
+        asking.script_flush()
+    releases = [ReleaseRequest(lease.name, lease.owner) for lease in leases]
+    seen, outcomes = proxy.count(), list[str]()
+    own_redis.pause()
+    try:
+        thread = threading.Thread(
+            target=lambda: outcomes.extend(
+                backend.release_many(releases, deadline=clock.now() + 60)
+            )
+        )
+        thread.start()
+        # All of them, before any is answered.
+        proxy.wait_until(lambda proxy: proxy.count() == seen + 500)
+    finally:
+        own_redis.resume()
+    thread.join(30)
+    assert outcomes == ["released"] * 500
+    assert backend.count() == 0
 
 
 @pytest.mark.parametrize("leases", [1, 500])
 def test_a_sent_renewal_takes_one_command(backend, proxy, leases):
     held = [grant(backend, request(f"n{number}")) for number in range(leases)]
     seen = proxy.count()
-    pending = backend.start_renew(held, process=current().id, deadline=backend.call_deadline())
-    assert pending.result() == ["renewed"] * leases
+    ours, deadline = current().id, backend.call_deadline()
+    pending = backend.start_renew(renewals(*held), process=ours, deadline=deadline)
+    assert [r.outcome for r in pending.result()] == ["renewed"] * leases
     assert proxy.count() - seen == 1
 
 
@@ -160,7 +186,7 @@ def listening(backend):
     holder = grant(backend, request("before"))
     attempt = request("before", waits=True)
     wait(backend, attempt, refuse(backend, attempt), 5.0)
-    backend.undo(attempt, deadline=backend.call_deadline())
+    backend.cancel_acquire(attempt, deadline=backend.call_deadline())
     release(backend, holder)
     return backend
 
@@ -185,13 +211,26 @@ def test_a_release_hands_the_lease_to_the_first_waiter(backend, own_redis, proxy
     assert tokens == sorted(set(tokens))
 
 
+def three_waiters_die(server: RedisServer) -> None:
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            doomed = listening(backend_for(server.url))
+            for _ in range(3):
+                refuse(doomed, request(waits=True))
+            os.write(told, b"!")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def test_a_dead_waiter_keeps_no_lease_from_the_living(own_redis):
     lease = grant(backend_for(own_redis.url), request())
-    with Proxy("127.0.0.1", own_redis.port) as dying:
-        doomed = listening(backend_for(dying.url))
-        for _ in range(3):
-            refuse(doomed, request(waits=True))
-        dying.refuse()
+    three_waiters_die(own_redis)
     living = listening(backend_for(own_redis.url))
     attempt = request(waits=True, renewed=True)
     met = refuse(living, attempt)
@@ -235,33 +274,33 @@ def test_a_page_reads_no_more_locks_than_it_shows(own_redis):
 def test_stale_names_leave_the_index_by_the_heartbeats(own_redis):
     backend = backend_for(own_redis.url)
     with client(own_redis) as stranger:
-        stranger.zadd("{dlock:0}:index", {f"stale{number}": number for number in range(30)})
-        while stranger.zcard("{dlock:0}:index"):
+        stranger.zadd("{dlock:0}:2:i", {f"stale{number}": number for number in range(30)})
+        while stranger.zcard("{dlock:0}:2:i"):
             renew(backend)
 
 
-def test_all_keys_but_three_of_the_bucket_end_by_themselves(own_redis):
+def test_all_keys_but_two_of_the_alias_end_by_themselves(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     refuse(backend, request(waits=True))
     renew(backend, lease)
     release(backend, lease)
-    backend.undo(request(), deadline=backend.call_deadline())
+    backend.cancel_acquire(request(), deadline=backend.call_deadline())
     with client(own_redis) as asking:
         lasting = {key for key in asking.scan_iter() if asking.pttl(key) == -1}
-    assert lasting <= {"{dlock:0}:index", "{dlock:0}:beats", "{dlock:0}:clock"}
+    assert lasting <= {"{dlock:0}:2:i", "{dlock:0}:2:clock"}
 
 
 def test_a_key_without_an_end_is_listed_and_can_be_broken(own_redis):
     backend = backend_for(own_redis.url)
     owners = {name: grant(backend, request(name)).owner for name in ("a", "b")}
     with client(own_redis) as stranger:
-        stranger.persist("{dlock:0}:l:a")
-        stranger.hdel("{dlock:0}:l:b", "until")
+        stranger.persist("{dlock:0}:2:l:a")
+        stranger.hdel("{dlock:0}:2:l:b", "until")
     assert [(info.name, info.ttl) for info in backend.list()] == [("a", None), ("b", None)]
     lasting = grant(backend, request("c", ttl=60.0))
     with client(own_redis) as stranger:
-        stranger.hset("{dlock:0}:l:a", "until", "1")
+        stranger.hset("{dlock:0}:2:l:a", "until", "1")
     by_ttl = backend.list(sort=["ttl"])
     assert [(info.name, info.ttl is None) for info in by_ttl] == [
         ("c", False),
@@ -275,19 +314,21 @@ def test_a_key_without_an_end_is_listed_and_can_be_broken(own_redis):
         assert backend.break_(name, owner=owner)
     assert backend.list() == []
     with client(own_redis) as asking:
-        assert asking.pttl("{dlock:0}:l:a") > 0
+        assert asking.pttl("{dlock:0}:2:l:a") > 0
 
 
 def test_a_silent_process_is_told_from_a_living_one(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
-    key = "{dlock:0}:l:name"
+    key = "{dlock:0}:2:l:name"
     with client(own_redis) as stranger:
         # As 20 s ago, on the server's clock.
         for field in ("at", "until"):
             stranger.hincrby(key, field, -20_000)
+        me = f"{{dlock:0}}:2:p:{current().id}"
+        stranger.set(me, f"{(stranger.time()[0] - 20) * 1000} {json.dumps(current().as_dict())}")
         assert backend.get("name").holder_state == "silent"
-        assert backend.get("name").unheard >= 20
+        assert backend.get("name").silent_for >= 20
         # The clock was set back after the grant: what is chosen by is what is shown.
         stranger.hincrby(key, "at", 60_000)
         (shown,) = backend.list(holder_state="silent")
@@ -339,13 +380,15 @@ def test_a_page_by_name_is_cut_out_of_all_names(many):
     assert page.total == 1500
 
 
-def test_a_search_looks_at_no_lock_but_those_it_finds(many, own_redis):
+def test_a_search_reads_of_other_locks_only_the_metadata(many, own_redis):
     found = []
+    before = calls(own_redis).get("hget", 0)
     search = LeaseQuery(contains="149", sort=["name"])
     asked = looked_at(own_redis, lambda: found.append(many.page(search, limit=3)))
     assert [info.name for info in found[0].infos] == ["n0149", "n1149", "n1490"]
     assert found[0].total == 12
     assert asked == 12 + 3
+    assert calls(own_redis)["hget"] - before == 1500 - 12
 
 
 def test_among_few_locks_a_search_looks_at_no_other_either(backend, own_redis):
@@ -389,45 +432,19 @@ def test_no_call_looks_at_more_than_a_thousand_names(many, own_redis, query, lim
 )
 def test_a_lock_that_changes_hands_during_a_listing_is_listed_once(many, own_redis, query):
     moving, listing = backend_for(own_redis.url), many._listing
-    ask, ask_ahead = listing._ask, listing._ask_ahead
+    ask = listing._ask
 
     def after_a_move(answer):
-        listing._ask, listing._ask_ahead = ask, ask_ahead
+        listing._ask = ask
         assert moving.break_("n0007", owner=moving.get("n0007").owner)
         moved.append(grant(moving, request("n0007")).owner)
         return answer
 
     moved = []
     listing._ask = lambda *args: after_a_move(ask(*args))
-    listing._ask_ahead = lambda *args: Repeated(lambda: after_a_move(ask_ahead(*args).result()))
     infos = many.page(query).infos
     assert [info.owner for info in infos if info.name == "n0007"] == moved
     assert len(infos) == 1500
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_the_server_works_at_the_next_names_while_the_last_are_read(
-    many, own_redis, client, monkeypatch
-):
-    backend = backend_for(own_redis.url, options={"client": client})
-    # A connection that is idle.
-    assert backend.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
-    said, send, read = [], Sent._send, redis_rows.Reader.rows
-
-    def sent(self, *args):
-        said.append("sent") if self._unsent else None
-        return send(self, *args)
-
-    def reads(self, *args):
-        said.append("read")
-        return read(self, *args)
-
-    monkeypatch.setattr(Sent, "_send", sent)
-    monkeypatch.setattr(redis_rows.Reader, "rows", reads)
-    assert backend.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
-    # At last the one that is shown.
-    ahead = ["sent", "sent", "read", "read", "read"]
-    assert said == (ahead if client == "connection" else ["read"] * 3)
 
 
 def test_a_server_that_has_forgotten_its_scripts_costs_no_connection(many, own_redis):
@@ -436,22 +453,6 @@ def test_a_server_that_has_forgotten_its_scripts_costs_no_connection(many, own_r
         asking.script_flush()
         assert many.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
         assert asking.info("stats")["total_connections_received"] == before
-
-
-def test_a_listing_that_ends_early_leaves_no_answer_behind(many, monkeypatch):
-    def is_interrupted(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(redis_rows.Reader, "rows", is_interrupted)
-        # Whoever keeps the exceptions keeps what the listings had in hand.
-        kept = []
-        for _ in range(3):
-            with pytest.raises(KeyboardInterrupt) as interrupted:
-                many.page(LeaseQuery(sort=["name"]), limit=1)
-            kept.append(interrupted)
-    assert many.page(LeaseQuery(sort=["name"]), limit=1).total == 1500
-    assert len(many._connections._free) == MAX_CONNECTIONS
 
 
 def test_the_identity_of_a_process_is_sent_once_in_a_call(many, own_redis):
@@ -469,8 +470,8 @@ def test_damage_to_one_entry_hides_no_other(own_redis):
         grant(backend, request(name))
     with client(own_redis) as stranger:
         damage = {"until": "soon", "at": "", "n": "1e", "ttl": "x", "proc": "[", "meta": "{"}
-        stranger.hset("{dlock:0}:l:damaged", mapping={**damage, "token": "inf", "kind": ""})
-        stranger.hdel("{dlock:0}:l:nobody", "pid", "proc", "at", "n", "kind", "token", "meta")
+        stranger.hset("{dlock:0}:2:l:damaged", mapping={**damage, "token": "inf", "kind": ""})
+        stranger.hdel("{dlock:0}:2:l:nobody", "pid", "proc", "at", "n", "kind", "token", "meta")
     for key in SORT_KEYS:
         infos = {info.name: info for info in backend.list(sort=[key])}
         assert set(infos) == {"sound", "damaged", "nobody"}, key
@@ -486,9 +487,9 @@ def test_a_name_that_is_no_text_is_shown_in_every_order(own_redis):
         grant(backend, request(name))
     with redis.Redis.from_url(own_redis.url) as stranger:
         for number, name in enumerate((b"b\xff\xfe", b"\x00\n\x1b", b"")):
-            fields = stranger.hgetall(b"{dlock:0}:l:a")
-            stranger.hset(b"{dlock:0}:l:" + name, mapping={**fields, b"owner": b"\xff"})
-            stranger.zadd("{dlock:0}:index", {name: 10 + number})
+            fields = stranger.hgetall(b"{dlock:0}:2:l:a")
+            stranger.hset(b"{dlock:0}:2:l:" + name, mapping={**fields, b"owner": b"\xff"})
+            stranger.zadd("{dlock:0}:2:i", {name: 10 + number})
     shown = {"a", "quote\"'\\/", "line\u2028", "ü", "😀", "b\ufffd\ufffd", "\x00\n\x1b", ""}
     for key in SORT_KEYS:
         assert {info.name for info in backend.list(sort=[key])} == shown

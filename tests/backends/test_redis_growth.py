@@ -12,14 +12,24 @@ from typing import Any
 
 import pytest
 
-from django_dlock.backends.redis import RedisBackend
+from django_dlock.backends.redis import RedisBackend, commands
+from django_dlock.backends.redis.commands import HOUSEKEEPING_EVERY
 from django_dlock.lease import LeaseQuery
 from django_dlock.process import current
 from testproject.servers import RedisServer
+from tests.support.redis_calls import (
+    backend_for,
+    calls,
+    client,
+    grant,
+    refuse,
+    release,
+    renew,
+    request,
+)
 
-from .tools import backend_for, calls, client, grant, refuse, release, renew, request
-
-FEW, MANY = 10, 1500
+# More than are sampled in one sweep.
+FEW, MANY = 30, 1500
 NOT_COUNTED = {"client", "eval", "evalsha", "hello", "info"}
 """What calls the others, and what counts them."""
 
@@ -55,16 +65,17 @@ def operations(backend: RedisBackend) -> dict[str, Callable[[], Any]]:
         "renew": lambda: renew(backend, holder["a"]),
         "release": lambda: release(backend, holder["b"]),
         "release, repeated": lambda: release(backend, holder["b"]),
-        "undo": lambda: backend.undo(undone, deadline=deadline()),
+        "undo": lambda: backend.cancel_acquire(undone, deadline=deadline()),
         "locked": lambda: backend.locked("a", deadline=deadline()),
         "get": lambda: backend.get("a"),
         "break": lambda: backend.break_("c", owner=holder["c"].owner),
-        "last_end": lambda: backend.last_end("c"),
-        "goodbye": lambda: backend.goodbye("somebody", deadline=deadline()),
+        "deregister": lambda: backend.deregister("somebody", deadline=deadline()),
     }
 
 
-def test_the_work_on_one_lock_does_not_grow_with_the_others(backend, own_redis):
+def test_the_work_on_one_lock_does_not_grow_with_the_others(backend, own_redis, monkeypatch):
+    # Its work is bounded, but depends on what it finds.
+    monkeypatch.setattr(commands, "HOUSEKEEPING_EVERY", 10**9)
     seen = []
     # The scripts are loaded by the first of them.
     for held in (0, FEW, MANY):
@@ -75,7 +86,7 @@ def test_the_work_on_one_lock_does_not_grow_with_the_others(backend, own_redis):
                 backend.break_(name, owner=info.owner)
     _, few, many = seen
     assert few == many
-    assert max(sum(done.values()) for done in many.values()) <= 10
+    assert max(sum(done.values()) for done in many.values()) <= 30
 
 
 def test_a_renewal_grows_with_what_it_renews_and_nothing_else(backend, own_redis):
@@ -115,43 +126,73 @@ def test_waiters_who_are_gone_cost_the_release_a_little_each(backend, own_redis)
     assert two - one <= 3
 
 
-def test_a_held_lock_is_one_key_of_a_kilobyte(backend, own_redis):
+def test_a_held_lock_is_one_key_of_some_400_bytes(backend, own_redis):
     hold(backend, MANY)
     renew(backend)
     with client(own_redis) as asking:
-        # And the index, the heartbeats and the highest token, whatever their number.
+        # And the index, this process and the highest token, which do not depend on the number.
         assert asking.dbsize() == MANY + 3
-        lock = asking.memory_usage("{dlock:0}:l:held:7", samples=0)
-        index = asking.memory_usage("{dlock:0}:index", samples=0) / MANY
-    assert lock + index < 1536
+        lock = asking.memory_usage("{dlock:0}:2:l:held:7", samples=0)
+        index = asking.memory_usage("{dlock:0}:2:i", samples=0) / MANY
+    assert lock + index < 420
 
 
 def test_what_is_over_leaves_one_key_that_ends_by_itself(backend, own_redis):
     release(backend, grant(backend, request()))
     with client(own_redis) as asking:
-        assert set(asking.keys()) - {"{dlock:0}:clock"} == {"{dlock:0}:l:name"}
-        assert 0 < asking.pttl("{dlock:0}:l:name") <= 90_000
+        others = {"{dlock:0}:2:clock", f"{{dlock:0}}:2:p:{current().id}"}
+        assert set(asking.keys()) - others == {"{dlock:0}:2:l:name"}
+        assert 0 < asking.pttl("{dlock:0}:2:l:name") <= 90_000
 
 
-def test_processes_that_are_gone_leave_no_heartbeat_behind(backend, own_redis):
-    with client(own_redis) as stranger:
-        day = 86_400
-        now = stranger.time()[0]
-        old = {f"gone{number}": (now - day - 60) * 1000 for number in range(100)}
-        stranger.zadd("{dlock:0}:beats", old)
-        renew(backend)
-        assert stranger.zrange("{dlock:0}:beats", 0, -1) == [current().id]
+def test_a_release_leaves_its_key_for_no_longer_than_a_ttl(backend, own_redis):
+    release(backend, grant(backend, request(ttl=3600)))
+    with client(own_redis) as asking:
+        assert 3_500_000 < asking.pttl("{dlock:0}:2:l:name") <= 3_600_001
 
 
-def test_a_waiter_is_one_key_and_a_place_in_line(backend, own_redis):
+def test_processes_that_are_gone_are_forgotten(backend, own_redis):
+    renew(backend)
+    with client(own_redis) as asking:
+        me = f"{{dlock:0}}:2:p:{current().id}"
+        assert 86_000_000 < asking.pttl(me) <= 86_400_000
+        backend.deregister(current().id, deadline=backend.call_deadline())
+        assert 0 < asking.pttl(me) <= 3_600_000
+
+
+def test_a_waiter_is_an_entry_of_its_names_queue(backend, own_redis):
     lease = grant(backend, request())
     with client(own_redis) as asking:
         before = asking.dbsize()
         for _ in range(200):
             refuse(backend, request(lease.name, waits=True))
-        waiting = backend.get(lease.name).waiting
-        assert asking.dbsize() - before == waiting + 1 == 201
-        theirs = list(asking.scan_iter("{dlock:0}:[qw]:*"))
-        assert len(theirs) == 201
-        assert all(asking.pttl(key) > 0 for key in theirs)
-        assert sum(asking.memory_usage(key, samples=0) for key in theirs) / 200 < 1024
+        assert backend.get(lease.name).waiting == 200
+        assert asking.dbsize() - before == 1
+        queue = "{dlock:0}:2:q:name"
+        # Until they ask again, when the lease would end, and some time for their asking.
+        assert 45_000 < asking.pttl(queue) <= 50_100
+        assert asking.memory_usage(queue, samples=0) / 200 < 512
+
+
+@pytest.mark.parametrize("ending", ["min_hold", "ttl"])
+@pytest.mark.parametrize("sweeper", ["acquire", "renew"])
+def test_the_index_loses_what_ended_unseen(backend, own_redis, ending, sweeper):
+    lasting = grant(backend, request("lasts"))
+    for number in range(MANY):
+        if ending == "ttl":
+            grant(backend, request(f"ends:{number}", ttl=0.1))
+        else:
+            lease = grant(backend, request(f"ends:{number}"))
+            backend.release(lease.name, lease.owner, min_hold=0.1, deadline=backend.call_deadline())
+    while backend.locked(f"ends:{MANY - 1}", deadline=backend.call_deadline()):
+        pass
+    # A heartbeat every five seconds, or a few acquires.
+    for _ in range(2 if sweeper == "renew" else 15 * HOUSEKEEPING_EVERY):
+        if sweeper == "renew":
+            renew(backend)
+        else:
+            release(backend, grant(backend, request()))
+    with client(own_redis) as asking:
+        assert asking.zcard("{dlock:0}:2:i") < 20
+    assert backend.count() == 1
+    assert release(backend, lasting) == "released"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import gc
+import os
 import threading
-import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,20 +14,30 @@ import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_dlock import clock
-from django_dlock.backends.redis_connections import Place, RedisConnections
+from django_dlock.backends.redis import pool as pool_module
+from django_dlock.backends.redis.connection import Connection
+from django_dlock.backends.redis.pool import Pool, PoolSlot
 from django_dlock.exceptions import BackendUnavailable
 from testproject.servers import RedisServer
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.redis_calls import (
+    backend_for,
+    client,
+    free_slots,
+    grant,
+    release,
+    renew,
+    request,
+)
 
-from .tools import backend_for, grant, release, renew, request
-
-LIMIT = 2
+LIMIT = 4
+"""Of which one is kept for urgent calls."""
 
 
 @pytest.fixture
-def pool(own_redis: RedisServer) -> Iterator[RedisConnections]:
+def pool(own_redis: RedisServer) -> Iterator[Pool]:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
-    yield backend._connections
+    yield backend._pool
     backend.close()
 
 
@@ -32,15 +45,9 @@ def soon() -> float:
     return clock.now() + 10
 
 
-def take_all(pool: RedisConnections) -> list[Place]:
-    return [pool.take(soon(), urgent=False) for _ in range(LIMIT)]
-
-
-def until(condition: Callable[[], object]) -> None:
-    give_up_at = clock.now() + 10
-    while not condition():
-        assert clock.now() < give_up_at
-        time.sleep(0.001)
+def take_ordinary(pool: Pool) -> list[PoolSlot]:
+    """All that a call may have which is not urgent."""
+    return [pool.take(soon(), urgent=False) for _ in range(LIMIT - 1)]
 
 
 def start(function: Callable[..., object], *args: Any) -> threading.Thread:
@@ -53,194 +60,202 @@ def start(function: Callable[..., object], *args: Any) -> threading.Thread:
 
 
 def test_threads_with_names_of_their_own_share_a_few_connections(proxy: Proxy) -> None:
-    backend = backend_for(proxy.url, options={"max_connections": 4}, command_timeout=20.0)
+    backend = backend_for(proxy.url, options={"max_connections": LIMIT}, command_timeout=20.0)
     together = threading.Barrier(200)
-    fates: list[str] = []
+    outcomes: list[str] = []
 
     def cycle(number: int) -> None:
         together.wait()
-        fates.append(release(backend, grant(backend, request(f"it:{number}"))))
+        outcomes.append(release(backend, grant(backend, request(f"it:{number}"))))
 
     threads = [start(cycle, number) for number in range(200)]
     for thread in threads:
         thread.join()
-    assert fates == ["released"] * 200
-    assert 2 <= proxy.connections <= 4
+    assert outcomes == ["released"] * 200
+    assert 2 <= proxy.connections <= LIMIT
     backend.close()
 
 
 def test_by_default_there_are_32_at_the_most(own_redis: RedisServer) -> None:
-    pool = backend_for(own_redis.url)._connections
-    places = [pool.take(soon(), urgent=False) for _ in range(32)]
+    pool = backend_for(own_redis.url)._pool
+    slots = [pool.take(soon(), urgent=True) for _ in range(32)]
     with pytest.raises(RedisTimeoutError, match="no connection was free"):
         pool.take(clock.now(), urgent=True)
-    assert len(set(map(id, places))) == 32
+    assert len(set(map(id, slots))) == 32
 
 
 # -- who gets one ----------------------------------------------------------------------
 
 
-def test_g6_renewals_and_releases_go_before_those_that_want_a_lease(
-    pool: RedisConnections,
-) -> None:
-    places = take_all(pool)
-    served: list[str] = []
-
-    def queue(who: str, urgent: bool) -> None:
-        place = pool.take(soon(), urgent=urgent)
-        served.append(who)
-        pool.give_back(place)
-
-    threads = []
-    for who, urgent in [("first", False), ("second", False), ("renewal", True), ("release", True)]:
-        threads.append(start(queue, who, urgent))
-        until(lambda: len(pool._urgent) + len(pool._ordinary) == len(threads))
-    pool.give_back(places.pop())
-    for thread in threads:
-        thread.join()
-    assert served == ["renewal", "release", "first", "second"]
-
-
-def test_g6_a_lease_is_renewed_and_released_although_all_connections_are_taken(
+def test_g6_a_lease_is_renewed_and_released_although_others_want_all_connections(
     own_redis: RedisServer,
 ) -> None:
-    backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
-    pool = backend._connections
+    backend = backend_for(own_redis.url, options={"max_connections": LIMIT}, command_timeout=10.0)
     lease = grant(backend, request())
-    places = take_all(pool)
+    slots = take_ordinary(backend._pool)
     waiting = [
         start(lambda name: release(backend, grant(backend, request(name))), f"it:{number}")
         for number in range(20)
     ]
-    until(lambda: len(pool._ordinary) == 20)
-    fates: list[str] = []
-    urgent = start(lambda: fates.extend([*renew(backend, lease), release(backend, lease)]))
-    until(lambda: pool._urgent)
-    # Those that wait have theirs once the urgent one has had its own.
-    pool.give_back(places.pop())
-    urgent.join()
-    assert fates == ["renewed", "released"]
+    with pytest.raises(RedisTimeoutError):
+        backend._pool.take(clock.now(), urgent=False)
+    assert [*renew(backend, lease), release(backend, lease)] == ["renewed", "released"]
+    assert all(thread.is_alive() for thread in waiting)
+    for slot in slots:
+        slot.release()
     for thread in waiting:
         thread.join()
     backend.close()
 
 
-def test_one_who_comes_while_others_queue_stands_behind_them(pool: RedisConnections) -> None:
-    places = take_all(pool)
-    taken: list[Place] = []
-    waiter = start(lambda: taken.append(pool.take(soon(), urgent=False)))
-    until(lambda: pool._ordinary)
-    pool.give_back(places.pop())
+def test_an_urgent_call_takes_whichever_is_free(pool: Pool) -> None:
+    slots = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
+    assert free_slots(pool) == 0
+    taken: list[PoolSlot] = []
+    waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
+    # It waits for the one that is kept for it and its like.
+    slots.pop(0).release()
     waiter.join()
     assert len(taken) == 1
-    assert not pool._free
 
 
 # -- in time ---------------------------------------------------------------------------
 
 
 # Who is not told so would wait for ever.
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(50)
 def test_g10_who_gets_no_connection_in_time_is_told_so(own_redis: RedisServer) -> None:
-    backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
-    places = take_all(backend._connections)
+    backend = backend_for(own_redis.url, options={"max_connections": LIMIT}, command_timeout=60.0)
+    slots = take_ordinary(backend._pool)
     started = clock.now()
     with pytest.raises(BackendUnavailable, match="no connection was free"):
         backend.acquire(request(), deadline=started + 0.2)
-    assert 0.2 <= clock.now() - started < 0.7
-    # It left the queue: the place goes to one who is there.
-    backend._connections.give_back(places.pop())
+    assert 0.2 <= clock.now() - started < 30
+    slots.pop().release()
     assert grant(backend, request())
 
 
 # -- never lost ------------------------------------------------------------------------
 
 
-def test_g7_a_place_that_an_interrupt_lets_go_of_is_replaced(pool: RedisConnections) -> None:
-    places = take_all(pool)
-    taken: list[Place] = []
+def test_g7_a_slot_that_an_interrupt_drops_is_replaced(pool: Pool) -> None:
+    slots = take_ordinary(pool)
+    taken: list[PoolSlot] = []
     waiter = start(lambda: taken.append(pool.take(soon(), urgent=False)))
-    until(lambda: pool._ordinary)
     # As from the stack of a thread that is interrupted between two steps.
-    places.clear()
+    slots.clear()
     waiter.join()
     assert len(taken) == 1
-    assert len(pool._free) == LIMIT - 1
+    assert free_slots(pool) == LIMIT - 1
 
 
-def test_g7_a_place_offered_to_one_who_is_interrupted_goes_to_the_next(
-    pool: RedisConnections, monkeypatch: pytest.MonkeyPatch
+def test_g8_a_child_has_all_slots_and_none_of_its_parents_connections(
+    own_redis: RedisServer,
 ) -> None:
-    from django_dlock.backends import redis_connections
+    backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
+    grant(backend, request())
+    pool = backend._pool
+    slots = take_ordinary(pool)
+    assert len(pool._idle) == 1
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            backend.after_fork()
+            for slot in slots:
+                slot.release()
+            slots.clear()
+            status = 0 if free_slots(pool) == LIMIT and not pool._idle else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    slots.clear()
+    assert renew(backend, grant(backend, request("on the same connection")))
+    backend.close()
 
-    places = take_all(pool)
 
-    def interrupted(turn: Any, timeout: float) -> None:
-        pool.give_back(places.pop())
-        raise KeyboardInterrupt
+def test_failures_leave_no_connection_to_the_garbage_collector(
+    proxy: Proxy, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a forked child, what is left to it would be closed with a warning.
+    made: weakref.WeakSet[Connection] = weakref.WeakSet()
 
-    monkeypatch.setattr(redis_connections._Turn, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pool.take(soon(), urgent=False)
-    assert len(pool._free) == 1
-    assert not pool._ordinary
+    class Known(Connection):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.add(self)
 
+    monkeypatch.setattr(pool_module, "Connection", Known)
+    backend = backend_for(proxy.url, options={"max_connections": LIMIT}, command_timeout=2.0)
 
-def test_g8_a_place_of_the_parent_does_not_come_back_in_the_child(pool: RedisConnections) -> None:
-    places = take_all(pool)
-    # What runs in a forked child.
-    pool.forget()
-    for place in places:
-        pool.give_back(place)
-    places.clear()
-    assert len(pool._free) == LIMIT
-    assert all(place.connection is None for place in pool._free)
+    def fails() -> bool:
+        try:
+            return release(backend, grant(backend, request())) != "released"
+        except BackendUnavailable:
+            return True
+
+    gc.disable()
+    try:
+        proxy.drop_replies(1000, how="close")
+        assert fails()
+        proxy.refuse()
+        assert fails()
+        proxy._drops.clear()
+        proxy.accept()
+        # A server that does not know the script, and one that refuses the command.
+        assert not fails()
+        with client(own_redis) as asking:
+            asking.config_set("maxmemory", "1")
+        assert fails()
+        backend.close()
+        assert not made
+    finally:
+        gc.enable()
 
 
 def test_a_connection_that_failed_is_not_used_again(proxy: Proxy) -> None:
-    backend = backend_for(proxy.url, options={"max_connections": LIMIT}, command_timeout=0.3)
+    backend = backend_for(proxy.url, options={"max_connections": LIMIT}, command_timeout=2.0)
     lease = grant(backend, request())
-    for _ in range(3 * LIMIT):
+    for _ in range(LIMIT + 1):
         proxy.drop_replies(how="swallow")
         with pytest.raises(BackendUnavailable):
             renew(backend, lease)
     assert renew(backend, lease) == ["renewed"]
-    assert len(backend._connections._free) == LIMIT
-
-
-# -- through redis-py's client ---------------------------------------------------------
-
-
-def test_what_patches_execute_command_sees_every_command(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import redis
-
-    seen: list[tuple[str, Any]] = []
-    original = redis.Redis.execute_command
-
-    def traced(self: Any, *args: Any, **options: Any) -> Any:
-        seen.append((args[0], self.connection_pool.connection_kwargs["port"]))
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(redis.Redis, "execute_command", traced)
-    backend = backend_for(own_redis.url, options={"client": "redis-py"})
-    lease = grant(backend, request())
-    sent = backend.start_renew([], process="p", deadline=backend.call_deadline())
-    assert sent.result() == []
-    release(backend, lease)
-    assert [name for name, _ in seen] == ["EVALSHA", "EVAL"] * 3
-    assert {port for _, port in seen} == {own_redis.port}
-    assert backend.eviction_policy() is None
-    assert seen[-1][0] == "INFO"
+    assert free_slots(backend._pool) == LIMIT
     backend.close()
 
 
-def test_the_client_counts_a_reply_that_is_late_as_none(proxy: Proxy) -> None:
-    backend = backend_for(proxy.url, options={"client": "redis-py"}, command_timeout=2.0)
-    grant(backend, request())
-    proxy.black_hole()
-    started = clock.now()
-    with pytest.raises(BackendUnavailable):
-        backend.locked("name", deadline=started + 0.2)
-    assert clock.now() - started < 1.0
+@pytest.mark.parametrize("fails", [False, True])
+def test_g10_an_attempt_that_ends_as_its_caller_gives_up_serves_the_next(pool, fails):
+    class Late(collections.deque):
+        """Lets the attempt end while its caller hands it on."""
+
+        def append(self, attempt):
+            answered.set()
+            attempt.join(20)
+            super().append(attempt)
+
+    answered, failures = threading.Event(), [OSError("no such host")] if fails else []
+    made = pool._make
+
+    def make():
+        connection = made()
+        connect = connection.connect
+
+        def connect_late():
+            answered.wait(20)
+            if failures:
+                raise failures.pop()
+            connect()
+
+        connection.connect = connect_late
+        return connection
+
+    pool = Pool(make, LIMIT)
+    pool._late = Late()
+    with pytest.raises(RedisTimeoutError):
+        pool.connect(clock.now())
+    connections = [pool.connect(clock.now() + 20) for _ in range(2)]
+    assert connections[0] is not connections[1]
+    for connection in connections:
+        connection.close()

@@ -7,18 +7,17 @@ import threading
 
 import pytest
 
-from django_dlock import Lock, clock
+from django_dlock import Lock, clock, locks
 from django_dlock.backends.base import PendingRenewal
 from django_dlock.backends.redis import RedisBackend
-from django_dlock.backends.redis_commands import RENEWALS_PER_CALL
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Renewal
 from django_dlock.process import current
 from testproject.servers import RedisServer
-from tests.faults.aliases import alias, configured
+from tests.support.aliases import alias, configured
+from tests.support.redis_calls import backend_for, client, grant, release, renew, request
 
 from .test_redis_connections import certificates, tls_redis
-from .tools import backend_for, client, grant, release, renew, request
 
 __all__ = ["certificates", "tls_redis"]
 
@@ -34,17 +33,17 @@ def server(request: pytest.FixtureRequest) -> RedisServer:
 @pytest.fixture
 def backend(server: RedisServer) -> RedisBackend:
     kwargs = {"ssl_ca_certs": str(server.tls[2])} if server.tls else {}
-    return backend_for(server.url, command_timeout=5.0, options={"connection_kwargs": kwargs})
+    return backend_for(server.url, command_timeout=30.0, options={"connection_kwargs": kwargs})
 
 
 def held(backend: RedisBackend) -> list[Renewal]:
     """500 leases, and a connection that is idle but can take a part only of their renewal."""
-    names = [f"{number:03}{'🔒' * 230}" for number in range(RENEWALS_PER_CALL)]
+    names = [f"{number:03}{'🔒' * 230}" for number in range(RedisBackend.renewals_per_call)]
     leases = [grant(backend, request(name)) for name in names]
-    place = backend._connections.idle()
-    assert place is not None
-    place.connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    backend._connections.give_back(place)
+    # So that the server knows the script.
+    renew(backend)
+    (connection,) = backend._pool._idle
+    connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return [Renewal(lease.name, lease.owner, 60.0) for lease in leases]
 
 
@@ -65,12 +64,12 @@ def test_g6_a_server_that_reads_nothing_keeps_nobody_waiting(
         pending = start(backend, renewals)
         assert not pending.wait(0.05)
         assert not pending.wait(0.0)
-        assert clock.now() - began < 2
-        assert pending._unsent  # type: ignore[attr-defined]
+        assert clock.now() - began < 15
+        assert pending._connection._unsent  # type: ignore[attr-defined]
     finally:
         server.resume()
     assert pending.wait(20)
-    assert pending.result() == ["renewed"] * RENEWALS_PER_CALL
+    assert [r.outcome for r in pending.result()] == ["renewed"] * RedisBackend.renewals_per_call
     assert set(threading.enumerate()) <= threads
     # The connection that was used stays of use.
     assert renew(backend, grant(backend, request())) == ["renewed"]
@@ -105,7 +104,7 @@ def test_g6_a_renewal_that_breaks_in_the_middle_is_repeated(
     finally:
         server.resume()
     assert pending.wait(20)
-    assert pending.result() == ["renewed"] * RENEWALS_PER_CALL
+    assert [r.outcome for r in pending.result()] == ["renewed"] * RedisBackend.renewals_per_call
 
 
 def test_g10_an_answer_that_is_asked_for_comes_by_the_deadline(
@@ -118,7 +117,7 @@ def test_g10_an_answer_that_is_asked_for_comes_by_the_deadline(
         pending = backend.start_renew(renewals, process=current().id, deadline=began + 0.5)
         with pytest.raises(BackendUnavailable):
             pending.result()
-        assert clock.now() - began < 2
+        assert clock.now() - began < 15
     finally:
         server.resume()
 
@@ -129,17 +128,20 @@ def test_many_leases_are_kept_by_one_thread_on_two_connections_at_most(
     # Longer than a look at a busy machine's thread may be late.
     entry = alias(own_redis.url, TTL=3.0, OPTIONS={"command_timeout": 1.0})
     with configured({"default": entry}), client(own_redis) as asking:
-        held = [Lock(f"n{number}") for number in range(RENEWALS_PER_CALL + 100)]
+        held = [Lock(f"n{number}") for number in range(RedisBackend.renewals_per_call + 100)]
         for lock in held:
             assert lock.acquire(blocking=False)
+        # So that the server knows the script.
+        renew(locks["default"])
+        before = {thread.name for thread in threading.enumerate()}
         threads: set[str] = set()
         connections = 0
-        while min(int(asking.hget(f"{{dlock:0}}:l:{lock.name}", "n") or 0) for lock in held) < 2:
+        while min(int(asking.hget(f"{{dlock:0}}:2:l:{lock.name}", "n") or 0) for lock in held) < 2:
             threads |= {thread.name for thread in threading.enumerate()}
             others = [one for one in asking.client_list() if one["id"] != str(asking.client_id())]
             connections = max(connections, len(others))
         assert "dlock-watchdog" in threads
-        assert "dlock-renewal-call" not in threads
+        assert "dlock-call" not in threads - before
         assert connections <= 2
         assert all(lock.held for lock in held)
         for lock in held:

@@ -1,147 +1,150 @@
-"""The usual replies are taken off the socket; whatever else comes is left where it lies."""
+"""Every reply is read completely and once, in any number of pieces, or not at all."""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis import exceptions as errors
-from redis.connection import AbstractConnection
 
-from django_dlock.backends import redis_connections
-from django_dlock.backends.redis_reply import LONGEST, PONG, take
+from django_dlock import clock
+from django_dlock.backends.redis.connection import Connection, ConnectionBroken, ErrorReply
+from django_dlock.backends.redis.polling import Spin
+from django_dlock.exceptions import BackendUnavailable
+from tests.support.redis_calls import backend_for, client, grant, release, renew, request
 
 from .test_redis_connections import certificates, tls_redis
-from .tools import backend_for, grant, release, request
 
 __all__ = ["certificates", "tls_redis"]
 
-NOBODY_ANSWERS = 0.05
-"""Seconds."""
+PATIENCE = 10.0
 
 
-class Usual:
-    """A connection as far as it is looked at here."""
-
-    read_response = AbstractConnection.read_response
-
-    def __init__(self, sock: socket.socket | None) -> None:
-        self._sock = sock
-
-
-class OfAProject(Usual):
-    def read_response(self, *args, **kwargs):
-        return super().read_response(*args, **kwargs)
+def connection_on(sock: socket.socket) -> Connection:
+    sock.settimeout(PATIENCE)
+    return Connection(SimpleNamespace(_sock=sock, disconnect=sock.close), Spin())
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends() -> Iterator[tuple[Connection, socket.socket]]:
     ours, its = socket.socketpair()
     with ours, its:
-        ours.settimeout(10)
-        yield ours, its
+        yield connection_on(ours), its
 
 
-def left_in(sock: socket.socket) -> bytes:
-    sock.setblocking(False)
-    try:
-        return sock.recv(10 * LONGEST)
-    except BlockingIOError:
-        return b""
+def read(connection: Connection) -> Any:
+    return connection.read(clock.now() + PATIENCE)
 
 
-def taken_and_left(
-    ends: tuple[socket.socket, socket.socket], after: bytes, said: bytes
-) -> tuple[int | bytes | None, bytes]:
-    """What is taken of that, and what is left."""
-    ours, its = ends
-    its.sendall(said)
-    return take(Usual(ours), after), left_in(ours)
+STREAM: list[tuple[bytes, Any]] = [
+    (b":1\r\n", 1),
+    (b":-1795364077611594\r\n", -1795364077611594),
+    (b"+PONG\r\n", b"PONG"),
+    (b"$7\r\nexpired\r\n", b"expired"),
+    (b"$0\r\n\r\n", b""),
+    (b"$-1\r\n", None),
+    (b"$11\r\nheld\r\n1\r\n:2\r\n", b"held\r\n1\r\n:2"),
+    (b"*0\r\n", []),
+    (b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\n\r\n\r\n", [b"message", b"c", b"\r\n"]),
+    (b"*2\r\n*1\r\n:1\r\n*2\r\n$-1\r\n:2\r\n", [[1], [None, 2]]),
+]
+SENT = b"".join(sent for sent, _ in STREAM)
+REPLIES = [reply for _, reply in STREAM]
 
 
-@pytest.mark.parametrize(
-    ("after", "said", "reply"),
-    [
-        (b"", b":1\r\n", 1),
-        (b"", b":1795364077611594\r\n", 1795364077611594),
-        (b"", b":0\r\n", 0),
-        (b"", b"$7\r\nexpired\r\n", b"expired"),
-        (b"", b"$0\r\n\r\n", b""),
-        (b"", b"$11\r\nheld\r\n1\r\n:2\r\n", b"held\r\n1\r\n:2"),
-        (PONG, PONG + b":1\r\n", 1),
-        (PONG, PONG + b"$7\r\nrefused\r\n", b"refused"),
-    ],
-)
-def test_a_number_or_a_text_is_taken_and_nothing_of_it_left(ends, after, said, reply):
-    assert taken_and_left(ends, after, said) == (reply, b"")
-
-
-@pytest.mark.parametrize(
-    ("after", "said"),
-    [
-        # Not complete yet.
-        (b"", b":"),
-        (b"", b":12"),
-        (b"", b":12\r"),
-        (b"", b"$"),
-        (b"", b"$7\r\n"),
-        (b"", b"$7\r\nexpired"),
-        (b"", b"$7\r\nexpired\r"),
-        (b"", b"$12\r\nexpired\r\n"),
-        (b"", b"$%d\r\n" % LONGEST + b"x" * LONGEST + b"\r\n"),
-        (PONG, PONG),
-        (PONG, PONG[:3]),
-        (PONG, PONG + b":1"),
-        (PONG, PONG + b"$7\r\nexpi"),
-        # Another kind, or one that is none.
-        (b"", b":-1\r\n"),
-        (b"", b":\r\n"),
-        (b"", b":1.5\r\n"),
-        (b"", b"$-1\r\n"),
-        (b"", b"+OK\r\n"),
-        (b"", b"*1\r\n:1\r\n"),
-        (b"", b"-NOSCRIPT No matching script.\r\n"),
-        (b"", PONG + b":1\r\n"),
-        (PONG, b":1\r\n"),
-        (PONG, PONG + b"-READONLY You can't write against a read only replica.\r\n"),
-        (PONG, b"-NOPERM this user has no permissions to run the 'ping' command\r\n:1\r\n"),
-        # More than was asked for.
-        (b"", b":1\r\n:2\r\n"),
-        (b"", b"$7\r\nexpired\r\n:1\r\n"),
-        (b"", b"$3\r\nexpired\r\n"),
-    ],
-)
-def test_whatever_else_comes_stays_where_it_lies(ends, after, said):
-    assert taken_and_left(ends, after, said) == (None, said)
-
-
-def test_one_that_is_closed_over_there_is_left_to_its_reader(ends):
-    ours, its = ends
-    its.close()
-    assert take(Usual(ours)) is None
-
-
-def test_one_that_is_closed_here_too(ends):
-    assert take(Usual(None)) is None
-
-
-def test_one_of_a_projects_own_class_reads_all_of_its_replies(ends):
-    ours, its = ends
-    its.sendall(b":1\r\n")
-    assert take(OfAProject(ours)) is None
-    assert left_in(ours) == b":1\r\n"
-
-
-def test_where_no_reply_comes_the_sockets_timeout_ends_it(ends):
-    ours, _ = ends
-    ours.settimeout(NOBODY_ANSWERS)
+@pytest.mark.parametrize("cut", range(1, len(SENT)))
+def test_g5_nothing_is_lost_wherever_a_reply_is_cut(ends, cut):
+    connection, its = ends
+    its.sendall(SENT[:cut])
+    replies = []
     with pytest.raises(errors.TimeoutError):
-        take(Usual(ours))
+        while True:
+            replies.append(connection.read(clock.now()))
+    its.sendall(SENT[cut:])
+    while len(replies) < len(REPLIES):
+        replies.append(read(connection))
+    assert replies == REPLIES
+    assert connection.is_idle
 
 
-def test_a_cut_is_one_for_those_who_try_again():
+def test_an_error_is_raised_and_leaves_the_connection_in_order(ends):
+    connection, its = ends
+    its.sendall(b"-NOSCRIPT No matching script.\r\n:1\r\n")
+    with pytest.raises(ErrorReply, match="No matching script") as raised:
+        read(connection)
+    assert raised.value.code == "NOSCRIPT"
+    assert read(connection) == 1
+
+
+SCRIPT = "ERR Error running script (call to f_db8d8f): @user_script:1: @user_script: 1: "
+"""What Redis 6 puts before an error that ended a script."""
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("OOM command not allowed. script: db8d8f, on @user_script:1.", "OOM"),
+        (f"{SCRIPT}-OOM command not allowed when used memory > 'maxmemory'.", "OOM"),
+        (f"{SCRIPT}The user executing the script can't run this command", "ERR"),
+        ("something else", ""),
+    ],
+    ids=["redis 7", "redis 6", "redis 6, without a code", "none"],
+)
+def test_an_error_tells_its_code(ends, text, code):
+    connection, its = ends
+    its.sendall(b"-%b\r\n" % text.encode())
+    with pytest.raises(ErrorReply) as raised:
+        read(connection)
+    assert raised.value.code == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "READONLY You can't write against a read only replica. script: db8d8f.",
+        f"{SCRIPT}-READONLY You can't write against a read only replica.",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    ],
+)
+def test_a_replica_is_as_good_as_a_broken_connection(ends, text):
+    connection, its = ends
+    its.sendall(b"-%b\r\n" % text.encode())
+    with pytest.raises(ConnectionBroken, match=r"READONLY|MASTERDOWN"):
+        read(connection)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"HTTP/1.1 400 Bad Request\r\n", b":\r\n", b":1.5\r\n", b"$one\r\n", b"\r\n"]
+)
+def test_what_is_no_reply_is_a_break(ends, sent):
+    connection, its = ends
+    its.sendall(sent)
+    with pytest.raises(ConnectionBroken, match="not a reply"):
+        read(connection)
+
+
+def test_a_connection_that_is_closed_over_there_is_a_break(ends):
+    connection, its = ends
+    its.sendall(b"$7\r\nexp")
+    its.close()
+    with pytest.raises(ConnectionBroken, match="server closed"):
+        read(connection)
+
+
+def test_a_connection_that_is_closed_here_is_a_break(ends):
+    connection, _ = ends
+    connection.close()
+    with pytest.raises(ConnectionBroken):
+        read(connection)
+    with pytest.raises(ConnectionBroken):
+        connection.send(b"PING")
+
+
+def test_a_connection_that_is_reset_is_a_break():
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         its, _ = server.accept()
@@ -149,51 +152,73 @@ def test_a_cut_is_one_for_those_who_try_again():
             # So that it is reset, and not ended in order.
             its.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             its.close()
-            with pytest.raises(errors.ConnectionError):
-                take(Usual(ours))
+            with pytest.raises(ConnectionBroken):
+                read(connection_on(ours))
+
+
+def test_silence_ends_by_the_deadline_whatever_the_sockets_timeout(ends):
+    connection, _ = ends
+    for seconds in (-1.0, 0.0, 0.05):
+        started = clock.now()
+        with pytest.raises(errors.TimeoutError):
+            connection.read(started + seconds)
+        assert clock.now() - started < PATIENCE / 2
+
+
+def test_what_the_server_does_not_take_at_once_is_sent_when_the_reply_is_wanted(ends):
+    connection, its = ends
+    sent = b"x" * 3_000_000
+    connection.send(sent)
+    assert not connection.is_idle
+    with pytest.raises(errors.TimeoutError):
+        connection.read(clock.now() + 0.01)
+    received = 0
+    while received < len(sent):
+        received += len(its.recv(1_000_000))
+        if received == len(sent):
+            its.sendall(b"+OK\r\n")
+        try:
+            reply = connection.read(clock.now())
+        except errors.TimeoutError:
+            pass
+    assert reply == b"OK"
+    assert connection.is_idle
 
 
 # -- at a server ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int | bytes | None]:
-    replies: list[int | bytes | None] = []
-
-    def noted(connection, after=b""):
-        replies.append(take(connection, after))
-        return replies[-1]
-
-    monkeypatch.setattr(redis_connections, "take", noted)
-    return replies
-
-
-def test_what_a_lock_is_told_is_taken(own_redis, taken):
-    backend = backend_for(own_redis.url)
-    # The server does not know the scripts yet, and connects.
-    release(backend, grant(backend, request()))
-    del taken[:]
-    lease = grant(backend, request())
-    met = backend.acquire(request(), deadline=backend.call_deadline())
-    assert release(backend, lease) == "released"
-    assert release(backend, lease) == "released"
-    assert taken[0] == lease.token
-    assert isinstance(taken[1], bytes)
-    assert met.owner == lease.owner
-    assert taken[2:] == [1, b"released"]
-
-
-def test_with_less_time_than_a_sockets_nobody_waits_on_it(own_redis, taken):
+def test_g5_a_reply_that_nobody_asked_for_answers_nobody(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
-    del taken[:]
-    hurried = backend.call_deadline() - backend.command_timeout / 2
-    assert backend.release(lease.name, lease.owner, min_hold=0, deadline=hurried) == "released"
-    assert not taken
+    (connection,) = backend._pool._idle
+    # A second reply lies behind the one that was waited for.
+    connection.send(b"*1\r\n$4\r\nPING\r\n" * 2)
+    backend._pool._idle.clear()
+    connection.read(clock.now() + PATIENCE)
+    while connection.is_idle:
+        connection._received += connection._sock.recv(100)
+    backend._pool.keep(connection)
+    assert renew(backend, lease) == ["renewed"]
+    assert release(backend, lease) == "released"
 
 
-def test_with_tls_all_are_left_to_redis_py(tls_redis, certificates, taken):
+def test_an_error_costs_no_connection(own_redis):
+    backend = backend_for(own_redis.url)
+    release(backend, grant(backend, request("warm")))
+    with client(own_redis) as asking:
+        asking.set(backend._commands.keys.locks + "name", "a stranger's")
+        before = asking.info("stats")["total_connections_received"]
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable, match="WRONGTYPE"):
+                grant(backend, request())
+        assert asking.info("stats")["total_connections_received"] == before
+
+
+def test_replies_are_read_through_tls(tls_redis, certificates):
     options = {"connection_kwargs": {"ssl_ca_certs": str(certificates[2])}}
     backend = backend_for(tls_redis.url, options=options)
-    release(backend, grant(backend, request()))
-    assert set(taken) == {None}
+    names = [f"{number}:" + "n" * 200 for number in range(500)]
+    for name in names:
+        grant(backend, request(name, metadata="m" * 500))
+    assert {info.name for info in backend.list()} == set(names)

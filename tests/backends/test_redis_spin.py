@@ -1,191 +1,195 @@
-"""Replies are looked for before a thread sleeps, where that pays, and nowhere else."""
+"""A reply is polled for where that is faster than to sleep until it comes, and nowhere else."""
 
 from __future__ import annotations
 
-import itertools
 import select
 import socket
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from django_dlock.backends import redis_spin
-from django_dlock.backends.redis_spin import LET_GO_FOR, MOST_LEFT_OUT, Spin
-
-from .tools import backend_for, grant, release, request
+from django_dlock import clock
+from django_dlock.backends.redis import connection, polling
+from django_dlock.backends.redis.connection import Connection
+from django_dlock.backends.redis.polling import NEAR, TRY_EVERY, Spin, poller
+from testproject.servers import RedisServer
+from tests.support.redis_calls import backend_for, grant, release, renewals, request
 
 PATIENCE = 10.0
-
-NEVER_SOON = 1e-9
-"""Seconds in which nothing comes."""
-LONG = 10.0
+SETTLED = 20 * TRY_EVERY
+"""Replies after which averages say what they are the average of."""
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[SimpleNamespace, socket.socket]]:
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, its = socket.socketpair()
     with ours, its:
-        yield SimpleNamespace(_sock=ours), its
+        yield ours, its
 
 
-@pytest.fixture
-def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """One for each time that somebody began to look."""
-    begun: list[float] = []
-    poll = Spin._poll
-
-    def counted(spin, sock):
-        begun.append(1)
-        return poll(spin, sock)
-
-    monkeypatch.setattr(Spin, "_poll", counted)
-    return begun
+def choices(spin: Spin, count: int, *, polled: float, slept: float) -> list[bool]:
+    """Which replies are polled for, if round trips take so long."""
+    chosen = []
+    for _ in range(count):
+        chosen.append(spin.polls())
+        spin.took(polled if chosen[-1] else slept, polled=chosen[-1])
+    return chosen
 
 
-def test_a_look_ends_when_the_reply_comes(ends, monkeypatch):
-    connection, its = ends
-    looks = []
-
-    def others_go_before() -> None:
-        looks.append(1)
-        if len(looks) == 3:
-            its.sendall(b"+OK\r\n")
-
-    monkeypatch.setattr(redis_spin, "_let_others", others_go_before)
-    Spin(LONG).look(connection)
-    assert len(looks) == 3
-    assert connection._sock.recv(100) == b"+OK\r\n"
+# -- where -------------------------------------------------------------------------------
 
 
-def test_slow_replies_are_looked_for_ever_more_seldom(ends, polls):
-    connection, _ = ends
-    spin = Spin(NEVER_SOON)
-    tries = []
-    for _ in range(400):
-        before = len(polls)
-        spin.look(connection)
-        tries.append(len(polls) - before)
-    looked = [number for number, tried in enumerate(tries) if tried]
-    gaps = [later - earlier - 1 for earlier, later in itertools.pairwise(looked)]
-    assert gaps[:6] == [1, 3, 7, 15, 31, 63]
-    assert set(gaps[6:]) == {MOST_LEFT_OUT}
+@pytest.mark.parametrize(
+    ("address", "is_local"),
+    [
+        (("127.0.0.1", 6379), True),
+        (("127.8.9.10", 6379), True),
+        (("::1", 6379, 0, 0), True),
+        (("10.0.0.1", 6379), False),
+        (("192.0.2.7", 6379), False),
+        (("2001:db8::1", 6379, 0, 0), False),
+    ],
+)
+def test_only_servers_on_this_machine_are_polled(ends, address, is_local):
+    ours, _ = ends
+    sock = SimpleNamespace(family=socket.AF_INET, getpeername=lambda: address, fileno=ours.fileno)
+    assert (poller(sock) is not None) is is_local
 
 
-def test_one_fast_reply_brings_the_looks_back(ends, polls, monkeypatch):
-    connection, its = ends
-    spin = Spin(NEVER_SOON)
-    for _ in range(10):
-        spin.look(connection)
-    its.sendall(b"+OK\r\n")
-    while len(polls) < 4:
-        spin.look(connection)
-    before = len(polls)
-    spin.look(connection)
-    assert len(polls) == before + 1
+def test_a_unix_socket_is_polled(ends):
+    assert poller(ends[0]) is not None
 
 
-def test_zero_looks_never(ends, polls):
-    Spin(0.0).look(ends[0])
-    assert not polls
-
-
-@pytest.mark.parametrize("sock", [None, "closed"])
-def test_a_connection_that_is_closed_is_left_to_its_reader(sock):
-    closed = socket.socket()
-    closed.close()
-    Spin(LONG).look(SimpleNamespace(_sock=closed if sock else None))
-
-
-def test_where_greenlets_are_in_the_place_of_threads_nobody_looks(ends, monkeypatch):
+def test_where_greenlets_take_the_place_of_threads_nothing_is_polled(ends, monkeypatch):
     class Theirs:
         """As gevent's."""
 
     monkeypatch.setattr(select, "poll", Theirs)
-    Spin(LONG).look(ends[0])
+    assert poller(ends[0]) is None
     monkeypatch.delattr(select, "poll")
-    Spin(LONG).look(ends[0])
+    assert poller(ends[0]) is None
 
 
-def test_a_renewal_whose_answer_is_there_is_not_looked_for(own_redis, polls):
+# -- when --------------------------------------------------------------------------------
+
+
+def test_polling_goes_on_while_it_is_faster():
+    chosen = choices(Spin(), 10 * TRY_EVERY, polled=0.6 * NEAR, slept=1.2 * NEAR)
+    assert chosen.count(False) == 10
+
+
+@pytest.mark.parametrize(
+    ("polled", "slept"),
+    [(3.0, 3.0), (1.1, 2.0), (0.6, 0.7), (0.6, 0.5)],
+    ids=["a slow server", "a server that is no near one", "hardly a gain", "a loss"],
+)
+def test_a_reply_is_seldom_polled_for_where_that_is_not_faster(polled, slept):
+    spin = Spin()
+    choices(spin, SETTLED, polled=polled * NEAR, slept=slept * NEAR)
+    chosen = choices(spin, 100 * TRY_EVERY, polled=polled * NEAR, slept=slept * NEAR)
+    assert chosen.count(True) <= 100
+
+
+def test_a_lost_turn_of_the_processor_does_not_end_polling():
+    spin = Spin()
+    choices(spin, SETTLED, polled=0.6 * NEAR, slept=1.2 * NEAR)
+    spin.took(100 * NEAR, polled=True)
+    assert choices(spin, 100, polled=0.6 * NEAR, slept=1.2 * NEAR).count(True) >= 99
+
+
+def test_what_changes_is_noticed():
+    spin = Spin()
+    choices(spin, SETTLED, polled=3 * NEAR, slept=3 * NEAR)
+    choices(spin, SETTLED, polled=0.6 * NEAR, slept=1.2 * NEAR)
+    assert choices(spin, 100, polled=0.6 * NEAR, slept=1.2 * NEAR).count(True) >= 99
+
+
+# -- how ---------------------------------------------------------------------------------
+
+
+def test_polling_ends_when_the_reply_comes(ends, monkeypatch):
+    ours, its = ends
+    polled = []
+
+    def now() -> float:
+        polled.append(1)
+        if len(polled) == 3:
+            its.sendall(b"+OK\r\n")
+        return 0.0
+
+    monkeypatch.setattr(polling, "perf_counter", now)
+    poll = poller(ours)
+    assert poll is not None
+    poll()
+    assert len(polled) == 3
+
+
+def test_polling_ends_when_no_reply_comes(ends):
+    poll = poller(ends[0])
+    assert poll is not None
+    started = clock.now()
+    poll()
+    assert clock.now() - started < PATIENCE
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyboardInterrupt, RuntimeError, ValueError])
+def test_what_a_signal_handler_raises_while_a_reply_is_polled_for_reaches_the_caller(
+    own_redis, error, monkeypatch
+):
     backend = backend_for(own_redis.url)
-    grant(backend, request())
-    backend.renew([], process="p", deadline=backend.call_deadline())
-    before = len(polls)
-    pending = backend.start_renew([], process="p", deadline=backend.call_deadline())
-    assert pending.wait(PATIENCE)
-    assert pending.result() == []
-    assert len(polls) == before
+    lease = grant(backend, request())
+
+    def interrupted() -> float:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Spin, "polls", lambda self: True)
+        patched.setattr(polling, "perf_counter", interrupted)
+        with pytest.raises(error):
+            release(backend, lease)
+    assert not backend._pool._idle
+    assert release(backend, lease) == "released"
 
 
-def test_every_reply_of_a_backend_is_looked_for(own_redis, polls):
-    backend = backend_for(own_redis.url, options={"spin": 0.01})
-    # The server does not know the scripts yet.
+@pytest.fixture
+def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each that was timed, whether the reply was polled for."""
+    timed: list[bool] = []
+    took = Spin.took
+
+    def noted(self: Spin, seconds: float, *, polled: bool) -> None:
+        timed.append(polled)
+        took(self, seconds, polled=polled)
+
+    monkeypatch.setattr(Spin, "took", noted)
+    monkeypatch.setattr(Spin, "polls", lambda self: True)
+    return timed
+
+
+def test_every_reply_to_a_call_is_polled_for(own_redis, round_trips):
+    backend = backend_for(own_redis.url)
+    # The server does not know the scripts.
     release(backend, grant(backend, request()))
-    before = len(polls)
+    round_trips.clear()
+    release(backend, grant(backend, request()))
+    assert round_trips == [True, True]
+
+
+def test_a_renewal_that_is_sent_ahead_is_not_polled_for(own_redis, round_trips):
+    backend = backend_for(own_redis.url)
+    lease = grant(backend, request())
+    round_trips.clear()
+    pending = backend.start_renew(renewals(lease), process="p", deadline=backend.call_deadline())
+    assert pending.result()[0].outcome == "renewed"
+    assert round_trips == []
+
+
+def test_a_server_on_another_machine_is_not_polled(own_redis: RedisServer, monkeypatch: Any):
+    monkeypatch.setattr(connection, "poller", lambda sock: None)
+    monkeypatch.setattr(Spin, "polls", lambda self: pytest.fail("asked"))
+    backend = backend_for(own_redis.url)
     assert release(backend, grant(backend, request())) == "released"
-    assert len(polls) == before + 2
-    silent = backend_for(own_redis.url, options={"spin": 0})
-    assert release(silent, grant(silent, request())) == "released"
-    assert len(polls) == before + 2
-
-
-def test_a_socket_is_looked_at_though_another_had_its_number_before():
-    spin = Spin(LONG)
-    for _ in range(3):
-        ours, its = socket.socketpair()
-        with ours, its:
-            number = ours.fileno()
-            its.sendall(b":1\r\n")
-            spin.look(SimpleNamespace(_sock=ours))
-    assert set(spin._polls.by_number) == {number}
-
-
-def test_no_two_threads_look_with_the_same(ends):
-    spin = Spin(LONG)
-    theirs: list[object] = []
-    other = threading.Thread(target=lambda: theirs.append(spin._poll(ends[0]._sock)))
-    other.start()
-    other.join(PATIENCE)
-    mine = spin._poll(ends[0]._sock)
-    assert spin._poll(ends[0]._sock) is mine
-    assert theirs[0].__self__ is not mine.__self__
-
-
-@pytest.mark.parametrize("error", [AttributeError, OSError, RuntimeError, TimeoutError, ValueError])
-def test_what_a_signal_handler_raises_during_a_look_reaches_the_caller(ends, error, monkeypatch):
-    looks = []
-
-    def strikes_at_the_fifth() -> None:
-        looks.append(1)
-        if len(looks) == 5:
-            raise error
-
-    monkeypatch.setattr(redis_spin, "_let_others", strikes_at_the_fifth)
-    with pytest.raises(error):
-        Spin(LONG).look(ends[0])
-
-
-def test_where_processors_are_busy_looks_become_seldom_too(ends, polls, monkeypatch):
-    connection, its = ends
-    its.sendall(b":1\r\n")
-    now = [0.0]
-    monkeypatch.setattr(redis_spin.time, "perf_counter", lambda: now[0])
-
-    def others_take_long() -> None:
-        now[0] += LET_GO_FOR
-
-    monkeypatch.setattr(redis_spin, "_let_others", others_take_long)
-    spin = Spin(NEVER_SOON)
-    for _ in range(400):
-        spin.look(connection)
-    seldom = len(polls)
-    # The first, those that follow 1, 3, 7, 15, 31 that are left out, and each that follows 63.
-    assert seldom == 1 + 5 + 5
-    monkeypatch.setattr(redis_spin, "_let_others", lambda: None)
-    while len(polls) == seldom:
-        spin.look(connection)
-    # One in which they did not brings the looks back.
-    spin.look(connection)
-    assert len(polls) == seldom + 2
+    (idle,) = backend._pool._idle
+    assert isinstance(idle, Connection)

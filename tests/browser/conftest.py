@@ -27,7 +27,7 @@ ARGUMENTS = (
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """One browser for all tests, with a profile of its own."""
+    """One browser for all tests, with a separate profile."""
     try:
         from selenium import webdriver
     except ImportError:

@@ -11,10 +11,10 @@ import pytest
 
 from testproject.servers import RedisServer
 from tests.conftest import missing
-from tests.faults.aliases import Dlocks, alias, configured
-from tests.faults.faketime import LIBRARY, SteppedClock, library, redis_server
-from tests.faults.holder import Holder
-from tests.proxy import Proxy
+from tests.support.aliases import Dlocks, alias, configured
+from tests.support.faketime import LIBRARY, SteppedClock, library, redis_server
+from tests.support.holder import Holder
+from tests.support.proxy import Proxy
 
 NewHolder: TypeAlias = Callable[..., Holder]
 
@@ -48,7 +48,7 @@ def new_holder(dlocks: Dlocks) -> Iterator[NewHolder]:
 
 @pytest.fixture
 def holder(new_holder: NewHolder) -> Holder:
-    """One process that holds nothing yet."""
+    """One process that holds no lock."""
     return new_holder()
 
 

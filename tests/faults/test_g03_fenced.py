@@ -1,4 +1,4 @@
-"""G3: tokens rise, whatever happens to the server, and a resource can go by them."""
+"""G3: tokens rise, whatever happens to the server, and resources can rely on them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import redis
 
 from django_dlock import Lock, LockNotAcquired
 from testproject.servers import RedisServer
-from tests.faults.aliases import LONG, Dlocks, alias, configured
 from tests.faults.conftest import NewHolder
-from tests.faults.faketime import SteppedClock
-from tests.faults.holder import Holder
+from tests.support.aliases import LONG, Dlocks, alias, configured
+from tests.support.faketime import SteppedClock
+from tests.support.holder import Holder
 
 
 def next_token(name: str = "it") -> int:

@@ -13,9 +13,9 @@ import pytest
 from django.db import connections
 
 from testproject.shop.models import Effect, Stock
-from tests.databases import wait_until_one_waits
 from tests.faults.conftest import NewHolder
-from tests.faults.holder import Holder, HolderError
+from tests.support.databases import wait_until_one_waits
+from tests.support.holder import Holder, HolderError
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, locks
-from django_dlock.celery.contention import DeliveryLock
-from django_dlock.celery.requeue import Trail
+from django_dlock.celery.delivery.locking import DeliveryLock
 from testproject.servers import RedisServer
-from tests.faults.aliases import LONG, Dlocks, alias, configured
-from tests.faults.holder import Holder
-from tests.proxy import How, Proxy
+from tests.support.aliases import LONG, Dlocks, alias, configured
+from tests.support.holder import Holder
+from tests.support.proxy import How, Proxy
 
 RETRIES: dict[str, Any] = {
     "retry": Retry(ExponentialBackoff(base=0.01), 10),
@@ -89,12 +87,7 @@ def test_g5_a_release_whose_reply_was_lost_is_no_loss(lossy: Proxy, times: int) 
     lock = Lock("it")
     lock.acquire()
     lossy.drop_replies(times)
-    if times < 3:
-        lock.release()
-    else:
-        # Cut off again and again: nobody knows, which is not the same as lost.
-        with pytest.raises(BackendUnavailable):
-            lock.release()
+    lock.release()
     assert lock.state == "free"
     assert lock.lost_reason is None
     assert stranger().acquire(timeout=LONG / 4)
@@ -145,7 +138,7 @@ def test_g5_a_lost_reply_is_told_apart_from_an_expired_lease(
 ) -> None:
     lock = Lock("it", ttl=0.3, renew=False)
     lock.acquire()
-    assert stranger().acquire(timeout=5)
+    assert stranger().acquire(timeout=20)
     lossy.drop_replies()
     with pytest.raises(LeaseLost) as caught:
         lock.release()
@@ -170,8 +163,7 @@ def test_g5_an_attempt_that_a_paused_server_read_late_is_taken_back(
 
 def of_delivery(owner: str, *, parked: str = "") -> DeliveryLock:
     """The lock of a task's delivery; ``parked`` is whose place it may take."""
-    delivery: Any = SimpleNamespace(owner=owner, trail=Trail(parked=f"{parked}:it"))
-    return DeliveryLock("it", delivery)
+    return DeliveryLock("it", owner, replaces=parked)
 
 
 @pytest.mark.parametrize("how", ["close", "refuse"])

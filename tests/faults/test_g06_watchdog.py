@@ -1,4 +1,4 @@
-"""G6: renewal survives every error shorter than the lease, and never goes on for ever."""
+"""G6: renewal survives every error shorter than the lease, and always ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from django_dlock import BackendUnavailable, Lock, signals
 from testproject.servers import RedisServer
-from tests.faults.aliases import TTL, Dlocks, alias, another, configured
-from tests.proxy import Proxy
+from tests.support.aliases import TTL, Dlocks, alias, another, configured
+from tests.support.proxy import Proxy
 
 
 def stranger(name: str = "it") -> Lock:
@@ -50,7 +50,7 @@ def test_g6_an_outage_shorter_than_the_lease_loses_nothing(
     lock = Lock("it", ttl=2 * TTL)
     lock.acquire()
     begin(through_proxy, own_redis)
-    assert doubted.wait(10)
+    assert doubted.wait(30)
     end(through_proxy, own_redis)
     # Longer than what was left of the lease.
     assert not stranger().acquire(timeout=2 * TTL)
@@ -62,7 +62,8 @@ def test_g6_replies_lost_again_and_again_lose_nothing(through_proxy: Proxy) -> N
     lock = Lock("it")
     lock.acquire()
     for how in ("close", "swallow", "close", "swallow", "close", "close"):
-        with another(through_proxy):
+        # The one whose reply is lost, and one that confirms the lease.
+        with another(through_proxy, commands=2):
             through_proxy.drop_replies(how=how)
     assert not stranger().acquire(timeout=TTL)
     assert lock.held
@@ -83,7 +84,7 @@ def test_g6_a_receiver_that_hangs_keeps_nothing_from_renewal_and_release(
     try:
         lock = Lock("it")
         lock.acquire()
-        assert inside.wait(10)
+        assert inside.wait(30)
         assert not stranger().acquire(timeout=2 * TTL)
         lock.release()
         assert stranger().acquire(blocking=False)
@@ -96,8 +97,8 @@ def test_g6_a_receiver_that_hangs_keeps_nothing_from_renewal_and_release(
 
 
 def ends(lock: Lock | None, ttl: float = TTL) -> bool:
-    """Whether a stranger can enter after the TTL; the handle lives on meanwhile."""
-    entered = stranger().acquire(timeout=ttl + 2)
+    """Whether another owner can acquire after the TTL, while the handle still exists."""
+    entered = stranger().acquire(timeout=ttl + 20)
     return entered and (lock is None or not lock.held)
 
 
@@ -126,7 +127,7 @@ def test_g6_renewal_ends_with_the_task_that_entered(through_proxy: Proxy) -> Non
     async def main() -> bool:
         await asyncio.create_task(lock.__aenter__())
         assert lock.held
-        return await stranger().aacquire(timeout=TTL + 2)
+        return await stranger().aacquire(timeout=TTL + 20)
 
     assert asyncio.run(main())
     assert lock.lost_reason == "holder_ended"
@@ -163,7 +164,7 @@ def test_g6_renewal_ends_with_the_loss(own_redis: RedisServer, through_proxy: Pr
     lock = Lock("it", on_lost=lambda lock, reason: lost.set())
     lock.acquire()
     own_redis.restart()
-    assert lost.wait(10)
+    assert lost.wait(30)
     with stranger() as mine:
         # What the former holder may still send must not prolong, or end, another's lease.
         assert not Lock("it", using="direct", bound=False).acquire(timeout=TTL)

@@ -1,4 +1,4 @@
-"""G7: whatever interrupts acquire or release leaves nothing renewed."""
+"""G7: no interruption of acquire or release leaves a lease that is renewed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from django_dlock import Lock
 from testproject.servers import RedisServer
-from tests.faults.aliases import TTL, Dlocks, alias, configured
 from tests.faults.conftest import NewHolder
-from tests.faults.holder import Holder
-from tests.faults.interrupts import ERRORS, How, all_free, cancellations
+from tests.support.aliases import TTL, Dlocks, alias, configured
+from tests.support.holder import Holder
+from tests.support.interrupts import ERRORS, How, all_free, cancellations
 
 ROUNDS = 300
 SEED = 20240229
@@ -41,18 +41,17 @@ def patient_holder(new_holder: NewHolder, patient: Dlocks) -> Holder:
 def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
     error: str, how: How, patient_holder: Holder
 ) -> None:
-    patient_holder.do("from tests.faults.interrupts import storm")
+    patient_holder.do("from tests.support.interrupts import storm")
     struck = patient_holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
     assert struck > 10, "hardly anything was interrupted"
     # The process lives on, so what it renews would stay taken.
     assert all_free(ROUNDS, PATIENT["TTL"] + 3)
 
 
-def test_g7_interrupts_take_no_turn_of_others_along(patient_holder: Holder) -> None:
+def test_g7_interrupts_keep_nobody_else_from_the_lock(patient_holder: Holder) -> None:
     holder = patient_holder
     holder.do(
-        "from django_dlock import queueing\n"
-        "from tests.faults.interrupts import storm\n"
+        "from tests.support.interrupts import storm\n"
         "stop = threading.Event()\n"
         "turns = [0] * 3\n"
         "def churn(n):\n"
@@ -68,7 +67,6 @@ def test_g7_interrupts_take_no_turn_of_others_along(patient_holder: Holder) -> N
     holder.do("before = turns.copy()")
     holder.do("while any(now < then + 10 for now, then in zip(turns, before)): pass")
     holder.do("stop.set()\nfor thread in threads: thread.join()")
-    assert holder.do("queueing._lines == {}")
 
 
 @pytest.mark.parametrize("how", ["with", "try"])
@@ -84,7 +82,7 @@ async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
 def test_g7_an_interrupt_anywhere_leaves_nothing_renewed(
     how: How, dlocks: Dlocks, holder: Holder
 ) -> None:
-    holder.do("from tests.faults.interrupts import one, walk")
+    holder.do("from tests.support.interrupts import one, walk")
     holder.do("one('warm', 'with')")
     struck: dict[str, str] = holder.do(f"walk({how!r})")
     assert len(struck) > 100

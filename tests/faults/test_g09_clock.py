@@ -7,8 +7,8 @@ import time
 import pytest
 
 from django_dlock import Lock, locks
-from tests.faults.aliases import TTL, Dlocks
-from tests.faults.holder import Holder
+from tests.support.aliases import TTL, Dlocks
+from tests.support.holder import Holder
 
 DAY = 86400.0
 

@@ -1,4 +1,4 @@
-"""G10: acquire and release return in time, whatever the backend does.
+"""G10: acquire and release return in time, even if the backend hangs.
 
 The only tests that look at a watch: each bound is the patience given, plus one command timeout,
 plus slack for a busy machine.
@@ -15,10 +15,14 @@ import pytest
 
 from django_dlock import BackendUnavailable, Lock, clock
 from testproject.servers import RedisServer
-from tests.faults.aliases import LONG, TIMEOUT, Dlocks, alias, configured
-from tests.proxy import Proxy
+from tests.support.aliases import LONG, Dlocks, alias, configured
+from tests.support.proxy import Proxy
 
-SLACK = 0.7
+OUTAGE_PATIENCE = 0.6
+TIMEOUT = 1.0
+"""Command timeout."""
+OPTIONS = {"outage_patience": OUTAGE_PATIENCE, "command_timeout": TIMEOUT}
+SLACK = 5.0
 """Far less than one silent retry more for each of redis-py's ten."""
 
 Fault = Callable[[RedisServer, Proxy], None]
@@ -36,7 +40,7 @@ def hurt(
     request: pytest.FixtureRequest, own_redis: RedisServer, proxy: Proxy
 ) -> Iterator[Callable[[], None]]:
     """Hurts the server of ``default``, once called."""
-    with configured({"default": alias(proxy.url, TTL=LONG)}):
+    with configured({"default": alias(proxy.url, TTL=LONG, OPTIONS=OPTIONS)}):
         yield lambda: FAULTS[request.param](own_redis, proxy)
 
 
@@ -135,11 +139,11 @@ def test_g10_an_unanswered_attempt_is_taken_back_in_the_background(
         with within(0), pytest.raises(BackendUnavailable):
             Lock("it").acquire(blocking=False)
         own_redis.resume()
-        assert Lock("it").acquire(timeout=10)
+        assert Lock("it").acquire(timeout=30)
 
 
 @pytest.mark.parametrize("patience", [0.4, -1], ids=["patient", "for ever"])
-def test_g10_those_who_stand_in_line_return_in_time_too(
+def test_g10_many_waiters_of_one_process_return_in_time_too(
     hurt: Callable[[], None], patience: float
 ) -> None:
     with Lock("warm"):
@@ -160,8 +164,7 @@ def test_g10_those_who_stand_in_line_return_in_time_too(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
-    # Nobody's outage is another's: each has asked.
+        thread.join(60)
     assert len(errors) == 20
-    # The first hears of it after one timeout, and the others ask then.
-    assert max(ended) - started < max(patience, TIMEOUT) + TIMEOUT + SLACK
+    longest = OUTAGE_PATIENCE if patience == -1 else patience
+    assert max(ended) - started < longest + TIMEOUT + SLACK

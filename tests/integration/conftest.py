@@ -8,7 +8,7 @@ import pytest
 
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.workers import Place, Site, orders
+from tests.support.workers import Place, Site, orders
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
+import re
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
+from django.db import connections
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_dlock import locks, process
+from django_dlock.admin import records
+from django_dlock.admin.base import BoundedPaginator, may_see_users
+from django_dlock.admin.records import IdempotencyRecordAdmin
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseRequest
-from django_dlock.models import IdempotencyRecord, LockEvent
+from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 RECORDS = "/admin/django_dlock/idempotencyrecord/"
@@ -42,7 +50,7 @@ def use(settings, backend):
     locks.reset()
 
 
-def make_record(key="42", **facts):
+def make_record(key="42", using="default", **facts):
     now = timezone.now()
     values = {
         "scope": "shop.charge",
@@ -57,7 +65,7 @@ def make_record(key="42", **facts):
         **facts,
     }
     digest = IdempotencyRecord.digest_of(values["scope"], key)
-    return IdempotencyRecord.objects.create(key=key, digest=digest, **values)
+    return IdempotencyRecord.objects.using(using).create(key=key, digest=digest, **values)
 
 
 def run_under_way(**facts):
@@ -139,7 +147,7 @@ def test_a_finished_record_is_forgotten_and_that_is_written_down(operator):
     record = make_record()
     response = forget(operator, record)
     assert messages_on(response) == [
-        "“shop.charge: 42” was forgotten: its next delivery runs as the first."
+        "“shop.charge: 42” was forgotten: its next delivery runs like the first one."
     ]
     assert not IdempotencyRecord.objects.exists()
     entry = LogEntry.objects.get()
@@ -150,7 +158,7 @@ def test_a_finished_record_is_forgotten_and_that_is_written_down(operator):
 
 def test_a_run_under_way_is_forgotten_only_by_force(operator):
     record = run_under_way()
-    assert "under way" in operator.get(page_of(record, "forget")).content.decode()
+    assert "in progress" in operator.get(page_of(record, "forget")).content.decode()
     refused = forget(operator, record)
     assert "Tick this" in refused.content.decode()
     assert IdempotencyRecord.objects.exists()
@@ -162,7 +170,7 @@ def test_a_run_under_way_is_forgotten_only_by_force(operator):
 def test_a_run_whose_process_is_dead_needs_no_force(operator):
     record = run_under_way()
     backend = locks["default"]
-    backend.goodbye(process.current().id, deadline=backend.call_deadline())
+    backend.deregister(process.current().id, deadline=backend.call_deadline())
     forget(operator, record)
     assert not IdempotencyRecord.objects.exists()
 
@@ -199,7 +207,7 @@ def test_a_record_that_has_changed_since_the_look_is_kept(operator, seen):
     record = make_record(attempt=2)
     response = forget(operator, record, force=True, **seen)
     assert messages_on(response) == [
-        "“shop.charge: 42” has changed since you looked. Nothing was done."
+        "“shop.charge: 42” has changed since this page was loaded. Nothing was done."
     ]
     assert IdempotencyRecord.objects.exists()
     assert not LogEntry.objects.exists()
@@ -251,6 +259,155 @@ def test_an_anonymous_visitor_is_sent_to_the_login(client):
     assert IdempotencyRecord.objects.exists()
 
 
+# -- many records, and several databases ---------------------------------------------------
+
+
+def queries_of(client, url, using="default"):
+    """The answer, and the statements about records that made it."""
+    with CaptureQueriesContext(connections[using]) as captured:
+        response = client.get(url)
+    table = IdempotencyRecord._meta.db_table
+    statements = [query["sql"] for query in captured.captured_queries]
+    return response, [statement for statement in statements if table in statement]
+
+
+def test_the_list_loads_no_results(admin_client):
+    make_record(result="a result", error="an error")
+    _, statements = queries_of(admin_client, RECORDS)
+    assert statements
+    assert not [text for text in statements if '"result"' in text or '"error"' in text]
+
+
+def test_the_page_of_a_record_shows_its_result(admin_client):
+    assert b"a result" in admin_client.get(page_of(make_record(result="a result"))).content
+
+
+def test_no_more_is_counted_than_can_be_paged_through(admin_client, monkeypatch):
+    monkeypatch.setattr(BoundedPaginator, "LONGEST", 3)
+    monkeypatch.setattr(IdempotencyRecordAdmin, "list_per_page", 2)
+    for number in range(5):
+        make_record(str(number))
+    for query in ("", "?state__exact=succeeded"):
+        response, statements = queries_of(admin_client, RECORDS + query)
+        assert keys_on(response) == ["4", "3"]
+        assert "Only the first 3 records in this order are shown" in response.content.decode()
+        assert not [text for text in statements if "COUNT" in text]
+        # And what matches is looked for once.
+        assert len([text for text in statements if "LIMIT 4" in text]) == 1
+        assert keys_on(admin_client.get(f"{RECORDS}?p=2&{query[1:]}")) == ["2"]
+    assert "are shown" not in admin_client.get(RECORDS + "?q=1").content.decode()
+
+
+def test_the_scopes_to_filter_by_are_found_without_reading_the_table(admin_client):
+    """One seek in the index for each, instead of DISTINCT over all rows."""
+    for number in range(3):
+        for scope in ("a", "b", "c"):
+            make_record(str(number), scope=scope)
+    response, statements = queries_of(admin_client, RECORDS + "?scope=b")
+    assert keys_on(response) == ["2", "1", "0"]
+    assert not [text for text in statements if "DISTINCT" in text]
+    page = response.content.decode()
+    assert all(f'href="?scope={scope}"' in page for scope in "ac")
+    seeks = [text for text in statements if text.endswith("LIMIT 1")]
+    for text in seeks:
+        with connections["default"].cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {text}")
+            assert "USING COVERING INDEX dlock_record_scope" in str(cursor.fetchall())
+    # And one that finds no other.
+    assert len(seeks) == 4
+
+
+def test_more_scopes_than_fit_a_page_are_left_to_the_search(admin_client, monkeypatch):
+    monkeypatch.setattr(records, "MOST_SCOPES", 2)
+    for scope in ("a", "b", "c"):
+        make_record(scope=scope)
+    page = admin_client.get(RECORDS).content.decode()
+    assert 'href="?scope=b"' in page
+    assert 'href="?scope=c"' not in page
+    assert len(keys_on(admin_client.get(RECORDS + "?scope=c"))) == 1
+
+
+def test_a_search_reads_the_latest_records_and_what_an_index_finds(admin_client, monkeypatch):
+    """A part of a text would have to be looked for in every row of a table of millions."""
+    monkeypatch.setattr(BoundedPaginator, "LONGEST", 2)
+    make_record("order 7", task_id="old", scope="shop.refund")
+    for number in range(3):
+        make_record(f"order {number}", task_id="new")
+    for query, keys in (
+        ("order 7", ["order 7"]),
+        ("order 0", ["order 0"]),
+        ("shop.refund", ["order 7"]),
+        ("order 7&scope=shop.charge", []),
+        ("order", ["order 2", "order 1"]),
+        ("shop", ["order 2", "order 1"]),
+        ("new", ["order 2", "order 1"]),
+        ("old", []),
+        ("ORDER 1", ["order 1"]),
+    ):
+        response, statements = queries_of(admin_client, f"{RECORDS}?q={query}")
+        assert keys_on(response) == keys, query
+        for text in statements:
+            # Another test covers the lookups of scopes.
+            if 'FROM "django_dlock_idempotencyrecord"' in text and not text.endswith("LIMIT 1"):
+                with connections["default"].cursor() as cursor:
+                    cursor.execute(f"EXPLAIN QUERY PLAN {text}")
+                    plan = [step for *_, step in cursor.fetchall()]
+                assert not [step for step in plan if step.startswith("SCAN")], (text, plan)
+
+
+def test_one_database_offers_no_choice_of_databases(admin_client):
+    make_record()
+    assert b"database" not in admin_client.get(RECORDS).content.lower().split(b"<main")[1]
+
+
+@pytest.fixture
+def elsewhere(postgres_alias):
+    IdempotencyRecord.objects.using(postgres_alias).all().delete()
+    return postgres_alias
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_records_of_another_database_are_shown_and_forgotten_there(elsewhere, operator):
+    here = make_record("here")
+    make_record("there", using=elsewhere)
+    IdempotencyRecord.objects.using(elsewhere).update(id=here.pk)
+    page = operator.get(RECORDS)
+    assert keys_on(page) == ["here"]
+    assert "?database=postgres" in page.content.decode()
+    listed = operator.get(f"{RECORDS}?database={elsewhere}")
+    assert keys_on(listed) == ["there"]
+    link = re.search(r'href="(/admin[^"]*/change/[^"]*)"', listed.content.decode())
+    detail = operator.get(html.unescape(link[1]))
+    assert "order:there" in detail.content.decode()
+    link = re.search(r'href="(/admin[^"]*/forget/[^"]*)"', detail.content.decode())
+    url = html.unescape(link[1])
+    assert "there" in operator.get(url).content.decode()
+    answer = operator.post(url, {"attempt": 1, "state": "succeeded"}, follow=True)
+    assert "was forgotten" in messages_on(answer)[0]
+    assert keys_on(answer) == []
+    assert not IdempotencyRecord.objects.using(elsewhere).exists()
+    assert IdempotencyRecord.objects.get() == here
+
+
+def test_a_database_that_is_not_defined_is_not_asked(admin_client):
+    make_record()
+    answer = admin_client.get(RECORDS + "?database=nowhere", follow=True)
+    assert answer.status_code == 200
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_a_database_without_the_table_is_named(postgres_alias, admin_client):
+    table = IdempotencyRecord._meta.db_table
+    with connections[postgres_alias].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO away")
+    try:
+        answer = admin_client.get(f"{RECORDS}?database={postgres_alias}", follow=True)
+    finally:
+        with connections[postgres_alias].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE away RENAME TO {table}")
+    assert "postgres" in messages_on(answer)[0]
+
+
 # -- lock events --------------------------------------------------------------------------
 
 
@@ -262,7 +419,9 @@ def make_event(name="order:1", **facts):
 def test_events_can_be_searched_and_filtered(admin_client):
     make_event("order:1", reason="expired", detail={"held_for": 90.5, "task_name": "shop.charge"})
     make_event("order:2", event="broken", reason="operator", user="grace")
-    page = admin_client.get(EVENTS).content.decode()
+    page = admin_client.get(EVENTS).content.decode().replace("<wbr>", "")
+    plain = re.sub("</?span[^>]*>", "", page)
+    assert re.search(r'class="field-at[^>]*>(<a[^>]*>)?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d<', plain)
     for text in ("held 1m 30s", "shop.charge", "expired", "grace"):
         assert text in page
     for query, names in (
@@ -303,5 +462,43 @@ def test_who_may_not_see_users_cannot_find_them_by_a_query_string_either():
     assert len(client.get(query).context["cl"].result_list) == 1
 
 
+def test_who_may_see_users_is_asked_of_the_user_model_of_the_project(monkeypatch, rf):
+    """Its permission is not ``auth.view_user`` where ``AUTH_USER_MODEL`` is another."""
+
+    class Person:
+        class _meta:
+            app_label, model_name = "people", "person"
+
+    monkeypatch.setattr("django_dlock.admin.base.get_user_model", lambda: Person)
+    request, asked = rf.get("/"), []
+    request.user = SimpleNamespace(has_perm=lambda name: asked.append(name) or True)
+    assert may_see_users(request)
+    assert asked == ["people.view_person"]
+
+
 def test_staff_without_permission_see_no_events():
     assert visitor().get(EVENTS).status_code == 403
+
+
+# -- follow-ups ----------------------------------------------------------------------------
+
+
+def test_the_page_of_a_record_shows_what_its_runs_have_sent(operator):
+    record = make_record()
+    now = timezone.now()
+    for published in (None, now):
+        FollowUp.objects.create(
+            record=record,
+            task="shop.receipt",
+            task_id=f"published {published is not None}",
+            message="the message itself",
+            error="" if published else "the broker is away",
+            created_at=now,
+            published_at=published,
+            expires_at=now,
+        )
+    page = operator.get(f"{RECORDS}{record.pk}/change/").content.decode()
+    for text in ("shop.receipt", "published True", "published False", "the broker is away"):
+        assert text in page
+    assert "the message itself" not in page
+    assert "follow_ups-0-error" not in page

@@ -14,8 +14,8 @@ from django.conf import settings
 
 from testproject.servers import RedisServer
 from tests.conftest import missing
-from tests.faults.aliases import alias
-from tests.postgres import PostgresNotFound, database, settings_for
+from tests.support.aliases import alias
+from tests.support.postgres import PostgresNotFound, database, settings_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES, THREADS, TOTAL = 8, 8, 2000
@@ -32,7 +32,7 @@ def count_up(redis: RedisServer, **job: Any) -> None:
     processes = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.integration.counting"),
+                *(sys.executable, "-m", "tests.support.counting"),
                 json.dumps({"dlocks": dlocks, "threads": THREADS, "times": times, **job}),
             ],
             cwd=ROOT,

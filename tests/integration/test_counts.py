@@ -11,8 +11,8 @@ import redis
 
 from django_dlock import Lock, locks, signals
 from testproject.servers import RedisServer
-from tests.faults.aliases import TTL, alias, another, configured
-from tests.proxy import Proxy
+from tests.support.aliases import TTL, alias, another, configured
+from tests.support.proxy import Proxy
 
 LEASE = 6.0
 """Seconds; a third of it is enough to acquire hundreds of locks on a busy machine."""
@@ -67,7 +67,7 @@ class Renewals:
 
     def wait_for(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self._count >= count, 10), self._count
+            assert self._changed.wait_for(lambda: self._count >= count, 40), self._count
 
 
 @pytest.fixture
@@ -121,13 +121,12 @@ def test_a_waiter_sends_one_command_and_is_handed_the_lease(counted: Proxy) -> N
     passed = len(counted.commands)
     hand_over(counted, passed, 2).release()
     commands = [name for name in counted.commands[passed:] if name != "CLIENT"]
-    # A release of what was handed over has a PING before it, in the same packet.
-    assert commands == ["EVALSHA", "SUBSCRIBE", "EVALSHA", "PING", "EVALSHA"]
+    assert commands == ["EVALSHA", "SUBSCRIBE", "EVALSHA", "EVALSHA"]
     passed = len(counted.commands)
     waiter = hand_over(counted, passed, 1)
     assert counted.commands[passed:] == ["EVALSHA"]
     waiter.release()
-    assert counted.commands[passed:] == ["EVALSHA", "PING", "EVALSHA"]
+    assert counted.commands[passed:] == ["EVALSHA", "EVALSHA"]
 
 
 def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -> None:
@@ -142,11 +141,12 @@ def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -
     ours = [
         thread.name
         for thread in set(threading.enumerate()) - left
-        if thread.name.startswith("dlock-") and thread.name not in ("dlock-connect", "dlock-undo")
+        if thread.name.startswith("dlock-")
+        and thread.name not in ("dlock-connect", "dlock-cleanup")
     ]
     assert ours.count("dlock-watchdog") == 1
     # A batch that is too large to be sent without blocking is sent by a thread of its own.
-    assert set(ours) <= {"dlock-watchdog", "dlock-events", "dlock-renewal-call"}
+    assert set(ours) <= {"dlock-watchdog", "dlock-dispatch", "dlock-call"}
     assert len(ours) <= 3
     assert counted.connections <= 2
     assert all(lock.held for lock in held)
@@ -167,4 +167,4 @@ def test_an_alias_behind_a_black_hole_costs_the_other_no_lock(proxy: Proxy) -> N
         assert sum(lock.lost for lock in well) == 0
         infos = locks["other"].list()
         assert len(infos) == 500
-        assert min(info.renewals for info in infos) >= 6
+        assert min(info.renewals for info in infos) >= 3

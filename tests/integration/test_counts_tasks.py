@@ -10,15 +10,15 @@ import redis
 from celery import Celery
 
 from django_dlock import Lock, clock, locks
-from django_dlock.backends.redis_parameters import MAX_CONNECTIONS
+from django_dlock.backends.redis.parameters import MAX_CONNECTIONS
 from testproject.servers import RedisServer
-from tests.deliveries import in_memory, task, work
-from tests.faults.aliases import alias, configured
-from tests.proxy import Proxy
-from tests.workers import eventually
+from tests.support.aliases import alias, configured
+from tests.support.deliveries import in_memory, task, work
+from tests.support.proxy import Proxy
+from tests.support.workers import eventually
 
 CROWD = 1000
-DLOCK_THREADS = {"dlock-watchdog", "dlock-events", "dlock-undo", "dlock-connect"}
+DLOCK_THREADS = {"dlock-watchdog", "dlock-dispatch", "dlock-cleanup", "dlock-connect"}
 
 
 @pytest.fixture

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from django.db import DatabaseError
 
-from django_dlock import Lock, events, lock_events, locks, signals
+from django_dlock import Lock, audit, locks, signals
+from django_dlock.core import dispatch
 from django_dlock.models import LockEvent
 
 FACTS = {
@@ -17,15 +22,13 @@ FACTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def listening():
-    lock_events.connect()
+pytestmark = pytest.mark.usefixtures("lock_events")
 
 
 def send(signal, **facts):
     """Send it over the events thread, which has a database connection of its own."""
-    events.send(signal, Lock, **{**FACTS, **facts})
-    assert events.flush(30)
+    dispatch.send(signal, Lock, **{**FACTS, **facts})
+    assert dispatch.flush(30)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -64,7 +67,7 @@ def test_a_long_wait_is_written_down_and_a_short_one_is_not(settings, monkeypatc
     monkeypatch.setattr(signals, "LONG_WAIT", 0.0)
     with Lock("long"):
         pass
-    assert events.flush(30)
+    assert dispatch.flush(30)
     (event,) = LockEvent.objects.filter(name__in=["short", "long"])
     assert (event.event, event.name) == ("long_wait", "long")
     assert event.detail["waited"] >= 0
@@ -82,14 +85,46 @@ def test_a_database_that_fails_costs_the_row_and_a_log_line(monkeypatch, caplog)
     def refuse(*args, **facts):
         raise DatabaseError("no database")
 
-    monkeypatch.setattr(lock_events, "record", refuse)
+    monkeypatch.setattr(audit, "record", refuse)
     send(signals.lost, reason="expired", held_for=1.0)
     assert "no database" in caplog.text
     assert "order:1" in caplog.text
 
 
+WITHOUT_A_DATABASE = """
+import django
+from django.conf import settings
+local = {"BACKEND": "django_dlock.backends.local.LocalBackend"}
+settings.configure(INSTALLED_APPS=["django_dlock"], DLOCKS={"default": local})
+django.setup()
+from django_dlock import Lock, locks
+from django_dlock.core import dispatch
+lock = Lock("lost")
+assert lock.acquire() and locks["default"].break_("lost", owner=lock.owner)
+try:
+    lock.renew()
+except Exception as error:
+    print(error)
+assert dispatch.flush(30)
+"""
+
+
+def test_a_project_without_a_database_has_no_rows_and_no_complaint():
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_DATABASE],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "The lease is lost: broken" in run.stdout
+    (line,) = run.stderr.splitlines()
+    assert "was lost after" in line
+
+
 @pytest.mark.django_db(transaction=True)
 def test_listening_twice_writes_one_row():
-    lock_events.connect()
+    audit.connect()
     send(signals.lost, reason="expired", held_for=1.0)
     assert LockEvent.objects.filter(name="order:1").count() == 1

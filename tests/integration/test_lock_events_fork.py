@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_dlock import lock_events
+from django_dlock import audit
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -16,13 +16,13 @@ PATIENCE = 10.0
 
 
 class Writer:
-    """Writes a row on a thread of its own; it is under way until ``go``."""
+    """Writes a row on a separate thread; the write lasts until ``go``."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
         self._under_way, self._may_end = threading.Event(), threading.Event()
         self._thread = threading.Thread(
-            target=lock_events._try_to_record, args=("lost",), kwargs={"name": "x", "alias": "y"}
+            target=audit._try_to_record, args=("lost",), kwargs={"name": "x", "alias": "y"}
         )
 
     def record(self, *args: object, **facts: object) -> None:
@@ -59,7 +59,7 @@ def forked(work: Callable[[], None]) -> None:
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
     made = Writer()
-    monkeypatch.setattr(lock_events, "record", made.record)
+    monkeypatch.setattr(audit, "record", made.record)
     made.start()
     yield made
     made.go()
@@ -78,7 +78,7 @@ def test_no_process_is_forked_while_a_row_is_written_to_sqlite(writer: Writer) -
 def test_a_row_that_is_not_written_in_time_holds_up_no_fork_for_ever(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_events, "FORK_WAITS", 0.05)
+    monkeypatch.setattr(audit, "FORK_WAITS", 0.05)
     writer.fork()
     writer.go()
     assert writer.order == ["forked", "written"]
@@ -86,7 +86,7 @@ def test_a_row_that_is_not_written_in_time_holds_up_no_fork_for_ever(
 
 def test_parent_and_child_can_write_after_the_fork(writer: Writer) -> None:
     def write() -> None:
-        with lock_events._not_while_forking():
+        with audit._not_while_forking():
             pass
 
     writer.go()
@@ -97,9 +97,9 @@ def test_parent_and_child_can_write_after_the_fork(writer: Writer) -> None:
 def test_a_child_that_was_forked_in_spite_of_a_row_can_write(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_events, "FORK_WAITS", 0.05)
+    monkeypatch.setattr(audit, "FORK_WAITS", 0.05)
 
     def write() -> None:
-        assert lock_events._open.acquire(timeout=PATIENCE)
+        assert audit._open.acquire(timeout=PATIENCE)
 
     forked(write)

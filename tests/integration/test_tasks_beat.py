@@ -12,9 +12,9 @@ import pytest
 
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.faults.faketime import LIBRARY, clock_ahead, library
-from tests.tasks_beat import INTERVAL
-from tests.workers import ROOT, Place, Site, eventually
+from tests.support.faketime import LIBRARY, clock_ahead, library
+from tests.support.tasks_beat import INTERVAL
+from tests.support.workers import ROOT, Place, Site, eventually
 
 AHEAD = 2
 """Seconds by which the clock of one of them is ahead."""
@@ -51,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     try:
         with (
             RedisServer() as redis,
-            Site(redis, tmp_path_factory.mktemp("beat"), tasks="tests.tasks_beat") as site,
+            Site(redis, tmp_path_factory.mktemp("beat"), tasks="tests.support.tasks_beat") as site,
         ):
             yield site
             for worker in site.workers:
@@ -119,5 +119,5 @@ def test_without_min_hold_a_short_task_runs_once_per_beat(place):
     assert 2 in runs_per_tick(place, "hasty")
 
 
-def test_the_second_message_of_a_tick_is_never_put_back_to_run_late(site, place):
-    assert "is put back" not in site.workers[0].output
+def test_the_second_message_of_a_tick_is_never_requeued_to_run_late(site, place):
+    assert "is requeued" not in site.workers[0].output

@@ -1,4 +1,4 @@
-"""Chains, groups, chords and chunks whose members are duplicates, put back, skipped or killed."""
+"""Chains, groups, chords and chunks whose members are duplicates, requeued, skipped or killed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kombu import Connection
 from django_dlock import DuplicateRun, PayloadMismatch
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.integration.test_tasks_faults import hold, let_go, put_back, result
-from tests.workers import PATIENCE, Place, Site, eventually, orders
+from tests.integration.test_tasks_faults import hold, let_go, requeues, result
+from tests.support.workers import PATIENCE, Place, Site, eventually, orders
 
 QUEUES = ("celery", "prefork", "solo", "threads")
 POINTS = ("recorded", "stored", "sending", "sent", "counted")
@@ -32,7 +32,7 @@ CLAIMS = hasattr(RedisBackend, "_chord_cleanup_script")
 def site(
     request: pytest.FixtureRequest, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A prefork worker and one with threads; results in Redis, whatever the broker."""
+    """A prefork worker and one with threads; results are in Redis with every broker."""
     broker = None
     if request.param == "rabbitmq":
         broker = request.getfixturevalue("rabbit_server").url
@@ -40,7 +40,7 @@ def site(
             for queue in QUEUES:
                 connection.SimpleQueue(queue).clear()
     directory = tmp_path_factory.mktemp(request.param)
-    with Site(redis, directory, broker=broker, tasks="tests.tasks_canvas") as site:
+    with Site(redis, directory, broker=broker, tasks="tests.support.tasks_canvas") as site:
         site.worker("prefork", 3)
         site.worker("threads", 2)
         yield site
@@ -59,7 +59,7 @@ def unlocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "CELERY_TASK_ACKS_LATE": True,
         "CELERY_TASK_REJECT_ON_WORKER_LOST": True,
     }
-    tasks = "tests.tasks_canvas"
+    tasks = "tests.support.tasks_canvas"
     try:
         with (
             RedisServer() as redis,
@@ -75,7 +75,7 @@ def unlocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def sig(site: Site, task: str, *args: Any, **options: Any) -> Signature:
     """A signature; of a pool whose processes may die if the test says nothing else."""
     options.setdefault("queue", "prefork")
-    return site.app.signature(f"tests.tasks_canvas.{task}", args, options=options)
+    return site.app.signature(f"tests.support.tasks_canvas.{task}", args, options=options)
 
 
 def some(count: int) -> list[int]:
@@ -84,7 +84,7 @@ def some(count: int) -> list[int]:
 
 
 def gathered(place: Place, order: int, count: int = 1) -> list[tuple[str, str]]:
-    """Id and results of each run of the body, once there are so many."""
+    """Id and results of each run of the body, once there are ``count``."""
     lines = place.wait(f"gathered-{order}", count)
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
@@ -101,7 +101,7 @@ def test_g13_a_chord_gets_every_result_whatever_becomes_of_its_members(site, pla
     assert result(site.send("member", done, str(place))) == f"{done} run 1"
     hold(site, busy)
     hold(site, put)
-    before = put_back(site)
+    before = requeues(site)
     header = [
         sig(site, "member", new, str(place), queue="threads"),
         sig(site, "member", done, str(place)),
@@ -113,7 +113,7 @@ def test_g13_a_chord_gets_every_result_whatever_becomes_of_its_members(site, pla
         sig(site, "member", run, str(place)),
     ]
     sent = chord(header, sig(site, "gather", str(place), new))()
-    eventually(lambda: put_back(site) - before >= 2)
+    eventually(lambda: requeues(site) - before >= 2)
     assert place.lines(f"gathered-{new}") == []
     let_go(site, put)
     results = result(sent)
@@ -196,7 +196,7 @@ def test_a_failed_member_fails_its_chord_and_its_chain_and_nothing_hangs(site, p
 
 def test_the_items_of_chunks_exclude_each_other(site, place):
     numbers = [(number, str(place)) for number in range(12)]
-    item = site.app.signature("tests.tasks_canvas.item")
+    item = site.app.signature("tests.support.tasks_canvas.item")
     found = chunks(item, numbers, 3, app=site.app).apply_async()
     results = itertools.chain.from_iterable(found.get(timeout=PATIENCE))
     assert list(results) == [number * 10 for number in range(12)]
@@ -206,7 +206,7 @@ def test_the_items_of_chunks_exclude_each_other(site, place):
 def test_g12_an_item_that_was_done_gets_its_result_and_one_that_fails_ends_its_chunk(site, place):
     one, two = some(2)
     again = [(one, str(place)), (two, str(place)), (one, str(place), "fail")]
-    member = site.app.signature("tests.tasks_canvas.member")
+    member = site.app.signature("tests.support.tasks_canvas.member")
     assert result(site.send("member", one, str(place))) == f"{one} run 1"
     found = xstarmap(member, again[:2], app=site.app).apply_async()
     assert result(found) == [f"{one} run 1", f"{two} run 1"]
@@ -217,7 +217,7 @@ def test_g12_an_item_that_was_done_gets_its_result_and_one_that_fails_ends_its_c
 
 def test_g12_items_of_a_message_that_is_delivered_again_are_the_same_as_before(site, place):
     one, two = some(2)
-    once = site.app.signature("tests.tasks_canvas.item_once")
+    once = site.app.signature("tests.support.tasks_canvas.item_once")
     # Of the second, a duplicate: refused, for another did it.
     items = [(one, str(place)), (two, str(place))]
     for _ in range(2):
@@ -244,11 +244,11 @@ def test_g13_a_chord_whose_last_member_dies_sends_its_body_with_every_result(sit
     members = sent.parent.results
     for member in members[1:]:
         result(member)
-    before = put_back(site)
+    before = requeues(site)
     place.open("wait")
     place.wait(f"died-{point}")
     if CLAIMS and point in ("sending", "sent"):
-        eventually(lambda: put_back(site) > before, why="put back while the body is claimed")
+        eventually(lambda: requeues(site) > before, why="requeued while the body is claimed")
         # By itself the dead one's claim ends some seconds later.
         claim = site.app.backend.get_key_for_group(sent.parent.id, ".c")
         assert site.app.backend.client.pexpire(claim, 1)
@@ -369,7 +369,7 @@ def test_g13_a_chunk_whose_worker_dies_in_the_middle_is_worked_off_once(unlockin
     place = unlocking.place()
     numbers = some(3)
     die(place, "recorded", numbers[1])
-    member = unlocking.app.signature("tests.tasks_canvas.member")
+    member = unlocking.app.signature("tests.support.tasks_canvas.member")
     items = [(order, str(place)) for order in numbers]
     sent = xstarmap(member, items, app=unlocking.app).apply_async()
     place.wait("died-recorded")

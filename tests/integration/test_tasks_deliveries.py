@@ -14,11 +14,11 @@ from kombu import Connection
 from django_dlock import AttemptsExhausted
 from testproject.rabbit import RabbitServer
 from testproject.servers import RedisServer
-from tests import postgres
 from tests.conftest import missing
-from tests.integration.test_tasks_faults import hold, let_go, put_back, result
-from tests.proxy import Protocol, Proxy
-from tests.workers import Site, eventually
+from tests.integration.test_tasks_faults import hold, let_go, requeues, result
+from tests.support import postgres
+from tests.support.proxy import Protocol, Proxy
+from tests.support.workers import Site, eventually
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_copy_that_comes_when_the_message_has_expired_does_not_touch_the_resul
     sent = site.send("charge", order, str(place), "go", queue="prefork", expires=1)
     place.wait(f"began-{order}")
     site.redeliver()
-    discarded = f"Discarding revoked task: tests.tasks_app.charge[{sent.id}]"
+    discarded = f"Discarding revoked task: tests.support.tasks_app.charge[{sent.id}]"
     eventually(lambda: said(site, discarded))
     place.open("go")
     eventually(lambda: state(site, sent.id) == "SUCCESS", why="the original has the last word")
@@ -109,12 +109,12 @@ def test_a_copy_that_comes_when_the_message_has_expired_does_not_touch_the_resul
     assert len(place.lines(f"began-{order}")) == site.effects(order) == 1
 
 
-def test_g13_a_message_that_cannot_be_published_again_goes_back(site, writing, place, order):
+def test_g13_a_message_that_cannot_be_published_again_is_returned(site, writing, place, order):
     hold(site, order)
     writing.refuse()
     try:
         sent = site.send("charge", order, str(place), queue="prefork")
-        eventually(lambda: said(site, f"[{sent.id}] could not be put back"))
+        eventually(lambda: said(site, f"[{sent.id}] could not be requeued"))
     finally:
         writing.accept()
     let_go(site, order)
@@ -157,7 +157,7 @@ def test_g12_a_worker_stopped_past_its_ttl_and_resumed_counts_once(
             assert result(sent) == 2
         finally:
             os.killpg(stopped.process.pid, signal.SIGCONT)
-        eventually(lambda: "is put back" in stopped.output, why="the late run is put back")
+        eventually(lambda: "is requeued" in stopped.output, why="the late run is requeued")
         assert site.effects(order) == 1
         assert site.record(order)[:2] == ("succeeded", 2)
 
@@ -171,14 +171,17 @@ def test_g13_a_database_that_is_away_at_the_claim_puts_tasks_back_later_and_late
     querying.refuse()
     try:
         sent = site.send("charge", order, str(place), queue="prefork")
-        eventually(lambda: said(site, f"[{sent.id}] is put back") >= 3)
+        eventually(lambda: said(site, f"[{sent.id}] is requeued") >= 3)
     finally:
         querying.accept()
     assert result(sent) == 1
     assert site.effects(order) == 1
     assert site.record(order) == ("succeeded", 1, 0)
     log = site.workers[0].output
-    delays = [float(each) for each in re.findall(rf"{sent.id}\] is put back for ([0-9.]+)", log)]
+    delays = [
+        float(each)
+        for each in re.findall(rf"{sent.id}\] is requeued with a delay of ([0-9.]+)", log)
+    ]
     assert delays == sorted(delays)
 
 
@@ -228,11 +231,11 @@ def test_g12_a_commit_whose_answer_is_lost_is_found_and_not_run_again(site, quer
 def test_g13_a_database_that_is_away_at_the_completion_is_waited_for(site, querying, place, order):
     sent = site.send("charge", order, str(place), "go", queue="prefork")
     place.wait(f"began-{order}")
-    before = put_back(site)
+    before = requeues(site)
     querying.refuse()
     try:
         place.open("go")
-        eventually(lambda: put_back(site) >= before + 2)
+        eventually(lambda: requeues(site) >= before + 2)
     finally:
         querying.accept()
     assert result(sent) == 2

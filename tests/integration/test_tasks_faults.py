@@ -10,9 +10,9 @@ from celery import chain, chord, group
 
 from django_dlock.lease import Lease, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
-from tests import postgres
 from tests.conftest import missing
-from tests.workers import PATIENCE, Site, eventually, result
+from tests.support import postgres
+from tests.support.workers import PATIENCE, Site, eventually, result
 
 
 def started() -> Iterator[RedisServer]:
@@ -31,7 +31,7 @@ locks = pytest.fixture(scope="module", name="locks")(started)
 def site(
     broker: RedisServer, locks: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """Workers whose locks are on a Redis of their own."""
+    """Workers with a separate Redis for their locks."""
     with Site(broker, tmp_path_factory.mktemp("faults"), locks=locks.url) as site:
         site.worker("prefork")
         site.worker("threads")
@@ -39,7 +39,7 @@ def site(
 
 
 def hold(site: Site, order: int) -> None:
-    """Hold an order's lock from outside."""
+    """HeldLease an order's lock from outside."""
     request = LeaseRequest(f"order:{order}", "test", 60)
     assert isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
 
@@ -49,9 +49,9 @@ def let_go(site: Site, order: int) -> None:
     site.locks.release(f"order:{order}", "test", min_hold=0, deadline=deadline)
 
 
-def put_back(site: Site) -> int:
-    """How often a worker put a message back so far."""
-    return sum(worker.output.count("is put back") for worker in site.workers)
+def requeues(site: Site) -> int:
+    """How often workers have requeued a message so far."""
+    return sum(worker.output.count("is requeued") for worker in site.workers)
 
 
 def test_the_lock_alone_stops_a_body_that_lost_it_too(site, place):
@@ -70,12 +70,25 @@ def test_g12_a_redis_that_lost_everything_in_the_middle_doubles_nothing(site, pl
     assert len(place.lines("ended-3")) == site.effects(3) == 1
 
 
+@pytest.mark.parametrize("task", ["locked_once", "charge_once"])
+def test_g13_a_lease_that_is_lost_in_an_outage_is_no_attempt(site, place, locks, order, task):
+    sent = site.send(task, order, str(place), "never")
+    place.wait(f"began-{order}")
+    before = requeues(site)
+    locks.pause()
+    try:
+        eventually(lambda: requeues(site) > before)
+    finally:
+        locks.resume()
+    assert result(sent) == 2
+
+
 def test_g13_a_lock_backend_that_is_away_puts_tasks_back(site, place, locks):
-    before = put_back(site)
+    before = requeues(site)
     locks.kill()
     try:
         sent = site.send("charge", 4, str(place))
-        eventually(lambda: put_back(site) > before)
+        eventually(lambda: requeues(site) > before)
         assert sent.state == "RETRY"
     finally:
         locks.restart()
@@ -85,14 +98,14 @@ def test_g13_a_lock_backend_that_is_away_puts_tasks_back(site, place, locks):
 
 def test_a_requeued_task_keeps_its_chain_link_and_chord(site, place):
     hold(site, 5)
-    before = put_back(site)
-    task = "tests.tasks_app.locked"
-    collect = site.app.signature("tests.tasks_app.collect", (str(place), 5))
+    before = requeues(site)
+    task = "tests.support.tasks_app.locked"
+    collect = site.app.signature("tests.support.tasks_app.collect", (str(place), 5))
     chained = chain(
         site.app.signature(task, (5, str(place))).set(link=collect), collect
     ).apply_async()
     chorded = chord(group(site.app.signature(task, (5, str(place))) for _ in range(2)), collect)()
-    eventually(lambda: put_back(site) - before >= 3)
+    eventually(lambda: requeues(site) - before >= 3)
     assert place.lines("began-5") == []
     let_go(site, 5)
     assert isinstance(result(chained), int)
@@ -139,7 +152,7 @@ def test_g12_a_body_longer_than_the_visibility_timeout_is_not_run_beside_itself(
         place.wait("began-8")
         site.redeliver()
         site.worker("solo", 1)
-        eventually(lambda: put_back(site) >= 1, why="the copy met the original")
+        eventually(lambda: requeues(site) >= 1, why="the copy met the original")
         place.open("go")
         assert result(sent) == 1
         eventually(lambda: broker_is_idle(site), why="the copies have ended")

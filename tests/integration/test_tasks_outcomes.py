@@ -18,10 +18,10 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from testproject.servers import RedisServer
-from tests import postgres
 from tests.conftest import missing
-from tests.proxy import How, Proxy
-from tests.workers import Place, Site, eventually, result
+from tests.support import postgres
+from tests.support.proxy import How, Proxy
+from tests.support.workers import Place, Site, eventually, result
 
 TTL = 30.0
 SOON = 10.0
@@ -69,7 +69,7 @@ def site(
         tmp_path_factory.mktemp("outcomes"),
         postgres=database[0] if database else None,
         settings={"DLOCKS": {"default": alias}, "CELERY_BROKER_WRITE_URL": writing.url},
-        tasks="tests.tasks_outcomes",
+        tasks="tests.support.tasks_outcomes",
     ) as site:
         site.worker("prefork")
         yield site
@@ -94,11 +94,11 @@ class Row:
     """What the first run leaves behind.
 
     Attributes:
-        ends: Key of ``tests.tasks_outcomes.ENDINGS``.
+        ends: Key of ``tests.support.tasks_outcomes.ENDINGS``.
         effects: How many are committed; the lock alone rolls nothing back.
         record: Its state.
-        message: ``acknowledged``; or how it comes again: ``retried``, ``put back``,
-            ``requeued``.
+        message: ``acknowledged``; or how it comes again: ``retried``, ``requeued``,
+            ``redelivered``.
         state: Of the result.
         task: Where it is not one of ``recorded`` and ``alone``.
         given: To ``apply_async``. A task may be retried 3 times.
@@ -134,17 +134,17 @@ TABLE = [
     Row("autoretry", 0, "waiting", "parked", "retried", "RETRY", "keeps"),
     Row("Ignore", 1, "succeeded", None, "acknowledged", "PENDING"),
     Row("replace", 1, "succeeded", None, "acknowledged", "SUCCESS"),
-    Row("Reject, requeue", 0, "waiting", None, "requeued", "PENDING"),
+    Row("Reject, requeue", 0, "waiting", None, "redelivered", "PENDING"),
     # Older versions of Celery store no result.
     Row("Reject", 0, "waiting", None, "acknowledged", "FAILURE"),
     Row("waits", 0, "failed", None, "acknowledged", "FAILURE", given={"soft_time_limit": 1}),
-    Row("lost", 0, "waiting", None, "put back", "RETRY"),
+    Row("lost", 0, "waiting", None, "requeued", "RETRY"),
     Row("commit", 1, "succeeded", None, "acknowledged", "SUCCESS", "recorded", commit="done"),
-    Row("commit", 0, "waiting", None, "put back", "RETRY", "recorded", commit="not done"),
+    Row("commit", 0, "waiting", None, "requeued", "RETRY", "recorded", commit="not done"),
     # Nor is there an answer when the record is to be read back.
-    Row("commit", 1, "succeeded", None, "put back", "RETRY", "recorded", commit="unknown"),
+    Row("commit", 1, "succeeded", None, "requeued", "RETRY", "recorded", commit="unknown"),
     Row("lost unseen", 1, "succeeded", None, "acknowledged", "SUCCESS"),
-    Row("killed", 0, "running", None, "requeued", "PENDING"),
+    Row("killed", 0, "running", None, "redelivered", "PENDING"),
     Row("waits, deaf", 0, "running", None, "acknowledged", "FAILURE", given={"time_limit": 1}),
     # Celery sends SIGTERM first, and SIGKILL a tenth of a second later.
     Row("waits", 0, "running or waiting", None, "acknowledged", "FAILURE", given={"time_limit": 1}),
@@ -211,9 +211,9 @@ def settled(site: Site, place: Place, order: int, row: Row) -> str:
     eventually(lambda: messages(site) == 1, why="the first message is acknowledged")
     if came["retries"]:
         return "retried"
-    if came["put back"]:
-        return "put back"
-    return "requeued" if came["redelivered"] else "published by whom?"
+    if came["requeued"]:
+        return "requeued"
+    return "redelivered" if came["redelivered"] else "published by whom?"
 
 
 def lock(site: Site, order: int) -> str | None:
@@ -241,7 +241,7 @@ def test_nobody_comes_between_two_runs_of_a_task_that_keeps_its_lock(site, place
 
 
 def test_g12_a_child_that_dies_after_its_retry_was_published_counts_once(site, place, order):
-    """Both the message and its retry come, and the lock was not parked yet."""
+    """The message and its retry both arrive before the lock is parked."""
     place.open("again")
     sent = site.send("keeps", order, str(place), "retry, and die")
     assert result(sent) == 2
@@ -270,7 +270,7 @@ def test_a_retry_that_will_never_run_gives_up_the_lock_that_was_kept_for_it(
     eventually(lambda: lock(site, order) is None, SOON)
     idle(site)
     assert (len(place.lines(f"came-{order}")), site.effects(order)) == (1, 0)
-    # The record waits, and whoever comes takes it.
+    # The record waits, so the next delivery claims it.
     place.open("again")
     assert result(site.send("keeps", order, str(place), "late retry")) == 2
 

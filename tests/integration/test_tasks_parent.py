@@ -1,4 +1,4 @@
-"""Children of real workers die; their parent gives back what they held.
+"""Children of real workers die; their parent releases their locks.
 
 The TTL is half a minute, so that nothing here is free because its lease has ended.
 """
@@ -16,8 +16,8 @@ from django_dlock import process
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.proxy import Proxy
-from tests.workers import Place, Site, eventually, orders, result
+from tests.support.proxy import Proxy
+from tests.support.workers import Place, Site, eventually, orders, result
 
 TTL = 30.0
 SOON = 10.0
@@ -59,7 +59,7 @@ def site(
         tmp_path_factory.mktemp("parent"),
         locks=locks.url,
         settings={"DLOCKS": {"default": alias}, "CELERY_BROKER_READ_URL": messages.url},
-        tasks="tests.tasks_dying",
+        tasks="tests.support.tasks_dying",
     ) as site:
         site.worker("prefork")
         yield site
@@ -130,6 +130,16 @@ def test_g4_a_dead_childs_lock_is_broken_before_its_message_comes_back(site, pla
     eventually(
         lambda: site.query(events, f"order:{order}") == [("taken_over", "holder_dead")], SOON
     )
+
+
+def test_g4_a_lock_that_the_body_has_acquired_again_is_broken_by_the_parent_too(
+    site: Site, place: Place, order: int
+) -> None:
+    sent = site.send("acquires_again", order, str(place), "never")
+    os.kill(begun(place, order), signal.SIGKILL)
+    assert result(sent) == 2
+    assert broken_by_the_parent(site, order) == 1
+    assert proven_by_others(site) == 0
 
 
 @pytest.mark.parametrize("since", ["the start", "its broker came back"])

@@ -12,9 +12,9 @@ import pytest
 from celery.exceptions import TimeLimitExceeded
 
 from testproject.servers import RedisServer, ServerNotFound
-from tests import postgres
 from tests.conftest import missing
-from tests.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
+from tests.support import postgres
+from tests.support.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
 
 OTHER = "other"
 
@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         with (
             RedisServer() as redis,
             postgres.database() as url,
-            Site(redis, directory, postgres=url, tasks="tests.tasks_pools") as site,
+            Site(redis, directory, postgres=url, tasks="tests.support.tasks_pools") as site,
         ):
             yield site
             for worker in site.workers:
@@ -73,7 +73,7 @@ def told_lost(worker: Worker, order: int) -> bool:
 
 
 def open_pipe(place: Place) -> None:
-    """Let the body that reads from the pipe go on."""
+    """Let the body that reads from the pipe continue."""
     os.close(os.open(place.path / "pipe", os.O_WRONLY))
 
 
@@ -111,7 +111,7 @@ def test_g12_a_body_that_lost_its_lease_is_stopped_and_run_again(site, place, wo
 def test_g12_a_body_that_swallows_the_interruption_is_interrupted_again(
     site, place, worker, order, pool
 ):
-    """And where it returns all the same, it counts for nothing."""
+    """If it returns nevertheless, its result does not count."""
     sent = site.send("swallows", order, str(place), queue=pool)
     place.wait(f"began-{order}")
     site.break_lock(order)
@@ -180,7 +180,7 @@ def test_a_body_in_a_query_is_interrupted_when_that_returns_or_sooner(
 def test_g12_a_body_that_keeps_gevents_hub_from_running_starves_the_renewal(
     site, place, worker, pool, how
 ):
-    """Its lease ends, another runs meanwhile; it sees the loss, and does not count."""
+    """Its lease ends and another run takes place; it notices the loss and does not count."""
     order = next(orders)
     os.mkfifo(place.path / "pipe")
     woken_late = worker.output.count("The watchdog woke")
@@ -219,7 +219,7 @@ def test_a_hard_limit_of_a_greenlet_ends_its_run_and_accuses_no_process(
     assert (site.lease(order), site.effects(order)) == (None, 0)
     assert result(site.send("charge", order, str(place), "never", queue=pool)) == 2
     assert site.record(order) == ("succeeded", 2, 0)
-    assert "could not find what it held" not in worker.output
+    assert "its lock could not be recovered" not in worker.output
 
 
 def test_each_child_that_takes_the_place_of_another_renews_and_gives_back(site, place):

@@ -1,4 +1,4 @@
-"""Workers end in every way there is; locks are given back, and messages come back.
+"""Workers end in every possible way; locks are released, and messages are redelivered.
 
 The TTL is half a minute, so that nothing here is free because its lease has ended.
 """
@@ -18,7 +18,7 @@ from django.test import override_settings
 
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
+from tests.support.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 redis,
                 tmp_path_factory.mktemp("shutdown"),
                 settings=settings,
-                tasks="tests.tasks_dying",
+                tasks="tests.support.tasks_dying",
             ) as site:
                 yield site
     except ServerNotFound as error:

@@ -25,15 +25,15 @@ from django.core.management import call_command
 from kombu.exceptions import OperationalError
 
 from django_dlock import Lock, LockedTask, locks
-from django_dlock.celery.delivery import Delivery
-from django_dlock.celery.reservation import BEYOND, UNCONFIRMED, Carried
+from django_dlock.celery.options import UniqueOptions
+from django_dlock.celery.publishing.reservation import BEYOND, UNCONFIRMED, CarriedReservation
 from django_dlock.lease import LeaseInfo
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.deliveries import effects, in_memory, task, waiting, work
-from tests.faults.aliases import alias, configured
-from tests.proxy import Proxy
-from tests.workers import PATIENCE, ROOT, Place, Site, eventually
+from tests.support.aliases import alias, configured
+from tests.support.deliveries import effects, in_memory, task, waiting, work
+from tests.support.proxy import Proxy
+from tests.support.workers import PATIENCE, ROOT, Place, Site, eventually
 
 numbers = itertools.count(1)
 
@@ -142,14 +142,14 @@ def test_g13_the_lost_reply_of_a_confirmation(app, proxy, how, before_publishing
 def test_g13_the_lost_reply_of_a_give_back(app, proxy, how, monkeypatch):
     made = task(app, unique_until="start")
     sent = made.delay(1)
-    before_the_body = Carried.before_the_body
+    release = CarriedReservation.release_before_body
 
-    def lose(self: Carried, delivery: Delivery) -> None:
+    def lose(self: CarriedReservation, unique: UniqueOptions) -> bool:
         proxy.drop_replies(how=how)
-        before_the_body(self, delivery)
+        return release(self, unique)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Carried, "before_the_body", lose)
+        patched.setattr(CarriedReservation, "release_before_body", lose)
         work(app)
     proxy.wait_until(lambda proxy: proxy.replies_dropped == 1)
     if how == "swallow":
@@ -257,7 +257,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     try:
         with (
             RedisServer() as redis,
-            Site(redis, tmp_path_factory.mktemp("unique"), tasks="tests.tasks_unique") as site,
+            Site(
+                redis, tmp_path_factory.mktemp("unique"), tasks="tests.support.tasks_unique"
+            ) as site,
         ):
             site.worker("prefork", 3)
             yield site
@@ -361,7 +363,7 @@ def test_g13_a_publisher_that_is_killed_takes_nobody_with_it(site, place, order,
     made = twin(site, "starts", "start")
     with busy(site, order):
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.publishing", step, str(order), str(place)],
+            [sys.executable, "-m", "tests.support.publishing", step, str(order), str(place)],
             cwd=ROOT,
             env=site.env,
             stdout=subprocess.PIPE,

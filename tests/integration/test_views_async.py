@@ -12,7 +12,7 @@ from django.test import AsyncRequestFactory, RequestFactory
 
 from django_dlock import Lock, locked_view, views
 from testproject.servers import RedisServer
-from tests.faults.aliases import alias, configured
+from tests.support.aliases import alias, configured
 
 
 @pytest.fixture(autouse=True)
@@ -66,4 +66,4 @@ async def test_a_page_of_refusal_is_rendered_on_a_thread(hops: list[str]) -> Non
         refused = await locked_view("it")(view)(RequestFactory().get("/"))
     assert refused.status_code == 409
     assert b"html" in refused.content
-    assert hops == ["refusal"]
+    assert hops == ["without_lock"]

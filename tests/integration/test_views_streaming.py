@@ -1,4 +1,4 @@
-"""A streamed response holds the lock until it is closed, whoever sends it."""
+"""A streamed response holds the lock until it is closed, whichever thread sends it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
-from django.http import FileResponse, HttpRequest, StreamingHttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
+from django.utils.decorators import method_decorator
+from rest_framework.views import APIView
 
 from django_dlock import Lock, locked_view, locks, signals
 
-pytestmark = pytest.mark.urls(__name__)
+# Closing a response looks at the connections that earlier tests have opened.
+pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db]
 
 on_stream = locked_view("stream", using="local")
 
@@ -81,7 +84,28 @@ async def astream_endless(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(endless())
 
 
+@on_stream
+def tagged(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(chunks(), headers={"ETag": '"tagged"'})
+
+
+@on_stream
+async def atagged(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(achunks(), headers={"ETag": '"atagged"'})
+
+
+class Rest(APIView):
+    authentication_classes = permission_classes = ()
+
+    @method_decorator(on_stream)
+    def get(self, request: Any) -> StreamingHttpResponse:
+        return tagged.__wrapped__(request)  # type: ignore[attr-defined, no-any-return]
+
+
 urlpatterns = [
+    path("tagged/", tagged),
+    path("atagged/", atagged),
+    path("rest/", Rest.as_view()),
     path("stream/", stream),
     path("file/", file),
     path("astream/", astream),
@@ -182,3 +206,48 @@ def test_a_loss_after_the_answer_began_is_logged(caplog: pytest.LogCaptureFixtur
     locks["local"].break_("stream", owner=found.owner)
     response.close()
     assert "After a streamed response" in caplog.text
+
+
+def fresh(kind: str) -> dict[str, str]:
+    """Headers of a client that has what ``kind`` of view gives."""
+    return {"If-None-Match": f'"{kind}"'}
+
+
+class Failing:
+    """A middleware that gives its own answer in the place of the view's."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        self.get_response(request)
+        return HttpResponse("another")
+
+
+@pytest.mark.parametrize("kind", ["tagged", "atagged"])
+@pytest.mark.parametrize(
+    "middleware", ["django.middleware.http.ConditionalGetMiddleware", f"{__name__}.Failing"]
+)
+def test_a_stream_that_a_middleware_replaces_releases(
+    kind: str, middleware: str, settings: Any
+) -> None:
+    """Django never closes the response that is not sent, as with 304 (Not Modified)."""
+    settings.MIDDLEWARE = [middleware]
+    response = Client().get(f"/{kind}/", headers=fresh(kind))
+    assert response.status_code in (200, 304)
+    assert not response.streaming
+    assert not held()
+
+
+async def test_a_stream_that_a_middleware_replaces_releases_under_asgi(settings: Any) -> None:
+    settings.MIDDLEWARE = ["django.middleware.http.ConditionalGetMiddleware"]
+    response = await AsyncClient().get("/atagged/", headers=fresh("atagged"))
+    assert response.status_code == 304
+    assert not held()
+
+
+def test_a_stream_of_a_rest_framework_view_that_is_replaced_releases(settings: Any) -> None:
+    """Its request is not Django's own, which the server closes."""
+    settings.MIDDLEWARE = ["django.middleware.http.ConditionalGetMiddleware"]
+    assert Client().get("/rest/", headers=fresh("tagged")).status_code == 304
+    assert not held()

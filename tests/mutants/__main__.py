@@ -1,10 +1,10 @@
 """Takes out one mechanism per guarantee and sees whether the guarantee's tests notice.
 
-    python -m tests.mutants [--list] [--jobs N] [G1 …]
+    python -m tests.mutants [--list] [--jobs N] [G1 … | NAME …]
 
-Each patch beside this file says in its head which guarantee it breaks, how, and by which tests
-that must show. It is applied to a copy of the working tree; the tree itself stays untouched.
-Exit code 0 only if every mutant went red.
+Each patch, such as ``g05/own_grant_unknown.patch``, says in its head which guarantee it breaks,
+how, and which tests must fail then. It is applied to a copy of the working tree; the tree itself
+stays untouched. Exit code 0 only if every mutant went red.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ class Mutant:
         if set(fields) != {"Guarantee", "Breaks"} or not tests:
             raise SystemExit(f"{patch.name}: its head must say Guarantee:, Breaks: and Test:")
         return cls(patch, fields["Guarantee"], fields["Breaks"], tuple(tests))
+
+    def answers_to(self, word: str) -> bool:
+        """Whether ``word`` is its guarantee, or a part of its name."""
+        return word.upper() == self.guarantee or (
+            word.upper() not in ("COST", *(f"G{number}" for number in range(1, 16)))
+            and word in self.patch.stem
+        )
 
 
 @dataclass(frozen=True)
@@ -152,16 +159,26 @@ def imported_from(tree: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("guarantees", nargs="*", metavar="G1", help="only these (default: all)")
+    parser.add_argument(
+        "wanted",
+        nargs="*",
+        metavar="G1|NAME",
+        help="only those of a guarantee, or with this in their name (default: all)",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
     parser.add_argument("--list", action="store_true", help="show the mutants and run none")
     options = parser.parse_args(arguments)
-    wanted = {name.upper() for name in options.guarantees}
-    mutants = [Mutant.read(patch) for patch in sorted(HERE.glob("[0-9]*.patch"))]
-    unknown = wanted - {mutant.guarantee for mutant in mutants}
-    if unknown:
-        parser.error(f"no mutant of {', '.join(sorted(unknown))}")
-    mutants = [mutant for mutant in mutants if not wanted or mutant.guarantee in wanted]
+    # New ones are tried first as plain files beside this one.
+    patches = sorted([*HERE.glob("*/*.patch"), *HERE.glob("*.patch")])
+    mutants = [Mutant.read(patch) for patch in patches]
+    for word in options.wanted:
+        if not any(mutant.answers_to(word) for mutant in mutants):
+            parser.error(f"no mutant of {word}")
+    mutants = [
+        mutant
+        for mutant in mutants
+        if not options.wanted or any(mutant.answers_to(word) for word in options.wanted)
+    ]
     if options.list:
         for mutant in mutants:
             print(f"{mutant.guarantee:<4} {mutant.what}")
@@ -189,8 +206,8 @@ def run_all(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
             with mouth:
                 done += 1
                 print(
-                    f"[{done}/{len(mutants)}] {mutant.patch.stem}: {result.verdict} "
-                    f"({result.seconds:.0f} s)",
+                    f"[{done}/{len(mutants)}] {mutant.guarantee} {mutant.patch.stem}: "
+                    f"{result.verdict} ({result.seconds:.0f} s)",
                     flush=True,
                 )
                 if result.verdict not in GOOD:

@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery, shared_task
 from django.db import models
 from django.http import HttpRequest, HttpResponse
+from django.test import SimpleTestCase
 from django.utils.decorators import method_decorator
 from django.views import View
 from typing_extensions import assert_type
@@ -25,6 +26,8 @@ from django_dlock import (
     locks,
 )
 from django_dlock.lease import LeaseInfo
+from django_dlock.management import LockedCommand
+from django_dlock.testing import local_locks
 from testproject.shop.models import Stock
 
 
@@ -166,6 +169,38 @@ async def fences_in_coroutines(stock: Stock) -> int:
     async with Lock(f"stock:{stock.article}") as lock:
         await lock.fence(stock).asave()
         return await lock.fence(Stock.objects.all()).aupdate(count=2)
+
+
+class ImportFeed(LockedCommand):
+    lock_key = "import:{feed}"
+    lock_wait = 60
+    lock_max_hold = dt.timedelta(hours=4)
+    contended_exit_code = 75
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        assert_type(self.lock, Lock)
+        self.lock.check()
+
+
+class ImportByCallable(LockedCommand):
+    @staticmethod
+    def lock_key(feed: str, **options: Any) -> str:
+        return f"import:{feed}"
+
+
+@local_locks(WAIT=0)
+class ImportTests(SimpleTestCase):
+    def test_it(self) -> None:
+        with local_locks(), Lock("import:news"):
+            pass
+
+
+@local_locks()
+def tests_a_function(number: int) -> int:
+    return number
+
+
+assert_type(tests_a_function(1), int)
 
 
 def operates() -> list[str]:

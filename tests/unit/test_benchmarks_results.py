@@ -21,7 +21,7 @@ def result(
     ours: list[float], *, trips: float = 2.0, started: str = "2026-01-01T00:00:00Z"
 ) -> Result:
     row = RowResult(
-        "cycle.same",
+        "cycle.idle.same",
         "One name",
         (CYCLE, TRIPS),
         subjects={
@@ -52,10 +52,10 @@ def test_a_stored_result_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_the_file_tells_ratios_and_verdicts_to_those_without_our_code(tmp_path: Path) -> None:
     data = json.loads(store.write(FIRST, tmp_path).read_text())
-    told = data["rows"]["cycle.same"]["subjects"][OURS]["series"]["cycle"]["ratio"]
+    told = data["rows"]["cycle.idle.same"]["subjects"][OURS]["series"]["cycle"]["ratio"]
     assert told["spread"]["median"] == pytest.approx(1.1)
     assert told["percentiles"]["99"] == pytest.approx(1.5)
-    assert {verdict["budget"]["row"] for verdict in data["verdicts"]} == {"cycle.same"}
+    assert {verdict["budget"]["row"] for verdict in data["verdicts"]} == {"cycle.idle.same"}
 
 
 def test_the_latest_results_are_found_in_their_order(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_comparison_names_what_moved_and_what_else_differs() -> None:
     second.environment["packages"] = {"redis": "8.2.0"}
     second.rows["new"] = RowResult("new", "New", ())
     said = compare.render(FIRST, second)
-    assert "cycle.same, django-dlock: cycle is worse, 1.10 × → 1.50 ×" in said
+    assert "cycle.idle.same, django-dlock: cycle is worse, 1.10 × → 1.50 ×" in said
     assert "They differ in redis: 8.1.0 → 8.2.0" in said
     assert "Only in B: new" in said
     assert "Nothing moved" in compare.render(FIRST, FIRST)
@@ -99,16 +99,16 @@ def test_a_comparison_names_what_moved_and_what_else_differs() -> None:
 
 def test_the_report_shows_numbers_reasons_and_verdicts() -> None:
     budgets = [
-        Budget("cycle.same", "cycle", "most", 1.05, aim=0.85),
-        Budget("cycle.same", "round_trips", "most", 2),
-        Budget("cycle.same", "commands", "most", 2),
+        Budget("cycle.idle.same", "cycle", "most", 1.05, aim=0.85),
+        Budget("cycle.idle.same", "round_trips", "most", 2),
+        Budget("cycle.idle.same", "commands", "most", 2),
     ]
     said = render(FIRST, judge(FIRST.rows.values(), budgets))
     assert "110 µs" in said
     assert "gone cannot: is not installed" in said
     assert "BEHIND by 5%" in said
     assert "NOT MEASURED" in said
-    assert "django-dlock: defaults (cycle.same)" in said
+    assert "django-dlock: defaults (cycle)" in said
     assert "No peer is ahead" in said
 
 

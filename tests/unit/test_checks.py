@@ -5,21 +5,24 @@ from __future__ import annotations
 import ast
 import copy
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.conf import settings
 from django.core import checks as django_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection, connections
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 import django_dlock
-from django_dlock import checks, locks
-from testproject.servers import RedisServer
+from django_dlock import checks, idempotency, locks
+from django_dlock.backends.base import AliasOptions, Problem
+from django_dlock.backends.local import LocalBackend
+from django_dlock.idempotency import ClaimRequest
 
 REDIS = "django_dlock.backends.redis.RedisBackend"
 LOCAL = "django_dlock.backends.local.LocalBackend"
@@ -33,6 +36,18 @@ def ids(messages: list[django_checks.CheckMessage]) -> list[str]:
 
 def entry(location: str = "redis://h/0", **more: Any) -> dict[str, Any]:
     return {"default": {"BACKEND": REDIS, "LOCATION": location, **more}}
+
+
+class Several(LocalBackend):
+    """On more than one server."""
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return []
+
+
+def several(*locations: str) -> dict[str, Any]:
+    return {"default": {"BACKEND": f"{__name__}.Several", "LOCATION": locations}}
 
 
 def cache(location: Any, backend: str = DJANGO, **options: Any) -> dict[str, Any]:
@@ -60,11 +75,11 @@ def test_every_id_in_the_code_belongs_to_one_message() -> None:
     for file in root.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found = re.fullmatch(r"django_dlock\.([EW]\d{3})", node.value)
+                found = re.fullmatch(r"django_dlock\.([EIW]\d{3})", node.value)
                 if found:
                     places.setdefault(found[1], set()).add(f"{file}:{node.lineno}")
     assert {check_id for check_id, where in places.items() if len(where) > 1} == set()
-    assert {"E008", "W001", "W002", "W003", "W004", "W005"} <= set(places)
+    assert {"E008", "W001", "W002", "W004", "W005"} <= set(places)
 
 
 # -- errors --------------------------------------------------------------------------------
@@ -78,12 +93,25 @@ def test_a_problem_of_the_settings_is_an_error_with_its_hint() -> None:
     assert "'TTL'" in str(error.hint)
 
 
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 def test_a_project_without_a_place_for_locks_is_told_so() -> None:
     memory = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    with override_settings(DLOCKS=None, CACHES=memory):
+    with override_settings(DLOCKS=None, CACHES=memory, DATABASES={}):
         (error,) = checks.check_settings()
     assert error.id == "django_dlock.E002"
     assert "not a Redis cache" in error.msg
+
+
+@pytest.mark.django_db
+def test_i001_a_project_that_says_nothing_is_told_that_its_database_has_the_locks() -> None:
+    memory = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    with override_settings(DLOCKS=None, CACHES=memory):
+        assert checks.check_settings() == []
+        assert ids(checks.check_deployment()) == ["I001"]
+        # Whoever has said so is told nothing.
+        backend = {"BACKEND": "django_dlock.backends.database.DatabaseBackend"}
+        with override_settings(DLOCKS={"default": backend}):
+            assert checks.check_settings() == checks.check_deployment() == []
 
 
 @pytest.mark.parametrize(
@@ -99,6 +127,20 @@ def test_e008_a_backend_that_cannot_be_made(dlocks: dict[str, Any]) -> None:
         assert ids(checks.check_settings()) == ["E008"]
 
 
+class Picky(LocalBackend):
+    """A backend of another package, with its own id."""
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return [Problem("shop.E001", "Not this one.", "Take another.")]
+
+
+def test_a_backend_of_another_package_gives_its_own_ids() -> None:
+    with override_settings(DLOCKS={"default": {"BACKEND": f"{__name__}.Picky"}}):
+        (error,) = checks.check_settings()
+    assert error.id == "shop.E001"
+
+
 # -- W001 ----------------------------------------------------------------------------------
 
 SHARED = [
@@ -110,6 +152,7 @@ SHARED = [
     (entry("redis://h/3"), cache("redis://h/3", db=4)),
     (entry("unix:///run/redis.sock?db=1"), cache("unix:///run/redis.sock?db=1")),
     (entry("redis://h/4"), cache("redis://h/4", DJANGO_REDIS)),
+    (several("redis://a/4", "redis://h/4"), cache("redis://h/4")),
     (entry("redis://h/4"), cache("redis://h", DJANGO_REDIS, CONNECTION_POOL_KWARGS={"db": 4})),
     ({"default": {"BACKEND": REDIS, "CACHE": "default"}}, cache("redis://h/0")),
     (None, cache("redis://h/0")),
@@ -165,40 +208,18 @@ def test_w002_locks_of_one_process() -> None:
         assert ids(checks.check_deployment()) == ["W002"]
 
 
-def test_w003_a_redis_that_evicts_when_it_is_full(own_redis: RedisServer) -> None:
-    client = redis.Redis.from_url(own_redis.url)
-    with override_settings(DLOCKS=entry(own_redis.url)):
-        assert checks.check_deployment() == []
-        client.config_set("maxmemory-policy", "volatile-ttl")
-        # Without a limit it is never full.
-        assert checks.check_deployment() == []
-        client.config_set("maxmemory", "100mb")
-        (warning,) = checks.check_deployment()
-        assert warning.id == "django_dlock.W003"
-        assert "'volatile-ttl'" in warning.msg
-        client.config_set("maxmemory-policy", "noeviction")
-        assert checks.check_deployment() == []
-
-
-def test_a_redis_that_does_not_answer_fails_no_check(own_redis: RedisServer) -> None:
-    own_redis.stop()
-    with override_settings(DLOCKS=entry(own_redis.url)):
-        assert checks.check_deployment() == []
-
-
 def test_w004_sqlite_with_deferred_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/x.sqlite3", "OPTIONS": {}}
-    with override_settings(DLOCKS=entry("redis://127.0.0.1:1/0")):
+    with override_settings(DLOCKS={"default": {"BACKEND": LOCAL}}):
         monkeypatch.setattr(connections, "settings", {"default": sqlite})
-        (warning,) = checks.check_deployment()
-        assert warning.id == "django_dlock.W004"
+        assert ids(checks.check_deployment()) == ["W002", "W004"]
         for cured in (
             {**sqlite, "OPTIONS": {"transaction_mode": "immediate"}},
             {**sqlite, "NAME": ":memory:"},
             {**sqlite, "ENGINE": "django.db.backends.postgresql"},
         ):
             monkeypatch.setattr(connections, "settings", {"default": cured})
-            assert checks.check_deployment() == []
+            assert ids(checks.check_deployment()) == ["W002"]
 
 
 @pytest.mark.django_db
@@ -210,6 +231,36 @@ def test_w005_migrations_that_are_not_applied() -> None:
     (warning,) = checks.check_migrations(databases=["default"])
     assert warning.id == "django_dlock.W005"
     assert "0001_initial" in warning.msg
+
+
+@pytest.mark.django_db
+def test_w007_runs_under_an_alias_that_is_not_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_records() == []
+    request = ClaimRequest("s", "k", "p", timedelta(1), "gone", "n", "o")
+    claimed = idempotency.claim(request, holds=lambda *holder: True)
+    assert isinstance(claimed, idempotency.Claim)
+    (warning,) = checks.check_records(databases=["default"])
+    assert warning.id == "django_dlock.W007"
+    assert "'gone'" in warning.msg
+    # Of a large table the latest records only, by their primary key.
+    monkeypatch.setattr(checks, "LATEST_RECORDS", 2)
+    for key in ("another", "a third"):
+        assert checks.check_records(databases=["default"]) == [warning]
+        later = ClaimRequest("s", key, "p", timedelta(1), "default", "n", "o")
+        idempotency.claim(later, holds=lambda *holder: True)
+    with CaptureQueriesContext(connection) as queries:
+        assert checks.check_records(databases=["default"]) == []
+    for query in queries:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
+            plan = str(cursor.fetchall())
+        assert "USING INTEGER PRIMARY KEY" in plan or "SEARCH" in plan, plan
+    monkeypatch.undo()
+    idempotency.complete(claimed)
+    assert checks.check_records(databases=["default"]) == []
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_dlock_idempotencyrecord RENAME TO elsewhere")
+    assert checks.check_records(databases=["default"]) == []
 
 
 # -- the app -------------------------------------------------------------------------------

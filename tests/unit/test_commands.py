@@ -13,10 +13,11 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 from django.utils import timezone
 
-from django_dlock import events, locks, process, signals
+from django_dlock import clock, locks, process, signals
 from django_dlock.backends.local import LocalBackend
+from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Lease, LeaseInfo, LeaseRequest
+from django_dlock.lease import Lease, LeaseInfo, LeaseRequest, Renewal
 from django_dlock.management.commands.clear_stale_locks import _is_stale
 from django_dlock.models import IdempotencyRecord, LockEvent
 
@@ -47,7 +48,7 @@ class DownBackend(LocalBackend):
 class BreaksNothing(LocalBackend):
     """Every lock changes hands between the look and the break."""
 
-    def break_(self, name, *, owner, reason="broken"):
+    def break_(self, name, *, owner):
         return False
 
 
@@ -70,7 +71,7 @@ def hold(name, alias="one", owner="owner", **facts):
 def say_goodbye(alias="one"):
     """This process tells that it is dead, which is a proof."""
     backend = locks[alias]
-    backend.goodbye(process.current().id, deadline=backend.call_deadline())
+    backend.deregister(process.current().id, deadline=backend.call_deadline())
 
 
 def run(command, **options):
@@ -113,6 +114,23 @@ def test_the_json_gives_a_terminal_no_orders_and_survives_half_characters():
 
 def test_list_locks_says_so_when_nothing_is_held():
     assert run("list_locks").out == "No lock is held.\n"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("import", "No held lock has the name 'import'. --name needs the whole name; * matches"),
+        ("import:*", "No held lock has a name that matches 'import:*'."),
+    ],
+)
+def test_list_locks_says_what_it_looked_for(pattern, told):
+    hold("report:daily")
+    assert run("list_locks", name=pattern).out.startswith(told)
+
+
+def test_list_locks_shows_the_id_of_a_task():
+    hold("order:1", metadata='{"task_name": "shop.charge", "task_id": "9f-42"}')
+    assert "shop.charge[9f-42]" in run("list_locks").out
 
 
 def test_list_locks_prints_exactly_the_promised_keys_as_json():
@@ -226,7 +244,9 @@ def test_clear_stale_locks_frees_what_a_dead_process_holds_and_writes_it_down():
     say_goodbye()
     assert [lock["name"] for lock in run_json("clear_stale_locks")] == ["order:1"]
     assert locks["one"].get("order:1") is None
-    assert locks["one"].last_end("order:1") == ("owner", "broken")
+    renewal = Renewal("order:1", "owner", 30.0)
+    (told,) = locks["one"].renew([renewal], process="p", deadline=clock.now() + 1)
+    assert told.outcome == "broken"
     event = LockEvent.objects.get(name="order:1")
     assert (event.event, event.name, event.alias) == ("broken", "order:1", "one")
     assert (event.reason, event.owner, event.token) == ("command", "owner", lease.token)
@@ -235,6 +255,7 @@ def test_clear_stale_locks_frees_what_a_dead_process_holds_and_writes_it_down():
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("lock_events")
 def test_clear_stale_locks_sends_broken_before_it_ends():
     hold("order:1")
     say_goodbye()
@@ -246,7 +267,7 @@ def test_clear_stale_locks_sends_broken_before_it_ends():
     signals.broken.connect(receiver)
     # The events thread is busy at first: the command waits for it.
     gate = threading.Event()
-    events.call(gate.wait)
+    dispatch.call(gate.wait)
     threading.Timer(0.2, gate.set).start()
     try:
         run("clear_stale_locks")
@@ -313,7 +334,7 @@ def test_a_database_that_does_not_answer_keeps_no_lock_from_being_cleared(monkey
     def refuse(*args, **facts):
         raise DatabaseError("no database")
 
-    monkeypatch.setattr("django_dlock.lock_events.record", refuse)
+    monkeypatch.setattr("django_dlock.audit.record", refuse)
     hold("order:1")
     say_goodbye()
     answer = run("clear_stale_locks")
@@ -326,6 +347,15 @@ def test_an_alias_that_does_not_answer_fails_the_clearing(settings):
     settings.DLOCKS = {"down": {"BACKEND": f"{__name__}.DownBackend"}}
     locks.reset()
     assert exit_code("clear_stale_locks") == 1
+
+
+def test_a_dry_run_without_an_answer_does_not_say_that_nothing_is_stale(settings):
+    settings.DLOCKS = {"down": {"BACKEND": f"{__name__}.DownBackend"}, "up": {"BACKEND": LOCAL}}
+    locks.reset()
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="nobody answers"):
+        call_command("clear_stale_locks", dry_run=True, stdout=out)
+    assert out.getvalue() == "No answer.\n"
 
 
 def info(**facts):
@@ -342,7 +372,7 @@ def info(**facts):
         "waiting": 0,
         "process": process.current(),
         "holder_state": "alive",
-        "unheard": 0.0,
+        "silent_for": 0.0,
         **facts,
     }
     return LeaseInfo(**values)
@@ -354,12 +384,12 @@ def info(**facts):
         ({}, {}, False),
         ({"holder_state": "dead"}, {}, True),
         ({"ttl": None}, {}, True),
-        ({"holder_state": "silent", "unheard": 60.0}, {}, False),
-        ({"holder_state": "silent", "unheard": 60.0}, {"silent_for": 60.0}, True),
-        ({"holder_state": "silent", "unheard": 60.0}, {"silent_for": 61.0}, False),
-        ({"holder_state": "silent", "unheard": None}, {"silent_for": 0.0}, False),
-        ({"holder_state": "silent", "unheard": 60.0}, {"older_than": 50.0}, False),
-        ({"unheard": 60.0}, {"silent_for": 10.0}, False),
+        ({"holder_state": "silent", "silent_for": 60.0}, {}, False),
+        ({"holder_state": "silent", "silent_for": 60.0}, {"silent_for": 60.0}, True),
+        ({"holder_state": "silent", "silent_for": 60.0}, {"silent_for": 61.0}, False),
+        ({"holder_state": "silent", "silent_for": None}, {"silent_for": 0.0}, False),
+        ({"holder_state": "silent", "silent_for": 60.0}, {"older_than": 50.0}, False),
+        ({"silent_for": 60.0}, {"silent_for": 10.0}, False),
         ({}, {"older_than": 50.0}, False),
         ({}, {"older_than": 50.0, "force": True}, True),
         ({}, {"older_than": 101.0, "force": True}, False),
@@ -419,7 +449,7 @@ def test_purging_fails_with_exit_code_1_when_the_database_does_not_answer(monkey
         yield 3
         raise DatabaseError("gone")
 
-    monkeypatch.setattr("django_dlock.idempotency.purge", purge)
+    monkeypatch.setattr("django_dlock.retention.purge", purge)
     assert exit_code("purge_idempotency_records") == 1
 
 
@@ -430,3 +460,26 @@ def test_the_exit_code_reaches_the_shell():
     with pytest.raises(SystemExit) as caught:
         execute_from_command_line(["manage.py", "list_locks", "--using", "three"])
     assert caught.value.code == 2
+
+
+# -- purge_lock_events ---------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_purging_lock_events_leaves_the_younger_ones():
+    now = timezone.now()
+    for days in (1, 20, 40, 100, 200):
+        LockEvent.objects.create(
+            when=now - dt.timedelta(days=days), event="lost", alias="one", name=f"{days}"
+        )
+    assert run("purge_lock_events", verbosity=0).out == "2 lock events were deleted.\n"
+    answer = run("purge_lock_events", older_than=30, batch_size=1)
+    assert answer.err.splitlines() == ["1 deleted so far"]
+    # Losses of other tests' locks may be recorded meanwhile.
+    left = LockEvent.objects.filter(alias="one")
+    assert set(left.values_list("name", flat=True)) == {"1", "20"}
+
+
+@pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
+def test_purging_lock_events_refuses_wrong_usage(days):
+    assert exit_code("purge_lock_events", older_than=days) == 2

@@ -11,6 +11,9 @@ from django.core.cache.backends.redis import RedisCache
 from django.test import override_settings
 
 from django_dlock import Lock, conf, locks
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.local import LocalBackend
+from django_dlock.backends.redis.config import is_redis_cache
 from django_dlock.exceptions import InvalidLockBackend
 
 REDIS = "django_dlock.backends.redis.RedisBackend"
@@ -22,6 +25,24 @@ MEMORY = "django.core.cache.backends.locmem.LocMemCache"
 
 class OurCache(RedisCache):
     """A project's own, over Django's."""
+
+
+class Layered(LocalBackend):
+    """Built upon the aliases in its LOCATION."""
+
+    @classmethod
+    def aliases_named(cls, options: AliasOptions) -> tuple[str, ...]:
+        return tuple(options.location or ())
+
+
+def layered(**named: list[str] | None) -> dict[str, Any]:
+    """Aliases, and upon which others each of them is built."""
+    return {
+        alias: {"BACKEND": LOCAL}
+        if others is None
+        else {"BACKEND": f"{__name__}.Layered", "LOCATION": others}
+        for alias, others in named.items()
+    }
 
 
 def redis_cache(backend: str = DJANGO) -> dict[str, Any]:
@@ -46,6 +67,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (options.alias, options.backend, options.key_prefix) == ("default", LOCAL, "dlock")
     assert (options.ttl, options.wait, options.max_hold) == (30.0, 10.0, 86400.0)
     assert (options.command_timeout, dict(options.options)) == (1.0, {})
+    assert options.outage_patience == 5.0
 
 
 def test_every_key_is_read() -> None:
@@ -55,12 +77,22 @@ def test_every_key_is_read() -> None:
         TTL=60,
         WAIT=dt.timedelta(minutes=1),
         MAX_HOLD=3600,
-        OPTIONS={"command_timeout": 0.5, "more": 1},
+        OPTIONS={"command_timeout": 0.5, "outage_patience": 0},
     )
     assert (options.location, options.key_prefix) == ("redis://h/1", "shop")
     assert (options.ttl, options.wait, options.max_hold) == (60.0, 60.0, 3600.0)
-    # The rest is the backend's own.
-    assert (options.command_timeout, dict(options.options)) == (0.5, {"more": 1})
+    assert (options.command_timeout, options.outage_patience) == (0.5, 0.0)
+    assert dict(options.options) == {}
+
+
+def test_a_location_may_be_a_list() -> None:
+    assert read(LOCATION=["redis://a/1", "redis://b/1"]).location == ("redis://a/1", "redis://b/1")
+
+
+def test_the_rest_of_the_options_is_the_backends_own() -> None:
+    entry = {"BACKEND": REDIS, "LOCATION": "redis://h/0"}
+    with override_settings(DLOCKS={"default": {**entry, "OPTIONS": {"spin": 0}}}):
+        assert conf.alias_options("default").options == {"spin": 0}
 
 
 @pytest.mark.parametrize(("wait", "read_as"), [(None, None), (0, 0.0)])
@@ -77,12 +109,25 @@ def test_without_dlocks_the_default_follows_a_redis_cache(backend: str) -> None:
     assert (options.backend, options.cache) == (REDIS, "default")
 
 
-def test_without_dlocks_and_a_redis_cache_there_is_no_place_and_no_silent_one() -> None:
+def test_without_dlocks_and_a_redis_cache_the_default_is_the_database() -> None:
     with override_settings(DLOCKS=None, CACHES={"default": {"BACKEND": MEMORY}}):
-        with pytest.raises(InvalidLockBackend, match=r"not a Redis cache\. Set DLOCKS = "):
-            Lock("it")
-        with pytest.raises(InvalidLockBackend, match=r"'other'.* 'default' only"):
+        assert conf.alias_options("default").backend == conf.DATABASE_BACKEND
+        assert conf.problems() == []
+        with pytest.raises(InvalidLockBackend, match=r"'other'.* only 'default'"):
             conf.alias_options("other")
+
+
+@pytest.mark.parametrize("databases", [{}, {"default": {}}, {"other": {"ENGINE": "x"}}])
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
+def test_without_dlocks_redis_cache_or_database_there_is_no_place_and_no_silent_one(
+    databases: Any,
+) -> None:
+    caches = {"default": {"BACKEND": MEMORY}}
+    with (
+        override_settings(DLOCKS=None, CACHES=caches, DATABASES=databases),
+        pytest.raises(InvalidLockBackend, match=r"DATABASES\['default'\] is not set\. Define"),
+    ):
+        Lock("it")
 
 
 def test_aliases_are_those_of_dlocks() -> None:
@@ -91,6 +136,8 @@ def test_aliases_are_those_of_dlocks() -> None:
         with pytest.raises(InvalidLockBackend, match=r"'default' in DLOCKS.*\['a', 'b'\]"):
             Lock("it")
 
+
+SHORT = {"OPTIONS": {"command_timeout": 0.2}}
 
 # -- what is wrong -------------------------------------------------------------------------
 
@@ -116,13 +163,36 @@ WRONG = [
         {"default": {"BACKEND": LOCAL, "OPTIONS": {"command_timeout": 0}}},
         r"\['command_timeout'\] is 0.*more than 0",
     ),
-    ("E006", {"default": {"BACKEND": REDIS}}, "either 'CACHE' or 'LOCATION'"),
+    ("E006", {"default": {"BACKEND": REDIS}}, "neither 'CACHE' nor 'LOCATION'"),
     (
         "E006",
         {"default": {"BACKEND": REDIS, "CACHE": "default", "LOCATION": "redis://h/0"}},
-        "either 'CACHE' or 'LOCATION'",
+        "not both",
     ),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h/x"}}, "the database 'x'"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h?db=x"}}, "the database 'x'"),
     ("E006", {"default": {"BACKEND": REDIS, "CACHE": "locks"}}, "CACHES does not define"),
+    (
+        "E006",
+        {"default": {"BACKEND": REDIS, "LOCATION": ["redis://a/0", "redis://b/0"]}},
+        "is a list, but .* one Redis",
+    ),
+    ("E004", {"default": {"BACKEND": LOCAL, "LOCATION": []}}, r"\['LOCATION'\] is \[\]"),
+    (
+        "E004",
+        {"default": {"BACKEND": LOCAL, "LOCATION": ["a", ""]}},
+        r"\['LOCATION'\] is \['a', ''\]",
+    ),
+    (
+        "E005",
+        {"default": {"BACKEND": LOCAL, "OPTIONS": {"outage_patience": -1}}},
+        r"\['outage_patience'\] is -1.*at least 0",
+    ),
+    ("E008", {"default": {"BACKEND": LOCAL, "OPTIONS": {"spin": 0}}}, r"OPTIONS'\] has \['spin'\]"),
+    ("E008", {"default": {"BACKEND": "nowhere.Backend"}}, "cannot import 'nowhere.Backend'"),
+    ("E008", {"default": {"BACKEND": "django.http.HttpRequest"}}, "is not a subclass"),
+    ("E009", layered(default=["a", "b"], a=None), "names the alias 'b', which DLOCKS does not"),
+    ("E009", layered(default=["default"]), "uses itself: 'default' → 'default'"),
     ("E007", {"default": {"BACKEND": LOCAL, "TTL": 2.9}}, "less than 3 times the command_timeout"),
     (
         "E007",
@@ -130,6 +200,12 @@ WRONG = [
         "less than 3 times the command_timeout of 11 s",
     ),
 ]
+
+
+def test_a_ttl_of_exactly_three_times_the_command_timeout_is_enough() -> None:
+    # 3 * 0.2 is more than 0.6 to a computer.
+    assert read(TTL=0.6, OPTIONS={"command_timeout": 0.2}).ttl == 0.6
+    assert len(problems({"default": {"BACKEND": LOCAL, "TTL": 0.5999, **SHORT}})) == 1
 
 
 @pytest.mark.parametrize(("check_id", "dlocks", "message"), WRONG)
@@ -154,7 +230,7 @@ def test_a_cache_that_is_no_redis_is_told() -> None:
 
 
 def test_a_cache_that_cannot_be_imported_is_no_redis() -> None:
-    assert not conf.is_redis_cache("nowhere.Cache")
+    assert not is_redis_cache("nowhere.Cache")
 
 
 def test_everything_wrong_over_all_aliases_is_told_at_once() -> None:
@@ -168,6 +244,22 @@ def test_one_wrong_alias_does_not_stop_the_others() -> None:
             pass
         with pytest.raises(InvalidLockBackend):
             Lock("it", using="bad")
+
+
+# -- aliases that name aliases -------------------------------------------------------------
+
+
+def test_a_backend_reaches_the_aliases_that_it_names() -> None:
+    with override_settings(DLOCKS=layered(default=["a", "b"], a=["b"], b=None)):
+        assert conf.problems() == []
+        assert locks["default"].other("b") is locks["b"]
+
+
+def test_a_circle_of_aliases_is_told_to_each_of_them_and_to_nobody_else() -> None:
+    found = problems(layered(default=["a"], a=["b", "c"], b=None, c=["a"]))
+    assert [problem.id for problem in found] == ["E009", "E009"]
+    assert "'a' → 'c' → 'a'" in found[0].message
+    assert "'c' → 'a' → 'c'" in found[1].message
 
 
 # -- durations -----------------------------------------------------------------------------

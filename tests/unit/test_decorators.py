@@ -138,9 +138,9 @@ class Account:
 def test_methods_name_the_lock_by_what_is_stable_in_self() -> None:
     assert Account(5).rebuild()
     assert Account.open(6)
-    with pytest.raises(TypeError, match=r"the field \{self\}.*Name an attribute"):
+    with pytest.raises(TypeError, match=r"the field \{self\}.*Use an attribute"):
         Account(5).unstable()
-    with pytest.raises(TypeError, match=r"the argument 'self' holds .* no stable form"):
+    with pytest.raises(TypeError, match=r"the argument 'self' contains .* no stable form"):
         Account(5).digested()
 
 
@@ -212,13 +212,15 @@ async def asynchronous_generator() -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("function", [generator, asynchronous_generator])
 def test_generator_functions_are_refused(function: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match="Take the Lock inside it"):
+    with pytest.raises(TypeError, match="Use a Lock inside it"):
         locked("it", using="local")(function)
 
 
 @pytest.mark.parametrize("thing", [classmethod(plain), staticmethod(plain)])
 def test_the_order_of_decorators_is_told(thing: Any) -> None:
-    with pytest.raises(TypeError, match=r"stands below @(class|static)method, not above it, on"):
+    with pytest.raises(
+        TypeError, match=r"Put @locked below @(class|static)method, not above it, on"
+    ):
         locked("it", using="local")(thing)
 
 

@@ -14,8 +14,11 @@ from testproject.demo.report import (
     LOCKED,
     PLAIN,
     RECORD,
+    ROWS,
     Span,
     Tally,
+    conclusion,
+    legend,
     overlaps,
     spans,
     table,
@@ -117,8 +120,12 @@ def test_doubles_and_losses_are_counted_over_the_published_orders() -> None:
     assert tally.deliveries == 1
 
 
-GOOD = Tally(3, 6, 6, 3, 0, 0, 0, (0.1, 0.2))
-SHOWN = {PLAIN: replace(GOOD, effects=5, doubles=2, overlaps=1), LOCKED: GOOD, RECORD: GOOD}
+GOOD = Tally(3, 6, 6, 3, 0, 0, 0, (0.1, 0.2), (4.0,), 0)
+SHOWN = {
+    PLAIN: replace(GOOD, effects=5, doubles=2, overlaps=1, charged_again=2),
+    LOCKED: replace(GOOD, effects=4, doubles=1, charged_again=1),
+    RECORD: GOOD,
+}
 
 
 def test_a_demonstration_that_showed_everything_has_no_failure() -> None:
@@ -132,7 +139,8 @@ def test_a_demonstration_that_showed_everything_has_no_failure() -> None:
         (LOCKED, replace(GOOD, overlaps=1), "overlap"),
         (RECORD, replace(GOOD, doubles=1), "double effects"),
         (RECORD, replace(GOOD, lost=1), "lost"),
-        (LOCKED, replace(GOOD, takeovers=(0.1,)), "1 of 2 workers"),
+        (LOCKED, replace(GOOD, takeovers=(0.1,)), "1 of 2 children"),
+        (LOCKED, replace(GOOD, worker_takeovers=()), "no whole worker"),
     ],
 )
 def test_what_was_not_shown_is_a_failure(column: str, changed: Tally, said: str) -> None:
@@ -151,9 +159,38 @@ def test_the_table_has_a_line_for_every_fact_and_fits_a_terminal() -> None:
         "double effects",
         "lost orders",
         "overlaps of bodies per key",
-        "take-over after a kill",
+        "take-over after child's kill",
+        "take-over after worker's kill",
     ]
-    assert lines[6].split()[-len(COLUMNS) :] == ["2", "0", "0"]
+    assert lines[6].split()[-len(COLUMNS) :] == ["2", "1", "0"]
+
+
+def test_every_row_is_explained_within_the_width_of_a_terminal() -> None:
+    lines = legend().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  ")[0] for line in lines] == [row.name for row in ROWS]
+    assert all(row.meaning for row in ROWS)
+
+
+def test_the_conclusion_counts_orders_and_not_charges() -> None:
+    tally = Tally.of([1, 2, 3], [], [1, 1, 1, 2], until=9.0)
+    assert (tally.charged_again, tally.doubles) == (1, 2)
+    assert "charged 2 of 3 orders more than once" in conclusion(SHOWN)
+
+
+def test_the_runs_of_a_killed_worker_end_with_it() -> None:
+    events = [
+        event("start", 1, "a", 0.0),
+        event("start", 2, "b", 0.5),
+        event("worker_killed", 1, "a", 1.0),
+        event("killed_beside", 2, "b", 1.0),
+        event("start", 2, "c", 5.0),
+        event("start", 1, "d", 6.0),
+    ]
+    found = spans(events, until=9.0)
+    assert overlaps(found) == 0
+    assert takeovers(events, found) == []
+    assert takeovers(events, found, "worker_killed") == [5.0]
 
 
 def test_the_journal_gives_whole_lines_once(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from django_dlock import DEFAULT, Lock, clock, locks, watchdog
-from django_dlock.hold import Hold
+from django_dlock import DEFAULT, Lock, clock, locks
+from django_dlock.core import watchdog
+from django_dlock.core.held import HeldLease
+from django_dlock.core.options import LockOptions
 from django_dlock.lease import Lease
-from django_dlock.lock_options import LockOptions
 
 HANDLE = Lock("it", using="local")
 
@@ -20,10 +19,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
     return 1000.0
 
 
-def hold(*, ttl: float, asked_at: float = 1000.0, **options: float) -> Hold:
+def hold(*, ttl: float, asked_at: float = 1000.0, **options: float) -> HeldLease:
     """The hold of a lease that was asked for at ``asked_at`` and granted for ``ttl``."""
     backend = locks["local"]
-    asked = LockOptions.read(
+    asked = LockOptions(
         backend,
         ttl=30,
         wait=DEFAULT,
@@ -35,32 +34,43 @@ def hold(*, ttl: float, asked_at: float = 1000.0, **options: float) -> Hold:
         on_lost=None,
         hold_until="release",
     )
-    lease = Lease("it", "owner", 7, ttl, asked_at + ttl * (1 - clock.DRIFT))
-    return Hold(
-        lease, backend, object(), dataclasses.replace(asked, **options), handle=HANDLE, sender=Lock
-    )
+    for option, value in options.items():
+        setattr(asked, option, value)
+    lease = Lease("it", "owner", 7, ttl, asked_at)
+    return HeldLease(lease, backend, object(), asked, handle=HANDLE, sender=Lock)
 
 
-def test_a_lease_that_was_handed_over_is_prolonged_to_what_was_asked_for_at_once() -> None:
-    handed = hold(ttl=2.0, asked_at=999.1)
-    assert handed.due == pytest.approx(1000.2)
-    assert handed.deadline == pytest.approx(999.1 + 1.98)
-    assert handed.renewal(1000.2).ttl == 30
-    handed.confirm(1000.2, 30, 1000.2)
-    assert 1009.8 < handed.due <= 1010.2
-    assert handed.deadline == pytest.approx(1029.9)
+def test_g2_a_grant_shorter_than_what_was_asked_for_counts_as_it_was_granted() -> None:
+    short = hold(ttl=6.0)
+    assert short.deadline == pytest.approx(1005.94)
+    assert 1001.9 < short.due <= 1002.0
+    assert short.renewal(1002.0).ttl == 30
 
 
-def test_g2_a_lease_that_was_handed_over_is_not_in_doubt_until_its_renewal_is_overdue() -> None:
-    handed = hold(ttl=2.0, asked_at=999.1)
+def test_g2_a_renewal_shorter_than_what_was_asked_for_counts_as_it_was_granted() -> None:
+    held = hold(ttl=30.0)
+    held.confirm(1010.0, 6.0, 1010.0)
+    assert held.deadline == pytest.approx(1015.94)
+    assert 1011.9 < held.due <= 1012.0
+    assert held.renewal(1012.0).ttl == 30
+
+
+def test_a_grant_counts_from_when_it_was_asked_for() -> None:
+    handed = hold(ttl=30.0, asked_at=991.0)
+    assert handed.deadline == pytest.approx(991.0 + 29.7)
+    assert 1000.7 < handed.due <= 1001.0
     assert handed.state == "held"
-    assert handed.confirmed_at + handed.ttl / 2 > handed.due + 0.2
 
 
-def test_g6_max_hold_counts_from_the_hand_over() -> None:
-    handed = hold(ttl=2.0, asked_at=999.1, max_hold=10.0)
+def test_g6_max_hold_counts_from_when_the_grant_was_received() -> None:
+    handed = hold(ttl=10.0, asked_at=993.0, max_hold=10.0)
     assert handed.max_end == 1010.0
     assert handed.renewal(1000.2).ttl == pytest.approx(9.8)
+
+
+def test_a_lease_of_max_hold_is_not_renewed() -> None:
+    short = hold(ttl=10.0, asked_at=999.99, max_hold=10.0)
+    assert short.due == short.deadline
 
 
 def test_a_fixed_lease_is_not_prolonged_whatever_it_was_granted_for() -> None:
@@ -100,3 +110,24 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
         dog.unwatch(handed)
     assert len(pokes) == 1
     assert wakes <= 15
+
+
+def test_g6_of_a_backend_that_grants_less_the_rest_of_max_hold_is_asked_for_again() -> None:
+    held = hold(ttl=15.0, max_hold=60.0)
+    asked = 0
+    while held.due < held.deadline:
+        asked += 1
+        now = held.due
+        renewal = held.renewal(now)
+        assert now + renewal.ttl <= held.max_end + 0.001
+        held.confirm(now, renewal.ttl / 2, now)
+    assert asked <= 30
+    assert held.max_end - 3 * held.backend.command_timeout < held.deadline <= held.max_end
+
+
+def test_g6_a_little_less_than_max_hold_is_enough() -> None:
+    held = hold(ttl=29.5, max_hold=35.0)
+    renewal = held.renewal(1010.0)
+    assert renewal.ttl == 25.0
+    held.confirm(1010.0, renewal.ttl * 0.98, 1010.0)
+    assert held.due == held.deadline > 1034.0

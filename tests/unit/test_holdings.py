@@ -1,4 +1,4 @@
-"""Handing a hold over from its thread to its handle."""
+"""The holds of a handle, and how one is unbound from its thread."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def local(**options: bool) -> Lock:
     return Lock("it", using="local", wait=0, **options)  # type: ignore[arg-type]
 
 
-def test_after_handing_over_the_thread_is_as_any_other() -> None:
+def test_after_unbinding_the_thread_is_as_any_other() -> None:
     lock = local()
     assert lock.acquire()
     with pytest.raises(AlreadyHeld):
         Lock("it", using="local").acquire(timeout=1)
-    lock.hand_over()
+    lock.unbind()
     with pytest.raises(LockNotAcquired), local():
         pass
     assert lock.held
@@ -37,16 +37,16 @@ def test_after_handing_over_the_thread_is_as_any_other() -> None:
     assert lock.state == "free"
 
 
-def test_handing_over_what_is_not_held_does_nothing() -> None:
+def test_unbinding_what_is_not_held_does_nothing() -> None:
     lock = local()
-    lock.hand_over()
+    lock.unbind()
     assert lock.state == "free"
 
 
 def test_what_reentrant_handles_share_stays_with_their_thread() -> None:
     outer, inner = local(reentrant=True), local(reentrant=True)
     with outer, inner:
-        inner.hand_over()
+        inner.unbind()
         with local(reentrant=True) as third:
             assert third.token == outer.token == inner.token
 

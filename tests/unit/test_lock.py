@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import gc
+import os
 import pickle
+import re
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,17 +19,18 @@ import pytest
 from django_dlock import (
     AcquireTimeout,
     AlreadyHeld,
+    BackendUnavailable,
     LeaseLost,
     Lock,
     LockError,
     LockNotAcquired,
     NotHeld,
-    events,
+    clock,
     exceptions,
     locks,
     signals,
-    transactions,
 )
+from django_dlock.core import dispatch, transactions
 
 pytestmark = pytest.mark.usefixtures("_fresh_local")
 
@@ -43,6 +47,16 @@ def local(name: str = "it", **options: Any) -> Lock:
 def in_thread(function: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(function).result()
+
+
+def test_an_option_that_the_alias_is_not_capable_of_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks["local"], "capabilities", frozenset())
+    with pytest.raises(ValueError, match=r"min_hold .*'min_hold'.*'local'"):
+        local(min_hold=5)
+    with local(min_hold=0):
+        pass
 
 
 # -- acquire and release -------------------------------------------------------------------
@@ -98,9 +112,9 @@ def test_a_waiter_is_granted_when_the_holder_releases() -> None:
         got: list[bool] = []
         thread = threading.Thread(target=lambda: got.append(waiter.acquire(timeout=-1)))
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(30)
         holder.release()
-        thread.join(5)
+        thread.join(30)
     finally:
         signals.contended.disconnect(dispatch_uid="met")
     assert got == [True]
@@ -209,11 +223,118 @@ def test_a_shared_handle_keeps_the_holds_of_its_threads_apart() -> None:
 def test_a_collected_handle_leaves_no_trace() -> None:
     lock = local()
     lock.acquire()
-    hold = lock._holdings.mine()
+    hold = lock._leases.mine()
     del lock
     gc.collect()
     assert hold is not None
     assert hold.handle() is None
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_dropping_a_held_lock_is_warned_of_at_once(
+    renew: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.warns(ResourceWarning, match=r"Lock 'it' .* cannot be released") as caught:
+        assert local(renew=renew).acquire()
+    assert len(caught) == 1
+    # Where Python says by -X tracemalloc that the lock was made.
+    assert isinstance(caught[0].source, Lock)
+    assert dispatch.flush()
+    assert "Use `with`, or keep the Lock" in caplog.text
+    assert locks["local"].locked("it", deadline=1e12), "what it guards may still run"
+
+
+def test_a_reentrant_handle_that_is_dropped_keeps_no_entry() -> None:
+    outer = local(reentrant=True)
+    outer.acquire()
+    inner = local(reentrant=True)
+    inner.acquire()
+    del inner
+    gc.collect()
+    outer.release()
+    assert not locks["local"].locked("it", deadline=1e12)
+
+
+def test_the_last_reentrant_handle_that_is_dropped_ends_the_renewal() -> None:
+    outer = local(reentrant=True)
+    outer.acquire()
+    inner = local(reentrant=True)
+    inner.acquire()
+    hold = inner._leases.mine()
+    outer.release()
+    assert hold is not None
+    assert hold.renews
+    del inner
+    gc.collect()
+    assert not hold.renews
+
+
+@pytest.mark.filterwarnings("error")
+def test_dropping_a_lock_that_is_not_held_is_no_fault(recwarn: pytest.WarningsRecorder) -> None:
+    lock = local()
+    with lock:
+        pass
+    lost = local()
+    lost.acquire()
+    break_it(lost)
+    with pytest.raises(LeaseLost):
+        lost.renew()
+    del lock, lost
+    local(name="never")
+    with pytest.raises(ValueError, match="1 to"):
+        Lock("", using="local")
+    gc.collect()
+    assert not recwarn.list
+
+
+# -- who holds it --------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_holder_and_since_when() -> None:
+    with (
+        local(metadata={"task_name": "shop.charge", "task_id": "42"}, bound=False),
+        pytest.raises(LockNotAcquired) as caught,
+        local(wait=0),
+    ):
+        pass
+    said = str(caught.value)
+    assert (
+        f". Holder: task shop.charge[42], process {os.getpid()} on {socket.gethostname()}" in said
+    )
+    assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(\d+\.\d s\)$", said)
+    assert caught.value.info is not None
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.holder) == (said, caught.value.holder)
+
+
+def test_a_refusal_says_when_this_very_thread_holds() -> None:
+    with local(), pytest.raises(LockNotAcquired, match="this very thread"), local(wait=0):
+        pass
+
+
+async def test_a_refusal_of_a_coroutine_names_the_holder_too() -> None:
+    async def enter() -> None:
+        async with local(wait=0.01):
+            pass
+
+    with (
+        local(metadata={"path": "/checkout/"}, bound=False),
+        pytest.raises(AcquireTimeout, match="Holder: request /checkout/"),
+    ):
+        await enter()
+
+
+def test_no_answer_to_the_question_who_holds_is_no_other_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_answer(name: str) -> None:
+        raise BackendUnavailable("gone", name, "local")
+
+    with local(bound=False):
+        monkeypatch.setattr(locks["local"], "get", no_answer)
+        with pytest.raises(LockNotAcquired) as caught, local(wait=0):
+            pass
+    assert caught.value.holder == ""
 
 
 # -- loss ----------------------------------------------------------------------------------
@@ -265,8 +386,8 @@ def test_on_lost_is_called_once_and_off_the_callers_thread() -> None:
         break_it(lock)
         with pytest.raises(LeaseLost):
             lock.renew()
-    assert events.flush(30)
-    assert calls == [(lock, "broken", "dlock-events")]
+    assert dispatch.flush(30)
+    assert calls == [(lock, "broken", "dlock-dispatch")]
 
 
 def test_a_lost_lease_does_not_free_the_next_holder() -> None:
@@ -288,6 +409,37 @@ def test_renew_can_set_another_ttl() -> None:
         assert 500 < lock.remaining <= 600
 
 
+def test_a_shorter_ttl_counts_at_the_backend_too() -> None:
+    with local(ttl=30, renew=False) as lock:
+        lock.renew(ttl=0.4)
+        info = locks["local"].get("it")
+        assert info is not None
+        assert info.ttl is not None
+        assert lock.remaining <= info.ttl <= 0.4
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_g1_a_shorter_ttl_is_believed_though_nobody_confirms_it(
+    renew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local(ttl=30, renew=renew) as lock:
+        hold = lock._leases.mine()
+        assert hold is not None
+        earlier = clock.now()
+
+        def no_answer(*_: Any, **__: Any) -> None:
+            # The answer to the watchdog's own renewal comes while this one is under way.
+            hold.confirm(earlier, 30, clock.now())
+            raise BackendUnavailable("no answer", "it", "local")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(locks["local"], "renew", no_answer)
+            with pytest.raises(BackendUnavailable):
+                lock.renew(ttl=5)
+        # It may have been carried out.
+        assert lock.remaining <= 5
+
+
 def test_a_ttl_too_short_to_be_renewed_is_refused() -> None:
     with local(ttl=30) as lock:
         with pytest.raises(ValueError, match="at least 3 times the command_timeout"):
@@ -306,6 +458,36 @@ def test_a_hold_of_former_settings_is_not_met_by_those_after_them() -> None:
             assert after.held
 
 
+def test_a_release_of_which_the_backend_cannot_tell_counts_while_the_deadline_stands(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = local()
+    lock.acquire()
+    monkeypatch.setattr(locks["local"], "release", lambda *_, **__: "unknown")
+    with caplog.at_level("INFO", "django_dlock"):
+        lock.release()
+    assert lock.state == "free"
+    assert "cannot tell" in caplog.text
+
+
+def test_g2_a_release_of_which_the_backend_cannot_tell_is_a_loss_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = local()
+    lock.acquire()
+    hold = lock._leases.current()
+    assert hold is not None
+
+    def release(*_: Any, **__: Any) -> str:
+        hold.deadline = 0.0
+        return "unknown"
+
+    monkeypatch.setattr(locks["local"], "release", release)
+    with pytest.raises(LeaseLost, match="expired"):
+        lock.release()
+    assert lock.lost_reason == "expired"
+
+
 def test_g7_a_release_interrupted_on_its_way_is_renewed_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,7 +500,7 @@ def test_g7_a_release_interrupted_on_its_way_is_renewed_no_more(
     with pytest.raises(KeyboardInterrupt):
         lock.release()
     monkeypatch.undo()
-    hold = lock._holdings.mine()
+    hold = lock._leases.mine()
     assert hold is not None
     assert (hold.renews, hold.due) == (False, hold.deadline)
     lock.release()
@@ -344,6 +526,57 @@ async def test_async_block_and_twins() -> None:
         await lock.arelease()
 
 
+@pytest.mark.parametrize("wait", [5, None])
+async def test_no_task_waits_for_itself(wait: float | None) -> None:
+    async with local():
+        with pytest.raises(AlreadyHeld):
+            await local(wait=wait).aacquire()
+        assert await local().aacquire(blocking=False) is False
+        # The block of another task waits as for anybody else.
+        other = asyncio.create_task(local().aacquire(timeout=0.01))
+        assert await other is False
+    lock = local()
+    await lock.aacquire()
+    with pytest.raises(AlreadyHeld):
+        async with local(wait=wait):
+            pass
+    with pytest.raises(LockNotAcquired):
+        async with local(wait=0):
+            pass
+    await lock.arelease()
+    async with local():
+        pass
+
+
+async def test_a_handle_that_holds_for_itself_excludes_its_task_as_any_other() -> None:
+    async with local():
+        assert await local(bound=False).aacquire(timeout=0.01) is False
+    lock = local()
+    await lock.aacquire()
+    lock.unbind()
+    with pytest.raises(LockNotAcquired):
+        async with local(wait=0.01):
+            pass
+    # Another task may release another handle at the same time.
+    assert await local().aacquire(timeout=0.01) is False
+    await lock.arelease()
+
+
+async def test_a_task_enters_again_however_its_reentrant_handles_acquire() -> None:
+    async with local(reentrant=True) as outer:
+        inner = local(reentrant=True)
+        assert await inner.aacquire()
+        assert inner.token == outer.token
+        await inner.arelease()
+        assert outer.held
+    assert not await outer.alocked()
+    assert await outer.aacquire()
+    async with local(reentrant=True) as inner:
+        assert inner.token == outer.token
+    await outer.arelease()
+    assert not await outer.alocked()
+
+
 async def test_two_tasks_exclude_each_other() -> None:
     inside = 0
 
@@ -361,8 +594,8 @@ async def test_two_tasks_exclude_each_other() -> None:
 
 async def test_an_aacquire_in_wait_for_outlives_that_task() -> None:
     lock = local()
-    assert await asyncio.wait_for(lock.aacquire(), 5)
-    hold = lock._holdings.mine()
+    assert await asyncio.wait_for(lock.aacquire(), 30)
+    hold = lock._leases.mine()
     assert hold is not None
     assert not isinstance(hold.key, asyncio.Task)
     await lock.arelease()
@@ -387,7 +620,7 @@ async def test_g7_a_cancelled_waiter_leaves_nothing() -> None:
         await task
     await holder.arelease()
     # Granted to the cancelled one it would be taken for ever: nobody would release it.
-    assert await local().aacquire(timeout=5)
+    assert await local().aacquire(timeout=30)
 
 
 async def test_a_coroutine_cannot_hold_until_commit() -> None:
@@ -401,7 +634,7 @@ async def test_a_coroutine_cannot_hold_until_commit() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"timeout": 5}, TypeError, "ttl= here"),
+        ({"timeout": 5}, TypeError, "use ttl="),
         ({"ttl": 0.01, "renew": False}, ValueError, "at least 0.1"),
         ({"ttl": 2.9}, ValueError, "command_timeout"),
         ({"ttl": "30"}, TypeError, "timedelta"),
@@ -420,6 +653,16 @@ def test_a_wrong_option_is_refused_at_construction(
 ) -> None:
     with pytest.raises(error, match=words):
         local(**options)
+
+
+def test_a_ttl_of_exactly_three_command_timeouts_is_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks["local"], "command_timeout", 0.2)
+    # 3 * 0.2 is more than 0.6 to a computer.
+    assert local(ttl=0.6).acquire()
+    with pytest.raises(ValueError, match="command_timeout"):
+        local(ttl=0.5999)
 
 
 def test_a_fixed_lease_may_be_short() -> None:
@@ -461,16 +704,23 @@ def test_every_error_names_lock_and_alias_and_survives_pickling(name: str) -> No
 def test_signals_tell_the_life_of_a_lock() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     kinds = ("acquired", "released", "lost")
+
+    def connect(kind: str) -> None:
+        def tell(name: str, **facts: Any) -> None:
+            # Locks that other tests dropped may be lost now.
+            if name == "lived":
+                told.append((kind, {"name": name, **facts}))
+
+        getattr(signals, kind).connect(tell, weak=False, dispatch_uid="t")
+
     for kind in kinds:
-        getattr(signals, kind).connect(
-            lambda kind=kind, **facts: told.append((kind, facts)), weak=False, dispatch_uid="t"
-        )
+        connect(kind)
     try:
-        with local(metadata={"why": "test"}):
+        with local("lived", metadata={"why": "test"}):
             pass
-        with pytest.raises(LeaseLost), local() as lock:
+        with pytest.raises(LeaseLost), local("lived") as lock:
             break_it(lock)
-        assert events.flush(30)
+        assert dispatch.flush(30)
     finally:
         for kind in kinds:
             getattr(signals, kind).disconnect(dispatch_uid="t")
@@ -502,4 +752,4 @@ def test_a_receiver_that_raises_or_hangs_prevents_nothing() -> None:
         signals.acquired.disconnect(dispatch_uid="r")
         signals.acquired.disconnect(dispatch_uid="h")
         free.set()
-    assert events.flush(30)
+    assert dispatch.flush(30)

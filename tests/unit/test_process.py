@@ -1,4 +1,4 @@
-"""Death is believed only where it is proven."""
+"""A process counts as dead only if that is proven."""
 
 from __future__ import annotations
 
@@ -63,12 +63,20 @@ def test_a_zombie_is_gone_before_it_is_reaped(machine: ProcessIdentity) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{"pid_namespace": "ns2"}, {"boot_id": ""}, {"boot_id": "b2", "machine_id": "m2"}]
+    "facts",
+    [
+        {"pid_namespace": "ns2"},
+        {"boot_id": ""},
+        {"boot_id": "b2", "machine_id": "m2"},
+        # Cloned machines share all else.
+        {"host": "clone"},
+        {"host": "clone", "boot_id": "b2"},
+    ],
 )
 def test_nothing_is_proven_across_machines_and_containers(
     machine: ProcessIdentity, facts: dict[str, str]
 ) -> None:
-    # The same pid in another container is another process, whatever happened to it here.
+    # The same pid in another container is another process, even if it has died here.
     assert death_proof(other(pid=a_dead_pid(), **facts), silent=True) is None
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from django_dlock import Lock, schedule
-from django_dlock.hold import Hold
-from django_dlock.schedule import Schedule
-from django_dlock.watchdog import Watchdog
+from django_dlock import Lock
+from django_dlock.core.held import HeldLease
+from django_dlock.core.schedule import Schedule
+from django_dlock.core.watchdog import Watchdog
 
 from .test_watchdog import Spy, Time, dog, held, spy, time
 
@@ -20,19 +20,15 @@ __all__ = ["dog", "spy", "time"]
 pytestmark = pytest.mark.usefixtures("time")
 
 
-def hold_of(lock: Lock) -> Hold:
-    hold = lock._holdings.mine()
+def hold_of(lock: Lock) -> HeldLease:
+    hold = lock._leases.mine()
     assert hold is not None
     return hold
 
 
-def lane(dog: Watchdog) -> Schedule:
-    [lane] = dog._lanes.values()
-    return lane
-
-
-def entries(dog: Watchdog) -> int:
-    return sum(map(len, lane(dog)._owners.values()))
+def schedule_of(dog: Watchdog) -> Schedule:
+    [schedule_of] = dog._schedules.values()
+    return schedule_of
 
 
 def test_1200_leases_that_came_one_by_one_take_three_calls_an_interval(
@@ -58,7 +54,7 @@ def test_a_look_at_nothing_due_touches_no_hold(
 ) -> None:
     kept = [held(f"n{number}") for number in range(100)]
     dog.tick()
-    looked: list[Hold] = []
+    looked: list[HeldLease] = []
     lives = Schedule._lives
     monkeypatch.setattr(
         Schedule, "_lives", lambda self, hold, now: looked.append(hold) or lives(self, hold, now)
@@ -76,19 +72,19 @@ def test_a_hold_that_goes_while_it_is_admitted_is_not_renewed(
 ) -> None:
     lock = held()
 
-    class GoesNow(dict[str, Hold]):
+    class GoesNow(dict[str, HeldLease]):
         def pop(self, *args: Any) -> Any:
             # What another thread does between the two steps of the admission.
-            schedule = lane(dog)
+            schedule = schedule_of(dog)
             schedule.fresh = {}
             schedule.discard(hold_of(lock))
             return None
 
-    lane(dog).fresh = GoesNow(lane(dog).fresh)
+    schedule_of(dog).fresh = GoesNow(schedule_of(dog).fresh)
     dog.tick()
     time.seconds += 10
     dog.tick()
-    assert lane(dog).holds == {}
+    assert schedule_of(dog).leases == {}
     assert spy.renewed == []
 
 
@@ -109,8 +105,7 @@ def test_moments_do_not_pile_up(dog: Watchdog, spy: Spy, time: Time) -> None:
             lock.renew(ttl=30)
         dog.tick()
     # Of the last interval at the most.
-    assert entries(dog) <= 120
-    assert len(lane(dog)._moments) == len(lane(dog)._owners) <= 12
+    assert len(schedule_of(dog)._times) <= 120
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -130,7 +125,7 @@ def test_a_hold_that_ends_before_its_answer_is_forgotten(
 
     monkeypatch.setattr(owner, method, lose_first)
     dog.tick()
-    assert lane(dog).holds == {}
+    assert schedule_of(dog).leases == {}
     assert lock.lost
 
 
@@ -138,7 +133,7 @@ def test_a_hold_that_ends_before_its_answer_is_forgotten(
 def test_g1_a_hold_that_needs_no_renewal_when_its_turn_comes_is_planned_anew(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    monkeypatch.setattr(schedule, "BATCH", 1)
+    monkeypatch.setattr(spy.backend, "renewals_per_call", 1)
     first, second = held("first", ttl=29), held("second", ttl=30)
     answer = spy._answer
 
@@ -187,7 +182,7 @@ def test_g6_a_stumble_loses_no_hold(
 def test_g2_those_who_wait_behind_an_unanswered_call_are_told_in_time(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "BATCH", 2)
+    monkeypatch.setattr(spy.backend, "renewals_per_call", 2)
     kept = [held(f"n{number}") for number in range(7)]
     holds = [hold_of(lock) for lock in kept]
     spy.hangs = True

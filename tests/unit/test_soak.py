@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.suite.checker import check
+from tests.faults.suite.checker import check, follow_ups
 from tests.faults.suite.draws import FAULTS, faults, order
 from tests.faults.suite.kinds import GUARDED
-from tests.faults.suite.soak import judge, parse
+from tests.faults.suite.soak import judge, parse, summary
 from tests.faults.suite.trouble import BROKEN, EMPTIED
 
 
@@ -67,6 +67,27 @@ def test_doubles_losses_and_what_hangs_are_found():
     assert problems(begin, EFFECT) == ["1 bodies without an end"]
     stuck = {"event": "stuck", "at": 1.0, "what": "1 message"}
     assert problems(*span("a", 10, 11, 1), EFFECT, stuck) == ["stuck: 1 message"]
+
+
+def test_the_last_line_has_all_that_must_be_0():
+    def line(*found: dict[str, Any]) -> str:
+        sent = event("sent", 0.0, delivery="d", follow_ups=2)
+        found = (sent, *found)
+        return summary(check(found)[GUARDED], follow_ups(found), found)
+
+    came = [
+        event("followed", 12.0, by="follower", delivery="f"),
+        event("followed", 12.0, by="recorded_follower", delivery="r"),
+        {**EFFECT, "kind": "recorded_follower"},
+    ]
+    clean = [*span("a", 10, 11, 1), EFFECT, *came]
+    assert line(*clean) == "0 doubled, 0 lost, 0 hung, 0 follow-ups lost"
+    again = event("followed", 13.0, by="follower", delivery="g")
+    assert line(*clean, EFFECT, again) == "2 doubled, 0 lost, 0 hung, 0 follow-ups lost"
+    assert line(*clean[:-3]) == "0 doubled, 0 lost, 0 hung, 2 follow-ups lost"
+    stuck = {"event": "stuck", "at": 1.0, "what": "1 message"}
+    begin = event("begin", 10, run="b", pid=1, token=1)
+    assert line(stuck, begin) == "0 doubled, 1 lost, 2 hung, 0 follow-ups lost"
 
 
 def test_an_overlap_is_a_problem_unless_the_lock_was_taken_away():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.suite.checker import Tally, check
+from tests.faults.suite.checker import FollowUps, Tally, check, follow_ups
 from tests.faults.suite.journal import Event, Journal
 from tests.faults.suite.outcome import judge
 from tests.faults.suite.scenarios import Scenario
@@ -196,6 +196,79 @@ def test_a_journal_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     assert not journal.first("x")
 
 
+# -- follow-ups --------------------------------------------------------------------------
+
+SENDING = sent() | {"follow_ups": 2}
+
+
+def followed(by: str, delivery: str, key: int = 1) -> Event:
+    return {"event": "followed", "at": 5.0, "by": by, "key": key, "delivery": delivery}
+
+
+def row(delivery: str = "b", key: int = 1, kind: str = "recorded_follower") -> Event:
+    return {"event": "effect", "at": 99.0, "kind": kind, "key": key, "run": delivery, "token": None}
+
+
+CAME = [followed("follower", "a"), followed("recorded_follower", "b"), row()]
+
+
+def test_follow_ups_that_came_once_are_clean() -> None:
+    found = follow_ups([SENDING, *body(1, 2, committed=2), *CAME])
+    assert found == FollowUps(expected=2)
+    assert not any(found.problems.values())
+
+
+def test_a_follow_up_that_came_again_under_its_id_is_told_and_allowed() -> None:
+    again = [followed("follower", "a"), followed("recorded_follower", "b")]
+    found = follow_ups([SENDING, *body(1, 2, committed=2), *CAME, *again])
+    assert found == FollowUps(expected=2, repeated=2)
+    assert not any(found.problems.values())
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], {"lost": 2}),
+        (CAME[:1], {"lost": 1}),
+        (CAME[1:], {"lost": 1}),
+        # It was delivered, but rolled back.
+        (CAME[:2], {"lost": 1}),
+        ([*CAME, followed("follower", "c")], {"doubled": 1}),
+        ([*CAME, row()], {"doubled": 1}),
+        ([*CAME, followed("follower", "d", key=2)], {"unfounded": 1}),
+        ([*CAME, {"event": "pending", "at": 9.0, "count": 3}], {"pending": 3}),
+    ],
+)
+def test_what_must_not_become_of_follow_ups_is_found(
+    events: list[Event], expected: dict[str, int]
+) -> None:
+    found = follow_ups([SENDING, *body(1, 2, committed=2), *events])
+    assert found == FollowUps(expected=2, **expected)
+    assert sum(found.problems.values()) == sum(expected.values())
+
+
+def test_keys_that_send_none_or_took_no_effect_are_not_waited_for() -> None:
+    assert follow_ups([sent(), *body(1, 2, committed=2)]) == FollowUps()
+    assert follow_ups([SENDING, *body(1, None), death(2)]) == FollowUps()
+
+
+def test_what_was_sent_with_on_commit_is_counted_apart() -> None:
+    events = [{**SENDING, "key": key, "hook": True} for key in (1, 2, 3)]
+    for key in (1, 2):
+        events += [*body(1, 2, key=key, committed=2), row(key=key)]
+        events += [followed("follower", "a", key), followed("recorded_follower", "b", key)]
+    events.append(followed("hook_follower", "h"))
+    assert follow_ups(events) == FollowUps(expected=4, hook_lost=1)
+
+
+def test_what_the_command_published_is_told() -> None:
+    commands = [
+        {"event": "command", "at": 1.0, "code": 1, "said": "no broker"},
+        {"event": "command", "at": 2.0, "code": 0, "published": 4, "pending": 0},
+    ]
+    assert follow_ups(commands).by_command == 4
+
+
 # -- the verdict -------------------------------------------------------------------------
 
 
@@ -241,6 +314,7 @@ FAILED = {
         ([*body(1, None), death(2), *body(0, 1, committed=1)], "taken over"),
         ([*body(1, 2, committed=2), FAILED], "failed messages"),
         ([*body(1, 2, committed=2), {"event": "stuck", "at": 1, "what": "it hangs"}], "it hangs"),
+        ([*body(1, 2, committed=2), SENDING], "2 lost follow-ups"),
     ],
 )
 def test_each_finding_is_a_problem(events: list[Event], problem: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.suite.__main__ import main
-from tests.faults.suite.checker import Tally
+from tests.faults.suite.checker import FollowUps, Tally
 from tests.faults.suite.journal import Journal
 from tests.faults.suite.outcome import Outcome
 from tests.faults.suite.report import table
@@ -37,8 +37,10 @@ def row(one: Outcome) -> dict[str, str]:
     """The row by its heading; a heading that occurs more than once has its number."""
     text = table([one], keys=200, versions={})
     names = [
-        *("fault", "hit", "plain doubles", "plain lost", "early doubles", "early lost"),
-        *("doubles", "lost", "stale writes", "overlaps", "take-over", "free"),
+        *("fault", "hit", "plain doubles", "plain lost"),
+        *("early doubles", "early lost", "doubles", "lost"),
+        *("follow-ups doubled", "follow-ups lost", "follow-ups repeated", "hook lost"),
+        *("stale writes", "overlaps", "take-over", "free"),
     ]
     found = cells(text, next(each.title for each in SCENARIOS if each.name == one.scenario))
     assert len(found) == len(names)
@@ -56,7 +58,10 @@ def test_a_row_has_each_number_in_its_place() -> None:
         freed=[0.31, 0.9, 0.2],
     )
     found = row(
-        outcome(tallies={"guarded": guarded, "plain": tally(doubles=7), "early": tally(lost=5)})
+        outcome(
+            tallies={"guarded": guarded, "plain": tally(doubles=7), "early": tally(lost=5)},
+            follow_ups=FollowUps(lost=8, doubled=9, repeated=10, hook_lost=11),
+        )
     )
     assert found == {
         "fault": "child SIGKILL before the commit",
@@ -67,6 +72,10 @@ def test_a_row_has_each_number_in_its_place() -> None:
         "early lost": "5",
         "doubles": "1",
         "lost": "2",
+        "follow-ups doubled": "9",
+        "follow-ups lost": "8",
+        "follow-ups repeated": "10",
+        "hook lost": "11",
         "stale writes": "4",
         "overlaps": "6",
         "take-over": "8.20 s",
@@ -77,6 +86,7 @@ def test_a_row_has_each_number_in_its_place() -> None:
 def test_a_kind_that_did_not_take_part_has_empty_cells() -> None:
     found = row(outcome(tallies={"guarded": tally(), "plain": tally()}))
     assert (found["early doubles"], found["early lost"], found["take-over"]) == ("", "", "–")
+    assert found["hook lost"] == ""
 
 
 def test_a_death_without_successor_is_not_hidden() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,13 +13,13 @@ import pytest
 from django.db import connection, transaction
 
 from django_dlock import Lock
-from django_dlock.celery import abort
-from django_dlock.celery.abort import BodyGuard, LeaseAborted
+from django_dlock.celery.delivery import interrupt as interrupting
+from django_dlock.celery.delivery.interrupt import BodyRunner, LeaseAborted
 from django_dlock.exceptions import LeaseLost
 from testproject.shop.models import Effect
 
 
-def interrupt(guard: BodyGuard) -> None:
+def interrupt(guard: BodyRunner) -> None:
     guard.interrupt(None, "broken")
 
 
@@ -29,7 +30,7 @@ def spin_until(stop: threading.Event) -> None:
 
 
 def test_a_body_is_stopped_by_a_lease_lost():
-    guard = BodyGuard()
+    guard = BodyRunner()
     never = threading.Event()
 
     def body() -> None:
@@ -38,12 +39,12 @@ def test_a_body_is_stopped_by_a_lease_lost():
 
     with pytest.raises(LeaseLost):
         guard.run(body)
-    assert guard.struck
+    assert guard.interrupted
     assert guard.reason == "broken"
 
 
 def test_a_body_that_swallows_the_exception_is_stopped_again():
-    guard = BodyGuard()
+    guard = BodyRunner()
     swallowed = []
 
     def body() -> None:
@@ -55,7 +56,7 @@ def test_a_body_that_swallows_the_exception_is_stopped_again():
             except Exception as error:  # noqa: PERF203 - every turn is to be interrupted
                 swallowed.append(type(error))
 
-    # And is no success where it returns all the same.
+    # If it returns nevertheless, that is not a success.
     with pytest.raises(LeaseAborted):
         guard.run(body)
     assert swallowed == [LeaseAborted] * 3
@@ -63,15 +64,15 @@ def test_a_body_that_swallows_the_exception_is_stopped_again():
 
 @pytest.mark.django_db(transaction=True)
 def test_g12_a_commit_of_the_bodys_own_is_not_struck(monkeypatch):
-    guard, looked = BodyGuard(), threading.Semaphore(0)
-    monkeypatch.setattr(abort, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(abort, "LONGEST_PAUSE", 0.001)
+    guard, looked = BodyRunner(), threading.Semaphore(0)
+    monkeypatch.setattr(interrupting, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(interrupting, "LONGEST_PAUSE", 0.001)
 
-    def look(frame: FrameType | None, real: Any = abort._is_ending_something) -> bool:
+    def look(frame: FrameType | None, real: Any = interrupting._is_ending_something) -> bool:
         looked.release()
         return bool(real(frame))
 
-    monkeypatch.setattr(abort, "_is_ending_something", look)
+    monkeypatch.setattr(interrupting, "_is_ending_something", look)
 
     def commit() -> None:
         interrupt(guard)
@@ -94,17 +95,18 @@ def test_g12_a_commit_of_the_bodys_own_is_not_struck(monkeypatch):
 
 
 def test_a_release_of_the_bodys_own_is_not_struck(monkeypatch):
-    guard, released = BodyGuard(), []
-    monkeypatch.setattr(abort, "FIRST_PAUSE", 0.001)
+    guard, released = BodyRunner(), []
+    monkeypatch.setattr(interrupting, "FIRST_PAUSE", 0.001)
 
-    def release(lock: Lock, hold: object) -> None:
+    def release(lock: Lock, hold: object) -> Iterator[Any]:
         interrupt(guard)
         for _ in range(1000):
             threading.Event().wait(0.0001)
         released.append(lock.name)
+        yield from ()
 
-    monkeypatch.setattr(Lock, "_to_release", lambda lock: None)
-    monkeypatch.setattr(Lock, "_give_back", release)
+    monkeypatch.setattr(Lock, "_current", lambda lock, verb: None)
+    monkeypatch.setattr(Lock, "_releasing", release)
     with pytest.raises(LeaseAborted):
         guard.run(lambda: (Lock("own").release(), spin_until(threading.Event())))
     assert released == ["own"]
@@ -113,7 +115,7 @@ def test_a_release_of_the_bodys_own_is_not_struck(monkeypatch):
 @pytest.mark.django_db(transaction=True)
 def test_a_body_that_runs_after_a_commit_is_stopped():
     """In eager mode, as ``delay_on_commit`` has it."""
-    guard = BodyGuard()
+    guard = BodyRunner()
 
     def body() -> None:
         interrupt(guard)
@@ -125,17 +127,17 @@ def test_a_body_that_runs_after_a_commit_is_stopped():
 
 
 def test_a_loss_before_the_body_keeps_it_from_beginning():
-    guard = BodyGuard()
+    guard = BodyRunner()
     interrupt(guard)
     with pytest.raises(LeaseAborted):
         guard.run(pytest.fail)
 
 
 def test_a_loss_after_the_body_strikes_nobody():
-    guard = BodyGuard()
+    guard = BodyRunner()
     assert guard.run(lambda: "done") == "done"
-    guard._insist()
-    assert not guard.struck
+    guard._keep_interrupting()
+    assert not guard.interrupted
 
 
 def test_nothing_strikes_once_the_body_has_ended():
@@ -144,10 +146,10 @@ def test_nothing_strikes_once_the_body_has_ended():
     sys.setswitchinterval(1e-5)
     try:
         for _ in range(300):
-            guard = BodyGuard()
+            guard = BodyRunner()
             ready = threading.Event()
 
-            def lose(guard: BodyGuard = guard, ready: threading.Event = ready) -> None:
+            def lose(guard: BodyRunner = guard, ready: threading.Event = ready) -> None:
                 ready.wait()
                 interrupt(guard)
 
@@ -169,13 +171,13 @@ def test_a_profiler_does_not_hang_after_a_body():
     """CPython 3.11 does, once an exception of another thread was taken back."""
     import cProfile
 
-    BodyGuard().run(lambda: None)
+    BodyRunner().run(lambda: None)
     assert cProfile.Profile().runcall(sum, (each for each in range(10))) == 45
 
 
 def test_the_own_exception_of_a_body_goes_through():
     with pytest.raises(ZeroDivisionError):
-        BodyGuard().run(lambda: 1 // 0)
+        BodyRunner().run(lambda: 1 // 0)
 
 
 def test_the_exception_survives_pickling_and_needs_no_argument():

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from django_dlock.celery import greenlets
+from django_dlock.celery.delivery import greenlets
 
 pytest.importorskip("gevent", reason="gevent is not installed: it has no wheel")
 
 PATCHED = """
 from gevent import monkey; monkey.patch_all()
 import threading, time, django; django.setup()
-from django_dlock.celery.abort import BodyGuard, LeaseAborted
+from django_dlock.celery.delivery.interrupt import BodyRunner, LeaseAborted
 """
 
 
@@ -42,7 +42,7 @@ def test_a_thread_is_no_greenlet_where_gevent_is_only_imported():
 @pytest.mark.parametrize("who", ["greenlet", "main"])
 def test_a_body_is_stopped_where_it_waits_again_and_again(who):
     script = f"""
-guard, swallowed = BodyGuard(), []
+guard, swallowed = BodyRunner(), []
 def body():
     guard.interrupt(None, "broken")
     while len(swallowed) < 3:
@@ -54,7 +54,7 @@ def run():
     try:
         guard.run(body)
     except LeaseAborted as error:
-        print(error.reason, guard.strikes, *swallowed)
+        print(error.reason, guard.interruptions, *swallowed)
 if {who!r} == "main":
     run()
 else:
@@ -64,12 +64,12 @@ else:
 
 
 def test_nothing_strikes_once_the_body_has_ended():
-    """The loss comes so many turns of the hub before or after the end of the body."""
+    """The loss comes some turns of the hub before or after the end of the body."""
     script = """
 stopped = ended = 0
 for turns in range(12):
     for head_start in range(12):
-        guard = BodyGuard()
+        guard = BodyRunner()
         def lose():
             for _ in range(head_start):
                 time.sleep(0)
@@ -78,8 +78,8 @@ for turns in range(12):
             for _ in range(turns):
                 time.sleep(0)
             # While the striker's turn has come but not the hub's.
-            if guard.reason is not None and not guard.strikes:
-                guard._strike()
+            if guard.reason is not None and not guard.interruptions:
+                guard._interrupt_once()
         loser = threading.Thread(target=lose)
         loser.start()
         try:
@@ -99,10 +99,10 @@ print(stopped > 10, ended > 10)
 
 def test_a_body_that_never_waits_is_not_stopped_and_counts_as_it_ends():
     script = """
-guard = BodyGuard()
+guard = BodyRunner()
 def body():
     guard.interrupt(None, "broken")
     return sum(range(1000))
-print(guard.run(body), guard.strikes)
+print(guard.run(body), guard.interruptions)
 """
     assert under_gevent(script) == "499500 0"

@@ -9,11 +9,11 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
 
-from django_dlock.celery import chords
-from django_dlock.celery.callbacks import named
+from django_dlock.celery.canvas import chords
+from django_dlock.celery.canvas.callbacks import named
 from django_dlock.celery.parent import LockedRequest
 from tests.conftest import NOBODY
-from tests.deliveries import in_memory, recorded, task, waiting, work
+from tests.support.deliveries import effects, in_memory, recorded, states, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -192,3 +192,46 @@ def test_g13_a_done_member_does_not_fail_as_its_chord_cannot_be_asked(monkeypatc
     app = Celery("away", broker="memory://", backend=NOBODY, set_as_current=False)
     request = Context(id=ID, group="g", group_index=0, chord={"task": "other"})
     assert chords.counted_result(task(app), request, "done") == "done"
+
+
+@pytest.mark.parametrize(
+    ("what", "warning"),
+    [
+        ("canvas.callbacks._name_list", "cannot get stable ids"),
+        ("canvas.chords._counting", "cannot read who is counted"),
+    ],
+)
+def test_g12_a_celery_that_is_not_understood_fails_no_work_that_is_done(
+    app, monkeypatch, caplog, what, warning
+):
+    """Names are private to Celery, and change: nothing that only looks may undo a commit."""
+
+    def changed(*args: object) -> None:
+        raise AttributeError("'Redis' object has no attribute '_chord_zset'")
+
+    monkeypatch.setattr(f"django_dlock.celery.{what}", changed)
+    made = recorded(app)
+    sent = made.apply_async((1,), link=made.si(2))
+    work(app)
+    assert sent.state == "SUCCESS"
+    assert effects() == 1
+    assert states() == ["succeeded"]
+    assert warning in caplog.text
+    # The link is still sent.
+    assert waiting(app) is not None
+
+
+def test_a_replacement_that_is_not_understood_is_sent_all_the_same(app, monkeypatch, caplog):
+    def changed(*args: object, **options: object) -> None:
+        raise AttributeError("'Signature' object has no attribute 'clone'")
+
+    monkeypatch.setattr("django_dlock.celery.canvas.callbacks.named", changed)
+    other = task(app)
+
+    def body(self, order):
+        raise self.replace(other.si(7))
+
+    recorded(app, body).delay(1)
+    work(app)
+    assert waiting(app).headers["task"] == other.name
+    assert "cannot get stable ids" in caplog.text

@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from django.db import InterfaceError, OperationalError
-from kombu.transport.native_delayed_delivery import (
-    CELERY_DELAYED_DELIVERY_EXCHANGE,
-    calculate_routing_key,
-)
 
 from django_dlock import Lock, idempotency, locks
-from django_dlock.celery import requeue
-from django_dlock.celery.unique import send_safely
+from django_dlock.celery.publishing import broker, requeue
+from django_dlock.celery.publishing.unique import send_safely
 from django_dlock.exceptions import AcquireTimeout, BackendUnavailable, LockNotAcquired
 from tests.conftest import NOBODY
-from tests.deliveries import effects, held, in_memory, recorded, task, waiting, work
+from tests.support.deliveries import effects, held, in_memory, recorded, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,7 +80,7 @@ def test_a_requeue_without_a_parent_does_not_become_its_own_child(app):
     assert waiting(app).headers["parent_id"] is None
 
 
-def test_a_requeue_goes_back_to_the_queue_it_came_from(app):
+def test_a_requeue_uses_the_queue_it_came_from(app):
     made = task(app)
     home, app.conf.task_default_queue = app.conf.task_default_queue, "elsewhere"
     with held("order:1"):
@@ -93,16 +88,6 @@ def test_a_requeue_goes_back_to_the_queue_it_came_from(app):
         app.conf.task_default_queue = home
         work(app)
     assert waiting(app).delivery_info["routing_key"] == home
-
-
-def test_a_requeue_of_a_message_that_rabbitmq_delayed_drops_the_delay_from_its_key(app):
-    key = calculate_routing_key(5, "orders.eu")
-    info = {"exchange": CELERY_DELAYED_DELIVERY_EXCHANGE, "routing_key": key, "priority": 3}
-    assert requeue._route(app, Context(delivery_info=info)) == {
-        "exchange": CELERY_DELAYED_DELIVERY_EXCHANGE,
-        "routing_key": "orders.eu",
-        "priority": 3,
-    }
 
 
 def test_the_first_requeue_is_timed_by_the_backends_clock_and_kept(app):
@@ -114,15 +99,6 @@ def test_the_first_requeue_is_timed_by_the_backends_clock_and_kept(app):
         second = waiting(app).headers[requeue.HEADER]
     assert first["since"] == second["since"] > 1_600_000_000
     assert (first["count"], second["count"]) == (1, 2)
-
-
-def test_a_requeue_ends_with_the_contention_timeout(app):
-    made = task(app, contention_timeout=0)
-    with held("order:1"):
-        sent = made.delay(1)
-        work(app)
-    assert isinstance(sent.result, LockNotAcquired)
-    assert sent.state == "FAILURE"
 
 
 def test_the_trail_ends_where_the_body_begins(app):
@@ -173,7 +149,7 @@ def test_g13_a_requeue_at_the_hard_time_limit_leaves_the_last_word_to_the_worker
     assert sent.state == "PENDING"
 
 
-def test_g13_a_message_that_cannot_be_published_goes_back(app, monkeypatch):
+def test_g13_a_message_that_cannot_be_published_is_returned(app, monkeypatch):
     made = task(app)
     monkeypatch.setattr(requeue, "REJECT_PAUSE", 0)
 
@@ -250,12 +226,12 @@ def no_backend(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_g13_a_task_is_put_back_while_the_backend_is_away(app, no_backend, caplog):
+def test_g13_a_task_is_requeued_while_the_backend_is_away(app, no_backend, caplog):
     sent = task(app).delay(1)
     work(app)
     assert sent.state == "RETRY"
     assert waiting(app) is not None
-    assert [each.levelname for each in caplog.records if "put back" in each.message] == ["WARNING"]
+    assert [each.levelname for each in caplog.records if "requeued" in each.message] == ["WARNING"]
 
 
 def test_if_unavailable_may_fail_or_skip(app, no_backend):
@@ -292,12 +268,12 @@ def test_if_unavailable_local_excludes_within_the_process_and_says_so(app, monke
     work(app)
     assert sent.state == "SUCCESS"
     assert nested == [True, True]
-    assert "in this process alone" in caplog.text
+    assert "in this process only" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
 @pytest.mark.parametrize("place", ["claim", "complete"])
-def test_g13_a_task_is_put_back_while_the_database_is_away(app, monkeypatch, kind, place):
+def test_g13_a_task_is_requeued_while_the_database_is_away(app, monkeypatch, kind, place):
     real = getattr(idempotency, place)
 
     def fail(*args: Any, **options: Any) -> Any:
@@ -321,7 +297,7 @@ def test_g13_a_failure_that_cannot_be_recorded_is_not_final(app, monkeypatch):
     def fail(*args: Any, **options: Any) -> Any:
         raise OperationalError("still gone")
 
-    monkeypatch.setattr(idempotency, "fail", fail)
+    monkeypatch.setattr(idempotency, "mark_failed", fail)
     sent = recorded(app, body).delay(1)
     work(app)
     assert sent.state == "RETRY"
@@ -334,7 +310,7 @@ def test_asking_for_the_broker_opens_no_files():
 
     def ask() -> int:
         send_safely(made, lambda **options: None, {})
-        requeue.is_outage(app, ValueError())
+        broker.is_outage(app, ValueError())
         requeue._delay(made, 1)
         return len(list(files.iterdir()))
 
@@ -346,9 +322,24 @@ def test_asking_for_the_broker_opens_no_files():
         gc.enable()
 
 
+def test_g13_a_folder_that_takes_no_message_is_an_outage(tmp_path):
+    """And no message that can never be published, though kombu raises an error of the channel."""
+    folder = tmp_path / "not a folder"
+    folder.touch()
+    app = Celery("files", broker="filesystem://", set_as_current=False)
+    app.conf.broker_transport_options = {
+        "data_folder_in": str(tmp_path),
+        "data_folder_out": str(folder),
+        "control_folder": str(tmp_path / "control"),
+    }
+    with pytest.raises(Exception, match="Cannot add file") as refused:
+        app.send_task("any", retry=False)
+    assert broker.is_outage(app, refused.value)
+
+
 def test_g13_a_soft_limit_just_after_the_publishing_is_no_failure(app, monkeypatch):
     def log(level: int, message: str, *args: object) -> None:
-        if "is put back" in message:
+        if "is requeued" in message:
             raise SoftTimeLimitExceeded
 
     monkeypatch.setattr(requeue.logger, "log", log)

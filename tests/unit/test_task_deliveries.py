@@ -13,7 +13,9 @@ from celery import Celery
 from celery.exceptions import Ignore, WorkerShutdown, WorkerTerminate
 from django.db import OperationalError, connection, connections, transaction
 
-from django_dlock import Lock, LockedTask, events, locks
+from django_dlock import Lock, LockedTask, locks
+from django_dlock.core import dispatch
+from django_dlock.core.options import DEFAULT
 from django_dlock.exceptions import (
     AcquireTimeout,
     AlreadyHeld,
@@ -22,10 +24,9 @@ from django_dlock.exceptions import (
     LeaseLost,
     PayloadMismatch,
 )
-from django_dlock.lock_options import DEFAULT
 from django_dlock.models import IdempotencyRecord
 from testproject.shop.models import Effect
-from tests.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
+from tests.support.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -223,7 +224,7 @@ def test_g12_a_loss_during_commit_strikes_nobody(app, monkeypatch):
             with pytest.raises(LeaseLost):
                 lock.renew()
             # ``on_lost`` comes first; the row about the loss waits for this transaction.
-            events.flush(0.3)
+            dispatch.flush(0.3)
             # Enough bytecode for an exception to land in.
             for _ in range(20):
                 time.sleep(0.01)

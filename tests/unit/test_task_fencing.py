@@ -10,7 +10,7 @@ from celery import Celery
 from django_dlock import Lock, StaleToken
 from django_dlock.models import Fence
 from testproject.shop.models import Effect, Stock
-from tests.deliveries import effects, in_memory, recorded, states, task, waiting, work
+from tests.support.deliveries import effects, in_memory, recorded, states, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

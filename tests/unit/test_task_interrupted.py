@@ -14,12 +14,12 @@ from celery.worker.request import Request
 from django.db import connection, connections
 
 from django_dlock import Lock, idempotency, locks
-from django_dlock.celery import requeue
-from django_dlock.celery.abort import BodyGuard, LeaseAborted
+from django_dlock.celery.delivery.interrupt import BodyRunner, LeaseAborted
+from django_dlock.celery.publishing import requeue
 from django_dlock.exceptions import AttemptsExhausted, LeaseLost
 from django_dlock.models import IdempotencyRecord
 from testproject.shop.models import Effect
-from tests.deliveries import (
+from tests.support.deliveries import (
     effects,
     held,
     in_memory,
@@ -51,7 +51,7 @@ def lose(lock: Lock) -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
 def test_g12_a_redelivered_task_is_no_duplicate_of_itself(app, policy):
-    """Killed after COMMIT, before its result was stored: nobody has the result yet."""
+    """Killed after COMMIT but before its result was stored, so no caller has the result."""
     made = recorded(app, if_duplicate=policy)
     sent = made.delay(1)
     work(app)
@@ -77,7 +77,7 @@ def test_g13_a_holder_that_vanishes_while_it_is_asked_for_may_be_ones_own_copy(
 
 
 @pytest.mark.parametrize("policy", ["requeue", "skip", "fail", "wait"])
-def test_g13_a_copy_is_put_back_for_as_long_as_its_original_runs(app, policy):
+def test_g13_a_copy_is_requeued_for_as_long_as_its_original_runs(app, policy):
     """The broker delivers again after its visibility timeout; ``contention_timeout`` or not."""
     made = task(app, if_contended=policy, lock_wait=0, contention_timeout=0)
     sent = made.delay(1)
@@ -226,7 +226,7 @@ def test_contention_between_two_runs_does_not_forget_that_max_hold_ended_one(app
 def test_nothing_strikes_after_a_body_whose_very_end_was_interrupted(error):
     """A signal lands at any function's entry; also at that of the one that stops the strikes."""
 
-    class Struck(BodyGuard):
+    class Struck(BodyRunner):
         struck_once = False
 
         def _close(self) -> None:
@@ -244,7 +244,7 @@ def test_nothing_strikes_after_a_body_whose_very_end_was_interrupted(error):
     assert guard._closing
     assert guard._ended.is_set()
     guard.interrupt(None, "broken")
-    assert not guard._strike()
+    assert not guard._interrupt_once()
 
 
 # -- errors that cannot be written down ----------------------------------------------------
@@ -299,7 +299,7 @@ def test_g13_a_reject_whose_reason_cannot_be_recorded_stays_a_reject(app, reason
     assert states() == ["waiting"]
 
 
-def test_g13_a_message_goes_back_though_the_publishers_error_cannot_be_pickled(app, monkeypatch):
+def test_g13_a_message_is_returned_though_the_publishers_error_cannot_be_pickled(app, monkeypatch):
     """A pool's child that cannot send its Reject to the parent would be acknowledged as failed."""
     import pickle
 

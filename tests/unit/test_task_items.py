@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject
 
 from django_dlock import Lock, locks
 from django_dlock.exceptions import AcquireTimeout, DuplicateRun
-from tests.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
+from tests.support.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +23,7 @@ def app() -> Iterator[Celery]:
 
 
 def sent(app: Celery, made: Any, *orders: int, **options: Any) -> Any:
-    """The worked off result of ``starmap``."""
+    """The finished result of ``starmap``."""
     items = [(order,) for order in orders]
     found = xstarmap(made.s(), items, app=app).apply_async(**options)
     work(app)

@@ -13,10 +13,10 @@ import pytest
 from celery import Celery
 
 from django_dlock import locks
-from django_dlock.hold import registry
+from django_dlock.core.held import registry
 from django_dlock.models import IdempotencyRecord
 from testproject.shop.models import Effect
-from tests.deliveries import in_memory, recorded, waiting, work
+from tests.support.deliveries import in_memory, recorded, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,9 +35,9 @@ def app() -> Iterator[Celery]:
 
 
 def lose(order: int, after: float) -> None:
-    """As an operator breaks the lock, and a renewal hears of it."""
+    """As if an operator breaks the lock, and a renewal finds out."""
     time.sleep(after)
-    for hold in list(registry._holds.values()):
+    for hold in list(registry._leases.values()):
         if hold.name == f"order:{order}" and locks["default"].break_(hold.name, owner=hold.owner):
             hold.lose("broken")
 

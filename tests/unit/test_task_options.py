@@ -9,8 +9,10 @@ import pytest
 from celery import Celery
 from celery.exceptions import NotRegistered
 from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
 
 from django_dlock import LockedTask
+from django_dlock.backends.local import LocalBackend
 
 numbers = itertools.count()
 
@@ -33,6 +35,29 @@ def key(made: LockedTask, *args, **kwargs) -> str:
     return made.dlock_options.lock_key(args, kwargs)
 
 
+class Plain(LocalBackend):
+    """Grants, renews and releases, and no more."""
+
+    capabilities = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("options", "capability"),
+    [
+        ({"lock_min_hold": 5}, "min_hold"),
+        ({"lock_across_retries": True}, "parking"),
+        ({"unique_until": "done"}, "reservations"),
+    ],
+)
+def test_an_option_that_the_alias_is_not_capable_of_is_refused(app, options, capability):
+    (option,) = options
+    with override_settings(DLOCKS={"plain": {"BACKEND": f"{__name__}.Plain"}}):
+        made = task(app, lock_using="plain", **options)
+        with pytest.raises(ImproperlyConfigured, match=f"{option} .*'{capability}'.*'plain'"):
+            made.name  # noqa: B018
+        assert task(app, lock_using="plain").name
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -42,15 +67,14 @@ def key(made: LockedTask, *args, **kwargs) -> str:
         ({"idempotency_key": "{order}"}, "order_id"),
         ({"idempotency_key": "{order_id}", "idempotency_payload": ["x"]}, "idempotency_payload"),
         ({"idempotency_key": "{order_id}", "idempotency_payload": "full"}, "list"),
-        ({"if_contended": "retry"}, "'requeue', 'wait', 'skip', 'fail'"),
+        ({"if_contended": "retry"}, "'requeue', 'wait', 'skip' or 'fail'"),
         ({"if_unavailable": "ignore"}, "'local'"),
-        ({"if_lost": "die"}, "'abort', 'finish'"),
+        ({"if_lost": "die"}, "'abort' or 'finish'"),
         ({"if_duplicate": "x"}, "'return'"),
         ({"lock_ttl": "30"}, "lock_ttl"),
         ({"lock_ttl": 0.05}, "lock_ttl"),
         ({"lock_using": "elsewhere"}, "DLOCKS does not define; it defines 'default'"),
         ({"lock_max_hold": -1}, "lock_max_hold"),
-        ({"contention_timeout": None}, "contention_timeout"),
         ({"atomic": 1, "idempotency_key": "{order_id}"}, "True or False"),
         ({"atomic": True}, "idempotency_key"),
         ({"idempotency_scope": "s"}, "idempotency_key"),
@@ -65,8 +89,8 @@ def key(made: LockedTask, *args, **kwargs) -> str:
         ),
         ({"lock_key": None, "lock_ttl": 30}, "no exclusion"),
         ({"lock_across_retries": True, "lock_key": None}, "no exclusion"),
-        ({"unique_until": "end"}, "one of 'start', 'done'"),
-        ({"unique_until": True}, "one of 'start', 'done'"),
+        ({"unique_until": "end"}, "'start' or 'done'"),
+        ({"unique_until": True}, "'start' or 'done'"),
         ({"unique_until": "done", "unique_ttl": 0}, "more than 0 seconds"),
         ({"unique_until": "done", "unique_ttl": "1h"}, "timedelta"),
         ({"unique_until": "done", "lock_key": None}, "no exclusion"),

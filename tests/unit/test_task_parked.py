@@ -15,14 +15,16 @@ from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
 
-from django_dlock import Lock, events, locks, signals
+from django_dlock import Lock, locks, signals
 from django_dlock.backends.local import LocalBackend
-from django_dlock.celery import parked, requeue
+from django_dlock.celery.delivery import parked_lock
+from django_dlock.celery.publishing import requeue
+from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable, LockNotAcquired
 from django_dlock.models import IdempotencyRecord
 from testproject.shop.models import Effect
-from tests.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
-from tests.workers import eventually
+from tests.support.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,7 +75,7 @@ def test_the_lock_is_kept_through_the_countdown_of_a_retry(app):
     work(app)
     found = lease()
     assert (sent.state, found.kind, found.metadata["task_id"]) == ("RETRY", "parked", sent.id)
-    assert 100 + parked.GRACE - 5 < found.ttl <= 100 + parked.GRACE
+    assert 100 + parked_lock.GRACE - 5 < found.ttl <= 100 + parked_lock.GRACE
     work(app)
     assert (sent.state, sent.result, kind()) == ("SUCCESS", 1, None)
 
@@ -133,7 +135,7 @@ def test_the_token_rises_from_run_to_run(app):
 def test_a_second_copy_of_the_retry_meets_the_first_ones_lease(app):
     """
     retry P   takes P's place, runs …………………………………… returns
-    copy                        names P, too: too late, put back … runs after it
+    copy                        names P, too: too late, requeued … runs after it
     """
     runs = []
 
@@ -157,7 +159,7 @@ def test_a_second_copy_of_the_retry_meets_the_first_ones_lease(app):
     assert (runs, kind()) == ([0, 1, 1], None)
 
 
-def test_a_retry_that_comes_before_its_lock_is_parked_is_put_back(app):
+def test_a_retry_that_comes_before_its_lock_is_parked_is_requeued(app):
     """Whatever ``if_contended`` says: it meets its own first run."""
 
     def body(self, order):
@@ -184,7 +186,7 @@ def test_a_retry_acquires_as_others_do_where_nothing_is_parked_any_more(app, end
     work(app)
     found = lease()
     if end == "broken":
-        assert locks["default"].break_(found.name, owner=found.owner, reason="operator")
+        assert locks["default"].break_(found.name, owner=found.owner)
     else:
         locks["default"]._entries[found.name].until = 0
     retry = waiting(app)
@@ -213,7 +215,7 @@ def test_the_process_is_told_that_it_holds_no_more(app):
     try:
         retrying(app).delay(1)
         work(app)
-        events.flush(30)
+        dispatch.flush(30)
     finally:
         signals.released.disconnect(receive)
     assert seen == [("parked", True, "order:1")]
@@ -287,7 +289,7 @@ def test_a_loss_that_nobody_noticed_is_told_and_nothing_is_parked(app):
     try:
         sent = task(app, body, lock_across_retries=True, if_lost="finish").delay(1)
         work(app)
-        events.flush(30)
+        dispatch.flush(30)
     finally:
         signals.lost.disconnect(receive)
     assert (sent.state, reasons, kind()) == ("RETRY", ["broken"], None)
@@ -310,7 +312,7 @@ def test_g5_a_parking_without_an_answer_is_undone_and_blocks_nobody(
     sent = retrying(app).delay(1)
     work(app)
     eventually(lambda: kind() is None)
-    assert "not kept until its retry" in caplog.text
+    assert "not kept for the retry" in caplog.text
     work(app)
     assert (sent.state, kind()) == ("SUCCESS", None)
 
@@ -356,7 +358,7 @@ def test_what_is_parked_for_a_message_that_never_runs_is_given_up(app):
     made.delay(1)
     work(app)
     retry = waiting(app)
-    parked.revoked(made, Context(retry.headers), terminated=False)
+    parked_lock.revoked(made, Context(retry.headers), terminated=False)
     eventually(lambda: kind() is None)
 
 
@@ -364,14 +366,14 @@ def test_the_lease_of_a_retry_that_runs_is_not_given_up(app, monkeypatch):
     seen = []
 
     def at_once(backend: LocalBackend, request: Any) -> None:
-        backend.undo(request, deadline=backend.call_deadline())
+        backend.cancel_acquire(request, deadline=backend.call_deadline())
 
-    monkeypatch.setattr(parked.undo, "schedule", at_once)
+    monkeypatch.setattr(parked_lock.cleanup, "cancel_later", at_once)
 
     def body(self, order):
         if not self.request.retries:
             raise self.retry(countdown=0)
-        parked.revoked(made, Context(messages[0].headers), terminated=True)
+        parked_lock.revoked(made, Context(messages[0].headers), terminated=True)
         self.current_run.lock.renew()
         seen.append(kind())
 
@@ -405,7 +407,7 @@ NOW = dt.datetime.now(dt.timezone.utc)
 )
 def test_the_time_of_a_retry_may_be_said_in_each_of_celerys_ways(app, when, seconds):
     app.conf.timezone = "Asia/Tokyo"
-    assert parked._seconds_until(task(app), when) == pytest.approx(seconds, abs=3000)
+    assert parked_lock._seconds_until(task(app), when) == pytest.approx(seconds, abs=3000)
 
 
 def test_a_run_that_died_before_its_retry_was_published_counts_once(app):
@@ -448,7 +450,7 @@ def test_the_lock_is_kept_for_as_long_as_an_automatic_retry_backs_off(app):
     ).delay(1)
     for countdown in (100, 200):
         work(app)
-        assert countdown + parked.GRACE - 5 < lease().ttl <= countdown + parked.GRACE
+        assert countdown + parked_lock.GRACE - 5 < lease().ttl <= countdown + parked_lock.GRACE
     work(app)
     assert (sent.state, kind()) == ("SUCCESS", None)
 

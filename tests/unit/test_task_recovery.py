@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -20,17 +21,19 @@ from celery.app.trace import trace_task
 from celery.worker import state
 from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
-from django_dlock import Lock, clock, events, process, signals
+from django_dlock import Lock, clock, process, signals
 from django_dlock.backends.base import BaseLockBackend
-from django_dlock.celery import owners, parent, recovery
-from django_dlock.celery.delivery import OWNER
+from django_dlock.celery import owners
 from django_dlock.celery.parent import LockedRequest
-from django_dlock.celery.recovery import Recovery, Suspect
+from django_dlock.celery.publishing import destination
+from django_dlock.celery.worker import locked_request, recovery
+from django_dlock.celery.worker.recovery import Recovery, Suspect
+from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.handler import locks
-from django_dlock.lease import Contention, Lease, LeaseRequest
-from tests.deliveries import in_memory, task, waiting
-from tests.workers import eventually
+from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
+from tests.support.deliveries import in_memory, task, waiting
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,7 +74,7 @@ class Child:
         self.popen = subprocess.Popen(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-        self.identity = process.neighbour(self.popen.pid)
+        self.identity = process.identity_of(self.popen.pid)
 
     def kill(self) -> None:
         self.popen.kill()
@@ -120,12 +123,21 @@ def recovered(made: Any, child: Child) -> Recovery:
 # -- what is taken away ----------------------------------------------------------------
 
 
+def test_g4_a_lease_that_the_dead_delivery_had_acquired_again_is_broken_too(app, dead):
+    acquire("order:1", owners.again(OURS, 2))
+    recovered(task(app), dead)
+    assert owner_of("order:1") is None
+
+
 def test_g4_a_dead_deliverys_lease_is_broken_and_told(app, dead, broken):
     acquire("order:1", OURS)
     recovered(task(app), dead)
     assert owner_of("order:1") is None
-    assert locks["default"].last_end("order:1") == (OURS, "broken")
-    assert events.flush(30)
+    renewal = Renewal("order:1", OURS, 30.0)
+    deadline = clock.now() + 1
+    (told,) = locks["default"].renew([renewal], process="p", deadline=deadline)
+    assert told.outcome == "broken"
+    assert dispatch.flush(30)
     assert [(each["name"], each["owner"], each["reason"]) for each in broken] == [
         ("order:1", OURS, "holder_dead")
     ]
@@ -145,7 +157,7 @@ def test_g4_nothing_is_broken_before_the_process_is_seen_gone(app, child, monkey
     found.start()
     found.go()
     for _ in range(3):
-        assert looks.acquire(timeout=5)
+        assert looks.acquire(timeout=30)
     assert owner_of("order:1") == OURS
     assert not found._ended.is_set()
     child.kill()
@@ -157,14 +169,14 @@ def test_a_process_that_does_not_die_keeps_its_lease(app, child, monkeypatch, ca
     acquire("order:1", OURS)
     recovered(task(app), child)
     assert owner_of("order:1") == OURS
-    assert "lives on" in caplog.text
+    assert "is still alive" in caplog.text
 
 
 def test_g4_only_the_deliverys_own_lease_is_broken(app, dead, broken):
     acquire("order:1", "of another")
     recovered(task(app), dead)
     assert owner_of("order:1") == "of another"
-    assert events.flush(30)
+    assert dispatch.flush(30)
     assert broken == []
 
 
@@ -188,7 +200,7 @@ def test_a_key_that_raises_ends_the_recovery(app, dead, caplog):
         raise KeyError("no such order")
 
     recovered(task(app, lock_key=key), dead)
-    assert "could not find what it held" in caplog.text
+    assert "its lock could not be recovered" in caplog.text
 
 
 def test_what_an_outage_prevents_is_made_up_for(app, dead, monkeypatch):
@@ -222,13 +234,13 @@ class Worker:
 
     def __init__(self, app: Celery, made: Any, pid: int | None) -> None:
         made.apply_async((1,))
-        self.fates: list[str] = []
+        self.outcomes: list[str] = []
         self.request = LockedRequest(
             waiting(app),
             app=app,
             task=made,
-            on_ack=lambda *_: self.fates.append("acknowledged"),
-            on_reject=lambda *args: self.fates.append("requeued" if args[-1] else "rejected"),
+            on_ack=lambda *_: self.outcomes.append("acknowledged"),
+            on_reject=lambda *args: self.outcomes.append("requeued" if args[-1] else "rejected"),
         )
         self.request.worker_pid = pid
 
@@ -236,7 +248,7 @@ class Worker:
     def owner(self) -> str:
         """Under which the child acquires."""
         pid = self.request.worker_pid or self.request._sent_to()
-        return owners.in_child(self.request.request_dict[OWNER], pid)
+        return owners.in_child(self.request.request_dict[owners.KEY], pid)
 
     def lose(self, error: Exception | None = None, **options: Any) -> None:
         self.request.on_failure(info(error or WorkerLostError("lost")), **options)
@@ -257,27 +269,66 @@ def run(hub: Hub, until: Callable[[], object]) -> None:
     eventually(turn)
 
 
+class Consumer:
+    """Celery's, without an event loop."""
+
+    def __init__(self, driver: str) -> None:
+        self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type=driver))
+        self.later: list[Callable[[], object]] = []
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
+        self.later.append(functools.partial(function, *args))
+
+
+@pytest.mark.parametrize(("driver", "at_once"), [("sql", []), ("filesystem", ["requeued"])])
+def test_g13_a_message_returns_to_a_table_by_the_thread_that_reads_it(
+    app, monkeypatch, driver, at_once
+):
+    """Another one would meet it in SQLAlchemy's session, and the message stay with its worker."""
+    consumer = Consumer(driver)
+    monkeypatch.setattr(destination, "_consumer", lambda: consumer)
+    worker = Worker(app, task(app), None)
+    worker.lose()
+    assert worker.outcomes == at_once
+    for later in consumer.later:
+        later()
+    assert worker.outcomes == ["requeued"]
+
+
 @pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
 def test_g13_a_lost_child_takes_its_reservation_with_it_if_its_message_is_gone(app, option):
     worker = Worker(app, task(app, unique_until="done", **{option: False}), None)
     worker.lose()
-    assert "requeued" not in worker.fates
+    assert "requeued" not in worker.outcomes
     eventually(lambda: locks["default"].list(prefix="unique:") == [])
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_g13_a_lost_child_takes_its_reservation_with_it_once_its_retries_are_over(app, left):
+    options = {"retry_on_worker_lost": True, "max_retries": left, "default_retry_delay": 0}
+    worker = Worker(app, task(app, unique_until="done", **options), None)
+    worker.lose()
+    assert "requeued" not in worker.outcomes
+    if left:
+        assert waiting(app).headers["retries"] == 1
+        assert len(locks["default"].list(prefix="unique:")) == 1
+    else:
+        eventually(lambda: locks["default"].list(prefix="unique:") == [])
 
 
 @pytest.fixture(params=["the loop waits", "the loop goes on"])
 def patience(request, monkeypatch) -> None:
     """Whether a recovery ends within the moment for which the worker's loop waits itself."""
-    monkeypatch.setattr(parent, "AT_ONCE", 30 if request.param == "the loop waits" else 0)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 30 if request.param == "the loop waits" else 0)
 
 
 def test_g4_a_lock_is_free_before_the_pool_forks_another_child(app, hub, dead, monkeypatch):
     """That takes a second where the machine is busy, for all the dead together."""
-    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
-    assert (owner_of("order:1"), worker.fates) == (None, ["requeued"])
+    assert (owner_of("order:1"), worker.outcomes) == (None, ["requeued"])
 
 
 def fork() -> None:
@@ -299,23 +350,23 @@ def reserved() -> Iterator[set[Any]]:
 def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_meanwhile(
     app, child, reserved, broken, monkeypatch
 ):
-    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     reserved.add(worker.request)
     acquire("order:1", worker.owner)
     # Whose own hooks keep events from going on while a process forks.
-    events.call(lambda: None)
+    dispatch.call(lambda: None)
     fork()
     assert owner_of("order:1") == worker.owner
     child.kill()
     began = clock.now()
     fork()
-    assert (owner_of("order:1"), worker.fates) == (None, [])
-    assert clock.now() - began < parent.AT_ONCE
+    assert (owner_of("order:1"), worker.outcomes) == (None, [])
+    assert clock.now() - began < locked_request.AT_ONCE
     # What Celery says of it afterwards finds nothing that is left to do.
     worker.lose()
-    assert worker.fates == ["requeued"]
-    assert events.flush(30)
+    assert worker.outcomes == ["requeued"]
+    assert dispatch.flush(30)
     assert [each["reason"] for each in broken] == ["holder_dead"]
 
 
@@ -329,7 +380,7 @@ class Job:
 def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
     app, child, reserved, broken, monkeypatch
 ):
-    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker, job = Worker(app, task(app), None), Job(child)
     worker.request._apply_result = weakref.ref(job)
     reserved.add(worker.request)
@@ -338,8 +389,8 @@ def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
     assert owner_of("order:1") == worker.owner
     child.kill()
     fork()
-    assert (owner_of("order:1"), worker.fates) == (None, [])
-    assert events.flush(30)
+    assert (owner_of("order:1"), worker.outcomes) == (None, [])
+    assert dispatch.flush(30)
     assert [each["reason"] for each in broken] == ["holder_dead"]
 
 
@@ -347,7 +398,7 @@ def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
 @pytest.mark.usefixtures("hub", "reserved")
 def test_g4_a_fork_looks_for_those_too_that_were_told_to_end(app, child, monkeypatch, way):
     # Celery forgets their requests as it sends the signal, and the child takes its time.
-    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
     pool = SimpleNamespace(terminate_job=lambda pid, signal: None)
@@ -364,7 +415,7 @@ def test_g4_a_fork_looks_for_those_too_that_were_told_to_end(app, child, monkeyp
 
 def test_g4_what_celery_counts_as_active_only_is_looked_for_too(app, child, monkeypatch):
     # As it does after the broker's connection was lost.
-    monkeypatch.setattr(parent, "AT_ONCE", 30)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
     state.task_accepted(worker.request)
@@ -417,9 +468,11 @@ def test_events_take_part_in_a_forks_beginning_before_the_look_for_the_dead_does
     """Registered first they come last, and let those go on who are told of a broken lock."""
     asked = (
         "import django; django.setup()\n"
-        "import django_dlock.celery.parent\n"
-        "from django_dlock import events, lock_events\n"
-        "print(events._deliverer._hooked, lock_events._hooked)"
+        "import django_dlock.celery.worker.locked_request\n"
+        "from django_dlock import audit, process\n"
+        "from django_dlock.core import dispatch\n"
+        "hooks = [each.get('before') for each in process._at_fork]\n"
+        "print(dispatch._deliverer.before_fork in hooks, audit._wait in hooks)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     answer = subprocess.run(
@@ -439,7 +492,7 @@ def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, reserve
     fork()
     never.set()
     [(recovery, seconds)] = waits
-    assert seconds <= parent.AT_ONCE
+    assert seconds <= locked_request.AT_ONCE
     eventually(recovery._ended.is_set)
 
 
@@ -448,9 +501,9 @@ def test_a_fork_goes_on_whatever_a_look_at_the_dead_raises(
 ):
     worker = Worker(app, task(app), dead.popen.pid)
     reserved.add(worker.request)
-    monkeypatch.setattr(process, "neighbour", None)
+    monkeypatch.setattr(process, "identity_of", None)
     fork()
-    assert "could not look" in caplog.text
+    assert "its lock could not be recovered" in caplog.text
 
 
 def test_a_childs_own_fork_takes_nothing_from_its_parents_requests(app, dead, reserved):
@@ -470,23 +523,23 @@ def test_a_backend_that_does_not_answer_holds_the_loop_up_once(app, hub, dead, m
     workers = [Worker(app, made, dead.popen.pid) for _ in range(3)]
     for worker in workers:
         worker.lose()
-    assert waits == [(parent.AT_ONCE,)]
+    assert waits == [(locked_request.AT_ONCE,)]
     never.set()
-    run(hub, lambda: all(worker.fates for worker in workers))
+    run(hub, lambda: all(worker.outcomes for worker in workers))
 
 
 @pytest.mark.usefixtures("patience")
-def test_g4_the_message_goes_back_after_the_break(app, hub, dead):
+def test_g4_the_message_is_requeued_after_the_break(app, hub, dead):
     def key(order: int) -> str:
-        fates.extend(worker.fates)
+        outcomes.extend(worker.outcomes)
         return f"order:{order}"
 
-    fates: list[str] = []
+    outcomes: list[str] = []
     worker = Worker(app, task(app, lock_key=key), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
-    run(hub, lambda: worker.fates)
-    assert (fates, worker.fates) == ([], ["requeued"])
+    run(hub, lambda: worker.outcomes)
+    assert (outcomes, worker.outcomes) == ([], ["requeued"])
     assert owner_of("order:1") is None
 
 
@@ -501,19 +554,19 @@ def test_g13_the_message_does_not_wait_for_ever(app, hub, dead, monkeypatch):
 
     worker = Worker(app, task(app, lock_key=key), dead.popen.pid)
     worker.lose()
-    run(hub, lambda: worker.fates)
-    assert worker.fates == ["requeued"]
+    run(hub, lambda: worker.outcomes)
+    assert worker.outcomes == ["requeued"]
     never.set()
-    assert ended.wait(5)
+    assert ended.wait(30)
 
 
 def test_g13_a_worker_that_ends_waits_for_what_is_under_way(app, hub, dead, monkeypatch):
-    monkeypatch.setattr(parent, "AT_ONCE", 0)
+    monkeypatch.setattr(locked_request, "AT_ONCE", 0)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
     hub.close()
-    assert worker.fates == ["requeued"]
+    assert worker.outcomes == ["requeued"]
     assert owner_of("order:1") is None
 
 
@@ -521,7 +574,7 @@ def test_without_a_loop_the_pools_own_thread_waits(app, dead):
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
-    assert worker.fates == ["requeued"]
+    assert worker.outcomes == ["requeued"]
     assert owner_of("order:1") is None
 
 
@@ -530,7 +583,7 @@ def test_a_child_that_tells_of_a_lost_worker_is_alive_itself(app, hub, child):
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose(return_ok=True)
-    assert worker.fates == ["requeued"]
+    assert worker.outcomes == ["requeued"]
     assert owner_of("order:1") == worker.owner
 
 
@@ -538,13 +591,13 @@ def test_a_child_that_tells_of_a_lost_worker_is_alive_itself(app, hub, child):
 def test_a_delivery_that_no_child_began_holds_nothing(app, hub, by):
     worker = Worker(app, task(app), None if by == "nobody" else process.current().pid)
     worker.lose()
-    assert worker.fates == ["requeued"]
+    assert worker.outcomes == ["requeued"]
 
 
 def test_a_task_without_exclusion_has_nothing_to_take_away(app, hub, dead):
     worker = Worker(app, task(app, lock_key=None), dead.popen.pid)
     worker.lose()
-    assert worker.fates == ["requeued"]
+    assert worker.outcomes == ["requeued"]
 
 
 def test_the_hard_limit_holds_nothing_up(app, hub, child, monkeypatch):
@@ -554,7 +607,7 @@ def test_the_hard_limit_holds_nothing_up(app, hub, child, monkeypatch):
     acquire("order:1", worker.owner)
     worker.lose(TimeLimitExceeded(1))
     worker.request.on_timeout(soft=False, timeout=1)
-    assert (worker.fates, waits) == (["acknowledged"], [])
+    assert (worker.outcomes, waits) == (["acknowledged"], [])
     assert owner_of("order:1") == worker.owner
     child.kill()
     run(hub, lambda: owner_of("order:1") is None)
@@ -567,7 +620,7 @@ def test_a_lost_childs_request_that_raises_leaves_the_loop_running(
     worker = Worker(app, task(app), dead.popen.pid)
     monkeypatch.setattr(worker.request, "_on_reject", "not to be called")
     worker.lose()
-    run(hub, lambda: "could not be told" in caplog.text)
+    run(hub, lambda: "death of a child process could not be handled" in caplog.text)
 
 
 # -- the owner -------------------------------------------------------------------------
@@ -577,7 +630,7 @@ def test_each_delivery_has_an_owner_that_only_the_child_is_told(app):
     made = task(app)
     one, two = Worker(app, made, None), Worker(app, made, None)
     assert one.owner == one.owner != two.owner
-    assert OWNER not in vars(one.request._context)
+    assert owners.KEY not in vars(one.request._context)
 
 
 def test_the_child_holds_under_the_owner_and_publishes_it_nowhere(app):
@@ -592,23 +645,23 @@ def test_the_child_holds_under_the_owner_and_publishes_it_nowhere(app):
     trace_task(made, str(uuid.uuid4()), (1,), {}, request=worker.request.request_dict, app=app)
     assert held == [worker.owner]
     headers = waiting(app).headers
-    assert OWNER not in headers
-    assert OWNER not in (headers.get("headers") or {})
+    assert owners.KEY not in headers
+    assert owners.KEY not in (headers.get("headers") or {})
 
 
-def test_a_put_back_publishes_no_owner(app):
+def test_a_requeue_publishes_no_owner(app):
     made = task(app)
     worker = Worker(app, made, None)
     other = Lock("order:1", bound=False)
     assert other.acquire()
     trace_task(made, str(uuid.uuid4()), (1,), {}, request=worker.request.request_dict, app=app)
-    assert OWNER not in waiting(app).headers
+    assert owners.KEY not in waiting(app).headers
     other.release()
 
 
 def test_an_owner_that_came_with_the_message_is_not_used(app):
     made = task(app)
-    made.apply_async((1,), headers={OWNER: "of another delivery"})
+    made.apply_async((1,), headers={owners.KEY: "of another delivery"})
     request = LockedRequest(waiting(app), app=app, task=made)
-    assert request.request_dict[OWNER] != "of another delivery"
-    assert OWNER not in vars(request._context)
+    assert request.request_dict[owners.KEY] != "of another delivery"
+    assert owners.KEY not in vars(request._context)

@@ -7,6 +7,7 @@ import decimal
 import uuid
 
 import pytest
+from celery import Celery
 
 from django_dlock.celery import results
 
@@ -31,11 +32,27 @@ def test_no_recorded_result_reads_as_none():
     assert results.decode("") is None
 
 
-def test_a_result_that_json_cannot_hold_names_task_and_cure():
-    with pytest.raises(TypeError, match=r"'shop\.charge'.*store_result=False"):
-        results.encode(object(), task="shop.charge")
+class Strange:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
 
 
-def test_a_result_that_is_too_large_is_refused():
-    with pytest.raises(ValueError, match="store_result=False"):
-        results.encode("x" * results.MAX_RESULT, task="t")
+@pytest.mark.parametrize("result", [object(), Strange(), "x" * results.MAX_RESULT])
+def test_a_result_that_cannot_be_recorded_is_left_out_and_names_task_and_cure(result, caplog):
+    assert results.encode(result, task="shop.charge") == ""
+    assert "shop.charge" in caplog.text
+    assert "store_result=False" in caplog.text
+
+
+def test_results_of_celerys_own_are_recorded_as_its_backends_store_them():
+    app = Celery(set_as_current=False)
+    one = app.AsyncResult("one", parent=app.AsyncResult("parent"))
+    assert results.decode(results.encode(one, task="t")) == [
+        ["one", [["parent", None], None]],
+        None,
+    ]
+    several = app.GroupResult("g", [one])
+    assert results.decode(results.encode(several, task="t")) == [
+        ["g", None],
+        [[["one", [["parent", None], None]], None]],
+    ]

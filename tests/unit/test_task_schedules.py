@@ -9,7 +9,7 @@ from celery import Celery
 
 from django_dlock import locks
 from django_dlock.celery import owners
-from tests.deliveries import effects, in_memory, task, waiting, work
+from tests.support.deliveries import effects, in_memory, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,3 +72,13 @@ def test_an_owner_tells_its_task_and_nothing_of_another():
     assert owners.is_of(one, "two") is False
     assert owners.is_of("0123456789abcdef", "one") is None
     assert len(owners.new("x" * 1000)) < 64
+
+
+def test_an_owner_tells_of_which_delivery_it_is() -> None:
+    first = owners.in_child(owners.new("one"), 7)
+    later = owners.again(first, 12)
+    assert later != first
+    assert owners.is_of(later, "one") is True
+    assert owners.is_of_delivery(first, first)
+    assert owners.is_of_delivery(later, first)
+    assert not owners.is_of_delivery(later, owners.in_child(owners.new("one"), 7))

@@ -17,15 +17,15 @@ from celery.worker.state import revoked as revoked_tasks
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from django_dlock import BackendUnavailable, PayloadMismatch, locks
+from django_dlock import BackendUnavailable, PayloadMismatch, clock, locks
 from django_dlock.backends.local import LocalBackend
-from django_dlock.celery import requeue
-from django_dlock.celery.requeue import HEADER
-from django_dlock.celery.reservation import BEYOND, UNCONFIRMED
+from django_dlock.celery.publishing import requeue
+from django_dlock.celery.publishing.requeue import HEADER
+from django_dlock.celery.publishing.reservation import BEYOND, UNCONFIRMED
 from django_dlock.lease import LeaseInfo, LeaseRequest
-from tests import deliveries
-from tests.deliveries import effects, held, in_memory, recorded, states, waiting, work
-from tests.workers import eventually
+from tests.support import deliveries
+from tests.support.deliveries import effects, held, in_memory, recorded, states, waiting, work
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -224,6 +224,20 @@ def test_after_its_time_it_drops_nobody(app):
     eventually(lambda: made.delay(1).id != sent.id)
 
 
+@UNTIL
+@pytest.mark.parametrize("left_of_it", [BEYOND - 1, UNCONFIRMED - 1, 1])
+def test_the_next_one_after_its_time_drops_others_from_the_first(app, until, left_of_it):
+    """For as long as what is over is still known, too."""
+    made = task(app, until=until)
+    first = made.delay(1)
+    (known,) = reserved()
+    locks["default"]._entries[known.name].until = clock.now() + left_of_it
+    ids = {made.delay(1).id for _ in range(10)}
+    assert len(ids) == 1
+    assert first.id not in ids
+    assert len(messages(app)) == 2
+
+
 # -- what is in doubt is published ---------------------------------------------------------
 
 
@@ -269,7 +283,7 @@ def test_g13_a_publisher_that_is_slower_than_the_worker_confirms_nothing(app, mo
 
 
 def test_g13_a_publisher_that_slept_confirms_nothing(app, monkeypatch, caplog):
-    """Its own reservation has ended meanwhile, and another one's stands in its place."""
+    """Its own reservation has ended, and another task has reserved the name."""
     made = task(app)
     renew = LocalBackend.renew
 
@@ -448,7 +462,7 @@ def test_g13_it_is_kept_while_its_message_comes_again(app, until):
     assert messages(app) == reserved() == []
 
 
-def test_a_message_that_cannot_be_put_back_keeps_it_only_where_it_goes_back(app, monkeypatch):
+def test_a_message_that_cannot_be_requeued_keeps_it_only_if_it_is_returned(app, monkeypatch):
     def fail(*args: Any, **options: Any) -> Any:
         raise OperationalError("the broker is away")
 
@@ -530,6 +544,8 @@ def test_a_task_that_does_not_get_its_lock_in_time_lets_others_follow(app, until
     with held("order:1"):
         sent = made.delay(1)
         work(app)
+        while sent.state == "RETRY":
+            work(app)
     assert sent.state == ("SUCCESS" if policy == "skip" else "FAILURE")
     assert reserved() == []
 

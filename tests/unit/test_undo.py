@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_dlock import Lock, locks, undo
+from django_dlock import Lock, locks
+from django_dlock.core import cleanup
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseRequest
 
@@ -23,10 +24,10 @@ def test_an_undo_is_repeated_until_the_backend_answers(monkeypatch: pytest.Monke
             raise BackendUnavailable("down")
         done.set()
 
-    monkeypatch.setattr(undo, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(backend, "undo", answer_third)
-    undo.schedule(backend, LeaseRequest("it", "me", 30))
-    assert done.wait(5)
+    monkeypatch.setattr(cleanup, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(backend, "cancel_acquire", answer_third)
+    cleanup.cancel_later(backend, LeaseRequest("it", "me", 30))
+    assert done.wait(30)
     assert tries == ["me", "me", "me"]
 
 
@@ -39,10 +40,10 @@ def test_an_undo_that_meets_a_bug_does_not_stop_the_next(monkeypatch: pytest.Mon
             raise ZeroDivisionError("a bug")
         done.set()
 
-    monkeypatch.setattr(backend, "undo", answer)
-    undo.schedule(backend, LeaseRequest("it", "first", 30))
-    undo.schedule(backend, LeaseRequest("it", "second", 30))
-    assert done.wait(5)
+    monkeypatch.setattr(backend, "cancel_acquire", answer)
+    cleanup.cancel_later(backend, LeaseRequest("it", "first", 30))
+    cleanup.cancel_later(backend, LeaseRequest("it", "second", 30))
+    assert done.wait(30)
 
 
 def test_a_release_without_an_answer_is_repeated_with_its_min_hold(
@@ -57,16 +58,16 @@ def test_a_release_without_an_answer_is_repeated_with_its_min_hold(
         raise BackendUnavailable("down")
 
     def answer(*args: Any, **kwargs: Any) -> Any:
-        fate = release(*args, **kwargs)
+        outcome = release(*args, **kwargs)
         done.set()
-        return fate
+        return outcome
 
     monkeypatch.setattr(backend, "release", down)
     lock = Lock("it", using="local", min_hold=60)
     lock.acquire()
     with pytest.raises(BackendUnavailable):
         lock.release()
-    assert done.wait(5)
+    assert done.wait(30)
     info = backend.get("it")
     assert info is not None
     assert info.kind == "cooling"

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from django_dlock import Lock, locks
-from django_dlock.lease import Contention
+from django_dlock import BackendRefused, BackendUnavailable, Lock, clock, locks
+from django_dlock.core import acquire
+from django_dlock.core.acquire import Call, Flow
+from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.process import current
+from django_dlock.testing import FakeClock
+
+TAKEN = Contention("owner", "held", 30.0, 0.0)
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     locks.reset()
+
+
+@pytest.fixture
+def held() -> Iterator[Lock]:
+    """``it``, held for as long as the test does not release it."""
+    lock = Lock("it", using="local", bound=False)
+    lock.acquire()
+    yield lock
+    if lock.held:
+        lock.release()
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+async def until_waiting(count: int) -> None:
+    end = time.monotonic() + 20
+    while waiters() != count:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
+def waiters() -> int:
+    info = locks["local"].get("it")
+    return 0 if info is None else info.waiting
 
 
 def dead() -> Contention:
@@ -32,7 +72,7 @@ def test_g4_a_dead_holder_is_broken_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: met.pop() if met else acquire(*a, **k))
     monkeypatch.setattr(backend, "break_", lambda name, **k: broken.append((name, k)) or True)
     assert Lock("it", using="local").acquire(blocking=False)
-    assert broken == [("it", {"owner": "owner", "reason": "holder_dead"})]
+    assert broken == [("it", {"owner": "owner"})]
 
 
 @pytest.mark.parametrize("kind", ["cooling", "parked", "reserved"])
@@ -61,11 +101,10 @@ def test_a_break_that_came_too_late_is_not_repeated_for_ever(
 def test_the_last_try_no_longer_counts_as_a_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = locks["local"]
     waits: list[bool] = []
-    contention = Contention("owner", "held", 30.0, 0.0)
 
     def acquire(request: Any, **_: Any) -> Contention:
         waits.append(request.waits)
-        return contention
+        return TAKEN
 
     monkeypatch.setattr(backend, "acquire", acquire)
     monkeypatch.setattr(backend, "wait", lambda *a, until, **k: _sleep_until(until))
@@ -74,7 +113,335 @@ def test_the_last_try_no_longer_counts_as_a_waiter(monkeypatch: pytest.MonkeyPat
 
 
 def _sleep_until(until: float) -> None:
-    from django_dlock import clock
-
     while clock.now() < until:
         pass
+
+
+# -- when a wait ends ----------------------------------------------------------------------
+
+
+def flow_for(patience: float | None = 20) -> Flow[Lease | None]:
+    """An acquisition, of which the test makes the calls."""
+    request = LeaseRequest("it", "me", 30.0, waits=patience != 0)
+    return acquire.acquisition(locks["local"], request, patience=patience, met=len, broke=len)
+
+
+def test_g4_a_waiter_stops_when_the_holders_death_is_proven_and_breaks_its_lease() -> None:
+    flow = flow_for()
+    assert next(flow)[0] == "acquire"
+    method, _, kwargs = flow.send(TAKEN)
+    assert method == "wait"
+    assert not kwargs["interrupted"]()
+    assert flow.send(None)[0] == "acquire"
+    # While one waits its holder is found dead, so it asks once more, and breaks.
+    flow = flow_for()
+    next(flow)
+    method, _, kwargs = flow.send(dead())
+    assert method == "wait"
+    assert kwargs["interrupted"]()
+    assert flow.send(None)[0] == "acquire"
+    method, _, kwargs = flow.send(dead())
+    assert (method, kwargs) == ("break_", {"owner": "owner"})
+    # Broken once; if the name stays taken it waits as for anybody else.
+    assert flow.send(True)[0] == "acquire"
+    method, _, kwargs = flow.send(dead())
+    assert method == "wait"
+    assert not kwargs["interrupted"]()
+
+
+async def test_g7_cancelled_coroutines_are_no_waiters_any_more(held: Lock) -> None:
+    tasks = [asyncio.create_task(Lock("it", using="local").aacquire()) for _ in range(6)]
+    await until_waiting(6)
+    for task in tasks[:3]:
+        task.cancel()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(Lock("it", using="local").aacquire(timeout=20), 0.05)
+    await until_waiting(3)
+    held.release()
+    done, waiting = await asyncio.wait(tasks[3:], return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in done] == [True]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# -- while the backend gives no answer -----------------------------------------------------
+
+NO_ANSWER = BackendUnavailable("no answer", "it", "local")
+
+
+@pytest.fixture
+def time_() -> Iterator[FakeClock]:
+    with FakeClock() as fake:
+        yield fake
+
+
+def sleeps(flow: Flow[Any], call: Call) -> float:
+    """The seconds of a pause; the flow continues after it."""
+    method, (seconds,), _ = call
+    assert method == acquire.SLEEP
+    assert 0 < seconds <= acquire.LONGEST_PAUSE
+    return seconds
+
+
+def outage(flow: Flow[Any], fake: FakeClock, call: Call) -> float:
+    """Answer nothing until the flow gives up; gives the seconds that it tried on."""
+    began = fake()
+    with pytest.raises(BackendUnavailable):
+        while True:
+            assert call[0] in ("acquire", "wait", "break_")
+            call = flow.throw(NO_ANSWER)
+            fake.advance(sleeps(flow, call))
+            call = next(flow)
+    return fake() - began
+
+
+def test_g10_an_acquire_with_patience_rides_through_an_outage() -> None:
+    flow = flow_for()
+    request = next(flow)[1]
+    for _ in range(3):
+        sleeps(flow, flow.throw(NO_ANSWER))
+        # As the same owner, who may have been granted the name without knowing.
+        method, args, _ = next(flow)
+        assert (method, args) == ("acquire", request)
+    lease = Lease("it", "me", 1, 30.0, clock.now())
+    with pytest.raises(StopIteration) as ended:
+        flow.send(lease)
+    assert ended.value.value is lease
+
+
+@pytest.mark.parametrize(
+    ("patience", "outage_patience", "tried"),
+    [(20, 5, 5), (2, 5, 2), (None, 5, 5), (20, 0, 0), (0, 5, 0)],
+)
+def test_g10_an_outage_is_ridden_for_the_smaller_of_both_patiences(
+    patience: float | None,
+    outage_patience: float,
+    tried: float,
+    time_: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = replace(locks["local"].options, outage_patience=outage_patience)
+    monkeypatch.setattr(locks["local"], "options", options)
+    flow = flow_for(patience)
+    assert outage(flow, time_, next(flow)) == pytest.approx(tried)
+
+
+def test_g10_an_outage_counts_from_the_call_that_was_not_answered(time_: FakeClock) -> None:
+    flow = flow_for()
+    next(flow)
+    time_.advance(3)
+    call = flow.throw(NO_ANSWER)
+    time_.advance(sleeps(flow, call))
+    assert outage(flow, time_, next(flow)) < 2.1
+
+
+@pytest.mark.parametrize("where", ["acquire", "wait", "break_"])
+def test_g10_an_outage_may_begin_at_any_call_and_each_has_its_own_patience(
+    where: str, time_: FakeClock
+) -> None:
+    flow = flow_for(patience=60)
+    next(flow)
+    sleeps(flow, flow.throw(NO_ANSWER))
+    # Nearly all of it is used up, and then there is an answer.
+    time_.advance(4.9)
+    next(flow)
+    call = flow.send(dead())
+    if where != "wait":
+        call = flow.send(None)
+    if where == "break_":
+        call = flow.send(dead())
+    assert call[0] == where
+    time_.advance(1)
+    assert outage(flow, time_, call) == pytest.approx(5)
+
+
+def test_g10_a_backend_that_refuses_is_not_asked_again() -> None:
+    flow = flow_for()
+    next(flow)
+    with pytest.raises(BackendRefused):
+        flow.throw(BackendRefused("wrong password", "it", "local"))
+
+
+def test_g10_a_grant_that_ended_during_an_outage_is_no_contention() -> None:
+    flow = flow_for()
+    next(flow)
+    sleeps(flow, flow.throw(NO_ANSWER))
+    next(flow)
+    # So a backend answers to an owner whose lease has ended.
+    with pytest.raises(BackendUnavailable):
+        flow.send(TAKEN._replace(owner=""))
+
+
+def broken_on_its_way(held: Lock, monkeypatch: pytest.MonkeyPatch, *, taken: bool) -> list[str]:
+    """Let the first wait end with a lease that was handed over and broken; gives its owner."""
+    backend, owners = locks["local"], list[str]()
+
+    def hand_over(request: LeaseRequest) -> None:
+        monkeypatch.undo()
+        held.release()
+        assert isinstance(backend.acquire(request, deadline=clock.now() + 1), Lease)
+        assert backend.break_("it", owner=request.owner)
+        owners.append(request.owner)
+        if taken:
+            held.acquire()
+
+    def wait(request: LeaseRequest, *args: Any, **kwargs: Any) -> None:
+        hand_over(request)
+
+    async def async_wait(request: LeaseRequest, *args: Any, **kwargs: Any) -> None:
+        hand_over(request)
+
+    monkeypatch.setattr(backend, "wait", wait)
+    monkeypatch.setattr(backend, "async_wait", async_wait)
+    return owners
+
+
+@pytest.mark.parametrize("how", ["thread", "coroutine"])
+@pytest.mark.parametrize("patience", [None, 20.0])
+def test_a_waiter_whose_lease_was_broken_on_its_way_asks_anew(
+    patience: float | None, how: str, held: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = broken_on_its_way(held, monkeypatch, taken=False)
+    lock = Lock("it", using="local", wait=patience)
+    assert lock.acquire() if how == "thread" else asyncio.run(lock.aacquire())
+    assert owners
+    assert lock.owner not in owners
+    info = locks["local"].get("it")
+    assert info is not None
+    assert info.owner == lock.owner
+    lock.release()
+
+
+def test_a_waiter_whose_lease_was_broken_on_its_way_waits_until_its_patience_ends(
+    held: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = broken_on_its_way(held, monkeypatch, taken=True)
+    began = clock.now()
+    assert not Lock("it", using="local").acquire(timeout=0.2)
+    assert clock.now() - began >= 0.2
+    assert owners
+    assert waiters() == 0
+
+
+def test_an_interrupt_takes_back_the_attempt_that_is_under_way(
+    held: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = broken_on_its_way(held, monkeypatch, taken=False)
+    acquire, backend = locks["local"].acquire, locks["local"]
+
+    def interrupted(request: LeaseRequest, **kwargs: Any) -> Any:
+        answer = acquire(request, **kwargs)
+        if owners and request.owner not in owners:
+            raise KeyboardInterrupt
+        return answer
+
+    backend.acquire = interrupted  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Lock("it", using="local", wait=None).acquire()
+    finally:
+        del backend.acquire
+    until(lambda: not backend.locked("it", deadline=clock.now() + 1))
+
+
+@pytest.mark.parametrize("how", ["thread", "coroutine"])
+def test_both_drivers_pause_and_go_on(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, answers = locks["local"], [NO_ANSWER, NO_ANSWER]
+    acquire = backend.acquire
+
+    def fails_twice(*args: Any, **kwargs: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return acquire(*args, **kwargs)
+
+    monkeypatch.setattr(backend, "acquire", fails_twice)
+    lock = Lock("it", using="local")
+    assert lock.acquire() if how == "thread" else asyncio.run(lock.aacquire())
+    assert answers == []
+
+
+# -- who waits -----------------------------------------------------------------------------
+
+
+def test_a_signal_handler_may_wait_while_the_call_that_it_interrupts_does(held: Lock) -> None:
+    answers: list[bool] = []
+
+    def handler(*_: Any) -> None:
+        answers.append(Lock("it", using="local").acquire(timeout=0.01))
+        held.release()
+        with Lock("it", using="local", wait=20):
+            answers.append(True)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def strike() -> None:
+            until(waiters)
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+        thread = threading.Thread(target=strike)
+        thread.start()
+        with Lock("it", using="local", wait=20):
+            answers.append(True)
+        thread.join(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert answers == [False, True, True]
+
+
+def test_threads_that_come_and_go_at_once_all_have_their_turn() -> None:
+    counts = [0] * 8
+
+    def work(number: int) -> None:
+        for turn in range(50):
+            lock = Lock("it", using="local")
+            # Some give up at once.
+            if lock.acquire(timeout=0.0001 if turn % 3 else 20):
+                counts[number] += 1
+                lock.release()
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert min(counts) >= 17
+    assert waiters() == 0
+
+
+GEVENT = """
+from gevent import monkey; monkey.patch_all()
+import threading, django; django.setup()
+from django_dlock import Lock, locks
+held = Lock("it", using="local", bound=False); held.acquire()
+done = []
+def work(number):
+    with Lock("it", using="local", wait=20):
+        done.append(number)
+threads = [threading.Thread(target=work, args=[n]) for n in range(50)]
+for thread in threads:
+    thread.start()
+while locks["local"].get("it").waiting < 50:
+    threading.Event().wait(0.001)
+held.release()
+for thread in threads:
+    thread.join(20)
+print(sorted(done) == list(range(50)))
+"""
+
+
+def test_greenlets_wait_as_threads_do() -> None:
+    pytest.importorskip("gevent", reason="gevent is not installed: it has no wheel")
+    done = subprocess.run(
+        [sys.executable, "-c", GEVENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["True"], done.stdout

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from django_dlock import Lock, clock, events, locks, schedule, signals, watchdog
-from django_dlock.backends.base import Fates
+from django_dlock import Lock, clock, locks, signals
+from django_dlock.backends.base import RenewalResults
+from django_dlock.core import dispatch, watchdog
+from django_dlock.core.watchdog import Watchdog
 from django_dlock.exceptions import BackendUnavailable, LeaseLost
-from django_dlock.lease import Renewal
-from django_dlock.schedule import BATCH
-from django_dlock.watchdog import Watchdog
+from django_dlock.lease import Outcome, ReleaseRequest, Renewal, RenewalResult
 
 pytestmark = pytest.mark.usefixtures("time")
 
@@ -74,7 +74,7 @@ class Spy:
             result=lambda: self._answer(renewals, process=process, deadline=deadline),
         )
 
-    def _answer(self, renewals: Sequence[Renewal], **kwargs: Any) -> Fates:
+    def _answer(self, renewals: Sequence[Renewal], **kwargs: Any) -> RenewalResults:
         if self.error is not None:
             raise self.error
         return self._renew(renewals, **kwargs)
@@ -118,19 +118,19 @@ def test_a_fixed_lease_is_never_renewed_and_its_end_is_told(
         time.seconds += 1
         dog.tick()
     assert spy.renewed == []
-    assert events.flush(30)
+    assert dispatch.flush(30)
     assert calls == ["expired"]
     assert lock.lost_reason == "expired"
 
 
 def test_five_hundred_leases_cost_one_call(dog: Watchdog, spy: Spy, time: Time) -> None:
-    kept = [held(f"n{i}") for i in range(BATCH)]
+    kept = [held(f"n{i}") for i in range(500)]
     time.seconds += 10
     dog.tick()
-    assert [len(call) for call in spy.calls] == [BATCH]
+    assert [len(call) for call in spy.calls] == [500]
     time.seconds += 10
     dog.tick()
-    assert [len(call) for call in spy.calls] == [BATCH, BATCH]
+    assert [len(call) for call in spy.calls] == [500, 500]
     assert all(lock.held for lock in kept)
 
 
@@ -162,7 +162,7 @@ def test_g1_a_hold_is_planned_whichever_alias_wakes_the_thread(
     # Due later than the next step, which may be another alias's, and before the heartbeat.
     new = held("new", ttl=3)
     time.seconds += 0.5
-    assert dog.tick() <= new._holdings.mine().due  # type: ignore[union-attr]
+    assert dog.tick() <= new._leases.mine().due  # type: ignore[union-attr]
     time.seconds += 0.6
     dog.tick()
     assert spy.renewed == ["new"]
@@ -188,7 +188,7 @@ def test_g1_a_renewal_by_hand_is_not_undone_by_one_that_it_overtook(
     lock = held(ttl=30)
     answer = spy._answer
 
-    def by_hand_meanwhile(*args: Any, **kwargs: Any) -> Fates:
+    def by_hand_meanwhile(*args: Any, **kwargs: Any) -> RenewalResults:
         time.seconds += 0.1
         lock.renew(ttl=300)
         return answer(*args, **kwargs)
@@ -202,7 +202,7 @@ def test_g1_a_renewal_by_hand_is_not_undone_by_one_that_it_overtook(
 def test_g1_many_leases_of_a_slow_backend_are_renewed_batch_after_batch(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "BATCH", 2)
+    monkeypatch.setattr(spy.backend, "renewals_per_call", 2)
     kept = [held(f"n{i}") for i in range(10)]
     spy.slow = True
     time.seconds += 10
@@ -222,6 +222,39 @@ def test_a_heartbeat_goes_out_every_five_seconds(dog: Watchdog, spy: Spy, time: 
     assert spy.renewed == []
 
 
+def test_a_store_whose_sessions_show_who_lives_gets_no_heartbeats(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spy.backend, "heartbeat", None)
+    kept = held(ttl=300)
+    for _ in range(20):
+        time.seconds += 1
+        dog.tick()
+    assert kept.held
+    assert spy.calls == []
+
+
+def test_at_exit_leases_are_given_back_many_in_a_call(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spy.backend, "renewals_per_call", 3)
+    calls: list[tuple[int, float]] = []
+    release_many = spy.backend.release_many
+
+    def count(releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
+        calls.append((len(releases), deadline))
+        time.seconds += 0.5
+        return release_many(releases, deadline=deadline)
+
+    monkeypatch.setattr(spy.backend, "release_many", count)
+    kept = [held(f"n{i}", min_hold=60 if i == 6 else None) for i in range(7)]
+    dog.shutdown()
+    # Each call has a deadline of its own, and all of it.
+    assert calls == [(3, 1001.0), (3, 1001.5), (1, 1002.0)]
+    assert {lock.lost_reason for lock in kept} == {"exit"}
+    assert [info.name for info in spy.backend.list()] == ["n6"]
+
+
 def test_g2_a_refusal_is_told_within_one_interval(dog: Watchdog, spy: Spy, time: Time) -> None:
     told: list[str] = []
     lock = held(on_lost=lambda lock, reason: told.append(reason))
@@ -229,8 +262,28 @@ def test_g2_a_refusal_is_told_within_one_interval(dog: Watchdog, spy: Spy, time:
     time.seconds += 10
     dog.tick()
     assert lock.lost_reason == "broken"
-    assert events.flush(30)
+    assert dispatch.flush(30)
     assert told == ["broken"]
+
+
+def test_g2_a_renewal_of_which_the_backend_cannot_tell_is_a_loss(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = held()
+    monkeypatch.setattr(spy, "_renew", lambda *_, **__: [RenewalResult("unknown")])
+    time.seconds += 10
+    dog.tick()
+    assert lock.lost_reason == "refused"
+
+
+def test_g2_a_renewal_counts_for_the_ttl_that_was_granted(
+    dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = held()
+    monkeypatch.setattr(spy, "_renew", lambda *_, **__: [RenewalResult("renewed", 6.0)])
+    time.seconds += 10
+    dog.tick()
+    assert lock.remaining == pytest.approx(5.94)
 
 
 def test_g6_a_failed_renewal_is_tried_again_well_before_the_deadline(
@@ -269,9 +322,12 @@ def test_g2_in_doubt_is_told_once_and_then_unreachable(dog: Watchdog, spy: Spy, 
     told: list[str] = []
 
     def hear(signal: Any, **facts: Any) -> None:
-        told.append(facts.get("reason", "in_doubt"))
+        # Others' leases may end meanwhile.
+        if facts["owner"] == owner:
+            told.append(facts.get("reason", "in_doubt"))
 
     lock = held()
+    owner = lock.owner
     spy.error = BackendUnavailable("down")
     signals.in_doubt.connect(hear)
     signals.lost.connect(hear)
@@ -279,7 +335,7 @@ def test_g2_in_doubt_is_told_once_and_then_unreachable(dog: Watchdog, spy: Spy, 
         while time.seconds < 1040:
             time.seconds += 0.5
             dog.tick()
-        assert events.flush(30)
+        assert dispatch.flush(30)
     finally:
         signals.in_doubt.disconnect(hear)
         signals.lost.disconnect(hear)
@@ -301,7 +357,7 @@ def test_g2_lost_is_true_at_the_deadline_without_any_thread(
 
 def test_a_late_yes_does_not_bring_a_lost_hold_back(dog: Watchdog, spy: Spy, time: Time) -> None:
     lock = held()
-    hold = lock._holdings.mine()
+    hold = lock._leases.mine()
     assert hold is not None
     time.seconds += 30
     hold.confirm(time.seconds - 1, 30, time.seconds)
@@ -421,14 +477,14 @@ def test_an_answer_that_comes_after_the_release_is_nobodys(
     lock = held(on_lost=lambda lock, reason: told.append(reason))
     answer = spy._answer
 
-    def release_first(*args: Any, **kwargs: Any) -> Fates:
+    def release_first(*args: Any, **kwargs: Any) -> RenewalResults:
         lock.release()
         return answer(*args, **kwargs)
 
     spy._answer = release_first  # type: ignore[method-assign]
     time.seconds += 10
     dog.tick()
-    assert events.flush(30)
+    assert dispatch.flush(30)
     assert lock.state == "free"
     assert told == []
 
@@ -458,7 +514,7 @@ def test_the_deadline_is_told_while_the_backend_hangs(dog: Watchdog, spy: Spy, t
     dog.tick()
     time.seconds += 0.9
     dog.tick()
-    assert events.flush(30)
+    assert dispatch.flush(30)
     assert lock.lost
     assert len(told) == 1
 
@@ -476,7 +532,7 @@ def test_g2_a_deadline_before_the_end_of_a_call_is_told_in_time(
     # The look that was due at the deadline, not at the end of the renewal.
     time.seconds += 0.2
     dog.tick()
-    assert lock._holdings.mine().ended  # type: ignore[union-attr]
+    assert lock._leases.mine().ended  # type: ignore[union-attr]
 
 
 def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
@@ -505,7 +561,7 @@ def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
         dog.tick()
         dog._note_lateness(time.seconds - 7)
         assert lock.lost
-        assert events.flush(30)
+        assert dispatch.flush(30)
     finally:
         logger.removeHandler(handler)
     assert len(threads) >= 5
@@ -524,7 +580,7 @@ def test_a_step_without_anything_due_asks_nobody(dog: Watchdog, spy: Spy, time: 
 def test_a_late_thread_says_so(dog: Watchdog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "django_dlock"):
         dog._note_lateness(time.seconds - 7)
-        assert events.flush(30)
+        assert dispatch.flush(30)
     assert dog.lateness == pytest.approx(7)
     assert "7.0 s late" in caplog.text
 

@@ -1,4 +1,4 @@
-"""``manage.py clear_stale_locks``: free what dead holders have left behind."""
+"""``manage.py clear_stale_locks``: release the locks of dead holders."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import DatabaseError
 
-from ... import events, lock_events
+from ... import audit
+from ...core import dispatch
 from ...exceptions import BackendUnavailable
+from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
-from ...models import LockEvent
-from ...operations import Survey, break_lease
 from ..operator import LockCommand
 
 
 class Command(LockCommand):
     help = (
-        "Clear locks whose holder is dead by proof, and entries without a TTL, which would never "
-        "end. A live holder's lock is never cleared without --force, and a lock that has changed "
-        "hands is never cleared at all."
+        "Clear locks whose holder is proven dead, and damaged entries that would never end. The "
+        "lock of a live holder is only cleared with --force. A lock that gets another owner while "
+        "the command runs is never cleared."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,18 +28,18 @@ class Command(LockCommand):
             "--silent-for",
             type=float,
             metavar="SECONDS",
-            help="Also locks whose holder has not been heard of for so long; it may wake up.",
+            help="Also locks whose holder has sent no heartbeat for this long; it may wake up.",
         )
         parser.add_argument(
             "--older-than",
             type=float,
             metavar="SECONDS",
-            help="Also locks of no known process that are older; with --force, any that are older.",
+            help="Also older locks without a known process; with --force, all older locks.",
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Also locks of live holders; needs --name or --older-than to select them.",
+            help="Also locks of live holders; needs --name or --older-than.",
         )
         parser.add_argument(
             "--dry-run", action="store_true", help="Only show what would be cleared."
@@ -52,43 +52,38 @@ class Command(LockCommand):
                 self.wrong_usage(f"--{flag} is {options[option]}; it must be 0 or more seconds.")
         if options["force"] and options["name"] is None and options["older_than"] is None:
             self.wrong_usage("--force alone would clear everything: add --name or --older-than.")
-        survey = self.survey(options["using"])
-        stale = [info for info in self.find(survey, options["name"]) if _is_stale(info, options)]
+        alias_query = self.alias_query(options["using"])
+        stale = [
+            info for info in self.find(alias_query, options["name"]) if _is_stale(info, options)
+        ]
         if options["dry_run"]:
-            nothing = "Nothing would be cleared."
+            # An alias that did not answer may have stale locks.
+            nothing = "No answer." if alias_query.problems else "Nothing would be cleared."
         else:
             nothing = "Nothing was cleared."
-            stale = [info for info in stale if self._clear(info, survey)]
-            # The process ends soon, and with it the thread that delivers ``broken``.
-            events.flush()
+            stale = [info for info in stale if self._clear(info, alias_query)]
+            # Deliver ``broken`` now, because the process is about to end.
+            dispatch.flush()
         self.print_leases(stale, options["format"], nothing)
         if stale and options["format"] == "text":
             verb = "would be cleared" if options["dry_run"] else "cleared"
             self.stdout.write(f"{len(stale)} {verb}.")
-        self.tell_problems(survey)
+        self.fail_on_problems(alias_query)
 
-    def _clear(self, info: LeaseInfo, survey: Survey) -> bool:
-        """Clear one lock; false where it was freed or changed hands, or nobody answers."""
-        if info.alias in survey.problems:
+    def _clear(self, info: LeaseInfo, alias_query: AliasQuery) -> bool:
+        """Clear one lock; ``False`` if it is free or has another owner, or on no answer."""
+        if info.alias in alias_query.problems:
             return False
         try:
             if not break_lease(info, reason="command"):
                 return False
         except BackendUnavailable as error:
-            survey.problems[info.alias] = f"{error}; it may have been cleared."
+            alias_query.problems[info.alias] = f"{error}; it may have been cleared."
             return False
         try:
-            lock_events.record(
-                LockEvent.Event.BROKEN,
-                name=info.name,
-                alias=info.alias,
-                owner=info.owner,
-                token=info.token,
-                reason="command",
-                detail=lock_events.facts(info),
-            )
+            audit.record_break(info, "command")
         except DatabaseError as error:
-            # The lock is free, which matters more than the row about it.
+            # The lock is free, which is more important than the row about it.
             self.stderr.write(f"The event of {info.name!r} was not written: {error}")
         return True
 
@@ -98,7 +93,7 @@ def _is_stale(info: LeaseInfo, options: dict[str, Any]) -> bool:
         return True
     if _exceeds(info.age, options["older_than"]) and info.holder_state == "unknown":
         return True
-    if _exceeds(info.unheard, options["silent_for"]) and info.holder_state == "silent":
+    if _exceeds(info.silent_for, options["silent_for"]) and info.holder_state == "silent":
         return True
     return options["force"] and _exceeds(info.age, options["older_than"] or 0.0)
 

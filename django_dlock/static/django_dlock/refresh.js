@@ -1,10 +1,11 @@
-/* Keeps the list of held locks fresh: fetches this very page and takes its list over. */
+/* Updates the list of held locks: fetches this same page and replaces the list. */
 "use strict";
 
 (function () {
     function start() {
         const box = document.getElementById("dlock-refresh");
-        if (!box) {
+        const list = document.getElementById("changelist-form");
+        if (!box || !list) {
             return;
         }
         const button = box.querySelector(".dlock-refresh-pause");
@@ -19,12 +20,11 @@
 
         function takeOver(page) {
             const fresh = page.getElementById("changelist-form");
-            const list = document.getElementById("changelist-form");
-            if (!fresh || !list) {
-                // The login page, most likely: the session has ended.
+            if (!fresh) {
+                // Probably the login page, because the session has ended.
                 throw new Error("no list in the answer");
             }
-            // A keyboard user stays on the link that they are on, if it still exists.
+            // Keep the keyboard focus on the same link, if it still exists.
             const active = document.activeElement;
             const href = list.contains(active) ? active.getAttribute("href") : null;
             const results = list.querySelector(".results");
@@ -42,15 +42,20 @@
             }
         }
 
+        function isBeingChosen() {
+            // A new list would lose the ticked boxes and the chosen action.
+            return list.querySelector(".action-select:checked, [name=action] option:not([value='']):checked");
+        }
+
         async function refresh() {
-            if (!paused && !document.hidden) {
+            if (!paused && !document.hidden && !isBeingChosen()) {
                 try {
                     const answer = await fetch(window.location.href, {cache: "no-store"});
                     if (!answer.ok) {
                         throw new Error(answer.status);
                     }
                     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-                    if (!paused) {
+                    if (!paused && !isBeingChosen()) {
                         takeOver(page);
                         tellTime();
                     }
@@ -66,6 +71,16 @@
             paused = !paused;
             button.setAttribute("aria-pressed", String(paused));
             button.textContent = paused ? text.resume : text.pause;
+        });
+        // The admin does this only for the rows that were loaded with the page.
+        list.addEventListener("change", function (event) {
+            const boxes = list.querySelectorAll(".action-select");
+            for (const one of boxes) {
+                if (event.target.id === "action-toggle") {
+                    one.checked = event.target.checked;
+                }
+                one.closest("tr").classList.toggle("selected", one.checked);
+            }
         });
         box.hidden = false;
         tellTime();

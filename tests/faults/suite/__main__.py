@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -17,12 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import django
+
 from testproject.servers import ServerNotFound
-from tests.postgres import PostgresNotFound
-from tests.workers import ROOT
+from tests.support.postgres import PostgresNotFound
+from tests.support.workers import DATABASE, ROOT
 
 from .brokers import BROKERS
 from .journal import Journal
+from .locks import BACKENDS
 from .outcome import Outcome, outcome, play
 from .report import table, versions
 from .scenarios import SCENARIOS, Scenario
@@ -38,6 +42,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.suite", description=__doc__)
     parser.add_argument("--brokers", nargs="+", choices=list(BROKERS), default=list(BROKERS))
     parser.add_argument("--pools", nargs="+", choices=list(POOLS), default=list(POOLS))
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="redis", help="keeps the locks; database: PostgreSQL"
+    )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument("--scenarios", nargs="+", choices=names, default=names)
     parser.add_argument("--keys", type=int, default=200, help="of each kind in each scenario")
@@ -94,7 +101,9 @@ def _stage(
     _empty(directory)
     print(f"{broker}, {pool}: starting", flush=True)
     outcomes = []
-    with Stage(BROKERS[broker](), POOLS[pool], directory, postgres_needed=True) as stage:
+    with Stage(
+        BROKERS[broker](), POOLS[pool], directory, postgres_needed=True, backend=options.backend
+    ) as stage:
         options.versions = versions(stage) | getattr(options, "versions", {})
         for scenario in scenarios:
             outcomes.append(play(stage, scenario, keys=options.keys, busy=options.busy))
@@ -115,6 +124,13 @@ def _line(of: Outcome) -> str:
         f"{kind} {tally.doubles} doubled {tally.lost} lost" for kind, tally in of.tallies.items()
     )
     mark = "FAILED" if of.problems else "ok"
+    found = of.follow_ups
+    sent = f"follow-ups {found.doubled} doubled {found.lost} lost {found.repeated} repeated"
+    if found.by_command:
+        sent += f", {found.by_command} published by the command"
+    kinds += f"; {found.expected} {sent}"
+    if found.hook_lost is not None:
+        kinds += f"; by on_commit() {found.hook_lost} lost"
     head = f"  {mark:6} {of.scenario:22} {of.seconds:5.1f} s  {kinds}"
     return "\n".join([head, *(f"         {problem}" for problem in of.problems)])
 
@@ -126,6 +142,10 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def main(arguments: list[str] | None = None) -> int:
     """Run, report, and say by the exit code how it went."""
     options = parse(arguments)
+    if options.backend == DATABASE:
+        # The driver asks who holds what, as the workers' own backend does.
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+        django.setup()
     if not options.again:
         # However it is ended, it takes with it what it started.
         for name in ("SIGTERM", "SIGHUP"):
@@ -143,9 +163,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.again:
         known = json.loads(results.read_text())
         options.keys, options.versions, seconds = known["keys"], known["versions"], known["seconds"]
+        options.backend = known.get("backend", "redis")
     else:
         seconds = time.monotonic() - began
     facts = {
+        "backend": options.backend,
         "versions": options.versions,
         "keys": options.keys,
         "seconds": seconds,
@@ -153,7 +175,8 @@ def main(arguments: list[str] | None = None) -> int:
     }
     results.write_text(json.dumps(facts, indent=1))
     if options.table:
-        options.table.write_text(table(outcomes, keys=options.keys, versions=options.versions))
+        facts = {"keys": options.keys, "versions": options.versions, "backend": options.backend}
+        options.table.write_text(table(outcomes, **facts))
     failed = [each for each in outcomes if each.problems]
     print(f"{len(outcomes)} scenarios in {seconds / 60:.0f} min, {len(failed)} failed")
     print(f"Journals, logs and results are in {options.directory}")

@@ -16,8 +16,8 @@ import redis
 from testproject.processes import OwnProcess
 from testproject.rabbit import RabbitServer, find_rabbitmq_server
 from testproject.servers import RedisServer, ServerNotFound
-from tests.proxy import Proxy
-from tests.workers import Site, Worker, eventually
+from tests.support.proxy import Proxy
+from tests.support.workers import Site, Worker, eventually
 
 __all__ = ["BROKERS", "Broker", "RabbitBroker", "RedisBroker"]
 
@@ -60,6 +60,18 @@ class Broker(Protocol):
 
     def kill(self, worker: Worker) -> None:
         """Kill a worker with all its children (SIGKILL), and see the broker notice."""
+
+    def go_away(self, workers: Sequence[Worker]) -> None:
+        """From now on these workers, which run, find no broker."""
+
+    def come_back(self) -> None:
+        """They find it again."""
+
+    def refuse(self, workers: Sequence[Worker]) -> None:
+        """As ``go_away``, but for the workers only: the driver can still publish."""
+
+    def accept(self) -> None:
+        """They find it again."""
 
     def calibrate(self) -> None:
         """All is quiet now: messages that are missing are lost, and not on their way."""
@@ -113,6 +125,18 @@ class RedisBroker:
                 self._client.client_kill(f"127.0.0.1:{port}")
         for worker in workers:
             worker.resume()
+
+    def go_away(self, workers: Sequence[Worker]) -> None:
+        # A restarted one would have forgotten all messages.
+        self._stop_between_messages(workers)
+        self.proxy.refuse()
+        for worker in workers:
+            worker.resume()
+
+    def come_back(self) -> None:
+        self.proxy.accept()
+
+    refuse, accept = go_away, come_back
 
     def pause(self, worker: Worker) -> None:
         self._stop_between_messages([worker])
@@ -228,6 +252,20 @@ class RabbitBroker:
 
     def cut(self, workers: Sequence[Worker]) -> None:
         self.proxy.cut()
+
+    def go_away(self, workers: Sequence[Worker]) -> None:
+        # Durable queues and persistent messages, as Celery's are, outlive it; killed, it would
+        # forget what it has not confirmed, and nobody who publishes asks for that but the guard.
+        self.server.shut_down()
+
+    def come_back(self) -> None:
+        self.server.restart()
+
+    def refuse(self, workers: Sequence[Worker]) -> None:
+        self.proxy.refuse()
+
+    def accept(self) -> None:
+        self.proxy.accept()
 
     def pause(self, worker: Worker) -> None:
         worker.pause()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from .journal import Event
+from .kinds import FOLLOWERS, GUARDED, HOOK_FOLLOWER, RECORDED_FOLLOWER
 
-__all__ = ["Span", "Tally", "check", "overlapping"]
+__all__ = ["FollowUps", "Span", "Tally", "check", "follow_ups", "overlapping"]
 
 
 @dataclass(slots=True)
@@ -69,6 +70,72 @@ class Tally:
     endless: int
     takeovers: Sequence[float]
     freed: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUps:
+    """What guarded bodies sent, and what came of it.
+
+    Attributes:
+        expected: Two for each key that took effect.
+        lost: How many of them nobody received; those of the follower with a record count as
+            lost without its effect, too.
+        doubled: Further ids under which one was received, and further effects of the follower
+            with a record.
+        unfounded: Received for keys that did not take effect.
+        repeated: Further deliveries under the same id; they are allowed.
+        pending: Rows that were not published in the end.
+        by_command: How many ``publish_pending_followups`` published.
+        hook_lost: How many of those were lost that guarded bodies sent with ``on_commit()``;
+            ``None`` where they sent none.
+    """
+
+    expected: int = 0
+    lost: int = 0
+    doubled: int = 0
+    unfounded: int = 0
+    repeated: int = 0
+    pending: int = 0
+    by_command: int = 0
+    hook_lost: int | None = None
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """How many of each thing that must not be."""
+        return {
+            "lost follow-ups": self.lost,
+            "doubled follow-ups": self.doubled,
+            "follow-ups of keys without effect": self.unfounded,
+            "follow-ups that were not published": self.pending,
+        }
+
+
+def follow_ups(events: Collection[Event]) -> FollowUps:
+    """Those of all keys whose bodies send any."""
+    sending = {event["key"] for event in _named("sent", events) if event.get("follow_ups")}
+    hooked = {event["key"] for event in _named("sent", events) if event.get("hook")}
+    effects = _named("effect", events)
+    took_effect = {event["key"] for event in effects if event["kind"] == GUARDED} & sending
+    expected = {(by, key) for by in FOLLOWERS for key in took_effect}
+    ids: dict[tuple[str, int], set[str]] = defaultdict(set)
+    received = [event for event in _named("followed", events) if event["by"] in FOLLOWERS]
+    for event in received:
+        ids[event["by"], event["key"]].add(event["delivery"])
+    rows = Counter(event["key"] for event in effects if event["kind"] == RECORDED_FOLLOWER)
+    told = {event["key"] for event in _named("followed", events) if event["by"] == HOOK_FOLLOWER}
+    different = sum(len(same) for same in ids.values())
+    return FollowUps(
+        expected=len(expected),
+        lost=sum(
+            one not in ids or (one[0] == RECORDED_FOLLOWER and not rows[one[1]]) for one in expected
+        ),
+        doubled=different - len(ids) + sum(count - 1 for count in rows.values()),
+        unfounded=len(ids.keys() - expected),
+        repeated=len(received) - different,
+        pending=sum(event["count"] for event in _named("pending", events)),
+        by_command=sum(event.get("published", 0) for event in _named("command", events)),
+        hook_lost=len((hooked & took_effect) - told) if hooked else None,
+    )
 
 
 def check(events: Collection[Event]) -> dict[str, Tally]:

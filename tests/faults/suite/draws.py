@@ -1,4 +1,4 @@
-"""What chance brings, decided beforehand: the same seed brings the same, whatever happens."""
+"""The random faults, chosen in advance: the same seed always chooses the same ones."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "stop the lock Redis": (2, ANY),
     "cut the broker": (3, ANY),
     "stop the broker": (1, ANY),
+    "refuse the broker": (2, ANY),
+    "publish what is pending": (1, ANY),
     "cut the database": (3, ANY),
     "refuse the database": (2, ANY),
     "deliver again": (4, ANY),
@@ -34,6 +36,9 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 PAUSES = (0.5, 4.0)
 """Seconds between two faults."""
+
+HANGS = frozenset({"hold", "block"})
+"""What only a hard time limit ends."""
 
 LASTS = (0.5, SHORT_TTL + 2.0)
 """Seconds for which what is stopped stays so."""
@@ -97,15 +102,20 @@ def order(seed: str, pool: str, number: int) -> Order:
     if chance.random() < 0.1:
         place, what = chance.choice(_OWN[pool])
         plan["at"] = {place: what}
-        if what in {"hold", "block"}:
+        if what in HANGS:
             options["time_limit"] = 1.5
     return Order(plan, chance.choices((1, 2, 3), (6, 2, 1))[0], options)
 
 
 _LOST = [("began", "answer lost: COMMIT"), ("began", "not sent: COMMIT")]
-_DIES = [("began", "die"), ("written", "die"), ("committed", "die"), ("done", "die")]
+_DIES = [("began", "die"), ("written", "die"), ("done", "die")]
+_BETWEEN = [("committed", "die"), ("published", "die"), ("publishing", "die")]
+"""Between the commit and the row that says that all follow-ups are published."""
 _OWN: dict[str, list[tuple[str, str]]] = {
-    "prefork": [*_LOST, *_DIES, ("written", "hold"), ("written", "block")],
+    "prefork": [
+        *(*_LOST, *_DIES, *_BETWEEN),
+        *(("written", "hold"), ("written", "block"), ("committed", "block")),
+    ],
     "threads": _LOST,
     "solo": _LOST,
 }

@@ -12,6 +12,10 @@ The events, all with ``event`` and ``at``:
   ``token``, ``owner``, ``attempt``, ``long``), and ``how`` it ended;
 * ``lost``: the body knew that its lock was, or would have known, had it not been stopped;
 * ``committed``: its transaction was;
+* ``followed``: a task that a guarded body had sent (``by``, ``key``) was delivered under the id
+  ``delivery``;
+* ``pending``: so many follow-ups (``count``) were not published at the end;
+* ``command``: ``publish_pending_followups`` ended with ``code``, and said how many it published;
 * ``struck``: a body met its own fault; ``fault``: the driver made one (``what``, ``pids``);
 * ``death``: a process that had run a body is gone; ``freed``: the lock of a body of it was free;
 * ``effect``: a row that is in the database at the end;
@@ -27,9 +31,17 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["Event", "Journal"]
+__all__ = ["EVERYBODY", "Event", "Journal", "gate"]
 
 Event: TypeAlias = dict[str, Any]
+
+EVERYBODY = "go"
+"""The gate that is open to all who wait."""
+
+
+def gate(kind: str, key: int) -> str:
+    """Where the body of a key waits."""
+    return f"go-{kind}-{key}"
 
 
 class Journal:
@@ -60,6 +72,14 @@ class Journal:
         except FileExistsError:
             return False
         return True
+
+    def open(self, gate: str) -> None:
+        """Let those that ``wait`` at this gate continue."""
+        self.path.with_name(f"{self.path.name}.{gate}").touch()
+
+    def is_open(self, gate: str) -> bool:
+        """Whether anybody has opened it."""
+        return self.path.with_name(f"{self.path.name}.{gate}").exists()
 
     def new(self) -> list[Event]:
         """The events since the last call, whole lines only."""

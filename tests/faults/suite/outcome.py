@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .checker import Tally, check
+from .checker import FollowUps, Tally, check, follow_ups
 from .journal import Event
 from .kinds import GUARDED
 from .run import OutOfTime, Run
@@ -31,6 +31,7 @@ class Outcome:
     Attributes:
         seconds: How long it took.
         tallies: By kind.
+        follow_ups: Of the guarded tasks.
         problems: Why it counts as failed; empty where all is as it must be.
     """
 
@@ -40,6 +41,7 @@ class Outcome:
     seconds: float
     tallies: Mapping[str, Tally]
     problems: list[str] = field(default_factory=list)
+    follow_ups: FollowUps = field(default_factory=FollowUps)
 
 
 def play(stage: Stage, scenario: Scenario, *, keys: int, busy: float) -> Outcome:
@@ -88,6 +90,7 @@ def outcome(scenario: Scenario, broker: str, pool: str, events: Sequence[Event])
         seconds=max(times) - min(times),
         tallies=tallies,
         problems=judge(scenario, tallies, events, f"{broker} {pool}"),
+        follow_ups=follow_ups(events),
     )
 
 
@@ -101,7 +104,7 @@ def judge(
     Args:
         where: Broker and pool.
     """
-    guarded = tallies[GUARDED]
+    guarded, found = tallies[GUARDED], follow_ups(events)
     wrong = {
         "double effects": guarded.doubles,
         "lost keys": guarded.lost,
@@ -111,6 +114,7 @@ def judge(
         "failed messages": 0 if scenario.publish_again else guarded.failed,
         "bodies without an end": guarded.endless,
         "bodies that died and were not taken over": sum(map(math.isinf, guarded.takeovers)),
+        **found.problems,
     }
     problems = [f"guarded: {count} {what}" for what, count in wrong.items() if count]
     if (limit := scenario.free_within) is not None:

@@ -9,7 +9,9 @@ from importlib.metadata import version
 from itertools import groupby
 from statistics import median
 
-from .checker import Tally
+from tests.support.workers import DATABASE
+
+from .checker import FollowUps, Tally
 from .kinds import ACKS, EARLY, GUARDED, LONG_TTL, PLAIN, SHORT_TTL
 from .outcome import Outcome
 from .scenarios import SCENARIOS, Scenario
@@ -26,6 +28,10 @@ HEAD = (
     "lost",
     "guarded: doubles",
     "lost",
+    "follow-ups: doubled",
+    "lost",
+    "repeated",
+    "by `on_commit()`: lost",
     "stale writes",
     "overlaps",
     "take-over",
@@ -46,16 +52,26 @@ def versions(stage: Stage) -> dict[str, str]:
     return found
 
 
-def table(outcomes: Sequence[Outcome], *, keys: int, versions: Mapping[str, str]) -> str:
-    """Markdown: what was run, and one table per broker and pool."""
+def table(
+    outcomes: Sequence[Outcome],
+    *,
+    keys: int,
+    versions: Mapping[str, str],
+    backend: str = "redis",
+) -> str:
+    """Markdown: what was run, and one table per broker and pool.
+
+    Args:
+        backend: What keeps the locks.
+    """
     stages = groupby(outcomes, key=lambda outcome: (outcome.broker, outcome.pool))
-    parts = [_preface(keys, versions)]
-    parts += [_stage(broker, pool, list(mine)) for (broker, pool), mine in stages]
+    parts = [_preface(keys, versions, backend)]
+    parts += [_stage(broker, pool, list(mine), backend) for (broker, pool), mine in stages]
     parts.append(_notes(outcomes))
     return "\n".join(part for part in parts if part)
 
 
-def _preface(keys: int, versions: Mapping[str, str]) -> str:
+def _preface(keys: int, versions: Mapping[str, str], backend: str) -> str:
     acks = {kind: ACKS[kind] for kind in (GUARDED, PLAIN, EARLY)}
     ttl = f"{LONG_TTL:g} s; {SHORT_TTL:g} s where its end is part of the fault"
     lines = [
@@ -63,12 +79,18 @@ def _preface(keys: int, versions: Mapping[str, str]) -> str:
         "",
         "# What the fault suite measured",
         "",
-        f"Each scenario had {keys} keys of each kind of task, on real workers and servers.",
-        "A key is *hit* where the fault met it while its body ran.",
-        "All have the same body: some work, an INSERT without a unique constraint, some work.",
-        "Around a guarded body there is a transaction.",
-        "The INSERT of a plain one is committed at once: a death before the commit comes after it,",
-        "or before it, where only a message that was acknowledged early is lost by it.",
+        f"Each fault was made to happen to {keys} keys of each kind of task, on real workers.",
+        "A key is *hit* if its body was running when the fault happened.",
+        "All bodies are the same: some work, an INSERT without a unique constraint, some work.",
+        "A guarded body runs in a transaction, in which it sends two follow-ups.",
+        "A plain task commits its INSERT at once.",
+        *(
+            ["The locks are in the same PostgreSQL as everything else."]
+            if backend == DATABASE
+            else []
+        ),
+        "So a kill before the commit comes before or after the INSERT of a plain task.",
+        "A *double* is an INSERT too many for its key, and a key without an INSERT is *lost*.",
         "",
         "| task | acknowledgement | TTL of the lock |",
         "| --- | --- | --- |",
@@ -90,27 +112,29 @@ def _named(versions: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _stage(broker: str, pool: str, outcomes: Sequence[Outcome]) -> str:
+def _stage(broker: str, pool: str, outcomes: Sequence[Outcome], backend: str) -> str:
     lines = [
         f"## {broker}, {pool}",
         "",
         "| " + " | ".join(HEAD) + " |",
         "| --- |" + " ---: |" * (len(HEAD) - 1),
-        *(_row(outcome) for outcome in outcomes),
+        *(_row(outcome, backend) for outcome in outcomes),
         "",
     ]
     return "\n".join(lines)
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: Outcome, backend: str) -> str:
     scenario = BY_NAME[outcome.scenario]
+    title = (backend == DATABASE and scenario.on_database) or scenario.title
     guarded = outcome.tallies[GUARDED]
     cells = [
-        scenario.title + (" **failed**" if outcome.problems else ""),
+        title + (" **failed**" if outcome.problems else ""),
         str(guarded.struck),
         *_damage(outcome.tallies.get(PLAIN)),
         *_damage(outcome.tallies.get(EARLY)),
         *_damage(guarded),
+        *_follow_ups(outcome.follow_ups),
         str(guarded.stale_writes),
         str(guarded.overlaps),
         _longest(guarded.takeovers),
@@ -121,6 +145,11 @@ def _row(outcome: Outcome) -> str:
 
 def _damage(tally: Tally | None) -> tuple[str, str]:
     return ("", "") if tally is None else (str(tally.doubles), str(tally.lost))
+
+
+def _follow_ups(found: FollowUps) -> tuple[str, str, str, str]:
+    hook = "" if found.hook_lost is None else str(found.hook_lost)
+    return str(found.doubled), str(found.lost), str(found.repeated), hook
 
 
 def _longest(seconds: Sequence[float]) -> str:
@@ -139,15 +168,21 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
     present = {outcome.scenario for outcome in outcomes}
     scenarios: list[Scenario] = [each for each in SCENARIOS if each.name in present]
     lines = [
-        "*Take-over* is the longest time from the death of a holder to the next body of its key.",
-        "Celery waits ten seconds before it delivers the message of a dead child again.",
-        "*Lock free* is the time, median and longest, until somebody who only reads saw that.",
-        "A whole worker leaves nobody to see its death but the next who asks for the lock.",
+        "*Take-over* is the longest time from the death of a holder to the next run of its key.",
+        "Celery waits ten seconds before it redelivers the message of a dead child process.",
+        "*Lock free* is the time from the death until the lock is free: median and longest.",
+        "If a whole worker dies, its death is noticed when the next task asks for the lock.",
+        "*Follow-ups* are two tasks that each guarded body sends with `current_run.send()`.",
+        "One of them has a record of its own.",
+        "*Doubled*: came under a second id as well, or took effect twice in spite of its record.",
+        "*Lost*: never came, although the key took effect.",
+        "*Repeated*: came again under the same id, which is allowed.",
+        "*By `on_commit()`*: what the same body sent with `on_commit()`, and never came.",
     ]
     answered = [each.title for each in scenarios if each.publish_again]
     if answered:
         lines.append(
-            f"A message that ends with a failure is published again, of all tasks: "
+            f"A message whose task fails is published again, for every kind of task, in: "
             f"{', '.join(answered)}."
         )
     lines += [f"Overlaps, {each.title}: {each.overlaps}." for each in scenarios if each.overlaps]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +17,10 @@ from typing import Any
 
 from celery.states import FAILURE, READY_STATES, REVOKED
 
+from tests.support.workers import ROOT
+
 from .journal import Event, Journal
-from .kinds import EARLY, GUARDED, KINDS
+from .kinds import EARLY, FOLLOWER, FOLLOWERS, GUARDED, KINDS, RECORDED_FOLLOWER
 from .stage import LONGEST_DELAY, Stage
 from .watch import Watch
 
@@ -25,6 +30,10 @@ PAUSE = 0.1
 LONGEST_TRIES = 5
 QUIET = LONGEST_DELAY + 2.0
 """Seconds without news after which what nobody acknowledged is delivered again."""
+LOST = 2 * QUIET
+"""Seconds without news after which a follow-up that nobody received is given up."""
+
+COMMAND_TIMEOUT = 60.0
 
 
 class OutOfTime(Exception):
@@ -74,6 +83,8 @@ class Run:
         self._last_seen: object = None
         self._heard = time.monotonic()
         self._tries: dict[tuple[str, int], int] = {}
+        self._first_follow_up = self._last_follow_up()
+        self._unfollowed_since = math.inf
         self._producer: Any = None
 
     @contextmanager
@@ -93,6 +104,7 @@ class Run:
         at: Callable[[str, int], dict[str, str]] | None = None,
         copies: int = 1,
         again: float = 0.02,
+        hook: bool = False,
         **options: Any,
     ) -> int:
         """Publish every key of every kind.
@@ -103,6 +115,7 @@ class Run:
             at: From kind and number of the key, what is to happen at which place of its body.
             copies: Messages per key.
             again: Seconds that all other bodies take.
+            hook: Whether guarded bodies send something with ``on_commit()`` as well.
 
         Returns:
             How many first bodies are long.
@@ -120,6 +133,7 @@ class Run:
                     "work": work if is_long else again,
                     "again": again,
                     "at": at(kind, number) if at else {},
+                    "hook": hook,
                 }
                 for _ in range(copies):
                     self.publish(kind, key, plan, **options)
@@ -128,9 +142,13 @@ class Run:
     def publish(self, kind: str, key: int, plan: dict[str, Any], **options: Any) -> str:
         """Publish one message; its id."""
         delivery = str(uuid.uuid4())
+        plan = {"hook": False, **plan, "queue": self.stage.queue}
         self._sent[delivery] = (kind, key, plan, options)
         self._open.add(delivery)
-        self.journal.write("sent", kind=kind, key=key, delivery=delivery)
+        facts = {"kind": kind, "key": key, "delivery": delivery}
+        if kind == GUARDED:
+            facts |= {"follow_ups": len(FOLLOWERS), "hook": plan["hook"]}
+        self.journal.write("sent", **facts)
         task = self.task if kind == GUARDED else kind
         self.stage.site.send(
             task,
@@ -192,7 +210,7 @@ class Run:
         return sum(each["long"] for each in self.watch.events(event))
 
     def until_begun(self, count: int) -> None:
-        """Wait until so many long bodies have begun."""
+        """Wait until ``count`` long bodies have begun."""
         self.until(lambda: self.long("begin") >= count, f"{count} long bodies have begun")
 
     def until_struck(self, count: int) -> None:
@@ -219,13 +237,20 @@ class Run:
         """
         broker = self.stage.broker
         gone = [delivery for delivery in self._open if self._sent[delivery][0] == GUARDED]
-        if not gone or broker.waiting(self.stage.queue) or len(gone) > broker.missing():
+        unfollowed = self._unfollowed()
+        count = len(gone) + len(unfollowed)
+        if not count or broker.waiting(self.stage.queue) or count > broker.missing():
             return
         for delivery in gone:
             kind, key, plan, options = self._sent[delivery]
             self.journal.write("vanished", kind=kind, key=key, delivery=delivery)
             self._open.remove(delivery)
             self.publish(kind, key, plan, **options)
+        for delivery, message in unfollowed.items():
+            signature = json.loads(message)
+            name, queue = signature["task"].rpartition(".")[2], signature["options"]["queue"]
+            self.journal.write("vanished", delivery=delivery)
+            self.stage.site.send(name, *signature["args"], task_id=delivery, queue=queue)
         broker.calibrate()
 
     def _tend(self) -> None:
@@ -260,7 +285,87 @@ class Run:
             and not self.watch.running()
             and not self.watch.pending()
             and self.stage.broker.waiting(self.stage.queue) == 0
+            and self._followed()
         )
+
+    # -- follow-ups --------------------------------------------------------------------
+
+    def publish_pending(self) -> int:
+        """Run ``publish_pending_followups`` as Beat or cron would; its exit code."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "django", "publish_pending_followups"),
+                *("--older-than", "0", "--format", "json"),
+            ],
+            cwd=ROOT,
+            env=self.stage.site.env,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT,
+            check=False,
+        )
+        if done.returncode not in (0, 1):
+            raise RuntimeError(done.stderr)
+        found = json.loads(done.stdout) if done.returncode == 0 else {"said": done.stderr[-500:]}
+        self.journal.write("command", code=done.returncode, **found)
+        return done.returncode
+
+    def attempts(self) -> int:
+        """How many follow-ups are pending that somebody has tried to publish."""
+        return int(
+            self.stage.site.query(
+                "SELECT count(*) FROM django_dlock_followup "
+                "WHERE published_at IS NULL AND error <> '' AND id > ?",
+                self._first_follow_up,
+            )[0][0]
+        )
+
+    def _followed(self) -> bool:
+        """Whether every follow-up was received, or is given up; nothing else is under way.
+
+        What nobody publishes any more is published by the command.
+        """
+        if self._pending():
+            self.publish_pending()
+            return False
+        if not self._unfollowed():
+            self._unfollowed_since = math.inf
+            return True
+        self._unfollowed_since = min(self._unfollowed_since, time.monotonic())
+        return time.monotonic() - self._unfollowed_since > LOST
+
+    def _pending(self) -> int:
+        """How many follow-ups of this run are not published."""
+        return int(
+            self.stage.site.query(
+                "SELECT count(*) FROM django_dlock_followup WHERE published_at IS NULL AND id > ?",
+                self._first_follow_up,
+            )[0][0]
+        )
+
+    def _unfollowed(self) -> dict[str, str]:
+        """The messages that were published, and have not come to their end, by their ids."""
+        rows = self.stage.site.query(
+            "SELECT task_id, message FROM django_dlock_followup "
+            "WHERE published_at IS NOT NULL AND id > ?",
+            self._first_follow_up,
+        )
+        followed = {
+            event["delivery"] for event in self.watch.events("followed") if event["by"] == FOLLOWER
+        }
+        # It may have told of itself and then been requeued.
+        ran = self.stage.site.query(
+            "SELECT delivery FROM shop_effect WHERE by = ? AND order_number BETWEEN ? AND ?",
+            RECORDED_FOLLOWER,
+            self.keys[0],
+            self.keys[-1],
+        )
+        followed |= {delivery for (delivery,) in ran}
+        return {task_id: message for task_id, message in rows if task_id not in followed}
+
+    def _last_follow_up(self) -> int:
+        rows = self.stage.site.query("SELECT coalesce(max(id), 0) FROM django_dlock_followup")
+        return int(rows[0][0])
 
     def _collect(self) -> int:
         """Note which messages have come to their end, and answer failures; how many are left."""
@@ -303,4 +408,6 @@ class Run:
         )
         for _, kind, key, token, run in rows:
             self.journal.write("effect", kind=kind, key=key, token=token, run=run)
+        if pending := self._pending():
+            self.journal.write("pending", count=pending)
         return Journal(self.journal.path).new()

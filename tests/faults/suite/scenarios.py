@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.workers import Worker
+from tests.support.workers import Worker
 
-from .journal import Event
+from .journal import EVERYBODY, Event, gate
 from .kinds import EARLY, GUARDED, KINDS, PLAIN, SHORT_TTL
 from .run import OutOfTime, Run
 
@@ -34,6 +34,7 @@ class Scenario:
     Attributes:
         name: For files and the command line.
         title: For the table.
+        on_database: The same, where locks are in a table; empty where it makes no difference.
         play: Does it; afterwards the run settles by itself.
         kinds: Which tasks are compared; always some that are not guarded.
         task: The guarded one.
@@ -43,6 +44,7 @@ class Scenario:
             the key again.
         free_within: Seconds after a death until the lock must be free, where there is a parent
             to see it.
+        short: Whether the short form plays it, too.
         overlaps: Why guarded bodies may overlap here, believing that they hold; empty where
             they may not.
         harmless: By broker and pool, as in ``redis solo``, why unguarded tasks do not suffer
@@ -51,6 +53,7 @@ class Scenario:
 
     name: str
     title: str
+    on_database: str = ""
     play: Callable[[Run], None]
     kinds: tuple[str, ...] = BOTH
     task: str = "guarded_long"
@@ -58,6 +61,7 @@ class Scenario:
     on_sqlite: bool = True
     publish_again: bool = False
     free_within: float | None = None
+    short: bool = True
     overlaps: str = ""
     harmless: Mapping[str, str] = field(default_factory=dict)
 
@@ -173,7 +177,7 @@ def seen_to(run: Run, body: Event) -> bool:
 
 
 def running(run: Run, kind: str, met: set[tuple[object, ...]]) -> Event | None:
-    """A long body that runs, of a key that was not met yet."""
+    """A running long body of a key that was not chosen before."""
     bodies = (body for body in run.watch.running() if body["long"] and body["kind"] == kind)
     return next((body for body in bodies if (kind, body["key"]) not in met), None)
 
@@ -221,7 +225,7 @@ def let_others_take_over(run: Run, stopped: list[dict[str, object]]) -> None:
         # Threads share one AMQP connection, and one may have read the answer for which another
         # waits; a heartbeat would end that connection later.
         run.stage.redeliver()
-        # What was put back meanwhile stands behind all that waits, and is worked off last.
+        # What was requeued is behind all waiting messages, so it runs last.
         run.until(done, "others took over what was stopped and delivered twice", patience=90)
 
 
@@ -303,6 +307,102 @@ def database_cut(run: Run) -> None:
     run.publish_all(at=cut)
 
 
+# -- follow-ups --------------------------------------------------------------------------
+
+BETWEEN = ("committed", "published", "publishing")
+"""Moments between COMMIT and the row that says that all is published; see ``workload``."""
+
+
+def sender_killed(run: Run) -> None:
+    def plan(kind: str, turn: int) -> dict[str, str]:
+        return {BETWEEN[turn % len(BETWEEN)] if kind == GUARDED else "committed": "die"}
+
+    run.publish_all(at=some(plan), hook=True)
+
+
+def sender_over_limit(run: Run) -> None:
+    # Its message is acknowledged, and comes no more: only the command publishes.
+    run.publish_all(at=some(lambda kind, turn: {"committed": "block"}), hook=True, time_limit=LIMIT)
+
+
+def broker_away(run: Run) -> None:
+    without_broker(run, lambda turn: "wait")
+
+
+def broker_away_and_sender_killed(run: Run) -> None:
+    without_broker(run, lambda turn: ("wait", "wait, then die")[turn % 2])
+
+
+def without_broker(run: Run, what: Callable[[int], str]) -> None:
+    """Let bodies wait after their COMMIT until the broker is gone, and then continue."""
+    plans = some(lambda kind, turn: {"committed": what(turn) if kind == GUARDED else "wait"})
+    run.publish_all(at=plans, hook=True)
+    left = sum(bool(plans(kind, number)) for kind in BOTH for number in range(len(run.keys)))
+    met: set[tuple[str, int]] = set()
+    try:
+        for turn in range(ROUNDS):
+            count = min(left, max(2, run.stage.pool.all_slots // 2))
+            if not count:
+                break
+            bodies = those_that_wait(run, met, count)
+            if not bodies:
+                break
+            met |= {(body["kind"], body["key"]) for body in bodies}
+            left -= len(bodies)
+            go_on_without_broker(run, bodies)
+            if turn % 2:
+                # As Beat does, sooner or later; otherwise their messages come again first.
+                run.publish_pending()
+            run.stage.redeliver()
+    finally:
+        run.journal.open(EVERYBODY)
+
+
+def go_on_without_broker(run: Run, bodies: list[Event]) -> None:
+    """End their waiting, and have the broker back when they could not publish."""
+    run.fault("broker away")
+    run.stage.broker.go_away(run.stage.workers)
+    try:
+        for body in bodies:
+            run.journal.open(gate(body["kind"], body["key"]))
+        senders = [body for body in bodies if body["kind"] == GUARDED and body["what"] == "wait"]
+        if not senders:
+            return
+        until_tried(run, len(senders))
+        if run.publish_pending() == 0:
+            raise OutOfTime("the command has published to a broker that is away")
+    finally:
+        run.stage.broker.come_back()
+
+
+def those_that_wait(run: Run, met: set[tuple[str, int]], count: int) -> list[Event]:
+    """The waiting bodies, once there are ``count``; after a timeout, those that there are.
+
+    Celery's parent may end by itself when it connects again after children of it have died, and
+    only after the bodies that it has at hand.
+    """
+
+    def found() -> list[Event]:
+        return [
+            event
+            for event in run.watch.events("struck")
+            if event["what"].startswith("wait") and (event["kind"], event["key"]) not in met
+        ]
+
+    with contextlib.suppress(OutOfTime):
+        run.until(lambda: len(found()) >= count, f"{count} bodies have committed", patience=20)
+    return found()
+
+
+def until_tried(run: Run, senders: int) -> None:
+    """Wait until these bodies have tried to publish, and could not."""
+    deadline = time.monotonic() + 30
+    while (tried := run.attempts()) < senders and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not tried:
+        raise OutOfTime("nobody has tried to publish without a broker")
+
+
 SCENARIOS = (
     Scenario(name="duplicates", title="simultaneous duplicates", play=duplicates),
     Scenario(name="late", title="late duplicates", play=late_duplicates),
@@ -364,13 +464,15 @@ SCENARIOS = (
     Scenario(
         name="locks-emptied",
         title="lock Redis killed and restarted empty",
+        on_database="rows of the lock table deleted",
         play=locks_emptied,
         task="guarded",
-        overlaps="the locks' own store forgot them, which a holder hears at its next renewal",
+        overlaps="the store has lost the locks, and a holder learns this at its next renewal",
     ),
     Scenario(
         name="locks-paused",
         title="lock Redis paused past TTL",
+        on_database="lock table locked past TTL",
         play=locks_paused,
         task="guarded",
     ),
@@ -389,5 +491,31 @@ SCENARIOS = (
         play=database_cut,
         on_sqlite=False,
         publish_again=True,
+    ),
+    Scenario(
+        name="sender-killed",
+        title="child SIGKILL between the commit and its follow-ups",
+        play=sender_killed,
+        pools=("prefork",),
+    ),
+    Scenario(
+        name="sender-over-limit",
+        title="hard time limit between the commit and the follow-ups",
+        play=sender_over_limit,
+        pools=("prefork",),
+        publish_again=True,
+    ),
+    Scenario(
+        name="broker-away",
+        title="broker away between the commit and the follow-ups",
+        play=broker_away,
+        short=False,
+    ),
+    Scenario(
+        name="broker-away-sender-killed",
+        title="broker away and child SIGKILL between the commit and the follow-ups",
+        play=broker_away_and_sender_killed,
+        short=False,
+        pools=("prefork",),
     ),
 )

@@ -1,8 +1,10 @@
 """``python -m tests.faults.suite.soak``: faults at random against a stream of work.
 
 Draws faults from a seed, makes them while keys are worked off, says what it did, and checks in
-the end that every key had its effect once. The same seed draws the same faults at the same
-times; whom they meet depends on who is there. Ends with 0 only if the checker found nothing.
+the end that every key had its effect once, and that each of its follow-ups came. The same seed
+draws the same faults at the same times; whom they meet depends on who is there. The last line says
+how many were doubled, lost or hung, and how many follow-ups were lost. Ends with 0 only if the
+checker found nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from pathlib import Path
 from statistics import median
 
 from testproject.servers import ServerNotFound
-from tests.postgres import PostgresNotFound
-from tests.workers import ROOT
+from tests.support.postgres import PostgresNotFound
+from tests.support.workers import ROOT
 
 from .__main__ import _empty, _interrupt
 from .brokers import BROKERS
-from .checker import Tally, check, overlapping
+from .checker import FollowUps, Tally, check, follow_ups, overlapping
 from .draws import Draw, faults
 from .journal import Event
 from .kinds import GUARDED
@@ -82,6 +84,7 @@ def soak(options: argparse.Namespace) -> int:
             _say(options.minutes * 60, "no more faults; waiting for what is under way")
             stream.settle()
         events = stream.finish()
+    print(f"\nSEED={options.seed}; journal and logs are in {options.directory}")
     return _report(events, made)
 
 
@@ -115,9 +118,9 @@ def _say(seconds: float, what: str) -> None:
 
 
 def _report(events: Collection[Event], made: Counter[str]) -> int:
-    tally = check(events)[GUARDED]
+    tally, sent = check(events)[GUARDED], follow_ups(events)
     problems = judge(tally, events)
-    print(f"\n{sum(made.values())} faults:")
+    print(f"{sum(made.values())} faults:")
     for what, count in made.most_common():
         print(f"  {count:5} {what}")
     print(
@@ -133,10 +136,22 @@ def _report(events: Collection[Event], made: Counter[str]) -> int:
     vanished = sum(event["event"] == "vanished" for event in events)
     if vanished:
         print(f"{vanished} messages got lost between the queue and a worker, and were sent again")
+    print(
+        f"{sent.expected} follow-ups, {sent.repeated} of them delivered again under the same id, "
+        f"{sent.by_command} published by the command"
+    )
     for problem in problems:
         print(f"PROBLEM: {problem}")
-    print("FAILED" if problems else "clean: every key had its effect once")
+    print(summary(tally, sent, events) + (": FAILED" if problems else ": clean"))
     return len(problems)
+
+
+def summary(tally: Tally, sent: FollowUps, events: Collection[Event]) -> str:
+    """The four numbers that must be 0."""
+    doubled = tally.doubles + sent.doubled
+    hung = tally.endless + sum(event["event"] == "stuck" for event in events)
+    lost = max(sent.lost, sent.pending)
+    return f"{doubled} doubled, {tally.lost} lost, {hung} hung, {lost} follow-ups lost"
 
 
 def judge(tally: Tally, events: Collection[Event]) -> list[str]:
@@ -148,6 +163,7 @@ def judge(tally: Tally, events: Collection[Event]) -> list[str]:
         "stale writes": tally.stale_writes,
         "bodies without an end": tally.endless,
         "overlaps of bodies that nobody took the lock from": _unexplained(events),
+        **follow_ups(events).problems,
     }
     problems = [f"{count} {what}" for what, count in wrong.items() if count]
     if not tally.keys:
@@ -190,7 +206,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (ServerNotFound, PostgresNotFound) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"SEED={options.seed}; journal and logs are in {options.directory}")
     return 1 if problems else 0
 
 

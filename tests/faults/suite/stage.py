@@ -6,14 +6,17 @@ import contextlib
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from testproject.servers import RedisServer
-from tests import postgres
-from tests.proxy import Proxy
-from tests.workers import Site, Worker
+from tests.support import postgres
+from tests.support.proxy import Proxy
+from tests.support.workers import DATABASE, Site, Worker
 
 from .brokers import Broker
+from .kinds import SHORT_TTL
+from .locks import DatabaseLocks, LockStore
 
 __all__ = ["POOLS", "SMALL_POOLS", "Pool", "Stage"]
 
@@ -38,7 +41,7 @@ SMALL_POOLS = {"prefork": Pool("prefork", 2, 12)}
 
 
 LONGEST_DELAY = 10.0
-"""Seconds for which a guarded task is put back at most: a quarter of the visibility timeout."""
+"""Seconds for which a guarded task is requeued at most: a quarter of the visibility timeout."""
 
 
 class Stage:
@@ -48,9 +51,10 @@ class Stage:
         broker: Started and stopped with the stage.
         directory: For logs, journals and, without PostgreSQL, the database.
         postgres_needed: Raise where there is no PostgreSQL, instead of taking SQLite.
+        backend: What keeps the locks; ``DATABASE`` needs PostgreSQL, and Django set up.
 
     Attributes:
-        locks: The Redis of the locks alone; it may be hurt.
+        locks: Where the locks are, and nothing else; it may be hurt.
         database: A proxy before PostgreSQL; ``None`` on SQLite.
         workers: Those that are to run.
 
@@ -59,10 +63,16 @@ class Stage:
     """
 
     def __init__(
-        self, broker: Broker, pool: Pool, directory: Path, *, postgres_needed: bool = False
+        self,
+        broker: Broker,
+        pool: Pool,
+        directory: Path,
+        *,
+        postgres_needed: bool = False,
+        backend: str = "redis",
     ) -> None:
-        self.broker, self.pool, self.directory = broker, pool, directory
-        self.postgres_needed = postgres_needed
+        self.broker, self.pool, self.directory, self.backend = broker, pool, directory, backend
+        self.postgres_needed = postgres_needed or backend == DATABASE
         self.queue = pool.name
         self.database: Proxy | None = None
         self.workers: list[Worker] = []
@@ -80,9 +90,13 @@ class Stage:
 
     def _set_up(self, stack: contextlib.ExitStack) -> None:
         results = stack.enter_context(RedisServer())
-        self.locks = stack.enter_context(RedisServer())
         stack.enter_context(self.broker)
         url = self._find_postgres(stack)
+        self.locks: LockStore
+        if self.backend == DATABASE and url:
+            self.locks = DatabaseLocks(url)
+        else:
+            self.locks = stack.enter_context(RedisServer())
         self.site = Site(
             results,
             self.directory,
@@ -90,6 +104,7 @@ class Stage:
             locks=self.locks.url,
             broker=self.broker.url,
             settings={
+                "DLOCKS": {"default": self._alias()},
                 "CELERY_BROKER_URL": self.broker.proxied,
                 # A child that was killed keeps its message from being acknowledged for ten
                 # seconds, until Celery believes in its death; others must be there to be
@@ -99,7 +114,7 @@ class Stage:
                 # threads share the connection.
                 "CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION": False,
             },
-            # RabbitMQ has none, and the guarded tasks keep to it all the same.
+            # RabbitMQ has none, but the guarded tasks still respect it.
             transport={"visibility_timeout": 4 * LONGEST_DELAY},
             tasks="tests.faults.suite.workload",
         )
@@ -109,6 +124,14 @@ class Stage:
             self.site.env["TASKS_POSTGRES"] = urlsplit(url)._replace(netloc=host).geturl()
         for _ in range(self.pool.workers):
             self.start_worker()
+
+    def _alias(self) -> dict[str, Any]:
+        """The workers' entry of ``DLOCKS``; with it, the shortest TTL can be renewed."""
+        shared = {"TTL": SHORT_TTL, "OPTIONS": {"command_timeout": 0.5}}
+        if self.backend == DATABASE:
+            return {"BACKEND": "django_dlock.backends.database.DatabaseBackend", **shared}
+        redis = "django_dlock.backends.redis.RedisBackend"
+        return {"BACKEND": redis, "LOCATION": self.locks.url, **shared}
 
     def _find_postgres(self, stack: contextlib.ExitStack) -> str | None:
         try:

@@ -1,4 +1,4 @@
-"""A run without an end of its own: keys are published as others are worked off."""
+"""A run without a fixed end: new keys are published as earlier ones finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the faults that chance has drawn, on a stage where work goes on."""
+"""Causes the chosen faults while tasks are running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import redis
 
 from django_dlock.exceptions import BackendUnavailable
 from testproject.processes import OwnProcess
-from tests.workers import Worker
+from tests.support.workers import Worker
 
 from .draws import Draw
 from .kinds import GUARDED
@@ -22,7 +22,7 @@ from .stream import Stream
 __all__ = ["BROKEN", "EMPTIED", "Trouble"]
 
 EMPTIED = ("lock Redis restarted", "lock Redis flushed")
-"""Faults after which a holder does not hold any more, and has yet to hear of it."""
+"""Faults after which a holder has lost its lock without having noticed."""
 
 BROKEN = "lock broken"
 """The same, of one key."""
@@ -48,6 +48,7 @@ class Trouble:
         self.run, self.stage = run, run.stage
         self._mouth = threading.Lock()
         self._refused = threading.Lock()
+        self._without_broker = threading.Lock()
         self._away: list[Worker] = []
         self._timers: list[threading.Timer] = []
         self._faults: dict[str, Callable[[Draw], str]] = {
@@ -62,6 +63,8 @@ class Trouble:
             "stop the lock Redis": self._stop_locks,
             "cut the broker": self._cut_broker,
             "stop the broker": self._stop_broker,
+            "refuse the broker": self._refuse_broker,
+            "publish what is pending": self._publish_pending,
             "cut the database": self._cut_database,
             "refuse the database": self._refuse_database,
             "deliver again": self._deliver_again,
@@ -185,9 +188,29 @@ class Trouble:
         return ""
 
     def _stop_broker(self, draw: Draw) -> str:
+        if self._without_broker.locked():
+            raise NobodyThere("it is refused")
         self.run.fault("broker stopped")
         self._pause(self.stage.broker.server, draw.lasts)
         return f"for {draw.lasts:.1f} s"
+
+    def _refuse_broker(self, draw: Draw) -> str:
+        if not self._without_broker.acquire(blocking=False):
+            raise NobodyThere("it is refused already")
+        self.run.fault("broker refused")
+        self.stage.broker.refuse(self._running())
+
+        def come_back() -> None:
+            self.stage.broker.accept()
+            self._without_broker.release()
+
+        self._later(draw.lasts, come_back)
+        return f"for {draw.lasts:.1f} s"
+
+    def _publish_pending(self, draw: Draw) -> str:
+        # In a process of its own, as Beat's task is; it may find no broker, or no database.
+        self._later(0.0, self.run.publish_pending)
+        return "as Beat does"
 
     def _cut_database(self, draw: Draw) -> str:
         assert self.stage.database is not None
@@ -252,7 +275,7 @@ class Trouble:
 
         self._later(seconds, resume)
 
-    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+    def _later(self, seconds: float, act: Callable[[], object]) -> None:
         timer = threading.Timer(seconds, act)
         timer.daemon = True
         self._timers = [other for other in self._timers if other.is_alive()] + [timer]

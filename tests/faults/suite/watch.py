@@ -1,4 +1,4 @@
-"""Watches a run while it goes on: reads its journal, sees processes die and locks come free."""
+"""Watches a run: reads its journal, and notices dead processes and freed locks."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Watch:
     def _dead(self, pid: int) -> None:
         self._pids.discard(pid)
         self._journal.write("death", pid=pid)
-        # Its last lines are in the file, but were perhaps not read yet.
+        # Its last lines are in the file, but may not have been read.
         for event in self._journal.new():
             self._take_last(event, pid)
         with self._lock:

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from celery import Celery, Task, shared_task
-from celery.signals import task_postrun
+from celery.signals import after_task_publish, before_task_publish, task_postrun
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.faults.suite.settings")
 
@@ -39,8 +39,15 @@ from django_dlock import LeaseLost, Lock, LockedTask  # noqa: E402
 from django_dlock.signals import lost, renewed  # noqa: E402
 from testproject.shop.models import Effect  # noqa: E402
 
-from .journal import Journal  # noqa: E402
-from .kinds import LONG_TTL, SHORT_TTL  # noqa: E402
+from .journal import EVERYBODY, Journal, gate  # noqa: E402
+from .kinds import (  # noqa: E402
+    FOLLOWER,
+    GUARDED,
+    HOOK_FOLLOWER,
+    LONG_TTL,
+    RECORDED_FOLLOWER,
+    SHORT_TTL,
+)
 
 SLICE = 0.02
 """Seconds between two looks at the lock."""
@@ -108,6 +115,13 @@ class Span:
         """The same, in one call that nothing in this process can cut short."""
         time.sleep(LONGEST_HOLD)
 
+    def wait_at(self, gate: str) -> None:
+        """Work until the driver opens a gate."""
+        end = time.monotonic() + LONGEST_HOLD
+        gates = (gate, EVERYBODY)
+        while not any(map(self.journal.is_open, gates)) and time.monotonic() < end:
+            self.sleep(SLICE)
+
     @contextmanager
     def noted(self, **facts: Any) -> Iterator[None]:
         """The first and the last line."""
@@ -165,7 +179,14 @@ def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
             span.note("committed", kind=kind, key=key, token=lock.token if lock else None)
             strike("committed", kind, key, plan, span)
 
+        if current is not None:
+            for sent in (follower, recorded_follower):
+                current.send(sent.si(key, plan).set(queue=plan["queue"]))
         transaction.on_commit(committed)
+        if current is not None and plan["hook"]:
+            after = follower.si(key, plan, by=HOOK_FOLLOWER).set(queue=plan["queue"])
+            # Robust: its failure is not to be that of the others, too.
+            transaction.on_commit(after.apply_async, robust=True)
         strike("written", kind, key, plan, span)
         span.sleep(work / 2)
     return key
@@ -179,8 +200,12 @@ def strike(place: str, kind: str, key: int, plan: dict[str, Any], span: Span) ->
         return
     long = plan["work"] > plan["again"]
     journal.write("struck", kind=kind, key=key, what=what, place=place, long=long)
-    if what == "die":
+    if what.startswith("wait"):
+        span.wait_at(gate(kind, key))
+    if what.endswith("die"):
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "wait":
+        pass
     elif what == "hold":
         span.hold()
     elif what == "block":
@@ -188,9 +213,31 @@ def strike(place: str, kind: str, key: int, plan: dict[str, Any], span: Span) ->
     elif what == "linger":
         span.sleep(plan["work"])
     else:
-        # Heard by the proxy before the database; see ``tests/proxy.py``.
+        # Heard by the proxy before the database; see ``tests/support/proxy.py``.
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT '{what}'")
+
+
+@after_task_publish.connect
+def _published(sender: str, body: Any, **_: Any) -> None:
+    """The place ``published``: the broker has the first follow-up, and no row says so."""
+    if sender == follower.name:
+        _strike_sender("published", body)
+
+
+@before_task_publish.connect
+def _publishing(sender: str, body: Any, **_: Any) -> None:
+    """The place ``publishing``: the second follow-up is not published, the first one is."""
+    if sender == recorded_follower.name:
+        _strike_sender("publishing", body)
+
+
+def _strike_sender(place: str, body: Any) -> None:
+    (key, plan), kwargs, *_ = body
+    if kwargs:
+        # The one of the hook.
+        return
+    strike(place, GUARDED, key, plan, Span(Journal(Path(plan["journal"])), None))
 
 
 @task_postrun.connect
@@ -239,3 +286,29 @@ def plain(self: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
 def early(self: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
     """Not guarded, with Celery's own defaults: acknowledged before it runs."""
     return body(self, kind, key, plan)
+
+
+@shared_task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def follower(self: Task, key: int, plan: dict[str, Any], by: str = FOLLOWER) -> None:
+    """Is sent by a body; tells of each of its deliveries."""
+    _followed(self, by, key, plan)
+
+
+@shared_task(
+    base=LockedTask,
+    bind=True,
+    lock_key="recorded-follower:{key}",
+    lock_ttl=SHORT_TTL,
+    idempotency_key="{key}",
+    idempotency_payload=["key"],
+    atomic=True,
+)
+def recorded_follower(self: LockedTask, key: int, plan: dict[str, Any]) -> None:
+    """The same with a record of its own, and an effect that must not be doubled."""
+    Effect.objects.create(order_number=key, by=RECORDED_FOLLOWER, delivery=self.request.id or "")
+    _followed(self, RECORDED_FOLLOWER, key, plan)
+
+
+def _followed(task: Task, by: str, key: int, plan: dict[str, Any]) -> None:
+    # Not a database row: the line must exist as soon as the message does.
+    Journal(Path(plan["journal"])).write("followed", by=by, key=key, delivery=task.request.id)

@@ -1,0 +1,176 @@
+"""Writes the table of lock events: losses, take-overs, breaks, ``max_hold``, long waits.
+
+The receivers run on the dispatch thread. If the database does not answer, the row is lost and a
+line is logged; nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import DatabaseError, close_old_connections, connections, router
+from django.utils import timezone
+
+from . import process, signals
+from .lease import LeaseInfo
+from .models import LockEvent
+
+__all__ = ["BY_HAND", "connect", "record", "record_break"]
+
+logger = logging.getLogger("django_dlock")
+
+BY_HAND = frozenset({"operator", "command"})
+"""Reasons of ``broken`` for which the sender writes the row itself, so that it sees errors."""
+
+NO_DATABASE = "django.db.backends.dummy"
+"""What Django takes for the database of a project that has none, and so no table either."""
+
+COLUMNS = ("name", "alias", "owner", "token", "reason")
+"""Arguments of a signal that have their own column."""
+
+
+def connect() -> None:
+    """Connect the receivers; called once, when the apps are ready."""
+    signals.lost.connect(_on_lost, dispatch_uid="django_dlock.audit.lost")
+    signals.broken.connect(_on_broken, dispatch_uid="django_dlock.audit.broken")
+    signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.audit.waited")
+    # Now and not with the first row: a fork hook that sends signals must be registered after
+    # this one; see ``dispatch.take_part_in_forks``.
+    process.at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)
+
+
+def record(
+    event: str,
+    *,
+    name: str,
+    alias: str,
+    owner: str | None = "",
+    token: int | None = None,
+    reason: str = "",
+    user: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> LockEvent:
+    """Write one row.
+
+    Args:
+        event: One of ``LockEvent.Event``.
+        user: The operator who did it; empty if nobody did.
+        detail: More data, as JSON. Leave out the holder's user, because not everybody who may
+            see events may see users.
+
+    Raises:
+        DatabaseError: Nothing was written.
+    """
+    return LockEvent.objects.create(
+        when=timezone.now(),
+        event=event,
+        name=name,
+        alias=alias,
+        owner=owner or "",
+        token=token,
+        reason=reason[:255],
+        user=user,
+        detail=dict(detail or {}),
+    )
+
+
+def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
+    """Write the row about a lease that an operator breaks; see ``record``."""
+    process = info.process
+    record(
+        LockEvent.Event.BROKEN,
+        name=info.name,
+        alias=info.alias,
+        owner=info.owner,
+        token=info.token,
+        reason=reason,
+        user=user,
+        detail={
+            "holder_state": info.holder_state,
+            "held_for": info.age,
+            "host": process.host if process else None,
+            "pid": process.pid if process else None,
+            **_context(info.metadata),
+        },
+    )
+
+
+def _context(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The task or the request. The user's own metadata may be large and is left out."""
+    keys = ("task_name", "task_id", "path")
+    return {key: str(metadata[key]) for key in keys if metadata.get(key)}
+
+
+def _on_lost(sender: object, *, reason: str, **facts: Any) -> None:
+    event = LockEvent.Event.MAX_HOLD if reason == "max_hold" else LockEvent.Event.LOST
+    _try_to_record(event, reason=reason, **facts)
+
+
+def _on_broken(sender: object, *, reason: str, **facts: Any) -> None:
+    if reason not in BY_HAND:
+        _try_to_record(LockEvent.Event.TAKEN_OVER, reason=reason, **facts)
+
+
+def _on_long_wait(sender: object, **facts: Any) -> None:
+    _try_to_record(LockEvent.Event.LONG_WAIT, **facts)
+
+
+def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **facts: Any) -> None:
+    if connections.settings[router.db_for_write(LockEvent)]["ENGINE"] == NO_DATABASE:
+        return
+    columns = {key: facts[key] for key in COLUMNS if key in facts}
+    times = {key: facts[key] for key in ("held_for", "waited") if facts.get(key) is not None}
+    # Django does this when a request begins or ends, but this thread has no requests.
+    close_old_connections()
+    try:
+        with _not_while_forking():
+            record(event, **columns, detail={**times, **_context(metadata or {})})
+    except DatabaseError as error:
+        logger.warning("The event %s of lock %r was not written: %s", event, facts["name"], error)
+    finally:
+        close_old_connections()
+
+
+# If a process forks while SQLite has a file open, the child inherits SQLite's record of its file
+# locks, which is wrong from then on, and may corrupt the file. The parent of a pool forks whenever
+# a child has died, which is also when there are events to write.
+FORK_WAITS = 30.0
+"""Seconds for which a fork waits until a row is written; longer than SQLite waits for its file."""
+
+_open = threading.Lock()
+_waited = False
+
+
+@contextmanager
+def _not_while_forking() -> Iterator[None]:
+    """Keep this process from forking while a SQLite file is open on this thread."""
+    connection = connections[router.db_for_write(LockEvent)]
+    if connection.vendor != "sqlite" or not hasattr(os, "register_at_fork"):
+        yield
+        return
+    with _open:
+        try:
+            yield
+        finally:
+            # Even with ``CONN_MAX_AGE``.
+            connection.close()
+
+
+def _wait() -> None:
+    global _waited
+    _waited = _open.acquire(timeout=FORK_WAITS)
+
+
+def _go_on() -> None:
+    if _waited:
+        _open.release()
+
+
+def _begin() -> None:
+    global _open
+    _open = threading.Lock()

@@ -1,0 +1,49 @@
+"""What a backend is told of its alias in ``DLOCKS``, and how it reports what is wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = ["AliasOptions", "Problem"]
+
+
+class Problem(NamedTuple):
+    """An error in the settings, reported by a system check and raised at first use.
+
+    Attributes:
+        id: Of the check. Ours are short (``E006``); a backend of another package gives its own
+            in full (``shop.E001``).
+    """
+
+    id: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class AliasOptions:
+    """One validated entry of ``DLOCKS``; a backend is built from nothing else.
+
+    Attributes:
+        cache: Alias in ``CACHES`` whose parameters are used to connect, or ``None``.
+        location: Where to connect, such as a URL, or several of them.
+        ttl, wait, max_hold: Seconds; a ``wait`` of ``None`` waits for ever.
+        command_timeout: Seconds that one command may take.
+        outage_patience: Seconds for which an acquire that may wait keeps trying while the
+            backend does not answer.
+        options: ``OPTIONS`` without these two.
+    """
+
+    alias: str
+    backend: str
+    cache: str | None = None
+    location: str | tuple[str, ...] | None = None
+    key_prefix: str = "dlock"
+    ttl: float = 30.0
+    wait: float | None = 10.0
+    max_hold: float = 86400.0
+    command_timeout: float = 1.0
+    outage_patience: float = 5.0
+    options: Mapping[str, Any] = field(default_factory=dict)

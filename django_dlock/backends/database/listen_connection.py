@@ -1,0 +1,112 @@
+"""One connection to PostgreSQL that listens, through psycopg 3 or psycopg 2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Alarm", "ListeningConnection", "Stopped"]
+
+_ABANDONED: list[Any] = []
+"""Connections of the parent, in a forked child: a finalizer must not end the parent's session."""
+
+
+class Stopped(Exception):
+    """The alarm was set."""
+
+
+class Alarm:
+    """Tells a thread that waits for notifications, or makes a pause, to stop."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def set(self) -> None:
+        # Closed already, or set so often that its buffer is full.
+        with contextlib.suppress(OSError):
+            self._write.send(b"!")
+
+    def wait(self, timeout: float) -> None:
+        """Make a pause of so many seconds.
+
+        Raises:
+            Stopped: The alarm was set.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            if selector.select(timeout):
+                raise Stopped
+
+    def close(self) -> None:
+        self._read.close()
+        self._write.close()
+
+
+class ListeningConnection:
+    """Listens on one channel.
+
+    Args:
+        connection: Of psycopg 3 or psycopg 2, in autocommit mode; closed by ``close``.
+        alarm: Ends ``read``.
+    """
+
+    def __init__(self, connection: Any, channel: str, alarm: Alarm) -> None:
+        self._connection, self._alarm = connection, alarm
+        self._selector = selectors.DefaultSelector()
+        try:
+            self.execute(f'LISTEN "{channel}"')
+            self._selector.register(connection.fileno(), selectors.EVENT_READ)
+            self._selector.register(alarm, selectors.EVENT_READ)
+        except BaseException:
+            self.close()
+            raise
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, values)
+
+    def read(self, timeout: float) -> list[str]:
+        """The payloads that have come; waits for one for at most ``timeout`` seconds.
+
+        Raises:
+            Stopped: The alarm was set.
+            psycopg.Error: The connection is cut.
+        """
+        # What came together with an earlier answer does not make the socket readable again.
+        if received := self._received():
+            return received
+        ready = self._selector.select(timeout)
+        if any(key.fileobj is self._alarm for key, _ in ready):
+            raise Stopped
+        return self._received()
+
+    def _received(self) -> list[str]:
+        if (session := getattr(self._connection, "pgconn", None)) is not None:
+            session.consume_input()
+            return [found.extra.decode() for found in iter(session.notifies, None)]
+        self._connection.poll()
+        received, self._connection.notifies = self._connection.notifies, []
+        return [found.payload for found in received]
+
+    def close(self) -> None:
+        self._selector.close()
+        with contextlib.suppress(Exception):
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Close the forked child's copy of the socket, and say nothing on it."""
+        _ABANDONED.append(self._connection)
+        self._selector.close()
+        # Else the server would not notice the parent's death before the child's. The drivers
+        # never touch a connection that another process made.
+        with contextlib.suppress(Exception):
+            os.close(self._connection.fileno())

@@ -1,0 +1,142 @@
+"""What a database holds now, for operators: pages, searches and counts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
+from ..holders import SILENT_AFTER, holder_state, json_object, process_from_json
+from .connection import Connection
+from .dialects import LEASES, Dialect
+from .rows import COLUMNS, SECOND, Row
+
+__all__ = ["DatabaseListing"]
+
+SORTED_BY = {
+    "name": "name",
+    "kind": "kind",
+    "age": "-token",
+    "ttl": "ends_at",
+    "renewals": "renewals",
+    "token": "token",
+}
+"""By what the database sorts; by anything else this process does."""
+
+Heartbeats = dict[str, tuple[int, bool]]
+
+
+class DatabaseListing:
+    """See ``BaseLockBackend`` for the questions."""
+
+    def __init__(self, alias: str, key_prefix: str) -> None:
+        self._alias, self._key_prefix = alias, key_prefix
+
+    def get(self, one: Connection, dialect: Dialect, key: Any, name: str) -> LeaseInfo | None:
+        now, row = dialect.read(one, key)
+        if row is None or not row.lives(now):
+            return None
+        return self._info(name, row, now, dialect.heartbeats(one, _processes([row])))
+
+    def page(
+        self, one: Connection, dialect: Dialect, query: LeaseQuery, offset: int, limit: int | None
+    ) -> LeasePage:
+        where, values = self._where(dialect, query)
+        order = _order(dialect, query.sort)
+        if order is None or query.contains or query.holder_state:
+            # Of what the database has found, this process chooses and sorts.
+            infos = self._infos(one, dialect, f"{where} ORDER BY l.token", values)
+            found = in_order(filter(query.matches, infos), query.sort)
+            end = None if limit is None else offset + limit
+            return LeasePage(found[offset:end], len(found))
+        ((total,),) = one.rows(f"SELECT count(*) FROM {LEASES} l WHERE {where}", values)
+        infos = []
+        if limit != 0:
+            # MySQL knows no OFFSET without a LIMIT.
+            end = 2**62 if limit is None else limit
+            clause = f"{where} ORDER BY {order} LIMIT {end} OFFSET {offset}"
+            infos = self._infos(one, dialect, clause, values)
+        return LeasePage(infos, int(total))
+
+    def _where(self, dialect: Dialect, query: LeaseQuery) -> tuple[str, list[Any]]:
+        prefix = self._key_prefix
+        exact, name = dialect.EXACT.format, dialect.EXACT.format("l.name")
+        where = [
+            "l.key_prefix = %s",
+            f"{exact('l.key_prefix')} = {exact('%s')}",
+            "l.ended = ''",
+            f"l.ends_at > {dialect.NOW}",
+        ]
+        values: list[Any] = [prefix, prefix]
+        if query.prefix:
+            where.append(f"substr({name}, 1, length({exact('%s')})) = {exact('%s')}")
+            values += [query.prefix, query.prefix]
+        if query.contains:
+            position = dialect.POSITION
+            where.append(
+                f"({position}({name}, {exact('%s')}) > 0 OR {position}(l.metadata, %s) > 0)"
+            )
+            values += [query.contains, json.dumps(query.contains)[1:-1]]
+        if query.kind:
+            where.append("l.kind = %s")
+            values.append(query.kind)
+        return " AND ".join(where), values
+
+    def _infos(
+        self, one: Connection, dialect: Dialect, clause: str, values: Sequence[Any]
+    ) -> list[LeaseInfo]:
+        columns = ", ".join(f"l.{column}" for column in COLUMNS)
+        rows = one.rows(
+            f"SELECT {dialect.NOW}, l.name, {columns} FROM {LEASES} l WHERE {clause}", values
+        )
+        found = [(int(now), name, Row(*rest)) for now, name, *rest in rows]
+        beats = dialect.heartbeats(one, _processes(row for _, _, row in found))
+        return [self._info(name, row, now, beats) for now, name, row in found]
+
+    def _info(self, name: str, row: Row, now: int, beats: Heartbeats) -> LeaseInfo:
+        process = process_from_json(row.process)
+        beat, gone = beats.get(process.id if process else "", (0, False))
+        # A renewal shows that it lives as well as a heartbeat.
+        heard = max(beat, row.ends_at - row.ttl, row.granted_at)
+        silent_for = max(0, now - heard) / SECOND
+        at = max(0, min(row.granted_at, now)) / SECOND
+        return LeaseInfo(
+            name=name,
+            alias=self._alias,
+            kind=row.kind,
+            owner=row.owner,
+            token=row.token,
+            acquired_at=dt.datetime.fromtimestamp(at, tz=dt.timezone.utc),
+            age=now / SECOND - at,
+            ttl=(row.ends_at - now) / SECOND,
+            renewals=max(0, row.renewals),
+            waiting=len(row.tickets(now)),
+            process=process,
+            holder_state=holder_state(row.kind, process, silent_for > SILENT_AFTER, gone),
+            metadata=json_object(row.metadata),
+            silent_for=silent_for,
+        )
+
+
+def _order(dialect: Dialect, sort: Sequence[str]) -> str | None:
+    """An ORDER BY, ``None`` where the database cannot sort so."""
+    terms = []
+    for key in sort:
+        plain = key.removeprefix("-")
+        if plain == "alias":
+            continue
+        if plain not in SORTED_BY:
+            return None
+        column = SORTED_BY[plain]
+        falling = key.startswith("-") is not column.startswith("-")
+        term = f"l.{column.removeprefix('-')}"
+        if plain in ("name", "kind"):
+            term = dialect.EXACT.format(term)
+        terms.append(f"{term} DESC" if falling else term)
+    return ", ".join([*terms, "l.token"])
+
+
+def _processes(rows: Iterable[Row]) -> list[str]:
+    return sorted({process.id for row in rows if (process := process_from_json(row.process))})

@@ -1,0 +1,343 @@
+"""The row of one name, and what each operation does to it; no I/O.
+
+Times are whole microseconds since the epoch on the database's clock. A row outlives its lease:
+it remembers the token, how the last leases ended, who waits, and which attempts were cancelled.
+
+A name is held while ``ended`` is empty and ``ends_at`` lies in the future. A lease that ends while
+somebody waits is handed over in the same step, to the waiter that came first, with the whole TTL
+that it asked for. So whoever comes later never overtakes.
+
+A waiter's ticket is good for ``TICKET`` after its last ask. A waiter that is proven dead from here
+is skipped; one that died elsewhere is skipped once its ticket is over, or costs one TTL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import astuple, dataclass, fields
+from typing import Any, NamedTuple, cast
+
+from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal
+from ...process import ProcessIdentity, death_proof
+from ..holders import process_from_json
+
+__all__ = ["COLUMNS", "MEMORY", "PAST_LENGTH", "TICKET", "Message", "Met", "Row", "Ticket", "micro"]
+
+SECOND = 1_000_000
+MEMORY = 60 * SECOND
+"""For so long at the least, and else for its TTL, it is remembered how a lease ended."""
+PAST_LENGTH = 600
+"""Characters of ``past``: the ends of some 15 leases."""
+TICKET = 20.0
+"""Seconds after its last ask for which a waiter keeps its place."""
+CANCELLED = 120 * SECOND
+"""For so long, besides its TTL, a cancelled attempt cannot be granted any more."""
+MOST_CANCELLED = 200
+"""Cancelled attempts that one name remembers; the oldest go first."""
+
+OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
+"""What the letters in ``ended`` and ``past`` mean."""
+
+
+def micro(seconds: float) -> int:
+    # Up, so that the end at the database is never the earlier one.
+    return math.ceil(seconds * SECOND)
+
+
+class Ticket(NamedTuple):
+    """A waiter in the queue, with all that it asks for.
+
+    Attributes:
+        channel: Where its process hears of a hand-over; empty for one that asks again.
+        until: When the ticket is over.
+    """
+
+    owner: str
+    ttl: int
+    kind: Kind
+    process: str
+    metadata: str
+    channel: str
+    until: int
+
+
+class Message(NamedTuple):
+    """To be sent to a waiter with the change; a token of 0 says "ask again"."""
+
+    channel: str
+    owner: str
+    token: int
+
+    @property
+    def payload(self) -> str:
+        return f"{ticket_key(self.owner)} {self.token}"
+
+
+def ticket_key(owner: str) -> str:
+    """One word for a waiter, by which its process finds it."""
+    return hashlib.blake2b(owner.encode(), digest_size=12).hexdigest()
+
+
+class Met(NamedTuple):
+    """What a contention tells the wait that follows it.
+
+    Attributes:
+        token: Of the lease in the way; one that is handed over later has a higher token.
+        asked_at: When the question was sent, on ``clock.now()``.
+        age: Seconds since the grant of the lease in the way.
+        place: Of the waiter in the queue; 0 for the first.
+        expected: The notification of a hand-over, since before the ticket was stored; ``None``
+            where none will come.
+    """
+
+    token: int
+    asked_at: float
+    age: float = 0.0
+    place: int = 0
+    expected: object = None
+
+
+@dataclass(slots=True)
+class Row:
+    """See the module; one attribute per column, in the order of ``COLUMNS``.
+
+    Attributes:
+        version: Rises with every change; a change is written only if nobody made another.
+        ttl: The longest time that is left to the lease, as of its last renewal.
+        ended: Empty, or the letter of how the lease was ended.
+        renewals: -1 for a lease that was handed over and not used yet by its owner.
+        shortened: Number of the last renewal for which the holder named a TTL.
+        process: Identity of the holder's process, as JSON.
+        past: The owners before and how their leases ended: letter, owner and a line feed of each,
+            the last one first; cut after ``PAST_LENGTH`` characters.
+        queue: Tickets as JSON, the first comer first; empty for nobody.
+        cancelled: Attempts: until when, a blank, owner and a line feed of each, the last one last.
+    """
+
+    version: int
+    owner: str = ""
+    kind: Kind = "held"
+    ended: str = "r"
+    token: int = 0
+    ttl: int = 0
+    granted_at: int = 0
+    ends_at: int = 0
+    renewals: int = 0
+    shortened: int = 0
+    process: str = ""
+    metadata: str = "{}"
+    past: str = ""
+    queue: str = ""
+    cancelled: str = ""
+
+    def values(self) -> tuple[Any, ...]:
+        return astuple(self)
+
+    # -- what is known -----------------------------------------------------------------
+
+    def lives(self, now: int) -> bool:
+        return not self.ended and self.ends_at > now
+
+    def outcome(self) -> Outcome:
+        """How the last lease ended, of a row that does not live."""
+        if self.kind == "cooling":
+            return "released"
+        return OUTCOMES.get(self.ended, "expired")
+
+    def outcome_of(self, owner: str, now: int) -> Outcome | None:
+        """How the lease of this owner ended; ``None`` while it lives."""
+        if owner and owner == self.owner:
+            if self.lives(now) and self.kind != "cooling":
+                return None
+            return self.outcome()
+        return self._past_outcome(owner) or "refused"
+
+    def _past_outcome(self, owner: str) -> Outcome | None:
+        # The last piece may have been cut.
+        for line in self.past.split("\n")[:-1]:
+            if line[1:] == owner:
+                return OUTCOMES.get(line[:1])
+        return "released" if owner in self._cancelled() else None
+
+    def _cancelled(self) -> dict[str, int]:
+        known = (line.partition(" ") for line in self.cancelled.split("\n")[:-1])
+        return {owner: int(until) for until, _, owner in known if until.isdecimal()}
+
+    def tickets(self, now: int) -> list[Ticket]:
+        """Those who wait; tickets that are over, or damaged, are left out."""
+        try:
+            found = [Ticket(*each) for each in json.loads(self.queue or "[]")]
+            return [ticket for ticket in found if ticket.until > now]
+        except (TypeError, ValueError):
+            return []
+
+    def contention(self, owner: str, now: int, asked_at: float, expected: object) -> Contention:
+        """What is in the way of this owner; an empty owner where nothing is."""
+        waiting = [ticket.owner for ticket in self.tickets(now)] if self.queue else []
+        place = waiting.index(owner) if owner in waiting else len(waiting)
+        age = max(0, now - self.granted_at) / SECOND
+        met = Met(self.token, asked_at, age, place, expected)
+        if not self.lives(now):
+            return Contention("", "held", 0.0, now / SECOND, ticket=met)
+        process = process_from_json(self.process)
+        left = (self.ends_at - now) / SECOND
+        return Contention(self.owner, self.kind, left, now / SECOND, process, met)
+
+    def lease(self, request: LeaseRequest, sent_at: float) -> Lease:
+        return Lease(request.name, self.owner, self.token, request.ttl, sent_at)
+
+    # -- what changes it; each says which waiters must be told ------------------------------
+
+    def acquire(
+        self, request: LeaseRequest, now: int, process: str, channel: str
+    ) -> tuple[bool, list[Message]]:
+        """Grant the name, or let its waiter stand in the queue; whether it was granted."""
+        me = request.owner
+        self._mend(now)
+        cancelled = me in self._cancelled()
+        if me == self.owner and self.lives(now) and self.kind != "cooling" and not cancelled:
+            ttl = micro(request.ttl)
+            self.ends_at = max(self.ends_at, now + ttl)
+            self.ttl = max(self.ttl, ttl)
+            self.renewals = max(0, self.renewals)
+            self._leave(me, now)
+            return True, []
+        # The late packet of an attempt whose lease was given back or broken must not revive it.
+        if cancelled or me == self.owner or self._past_outcome(me):
+            return False, self.settle(now)
+        until = now + micro(TICKET)
+        asked = Ticket(
+            me, micro(request.ttl), request.kind, process, request.metadata, channel, until
+        )
+        if request.replaces and self._is_held_by(request.replaces, now):
+            self.ended = "r"
+            self._grant(asked, now, renewals=0)
+            return True, []
+        messages = self.settle(now, besides=asked)
+        if self.owner == me:
+            self._leave(me, now)
+            return True, messages
+        if request.waits:
+            self._stand(asked, now)
+        else:
+            self._leave(me, now)
+        return False, messages
+
+    def _is_held_by(self, owner: str, now: int) -> bool:
+        return self.owner == owner and self.lives(now) and self.kind != "cooling"
+
+    def renew(self, renewal: Renewal, now: int) -> Outcome:
+        ended = self.outcome_of(renewal.owner, now)
+        if ended is not None:
+            return ended
+        self._mend(now)
+        ttl = micro(renewal.ttl)
+        until = now + ttl
+        if renewal.shorten > self.shortened:
+            self.shortened = renewal.shorten
+        else:
+            until = max(until, self.ends_at)
+        self.ends_at, self.ttl = until, max(ttl, until - now)
+        self.renewals = max(0, self.renewals) + 1
+        return "renewed"
+
+    def release(self, owner: str, min_hold: float, now: int) -> tuple[Outcome, list[Message]]:
+        ended = self.outcome_of(owner, now)
+        if ended is not None:
+            return ended, []
+        # The clock may have stepped back since the grant: then from now.
+        cool = min(self.granted_at, now) + micro(min_hold)
+        if min_hold and cool > now:
+            self.kind, self.ends_at = "cooling", cool
+            # Each of them may leave before the name is free: they are told, and keep their places.
+            waiting = self.tickets(now)
+            return "released", [Message(it.channel, it.owner, 0) for it in waiting if it.channel]
+        self.ended = "r"
+        return "released", self.settle(now)
+
+    def cancel(self, request: LeaseRequest, now: int) -> list[Message]:
+        me = request.owner
+        known = {owner: until for owner, until in self._cancelled().items() if until > now}
+        known[me] = until = now + micro(request.ttl) + CANCELLED
+        kept = list(known.items())[-MOST_CANCELLED:]
+        self.cancelled = "".join(f"{moment} {owner}\n" for owner, moment in kept)
+        self._leave(me, now)
+        if self._is_held_by(me, now):
+            self.ended = "r"
+        messages = self.settle(now)
+        if not self.lives(now):
+            # The row is kept for as long as the attempt may still arrive.
+            self.ended, self.ends_at = self.outcome()[0], max(self.ends_at, until)
+        return messages
+
+    def end_by_break(self, owner: str, now: int) -> tuple[bool, list[Message]]:
+        if owner != self.owner or not self.lives(now):
+            return False, []
+        self.ended = "b"
+        return True, self.settle(now)
+
+    def settle(self, now: int, besides: Ticket | None = None) -> list[Message]:
+        """Hand a free name over to whoever waits first; ``besides`` comes last of all."""
+        if self.lives(now):
+            return []
+        waiting = self.tickets(now)
+        if self.renewals < 0 and not self.ended and self.kind != "cooling":
+            # It was handed over, and its process did nothing with it for a whole TTL.
+            waiting = [ticket for ticket in waiting if ticket.process != self.process]
+        while waiting and _is_dead(waiting[0]):
+            del waiting[0]
+        first = waiting.pop(0) if waiting else None
+        self._keep(waiting)
+        if first is None and besides is None:
+            return []
+        if first is None or (besides is not None and besides.owner == first.owner):
+            self._grant(cast(Ticket, besides), now, renewals=0)
+            return []
+        self._grant(first, now, renewals=-1)
+        return [Message(first.channel, first.owner, self.token)] if first.channel else []
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _grant(self, to: Ticket, now: int, renewals: int) -> None:
+        if self.owner:
+            letter = self.outcome()[0]
+            self.past = f"{letter}{self.owner}\n{self.past}"[:PAST_LENGTH]
+        self.token = max(self.token + 1, now)
+        self.owner, self.kind, self.ended = to.owner, to.kind, ""
+        self.ttl, self.granted_at, self.ends_at = to.ttl, now, now + to.ttl
+        self.renewals, self.shortened = renewals, 0
+        self.process, self.metadata = to.process, to.metadata
+
+    def _stand(self, asked: Ticket, now: int) -> None:
+        waiting = self.tickets(now)
+        for place, ticket in enumerate(waiting):
+            if ticket.owner == asked.owner:
+                # To ask again writes nothing, but now and then.
+                if asked.until - ticket.until > micro(TICKET) / 2 or ticket[:-1] != asked[:-1]:
+                    waiting[place] = asked
+                    self._keep(waiting)
+                return
+        self._keep([*waiting, asked])
+
+    def _leave(self, owner: str, now: int) -> None:
+        if self.queue:
+            self._keep([ticket for ticket in self.tickets(now) if ticket.owner != owner])
+
+    def _keep(self, waiting: list[Ticket]) -> None:
+        self.queue = json.dumps(waiting, separators=(",", ":")) if waiting else ""
+
+    def _mend(self, now: int) -> None:
+        # An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall
+        # wait for as long as the step.
+        if self.lives(now) and self.kind != "cooling" and self.ends_at - now > self.ttl > 0:
+            self.ends_at = now + self.ttl
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def _is_dead(ticket: Ticket) -> bool:
+    process: ProcessIdentity | None = process_from_json(ticket.process)
+    return process is not None and death_proof(process) is not None

@@ -1,0 +1,141 @@
+"""Where the leases of a project on SQLite are: in a file of their own, beside the project's.
+
+SQLite lets one connection write at a time. In the project's own file, a long transaction of the
+project would keep leases from being renewed.
+
+The file is created at first use. A project whose database is in memory, as in most test runs, has
+its leases in memory, too: one database for the threads of a process.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from ... import clock
+from .connection import Connection, Failure, failure
+from .dialects import LEASES, PROCESSES
+from .pool import Urgency
+
+__all__ = ["MemoryPool", "connect", "is_in_memory", "path_beside"]
+
+T = TypeVar("T")
+
+SUFFIX = "-dlock"
+FORMAT = 1
+"""Raised with every change of the schema."""
+OLDEST = (3, 35, 0)
+"""The version of SQLite that knows ``RETURNING``."""
+BUSY = 0.05
+"""Seconds for which a statement waits by itself for another connection that writes."""
+
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS {LEASES} (
+  id TEXT NOT NULL PRIMARY KEY, key_prefix TEXT NOT NULL, name TEXT NOT NULL,
+  version INTEGER NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, ended TEXT NOT NULL,
+  token INTEGER NOT NULL, ttl INTEGER NOT NULL, granted_at INTEGER NOT NULL,
+  ends_at INTEGER NOT NULL, renewals INTEGER NOT NULL, shortened INTEGER NOT NULL,
+  process TEXT NOT NULL, metadata TEXT NOT NULL, past TEXT NOT NULL, queue TEXT NOT NULL,
+  cancelled TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS dlock_lease_name ON {LEASES} (key_prefix, name);
+CREATE TABLE IF NOT EXISTS {PROCESSES} (
+  id TEXT NOT NULL PRIMARY KEY, seen_at INTEGER NOT NULL, gone INTEGER NOT NULL
+) WITHOUT ROWID;
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
+
+
+def is_in_memory(name: object) -> bool:
+    """Whether ``DATABASES[…]['NAME']`` is a database of one process."""
+    text = str(name)
+    return not text or text == ":memory:" or "mode=memory" in text or text == "file::memory:"
+
+
+def path_beside(name: object) -> Path:
+    """The file of the leases, beside the project's."""
+    text = str(name)
+    if text.startswith("file:"):
+        text = unquote(urlsplit(text).path)
+    # Whatever link leads to the project's file, the leases are in one.
+    path = Path(text).resolve()
+    return path.with_name(path.name + SUFFIX)
+
+
+def connect(path: Path) -> Callable[[], Connection]:
+    """A function that opens the file, and creates it where there is none."""
+
+    def open_() -> Connection:
+        raw = _open(str(path), uri=False)
+        try:
+            raw.execute("PRAGMA synchronous = NORMAL")
+            _create(raw, durable=True)
+        except sqlite3.Error as error:
+            raw.close()
+            raise failure(error) from error
+        return Connection(raw, sqlite3, mark="?")
+
+    return open_
+
+
+def _open(database: str, *, uri: bool) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < OLDEST:
+        error = RuntimeError(
+            f"Locks need SQLite {'.'.join(map(str, OLDEST))} or newer; this Python has "
+            f"{sqlite3.sqlite_version}"
+        )
+        raise Failure("refused", error)
+    raw = sqlite3.connect(
+        database, timeout=BUSY, isolation_level=None, check_same_thread=False, uri=uri
+    )
+    # The file is on this machine, whose clock all of its processes share.
+    raw.create_function("dlock_now", 0, lambda: time.time_ns() // 1000)
+    return raw
+
+
+def _create(raw: sqlite3.Connection, *, durable: bool) -> None:
+    if raw.execute("PRAGMA user_version").fetchone()[0] >= FORMAT:
+        return
+    if durable:
+        # Readers and the one writer then do not wait for each other.
+        raw.execute("PRAGMA journal_mode = WAL")
+    try:
+        raw.executescript(SCHEMA)
+    except sqlite3.Error:
+        if raw.in_transaction:
+            raw.execute("ROLLBACK")
+        raise
+
+
+class MemoryPool:
+    """One connection to a database in memory, for all threads; as ``Pool``."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """A child is another process, and these leases are of one."""
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+
+    def close(self) -> None:
+        """Nothing: the leases would be gone."""
+
+    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
+        if not self._lock.acquire(timeout=max(0.0, deadline - clock.now())):
+            raise Failure("broken", TimeoutError("another thread took too long"))
+        try:
+            if self._connection is None:
+                raw = _open(":memory:", uri=False)
+                _create(raw, durable=False)
+                self._connection = Connection(raw, sqlite3, mark="?")
+            return use(self._connection)
+        finally:
+            self._lock.release()

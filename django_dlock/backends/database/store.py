@@ -1,0 +1,199 @@
+"""The database in which an alias keeps its leases: which one it is, and how it is spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from django.conf import settings
+from django.db import connections, router
+from django.db.utils import load_backend
+
+from ... import clock
+from ...exceptions import InvalidLockBackend
+from ..base import AliasOptions, Problem
+from . import sqlite
+from .connection import Connection, connect_as_django, settings_of
+from .dialects import Dialect, MySQL, PostgreSQL, SQLite
+from .pool import FEWEST, Pool, Urgency
+from .sessions import SessionProof
+from .wakeup import Wakeup
+
+__all__ = ["Calls", "Store", "database_alias", "problems"]
+
+T = TypeVar("T")
+
+CONNECTIONS = 4
+POLL_INTERVAL = 0.5
+OPTIONS = ("connections", "database", "poll_interval", "proof")
+DIALECTS: dict[str, type[Dialect]] = {
+    "postgresql": PostgreSQL,
+    "sqlite": SQLite,
+    "mysql": MySQL,
+}
+
+
+class Calls(Protocol):
+    """A pool, whatever its kind."""
+
+    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Store:
+    """One database.
+
+    Attributes:
+        made_for: The settings of the database; a test run changes them, and then another store
+            must be made.
+        is_shared: Other processes see the leases.
+        wakeup: Where waiters hear of a hand-over; ``None`` where they ask again.
+        session: What proves deaths by the end of sessions; ``None`` unless that is wanted.
+    """
+
+    def __init__(self, options: AliasOptions) -> None:
+        self.database = database_alias(options)
+        self.made_for = settings_of(self.database)
+        # A little less, so that a driver's own timeout keeps the deadline of most calls.
+        timeout = 0.95 * options.command_timeout
+        entry = connections.settings[self.database]
+        self.vendor = vendor_of(entry["ENGINE"])
+        self.dialect = DIALECTS[self.vendor]()
+        self.is_shared = True
+        self.wakeup: Wakeup | None = None
+        self.session: SessionProof | None = None
+        self.pool: Calls
+        make = connect_as_django(self.database, timeout)
+        if self.vendor == "sqlite":
+            if sqlite.is_in_memory(entry["NAME"]):
+                self.is_shared = False
+                self.pool = _memory(self.made_for)
+                return
+            make = sqlite.connect(sqlite.path_beside(entry["NAME"]))
+        self.pool = pool = Pool(make, options.options.get("connections", CONNECTIONS))
+        if self.vendor == "postgresql":
+
+            def ask(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+                deadline = clock.now() + timeout
+                # Not behind those who acquire: a claim that is void must be withdrawn in time.
+                return pool.call(lambda one: one.rows(statement, values), deadline, "end")
+
+            if options.options.get("proof"):
+                self.session = SessionProof(ask)
+            self.wakeup = Wakeup(
+                lambda: pool.connect(clock.now() + timeout).detach(),
+                lambda *said: ask("SELECT pg_notify(%s, %s)", said),
+                session=self.session,
+            )
+
+    @property
+    def is_current(self) -> bool:
+        return self.made_for == settings_of(self.database)
+
+    def forget(self) -> None:
+        """Leave everything to the parent; runs in a forked child."""
+        self.pool.forget()
+        if self.session is not None:
+            self.session.forget()
+        if self.wakeup is not None:
+            self.wakeup.forget()
+
+    def close(self) -> None:
+        if self.wakeup is not None:
+            self.wakeup.close()
+        self.pool.close()
+
+
+_memories: dict[object, sqlite.MemoryPool] = {}
+"""Leases in memory outlive the backends that use them: settings may change in a test."""
+
+
+def _memory(made_for: object) -> sqlite.MemoryPool:
+    return _memories.setdefault(made_for, sqlite.MemoryPool())
+
+
+def vendor_of(engine: str) -> str:
+    vendor: str = load_backend(engine).DatabaseWrapper.vendor
+    return vendor
+
+
+def database_alias(options: AliasOptions) -> str:
+    """The alias in ``DATABASES``: ``OPTIONS["database"]``, or where routers write the leases.
+
+    Raises:
+        InvalidLockBackend: There is none.
+    """
+    # Above the settings, which are read before the apps are loaded.
+    from ...models import LeaseRecord
+
+    named: Any = options.options.get("database")
+    alias: str = named or router.db_for_write(LeaseRecord)
+    if alias not in connections.settings:
+        raise InvalidLockBackend(
+            f"The locks of alias {options.alias!r} are to be kept in DATABASES[{alias!r}], which "
+            f"is not defined; DATABASES defines {sorted(connections.settings)}"
+        )
+    return alias
+
+
+# -- settings --------------------------------------------------------------------------------
+
+
+def problems(options: AliasOptions) -> list[Problem]:
+    """What is wrong with the entry of an alias, as far as that can be told without a server."""
+    place, given = f"DLOCKS[{options.alias!r}]", options.options
+    found: list[Problem] = []
+    if options.cache is not None or options.location is not None:
+        message = f"{place} has 'CACHE' or 'LOCATION', but keeps its locks in a database."
+        hint = "Leave them out; OPTIONS['database'] names an alias of DATABASES."
+        found.append(Problem("E006", message, hint))
+    if unknown := sorted(set(given).difference(OPTIONS)):
+        message = f"{place}['OPTIONS'] has {unknown}."
+        hint = f"This backend takes {[*OPTIONS, 'command_timeout', 'outage_patience']}."
+        found.append(Problem("E008", message, hint))
+    found += _wrong_values(place, given)
+    databases, named = settings.DATABASES, given.get("database", "default")
+    entry = databases.get(named) if isinstance(named, str) else None
+    engine = (entry or {}).get("ENGINE") or ""
+    if not engine or engine == "django.db.backends.dummy":
+        where = f"{place}['OPTIONS']['database']" if "database" in given else place
+        message = f"{where} keeps its locks in DATABASES[{named!r}], which is not defined."
+        hint = f"DATABASES defines {sorted(databases)}. Define it, or set DLOCKS to a Redis."
+        if "database" not in given and databases:
+            # Routers may lead elsewhere.
+            return found
+        found.append(Problem("E006", message, hint))
+        return found
+    try:
+        vendor = vendor_of(engine)
+    except Exception as error:  # noqa: BLE001 - Django tells of it when it is used
+        message = f"{place}: the engine {engine!r} of DATABASES[{named!r}] cannot be used: {error}"
+        found.append(Problem("E006", message, "Install its driver, or name another database."))
+        return found
+    if vendor not in DIALECTS:
+        message = f"{place} keeps its locks in DATABASES[{named!r}], which is of kind {vendor!r}."
+        hint = f"It can be {sorted(DIALECTS)}; name one in OPTIONS['database'], or use Redis."
+        found.append(Problem("E006", message, hint))
+    elif given.get("proof") is True and vendor != "postgresql":
+        message = f"{place}['OPTIONS']['proof'] is True, but DATABASES[{named!r}] is {vendor!r}."
+        hint = "Only the sessions of PostgreSQL prove deaths; leave the option out."
+        found.append(Problem("E008", message, hint))
+    return found
+
+
+def _wrong_values(place: str, given: Any) -> list[Problem]:
+    found: list[Problem] = []
+    count, pause = given.get("connections", CONNECTIONS), given.get("poll_interval", POLL_INTERVAL)
+    if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
+        message = f"{place}['OPTIONS']['connections'] is {count!r}."
+        found.append(Problem("E008", message, f"It takes a whole number, {FEWEST} or more."))
+    if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0.01 <= pause <= 10:
+        message = f"{place}['OPTIONS']['poll_interval'] is {pause!r}."
+        found.append(Problem("E008", message, "It takes seconds, 0.01 to 10."))
+    if not isinstance(given.get("proof", False), bool):
+        message = f"{place}['OPTIONS']['proof'] is {given['proof']!r}."
+        found.append(Problem("E008", message, "It takes True or False."))
+    return found

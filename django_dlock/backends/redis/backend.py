@@ -1,0 +1,208 @@
+"""Leases on one Redis server, reached directly, through TLS, a Unix socket or Sentinels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar, get_args
+
+from redis import exceptions as errors
+
+from ...exceptions import BackendRefused, BackendUnavailable
+from ...lease import (
+    Contention,
+    Lease,
+    LeaseInfo,
+    LeasePage,
+    LeaseQuery,
+    LeaseRequest,
+    Outcome,
+    ReleaseRequest,
+    Renewal,
+)
+from ..base import (
+    AliasOptions,
+    BaseLockBackend,
+    Capability,
+    PendingRenewal,
+    Problem,
+    RenewalResults,
+)
+from . import config
+from .commands import Command, Commands, as_it_is, text
+from .connection import FAILURES, Connection, is_refusal
+from .handover import HandoverListener
+from .listing import RedisListing
+from .parameters import connection_maker, max_connections
+from .pending import PendingReply
+from .pool import Pool
+from .script_parts import Script
+
+__all__ = ["RedisBackend"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class RedisBackend(BaseLockBackend):
+    """Every operation is one script: one step for the server, and one round trip."""
+
+    capabilities = frozenset(get_args(Capability))
+
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        # A little less, so that the socket's own timeout suffices for the deadline of most calls.
+        timeout = 0.95 * self.command_timeout
+        self._pool = Pool(connection_maker(options, timeout), max_connections(options))
+        self._commands = Commands(options.key_prefix)
+        self._listener = HandoverListener(self._pool, self._commands.keys, timeout)
+        self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return config.problems(options)
+
+    # -- leases ------------------------------------------------------------------------
+
+    def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        command = self._commands.acquire(request, listens=not self._listener.refused)
+        answer: Lease | Contention = self._run(command, deadline)
+        return answer
+
+    def wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        try:
+            message = self._listener.wait(
+                request.owner, contention, until=until, interrupted=interrupted
+            )
+        except FAILURES as error:
+            self._unavailable(error, request.name)
+        return message and self._commands.handed_over(request, contention, message)
+
+    async def async_wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        try:
+            message = await self._listener.async_wait(
+                request.owner, contention, until=until, interrupted=interrupted
+            )
+        except FAILURES as error:
+            self._unavailable(error, request.name)
+        return message and self._commands.handed_over(request, contention, message)
+
+    def renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> RenewalResults:
+        return self._run(self._commands.renew(renewals, process), deadline, urgent=True)
+
+    def start_renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> PendingRenewal:
+        def on_a_thread() -> PendingRenewal:
+            return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
+
+        # If a connection is idle, no thread is needed.
+        taken = self._pool.take_idle()
+        if taken is None:
+            return on_a_thread()
+        command = self._commands.renew(renewals, process)
+        return PendingReply(self._pool, taken, command, deadline, repeat=on_a_thread)
+
+    def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
+        return self._run(self._commands.release(name, owner, min_hold), deadline, urgent=True)
+
+    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
+        if not releases:
+            return []
+        commands = [self._commands.release(*release) for release in releases]
+        replies = self._call(lambda one: one.run_all(commands, deadline), deadline, urgent=True)
+        return [command.read(reply, 0.0) for command, reply in zip(commands, replies, strict=True)]
+
+    def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
+        self._run(self._commands.cancel_acquire(request), deadline, urgent=True)
+
+    def locked(self, name: str, *, deadline: float) -> bool:
+        return self._run(self._commands.locked(name), deadline)
+
+    # -- operators ---------------------------------------------------------------------
+
+    def get(self, name: str) -> LeaseInfo | None:
+        return self._listing.get(name)
+
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        return self._listing.page(query, offset=offset, limit=limit)
+
+    def break_(self, name: str, *, owner: str) -> bool:
+        return self._run(self._commands.break_(name, owner), self.call_deadline(), urgent=True)
+
+    def deregister(self, process: str, *, deadline: float) -> None:
+        self._run(self._commands.deregister(process), deadline, urgent=True)
+
+    def store_problems(self) -> list[Problem]:
+        deadline = self.call_deadline()
+        try:
+            connection = self._pool.connect(deadline)
+            try:
+                # INFO, because hosted servers refuse CONFIG GET.
+                memory = text(connection.execute("INFO", "memory", deadline=deadline))
+                refused = self._listener.refusal(connection, deadline)
+            finally:
+                connection.close()
+        except FAILURES as error:
+            self._unavailable(error)
+        return config.store_problems(self.alias, memory, refused, self._commands.keys.channels)
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        self._pool.after_fork()
+        self._listener.after_fork()
+
+    def close(self) -> None:
+        self._pool.close()
+        self._listener.close()
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int],
+        *,
+        name: str = "",
+    ) -> Any:
+        return self._run(Command(script, keys, args, as_it_is, name), self.call_deadline())
+
+    def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
+        reply, sent_at = self._call(
+            lambda one: one.run(command, deadline), deadline, urgent=urgent, name=command.name
+        )
+        return command.read(reply, sent_at)
+
+    def _call(
+        self, use: Callable[[Connection], R], deadline: float, *, urgent: bool, name: str = ""
+    ) -> R:
+        try:
+            return self._pool.call(use, deadline, urgent=urgent)
+        except FAILURES as error:
+            self._unavailable(error, name)
+
+    def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
+        refused = is_refusal(error)
+        what = "Redis refused the command" if refused else "Redis gave no answer"
+        # "unauthenticated" is in the reply to a long command that is sent without a password.
+        if isinstance(error, errors.AuthenticationError) or "unauthenticated" in str(error):
+            what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"
+        kind = BackendRefused if refused else BackendUnavailable
+        raise kind(f"{what}: {error}", name, self.alias) from error

@@ -1,0 +1,298 @@
+"""Builds the commands for Redis and reads their answers, without I/O."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+
+from ... import clock
+from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal, RenewalResult
+from ...process import ProcessIdentity, current
+from ..base import RenewalResults
+from ..holders import process_from_json
+from . import scripts
+from .script_parts import FORMAT, Script
+from .scripts import OUTCOMES
+
+__all__ = [
+    "EXACTLY",
+    "Command",
+    "Commands",
+    "HandoverMessage",
+    "Keys",
+    "Ticket",
+    "as_it_is",
+    "read_message",
+    "text",
+]
+
+CANCELLED_FOR = 120.0
+"""Seconds in addition to the TTL for which a cancelled request can no longer be granted."""
+HOUSEKEEPING_EVERY = 32
+"""One acquire of this many sends the identity of the process and sweeps the index."""
+
+EXACTLY = ("utf-8", "surrogateescape")
+"""Encoding and error handler that preserve bytes which are not UTF-8."""
+
+Word: TypeAlias = str | int
+
+T = TypeVar("T")
+
+
+def text(field: Any) -> str:
+    # A name that is not UTF-8 must not prevent operators from seeing the others.
+    return field.decode("utf-8", "replace") if isinstance(field, bytes) else str(field)
+
+
+def _ms(seconds: float) -> int:
+    # Rounded up, plus one for the server's rounding, so that the lease never ends at the server
+    # before it ends here.
+    return math.ceil(seconds * 1000) + 1
+
+
+@functools.lru_cache(maxsize=1)
+def _identity(process: ProcessIdentity) -> str:
+    return json.dumps(process.as_dict(), separators=(",", ":"))
+
+
+class Ticket(NamedTuple):
+    """What a contention passes on to the wait that follows it.
+
+    Attributes:
+        token: Of the lease that is held; one that is handed over later has a higher token.
+        asked_at: When the request was sent, on ``clock.now()``.
+        listens: Whether the server has a subscription of this process.
+    """
+
+    token: int
+    asked_at: float
+    listens: bool = True
+
+
+class HandoverMessage(NamedTuple):
+    """The server's message to a waiter; a token of 0 means "ask again".
+
+    Attributes:
+        read_at: When it was read, on ``clock.now()``.
+    """
+
+    owner: str
+    token: int
+    read_at: float
+
+
+def read_message(data: bytes) -> HandoverMessage | None:
+    """The message; ``None`` if it is malformed."""
+    try:
+        owner, token = data.decode().split(" ")
+        return HandoverMessage(owner, int(token), clock.now())
+    except ValueError:
+        return None
+
+
+class Keys:
+    """The names of all keys of one alias, which are in one slot of a cluster."""
+
+    def __init__(self, prefix: str) -> None:
+        base = self.base = f"{{{prefix}:0}}:{FORMAT}:"
+        self.locks, self.waiters, self.processes = f"{base}l:", f"{base}q:", f"{base}p:"
+        self.channels, self.cancelled = f"{base}m:", f"{base}u:"
+        self.index, self.clock = f"{base}i", f"{base}clock"
+
+    def of(self, name: str) -> list[str]:
+        """The keys that granting or ending a lease needs, in the scripts' order."""
+        return [self.locks + name, self.waiters + name, self.index, self.clock]
+
+    @property
+    def channel(self) -> str:
+        """The channel for leases that are handed over to this process."""
+        return self.channels + current().id
+
+
+class Command(Generic[T]):
+    """One call of a script, in one round trip.
+
+    Attributes:
+        packed: The call of the script by its digest, as bytes for the socket.
+        read: Makes the answer from the script's reply and the time at which it was sent.
+        name: Of the lock, for errors; empty if there is none.
+    """
+
+    __slots__ = ("_script", "name", "packed", "read")
+
+    def __init__(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Word],
+        read: Callable[[Any, float], T],
+        name: str = "",
+    ) -> None:
+        self._script, self.read, self.name = script, read, name
+        self.packed = _pack(["EVALSHA", script.sha, len(keys), *keys, *args])
+
+    def with_source(self) -> bytes:
+        """The same call with the script's source, for a server that does not know the script."""
+        count, *_, rest = self.packed.split(b"\r\n", 5)
+        return b"%b\r\n%b%b" % (
+            count,
+            _packed_word("EVAL") + _packed_word(self._script.source),
+            rest,
+        )
+
+
+def _pack(words: Sequence[Word]) -> bytes:
+    """The same bytes as from redis-py, in a quarter of the time."""
+    packed = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
+    # In ASCII, the number of characters is the number of bytes.
+    if packed.isascii():
+        return f"*{len(words)}\r\n{packed}".encode()
+    return b"*%d\r\n" % len(words) + b"".join(map(_packed_word, words))
+
+
+def _packed_word(word: Word) -> bytes:
+    data = str(word).encode(*EXACTLY)
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+class Commands:
+    """The commands of one alias."""
+
+    def __init__(self, prefix: str) -> None:
+        self.keys = Keys(prefix)
+        self._acquires = 0
+        self._known_as = ""
+
+    def acquire(self, request: LeaseRequest, *, listens: bool = True) -> Command[Any]:
+        """Try once.
+
+        Args:
+            listens: Whether this process can get messages, so that it can become a waiter.
+        """
+        name, owner, ttl, kind, metadata, waits, replaces, *_ = request
+        keys, process = self.keys, current()
+        args: list[Word] = [name, owner, _ms(ttl), kind, process.id, metadata]
+        args += ["1" if waits and listens else "", replaces, self._introduction(process)]
+        return Command(
+            scripts.ACQUIRE,
+            [*keys.of(name), keys.cancelled + owner, keys.processes + process.id],
+            args,
+            functools.partial(_granted, request),
+            name,
+        )
+
+    def _introduction(self, process: ProcessIdentity) -> str:
+        """The identity of the process, in its first acquire and now and then; else empty."""
+        # Threads may miscount, which does no harm.
+        self._acquires = number = self._acquires + 1
+        if self._known_as == process.id and number % HOUSEKEEPING_EVERY:
+            return ""
+        self._known_as = process.id
+        return _identity(process)
+
+    def handed_over(
+        self, request: LeaseRequest, met: Contention, message: HandoverMessage
+    ) -> Lease | None:
+        """The lease that the message announces; ``None`` if the owner should ask for it again.
+
+        Args:
+            met: The answer to the last request, which was sent while the process was listening.
+        """
+        # The lease counts from the request, which was sent before the lease was handed over.
+        asked_at = cast(Ticket, met.ticket).asked_at
+        late = clock.now() - asked_at > request.ttl / 3
+        if not message.token or not request.renewed or late:
+            return None
+        return Lease(request.name, request.owner, message.token, request.ttl, asked_at)
+
+    def renew(self, renewals: Sequence[Renewal], process: str) -> Command[RenewalResults]:
+        keys, me = self.keys, current()
+        ttls = [_ms(renewal.ttl) for renewal in renewals]
+        if ttls.count(ttls[0] if ttls else 0) == len(ttls):
+            # Nearly always; this halves the length of the command.
+            del ttls[1:]
+        shorten = [renewal.shorten for renewal in renewals if renewal.shorten]
+        return Command(
+            scripts.RENEW,
+            [keys.processes + process, keys.index, *[keys.locks + it.name for it in renewals]],
+            [
+                _identity(me) if process == me.id else "",
+                keys.base,
+                *[renewal.owner for renewal in renewals],
+                *ttls,
+                *shorten,
+            ],
+            functools.partial(_renewal_results, renewals),
+        )
+
+    def release(self, name: str, owner: str, min_hold: float) -> Command[Outcome]:
+        args: list[Word] = [name, owner, math.ceil(min_hold * 1000)]
+        return Command(scripts.RELEASE, self.keys.of(name), args, _outcome, name)
+
+    def cancel_acquire(self, request: LeaseRequest) -> Command[None]:
+        name, owner, ttl, kind, metadata, *_ = request
+        return Command(
+            scripts.CANCEL_ACQUIRE,
+            [*self.keys.of(name), self.keys.cancelled + owner],
+            [
+                *(name, owner, _ms(ttl + CANCELLED_FOR)),
+                *(_ms(ttl), kind, current().id, metadata),
+            ],
+            as_it_is,
+            name,
+        )
+
+    def locked(self, name: str) -> Command[bool]:
+        return Command(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
+
+    def break_(self, name: str, owner: str) -> Command[bool]:
+        return Command(scripts.BREAK, self.keys.of(name), [name, owner], _truth, name)
+
+    def deregister(self, process: str) -> Command[None]:
+        return Command(scripts.DEREGISTER, [self.keys.processes + process], [], as_it_is)
+
+
+def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Contention:
+    if isinstance(answer, int):
+        return Lease(request.name, request.owner, answer, request.ttl, sent_at)
+    # The owner comes last, because it may contain anything, even a line break.
+    kind, remaining, now, token, listens, process_json, holder = text(answer).split("\n", 6)
+    return Contention(
+        owner=holder,
+        kind=cast(Kind, kind),
+        remaining=int(remaining) / 1000,
+        now=int(now) / 1000,
+        process=process_from_json(process_json),
+        # If the token is damaged, ignore all messages.
+        ticket=Ticket(int(token) if token.isdigit() else sys.maxsize, sent_at, listens != "0"),
+    )
+
+
+def _renewal_results(renewals: Sequence[Renewal], answer: Any, sent_at: float) -> RenewalResults:
+    return [
+        _renewal_result(letter, renewal.ttl)
+        for letter, renewal in zip(text(answer), renewals, strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _renewal_result(letter: str, ttl: float) -> RenewalResult:
+    outcome = cast(Outcome, OUTCOMES[letter])
+    return RenewalResult(outcome, ttl if outcome == "renewed" else 0.0)
+
+
+def _outcome(answer: Any, sent_at: float) -> Outcome:
+    return "released" if answer == 1 else cast(Outcome, text(answer))
+
+
+def as_it_is(answer: Any, sent_at: float) -> Any:
+    """For a script whose answer needs no reading, or that has none."""
+    return answer
+
+
+def _truth(answer: Any, sent_at: float) -> bool:
+    return bool(answer)

@@ -1,0 +1,99 @@
+"""Checks an alias's settings for the Redis backend, without importing its client."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from ..base import AliasOptions, Problem
+
+__all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "store_problems"]
+
+REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
+
+
+def is_redis_cache(path: str) -> bool:
+    """Whether a cache's ``BACKEND`` is a Redis cache, Django's own or django-redis'."""
+    if path in REDIS_CACHES:
+        return True
+    try:
+        cache_class = import_string(path)
+    except ImportError:
+        return False
+    bases = getattr(cache_class, "__mro__", ())
+    return any(f"{base.__module__}.{base.__qualname__}" in REDIS_CACHES for base in bases)
+
+
+def problems(options: AliasOptions) -> list[Problem]:
+    """E006, unless the entry names exactly one Redis."""
+    place, cache, caches = f"DLOCKS[{options.alias!r}]", options.cache, settings.CACHES
+    if cache is not None and options.location is not None:
+        message = f"{place} has both 'CACHE' and 'LOCATION'; it takes one of them, not both."
+        hint = "Keep CACHE to connect as that cache does, or LOCATION to name another Redis."
+    elif cache is None and options.location is None:
+        message = f"{place} has neither 'CACHE' nor 'LOCATION' to say where its Redis is."
+        hint = "CACHE names an alias in CACHES; LOCATION is redis://, rediss:// or unix://."
+    elif isinstance(options.location, str) and (wrong := _wrong_database(options.location)):
+        message = f"{place}['LOCATION'] names the database {wrong!r}, which is not a number."
+        hint = "The path of a redis:// URL is the number of a database, as in redis://host:6379/0."
+    elif isinstance(options.location, tuple):
+        message = f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis."
+        hint = "Name one URL. Sentinels are named in OPTIONS['sentinels']."
+    elif cache is not None and cache not in caches:
+        message = f"{place}['CACHE'] is {cache!r}, which CACHES does not define."
+        hint = f"CACHES defines {sorted(caches)}."
+    elif cache is not None and not is_redis_cache(backend := caches[cache].get("BACKEND", "")):
+        message = (
+            f"{place}['CACHE'] names CACHES[{cache!r}], which is {backend!r}, not a Redis cache."
+        )
+        hint = f"Use one of {list(REDIS_CACHES)} there, or LOCATION here."
+    else:
+        return []
+    return [Problem("E006", message, hint)]
+
+
+def _wrong_database(url: str) -> str:
+    """The text in the URL that should be a database number; redis-py would use database 0."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # redis-py reports what is wrong with it.
+        return ""
+    # The path of a unix:// URL is that of the socket.
+    path = "" if parts.scheme == "unix" else parts.path.strip("/")
+    named = [path, *parse_qs(parts.query).get("db", [])]
+    return next((name for name in named if name and not name.isdecimal()), "")
+
+
+def store_problems(alias: str, memory: str, refused: str, channels: str) -> list[Problem]:
+    """W003 and W006, from answers of the server.
+
+    Args:
+        memory: Its answer to ``INFO memory``.
+        refused: The error if the user may not publish and subscribe; empty if it may.
+        channels: The prefix of our channels.
+    """
+    found: list[Problem] = []
+    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+    policy = facts.get("maxmemory_policy", "noeviction")
+    # Without a limit the memory is never full. Every lock has a TTL, so the "volatile-..." policies
+    # evict locks, too.
+    if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
+        message = (
+            f"The Redis of alias {alias!r} evicts keys when its memory is full "
+            f"(maxmemory-policy is {policy!r}): a held lock may disappear."
+        )
+        hint = "Set maxmemory-policy noeviction there, or keep the locks on another Redis."
+        found.append(Problem("W003", message, hint))
+    if refused:
+        message = (
+            f"The Redis of alias {alias!r} does not let its user publish or subscribe ({refused}): "
+            "waiters are not notified of a release and have to ask again and again."
+        )
+        hint = (
+            f"Let it use them: ACL SETUSER <user> &{channels}* +subscribe +publish +pubsub|numsub"
+        )
+        found.append(Problem("W006", message, hint))
+    return found

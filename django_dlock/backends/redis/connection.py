@@ -1,0 +1,268 @@
+"""One connection to a Redis: send a command, read its reply, both by a deadline.
+
+redis-py opens the connection, so every server that it can reach can be reached from here. After
+that, commands and replies use the socket directly: redis-py's own methods have no deadline, and
+would double the time that a lock costs the client.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from redis import exceptions as errors
+
+from ... import clock
+from .commands import Command
+from .polling import Spin, poller
+
+__all__ = [
+    "FAILURES",
+    "Connection",
+    "ConnectionBroken",
+    "ErrorReply",
+    "is_broken_handshake",
+    "is_refusal",
+]
+
+FAILURES = (errors.RedisError, OSError)
+"""Errors that the server, the network or the client raises instead of a reply."""
+
+RECEIVED_AT_ONCE = 65536
+SENT_AT_ONCE = 4096
+"""Bytes. More may not fit into the socket's buffer, so that sending would wait for the server."""
+SHORTEST = 0.001
+"""Seconds; a timeout of 0 would make the socket non-blocking."""
+
+FAILED_OVER = frozenset({"MASTERDOWN", "READONLY"})
+"""Errors of a server that is a replica: a new connection may lead to the primary."""
+PASSING = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "NOREPLICAS", "TRYAGAIN"})
+"""Errors of a server that cannot carry out a command yet, but will be able to."""
+
+# Redis 6 puts its own text before the error that ended a script.
+_CODE = re.compile(r"(?:.*@user_script: \d+: )?-?([A-Z]+) ", re.DOTALL)
+
+_NOTHING = memoryview(b"")
+
+
+class ConnectionBroken(errors.ConnectionError):
+    """An established connection cannot be used any more; a new one may work."""
+
+
+class ErrorReply(errors.ResponseError):
+    """The server answered with an error; the connection can still be used.
+
+    Attributes:
+        code: The first word of the error, such as ``READONLY``.
+    """
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same command may succeed soon."""
+        return self.code in PASSING
+
+
+class Connection:
+    """See the module; for one thread at a time.
+
+    After any error but ``ErrorReply``, the caller must close the connection: a reply may still
+    arrive, and must never be taken for that of the next command.
+
+    Args:
+        client: redis-py's connection, already connected. Replies are read as RESP2.
+    """
+
+    __slots__ = ("_client", "_poll", "_received", "_sock", "_spin", "_timeout", "_unsent")
+
+    def __init__(self, client: Any, spin: Spin) -> None:
+        # The socket is a private attribute, but all of redis-py's parsers read from it.
+        self._client, self._sock = client, client._sock
+        self._timeout: float = self._sock.gettimeout()
+        self._received, self._unsent = b"", _NOTHING
+        self._spin, self._poll = spin, poller(self._sock)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to be sent or read."""
+        return not (self._received or self._unsent)
+
+    def run(self, command: Command[Any], deadline: float) -> tuple[Any, float]:
+        """Call a script; returns its reply, and when the call was sent (``clock.now()``)."""
+        sent_at = clock.now()
+        try:
+            return self._round_trip(command.packed, deadline), sent_at
+        except ErrorReply as error:
+            if error.code != "NOSCRIPT":
+                raise
+        sent_at = clock.now()
+        self.send(command.with_source())
+        return self.read(deadline), sent_at
+
+    def run_all(self, commands: Sequence[Command[Any]], deadline: float) -> list[Any]:
+        """Call one script several times in one round trip; returns the replies."""
+        # The first call contains the source, in case the server does not know the script.
+        packed = [command.packed for command in commands[1:]]
+        self.send(b"".join([commands[0].with_source(), *packed]))
+        replies = [self._read(deadline) for _ in commands]
+        failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
+        if failed is None:
+            return replies
+        try:
+            raise failed
+        finally:
+            # See ``read``.
+            del failed, replies
+
+    def execute(self, *words: str | int | bytes, deadline: float) -> Any:
+        """Send any command, and return its reply."""
+        self.send(b"".join(self._client.pack_command(*words)))
+        return self.read(deadline)
+
+    def send(self, packed: bytes) -> None:
+        """Send without waiting for the server; ``read`` sends the part that does not fit now."""
+        if len(packed) <= SENT_AT_ONCE:
+            self._within(self._timeout, self._sock.sendall, packed)
+            return
+        self._unsent = memoryview(packed)
+        try:
+            self._send_rest(clock.now())
+        except errors.TimeoutError:
+            pass
+
+    def read(self, deadline: float) -> Any:
+        """The next reply.
+
+        Raises:
+            ErrorReply: The reply is an error.
+            ConnectionBroken: There will be no reply.
+            redis.exceptions.TimeoutError: There was none by the deadline; you may read it later.
+        """
+        reply = self._read(deadline)
+        if isinstance(reply, errors.RedisError):
+            try:
+                raise reply
+            finally:
+                # The error's traceback refers to this frame: a cycle that keeps the connection.
+                del reply
+        return reply
+
+    def close(self) -> None:
+        self._client.disconnect()
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _round_trip(self, packed: bytes, deadline: float) -> Any:
+        if self._poll is None:
+            self.send(packed)
+            return self.read(deadline)
+        self.send(packed)
+        polled, began = self._spin.polls(), perf_counter()
+        if polled:
+            self._poll()
+        reply = self.read(deadline)
+        self._spin.took(perf_counter() - began, polled=polled)
+        return reply
+
+    def _read(self, deadline: float) -> Any:
+        if self._unsent:
+            self._send_rest(deadline)
+        while True:
+            found = _parse(self._received, 0)
+            if found is not None:
+                reply, end = found
+                self._received = self._received[end:]
+                return reply
+            left = deadline - clock.now()
+            data = self._within(left, self._sock.recv, RECEIVED_AT_ONCE)
+            if not data:
+                raise ConnectionBroken("the server closed the connection")
+            self._received += data
+
+    def _send_rest(self, deadline: float) -> None:
+        while self._unsent:
+            left = deadline - clock.now()
+            self._unsent = self._unsent[self._within(left, self._sock.send, self._unsent) :]
+
+    def _within(self, seconds: float, call: Any, argument: Any) -> Any:
+        """Call a method of the socket that returns or raises within ``seconds``."""
+        # Setting a timeout costs a system call, and the present one nearly always fits.
+        usual = self._timeout <= seconds <= 2 * self._timeout
+        try:
+            if usual:
+                return call(argument)
+            self._sock.settimeout(max(SHORTEST, seconds))
+            try:
+                return call(argument)
+            finally:
+                self._sock.settimeout(self._timeout)
+        except TimeoutError:
+            raise errors.TimeoutError("no reply within the time allowed") from None
+        except OSError as error:
+            raise ConnectionBroken(f"the connection broke: {error}") from error
+
+
+def _parse(data: bytes, at: int) -> tuple[Any, int] | None:
+    """The reply that begins at ``at``, and where it ends; ``None`` if a part is still missing.
+
+    Raises:
+        ConnectionBroken: It is not a reply.
+    """
+    end = data.find(b"\r\n", at)
+    if end < 0:
+        return None
+    kind, head, at = data[at : at + 1], data[at + 1 : end], end + 2
+    if kind == b"+":
+        return head, at
+    if kind == b"-":
+        return _error(head.decode("utf-8", "replace")), at
+    try:
+        number = int(head)
+    except ValueError:
+        kind = b""
+    if kind == b":":
+        return number, at
+    if kind == b"$":
+        end = at + max(number, 0)
+        if number < 0:
+            return None, at
+        return (data[at:end], end + 2) if len(data) >= end + 2 else None
+    if kind == b"*":
+        replies: list[Any] = []
+        for _ in range(number):
+            found = _parse(data, at)
+            if found is None:
+                return None
+            reply, at = found
+            replies.append(reply)
+        return replies, at
+    raise ConnectionBroken(f"not a reply of a Redis: {data[:80]!r}")
+
+
+def _error(text: str) -> errors.RedisError:
+    match = _CODE.match(text)
+    code = match[1] if match else ""
+    return ConnectionBroken(text) if code in FAILED_OVER else ErrorReply(text, code)
+
+
+def is_broken_handshake(error: BaseException) -> bool:
+    """Whether the server was reached but closed the connection during the handshake."""
+    cause = error.__context__
+    # redis-py raises the same error for a server that cannot be reached.
+    return type(error) is errors.ConnectionError and (
+        cause is None or isinstance(cause, (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError))
+    )
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the command fails until someone changes the server or the settings."""
+    if isinstance(error, ErrorReply):
+        return not error.is_passing
+    refusals = errors.AuthenticationError, errors.AuthorizationError, errors.ResponseError
+    return isinstance(error, refusals) or isinstance(error.__context__, ssl.SSLError)

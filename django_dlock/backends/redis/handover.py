@@ -1,0 +1,380 @@
+"""Notifies the waiters of this process when a lease is handed over to them.
+
+``script_parts.py`` describes what the server does. In this process, for threads and coroutines:
+
+* A process has one channel, and one connection subscribed to it, for all its waiters.
+* A waiter is sure to get its message only if it sent its request after the subscription began;
+  otherwise the server may have skipped it. So the first wait subscribes and lets its caller ask
+  again, as does every wait after the connection broke. A message that arrives between a request
+  and its wait is kept.
+* A message is valid if its token is higher than that of the lease that the request found. An older
+  message belongs to an earlier grant, which is over.
+* As with every lease, the deadline counts from when the request was *sent*; the server's clock
+  decides nothing here. ``Commands.handed_over`` accepts the lease if at least two thirds of it are
+  left and it will be renewed in the background; otherwise the caller asks again, finds its own
+  grant and prolongs it to the full TTL.
+* A waiter that gets no message asks again when the lease that it found would end, and not earlier.
+* A connection without messages for a while must answer a PING.
+* If the user may not subscribe, waiters ask again every few tenths of a second.
+
+Among threads, the first waiter reads the socket itself, so that only the operating system has to
+wake it. It passes messages on to other waiters, and another one reads when it stops. If an
+exception interrupts the reading, the connection is closed, because half a message may be lost.
+For coroutines, one thread reads in the same way as long as any of them waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+from redis import exceptions as errors
+
+from ... import clock
+from ...lease import Contention
+from .commands import HandoverMessage, Keys, Ticket, read_message
+from .connection import Connection, ConnectionBroken, ErrorReply
+from .pool import Pool
+
+__all__ = ["HandoverListener"]
+
+SHORTEST_WAIT = 0.05
+"""The shortest time between two requests of one waiter, in seconds."""
+POLL_INTERVAL = 0.1, 0.5
+"""Seconds between two requests if the user may not subscribe: minimum and maximum."""
+REFUSED_FOR = 60.0
+"""Seconds after which subscribing is tried again if the user was not allowed to."""
+FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
+"""Seconds after which a waiter first checks whether to stop, and between further checks."""
+SILENCE = 10.0
+"""Seconds without a message after which the connection must answer a PING."""
+KEPT_FOR = 5.0
+"""Seconds for which a message is kept if its waiter is not waiting right now."""
+ELSEWHERE = 2.0
+"""Seconds after a subscription during which a new subscription would not help either."""
+SOON = 0.1
+"""A connection that breaks within this many seconds may break again at once."""
+
+_NEVER = Contention("", "held", 0.0, 0.0, ticket=Ticket(0, float("inf")))
+"""For the reading thread, which itself never gets a message."""
+
+
+class _Waiter:
+    """One caller of ``wait`` or ``async_wait``."""
+
+    __slots__ = ("error", "message", "owner", "wake")
+
+    def __init__(self, owner: str, wake: Callable[[], None]) -> None:
+        self.owner, self.wake = owner, wake
+        self.error: BaseException | None = None
+        self.message: HandoverMessage | None = None
+
+
+def _thread_event() -> Any:
+    # A plain lock, locked until the event is set: an interrupt can leave the lock inside a
+    # ``threading.Event`` locked for ever.
+    event = threading.Lock()
+    event.acquire()
+    return event
+
+
+def _set(event: Any) -> None:
+    try:
+        event.release()
+    except RuntimeError:
+        pass  # It is set already.
+
+
+class HandoverListener:
+    """Receives messages for all waiters of this process on one server.
+
+    It uses atomic dictionary operations instead of a thread lock, which a fork, a signal handler
+    or a finalizer could leave locked.
+    """
+
+    def __init__(self, pool: Pool, keys: Keys, timeout: float) -> None:
+        self._pool, self._keys, self._timeout = pool, keys, timeout
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Discard everything without a message to the server: the session is the parent's."""
+        self._connection: Connection | None = None
+        self._waiting: dict[str, _Waiter] = {}
+        self._coroutines: dict[str, _Waiter] = {}
+        self._messages: dict[str, HandoverMessage] = {}
+        self._reading: dict[str, _Waiter] = {}
+        self._subscribed_at = self._heard_at = self._pinged_at = 0.0
+        self._refused_at = float("-inf")
+        self._breaks = 0
+
+    def close(self) -> None:
+        """Close the connection, unless a waiter is reading it."""
+        nobody = _Waiter("", lambda: None)
+        try:
+            if self._reading.setdefault("", nobody) is nobody:
+                self._drop(self._connection)
+        finally:
+            self._leave(nobody)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the last attempt has shown that the user may not subscribe."""
+        return clock.now() < self._refused_at + REFUSED_FOR
+
+    def refusal(self, connection: Connection, deadline: float) -> str:
+        """The server's error if its user may not publish and subscribe; empty if it may.
+
+        The connection is subscribed afterwards.
+        """
+        try:
+            # An empty message, which every listener ignores.
+            connection.execute("PUBLISH", self._keys.channel, "", deadline=deadline)
+            connection.execute("SUBSCRIBE", self._keys.channel, deadline=deadline)
+        except ErrorReply as error:
+            if error.code == "NOPERM":
+                return str(error)
+            raise
+        return ""
+
+    # -- waiting -----------------------------------------------------------------------
+
+    def wait(
+        self, owner: str, met: Contention, *, until: float, interrupted: Callable[[], bool]
+    ) -> HandoverMessage | None:
+        """Wait for a message; ``None`` means that the owner should ask the server again.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: Subscribing or reading failed.
+        """
+        event = _thread_event()
+        waiter = _Waiter(owner, partial(_set, event))
+        try:
+            try:
+                self._waiting[owner] = waiter
+                for turn in self._turns(waiter, met, until, interrupted):
+                    if self.refused or self._reading.setdefault("", waiter) is not waiter:
+                        event.acquire(timeout=max(0.0, turn - clock.now()))
+                    elif self._connection is None:
+                        self._subscribe(clock.now() + self._timeout)
+                    elif not self._listen(turn):
+                        break
+                return waiter.message
+            finally:
+                self._leave(waiter)
+        except BaseException:
+            # Repeated because an interrupt may land inside the first attempt; without it, no
+            # other waiter would read.
+            self._leave(waiter)
+            raise
+
+    async def async_wait(
+        self, owner: str, met: Contention, *, until: float, interrupted: Callable[[], bool]
+    ) -> HandoverMessage | None:
+        """As ``wait``, for coroutines."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        waiter = _Waiter(owner, partial(_set_in, loop, event))
+        try:
+            self._waiting[owner] = self._coroutines[owner] = waiter
+            for turn in self._turns(waiter, met, until, interrupted):
+                if waiter.error is not None:
+                    raise waiter.error
+                self._read_for_coroutines()
+                # ``asyncio.wait_for`` would create a task each time.
+                timer = loop.call_later(max(0.0, turn - clock.now()), event.set)
+                try:
+                    await event.wait()
+                finally:
+                    timer.cancel()
+                event.clear()
+            return waiter.message
+        finally:
+            self._coroutines.pop(owner, None)
+            self._leave(waiter)
+
+    def _turns(
+        self, waiter: _Waiter, met: Contention, until: float, interrupted: Callable[[], bool]
+    ) -> Iterator[float]:
+        """Yield until when to wait next, as long as the wait is not over."""
+        refused, until = self.refused, self._asks_again_at(met, until)
+        check_at = clock.now() + FIRST_CHECK
+        while not self._heard(waiter, met, until, refused):
+            now = clock.now()
+            if now >= check_at:
+                if interrupted():
+                    return
+                check_at = now + CHECK_EVERY
+            yield min(until, check_at)
+
+    def _asks_again_at(self, met: Contention, until: float) -> float:
+        """When a waiter that gets no message asks again."""
+        pause = max(SHORTEST_WAIT, met.remaining + 0.002)
+        if self.refused:
+            pause = min(pause, random.uniform(*POLL_INTERVAL))
+        return min(until, clock.now() + pause)
+
+    def _heard(self, waiter: _Waiter, met: Contention, until: float, refused: bool) -> bool:
+        """Whether the wait is over; sets ``waiter.message`` if a message ended it.
+
+        Args:
+            refused: Whether ``self.refused`` was true when the wait began.
+        """
+        # Read this before the messages: a message that comes later wakes this waiter.
+        listening = self._connection is not None
+        ticket = cast(Ticket, met.ticket)
+        message = self._messages.pop(waiter.owner, None)
+        if message is not None and (not message.token or message.token > ticket.token):
+            waiter.message = message
+            return True
+        asked_too_early = listening and ticket.asked_at <= self._subscribed_at
+        if listening and not (asked_too_early or ticket.listens):
+            self._subscribed_elsewhere()
+            return True
+        asks_anew = asked_too_early or self.refused is not refused
+        return asks_anew or clock.now() >= until
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Stop waiting, and wake another waiter to read; may be called twice."""
+        if self._waiting.get(waiter.owner) is waiter:
+            self._waiting.pop(waiter.owner, None)
+        if self._reading.get("") is waiter:
+            self._reading.pop("", None)
+        # Even if this waiter was not the reader: the last reader may have just woken it to read.
+        if self._waiting and not self._reading:
+            for other in self._waiting.copy().values():
+                if other.owner not in self._coroutines:
+                    other.wake()
+                    break
+
+    def _read_for_coroutines(self) -> None:
+        """Make sure that a thread is reading while coroutines wait."""
+        if _READER in self._waiting or self.refused:
+            return
+        # Entered before the thread starts, so that two coroutines do not start two.
+        starting = _Waiter(_READER, lambda: None)
+        if self._waiting.setdefault(_READER, starting) is starting:
+            run = partial(self._run, starting)
+            try:
+                threading.Thread(target=run, name="dlock-listener-redis", daemon=True).start()
+            except BaseException:
+                self._leave(starting)
+                raise
+
+    def _run(self, starting: _Waiter) -> None:
+        try:
+            while self._coroutines:
+                self.wait(
+                    _READER, _NEVER, until=float("inf"), interrupted=lambda: not self._coroutines
+                )
+        except BaseException as error:  # noqa: BLE001 - its waiters raise it
+            for waiter in self._coroutines.copy().values():
+                waiter.error = error
+                waiter.wake()
+        finally:
+            # If all coroutines were gone, it has not waited at all; but a new one may have come.
+            self._leave(starting)
+            if self._coroutines:
+                self._wake_all()
+
+    # -- reading -----------------------------------------------------------------------
+
+    def _subscribe(self, deadline: float) -> None:
+        connection = self._pool.connect(deadline)
+        try:
+            connection.execute("SUBSCRIBE", self._keys.channel, deadline=deadline)
+        except BaseException as error:
+            connection.close()
+            if not (isinstance(error, ErrorReply) and error.code == "NOPERM"):
+                raise
+            self._refused_at = clock.now()
+        else:
+            # Only now: requests that were sent earlier do not count.
+            self._subscribed_at = self._heard_at = clock.now()
+            self._pinged_at = 0.0
+            self._connection = connection
+        self._wake_all()
+
+    def _subscribed_elsewhere(self) -> None:
+        """Reconnect: the server that answers requests has no such subscription.
+
+        This happens after a fail-over that changes the address behind a host name.
+        """
+        if clock.now() - self._subscribed_at < ELSEWHERE:
+            # The subscription is new, so requests and subscriptions reach different servers.
+            self._refused_at = clock.now()
+        self._drop(self._connection)
+
+    def _listen(self, until: float) -> bool:
+        """Read for messages until the given time; returns ``False`` if the connection is lost."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            self._ask_for_life(connection)
+            try:
+                self._deliver(connection.read(until))
+            except errors.TimeoutError:
+                # Only after an empty read: in a stopped process, time passes while a reply waits.
+                if self._pinged_at and clock.now() - self._pinged_at > self._timeout:
+                    raise ConnectionBroken("no answer to a PING") from None
+        except ConnectionBroken:
+            self._drop(connection)
+            soon = clock.now() - self._subscribed_at < SOON
+            self._breaks = self._breaks + 1 if soon else 0
+            # After the third one in a row, raise, or this would be a loop without a pause.
+            if self._breaks == 3:
+                self._breaks = 0
+                raise
+            return False
+        except BaseException:
+            # This includes interrupts: messages may be lost, also those for other waiters.
+            self._drop(connection)
+            raise
+        return True
+
+    def _ask_for_life(self, connection: Connection) -> None:
+        now = clock.now()
+        if not self._pinged_at and now - self._heard_at > SILENCE:
+            self._pinged_at = now
+            connection.send(_PING)
+
+    def _deliver(self, reply: Any) -> None:
+        """Handle what was read: a message, or the answer to a PING."""
+        self._heard_at, self._pinged_at = clock.now(), 0.0
+        message = read_message(reply[-1]) if reply[0] == b"message" else None
+        if message is None:
+            return
+        for owner, kept in self._messages.copy().items():
+            if message.read_at - kept.read_at > KEPT_FOR:
+                self._messages.pop(owner, None)
+        # Store the message first, so that a waiter that starts right now finds it.
+        self._messages[message.owner] = message
+        waiter = self._waiting.get(message.owner)
+        if waiter is not None:
+            waiter.wake()
+
+    def _drop(self, connection: Connection | None) -> None:
+        if connection is not None:
+            if self._connection is connection:
+                self._connection = None
+            connection.close()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for waiter in self._waiting.copy().values():
+            waiter.wake()
+
+
+_PING = b"*1\r\n$4\r\nPING\r\n"
+_READER = ""
+"""The "owner" of the thread that reads for coroutines; real owners are never empty."""
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        pass  # The loop is closed, so no coroutine is waiting any more.

@@ -1,0 +1,187 @@
+"""Makes connections from the settings: from a URL, or as a cache of the project connects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.core.cache.backends.redis import RedisCache
+from redis import ConnectionPool
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from ...exceptions import InvalidLockBackend
+from ..base import AliasOptions
+
+__all__ = ["OPTIONS", "connection_maker", "max_connections"]
+
+OPTIONS = (
+    "connection_kwargs",
+    "max_connections",
+    "sentinel_kwargs",
+    "sentinels",
+    "service_name",
+)
+"""Keys of ``OPTIONS``, in addition to ``command_timeout``."""
+
+MAX_CONNECTIONS = 32
+
+_UNUSABLE = (ImportError, LookupError, NotImplementedError, TypeError, ValueError)
+"""Errors that Django, a cache or redis-py raises for settings that it cannot use."""
+
+_NOT_OURS = (
+    # We read replies ourselves, in the order of the commands.
+    "parser_class",
+    "cache",
+    "cache_config",
+    # Deprecated; ``retry`` replaces it.
+    "retry_on_timeout",
+    # Options of redis-py's pool, which is not used.
+    "max_connections",
+    "maint_notifications_config",
+    "maint_notifications_pool_handler",
+    "oss_cluster_maint_notifications_handler",
+    "orig_host_address",
+    "orig_socket_timeout",
+    "orig_socket_connect_timeout",
+)
+
+
+def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]:
+    """A function that makes redis-py's connections for an alias, without connecting them.
+
+    Args:
+        timeout: Of the socket, in seconds.
+
+    Raises:
+        InvalidLockBackend: ``OPTIONS``, the URL or the cache cannot be used.
+    """
+    place = f"DLOCKS[{options.alias!r}]"
+    for key in options.options:
+        if key not in OPTIONS:
+            raise InvalidLockBackend(
+                f"{place}['OPTIONS'] has the unknown key {key!r}; "
+                f"known: {['command_timeout', *OPTIONS]}"
+            )
+    cache = options.cache
+    try:
+        extra = _mapping(options, "connection_kwargs")
+        pool = _location_pool(options, timeout) if cache is None else _cache_pool(cache, timeout)
+        kwargs = _ours(pool.connection_kwargs)
+        # With RESP2, the server sends nothing but replies.
+        kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
+        kwargs.update(_bounded(timeout))
+
+        def make() -> Any:
+            # This reference keeps the pool alive; a Sentinel's connection has only a weak one.
+            return pool.connection_class(**kwargs)
+
+        # Make one, so that wrong arguments raise here and not in the first acquire.
+        make()
+    except (*_UNUSABLE, RedisError) as error:
+        source = "CACHE" if cache is not None else "LOCATION"
+        raise InvalidLockBackend(
+            f"{place}: cannot connect with its {source!r} and 'OPTIONS': {error}"
+        ) from error
+    return make
+
+
+def max_connections(options: AliasOptions) -> int:
+    """The most connections that all calls of a process use together.
+
+    Raises:
+        InvalidLockBackend: The value in ``OPTIONS`` is wrong.
+    """
+    limit = options.options.get("max_connections", MAX_CONNECTIONS)
+    # One is reserved for urgent calls. With only one other, a signal handler that locks would
+    # wait for the thread that it interrupts.
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 3:
+        raise InvalidLockBackend(
+            f"DLOCKS[{options.alias!r}]['OPTIONS']['max_connections'] is {limit!r}; "
+            "it takes an int of at least 3"
+        )
+    return limit
+
+
+def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key not in _NOT_OURS}
+
+
+def _bounded(timeout: float) -> dict[str, Any]:
+    """Arguments that turn off redis-py's own retries and checks, and limit its waiting."""
+    return {
+        "health_check_interval": 0,
+        # We repeat commands ourselves, within the caller's deadline.
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+    }
+
+
+def _location_pool(options: AliasOptions, timeout: float) -> ConnectionPool:
+    sentinels = options.options.get("sentinels")
+    location = str(options.location)
+    if sentinels is None:
+        return ConnectionPool.from_url(location)
+    parsed: dict[str, Any] = dict(parse_url(location))  # type: ignore[no-untyped-call]
+    # As in django-redis: the URL's host is the service, and its scheme turns TLS on.
+    service = options.options.get("service_name") or parsed.get("host")
+    if not service:
+        raise ValueError("'sentinels' needs 'service_name', or the service as the URL's host")
+    for key in ("host", "port", "connection_class"):
+        parsed.pop(key, None)
+    if location.startswith("rediss://"):
+        parsed["ssl"] = True
+    return _sentinel_pool(
+        service,
+        [tuple(pair) for pair in sentinels],
+        {**_ours(_mapping(options, "sentinel_kwargs")), **_bounded(timeout)},
+        parsed,
+    )
+
+
+def _sentinel_pool(
+    service: str, addresses: Any, sentinel_kwargs: dict[str, Any], kwargs: dict[str, Any]
+) -> ConnectionPool:
+    manager = Sentinel(addresses, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]
+    return SentinelConnectionPool(service, manager, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _cache_pool(alias: str, timeout: float) -> ConnectionPool:
+    """The pool with which the cache writes; it is only read, and its connections are not used."""
+    from django.core.cache import caches
+
+    cache: Any = caches[alias]
+    if isinstance(cache, RedisCache):
+        client = cache._cache.get_client(write=True)
+    else:
+        # django-redis; its client knows the project's replicas, Sentinels and factories.
+        client = cache.client.get_client(write=True)
+    pool: ConnectionPool = client.connection_pool
+    if not isinstance(pool, SentinelConnectionPool):
+        return pool
+    # A new pool, because the cache's own asks a Sentinel that is down ten times.
+    manager = pool.sentinel_manager
+    kwargs = _ours(pool.connection_kwargs)
+    return _sentinel_pool(
+        pool.service_name,
+        _sentinel_places(manager),
+        {**_ours(manager.sentinel_kwargs), **_bounded(timeout)},
+        {**kwargs, "connection_class": pool.connection_class},
+    )
+
+
+def _sentinel_places(manager: Sentinel) -> list[tuple[str, int]]:
+    places = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+    return [(place["host"], place["port"]) for place in places]
+
+
+def _mapping(options: AliasOptions, key: str) -> dict[str, Any]:
+    value = options.options.get(key, {})
+    if not isinstance(value, Mapping):
+        raise TypeError(f"OPTIONS[{key!r}] is {value!r}; it must be a dict")
+    return dict(value)

@@ -1,0 +1,185 @@
+"""Reads the rows of a listing: all facts of a lease, or those that were requested."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ...lease import HolderState, Kind, LeaseInfo
+from ...process import ProcessIdentity
+from ..holders import SILENT_AFTER, holder_state, json_object, process_from_json
+from .commands import EXACTLY
+from .script_parts import EXACT
+
+__all__ = ["ALL_FACTS", "FACTS", "Reader", "Row"]
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "name": (),
+    "alias": (),
+    "kind": (),
+    "holder": ("proc",),
+    "holder_state": ("proc", "ttl"),
+    "age": ("at", "token"),
+    "ttl": (),
+    "renewals": ("n",),
+    "token": ("token",),
+    "waiting": ("@waiting",),
+}
+"""The facts of a lease that are needed to sort by a key of ``SORT_KEYS``."""
+ALL_FACTS = ("proc", "at", "ttl", "owner", "token", "n", "meta", "@endless", "@waiting")
+
+
+class Reader:
+    """Makes rows from the scripts' answers, for one listing.
+
+    A process may hold thousands of leases, but its state is determined only once per listing.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self.holder_state = functools.cache(holder_state)
+
+    def rows(self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes) -> list[Row]:
+        place = {fact: number for number, fact in enumerate(("name", "until", "kind", *facts))}
+        holders = [(process, _whole(beat)) for process, beat in _json(processes)]
+        answer = _Answer(self, int(now), place, [("", 0), *holders])
+        return [Row(answer, values) for values in _json(rows)]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What the rows of one answer share.
+
+    Attributes:
+        now: Milliseconds, on the server's clock.
+        place: Fact → its index in a row.
+        processes: JSON and last heartbeat of each process; rows refer to it by index, and index
+            0 means none. Heartbeats are like ``now``, but negative after the process deregistered.
+    """
+
+    reader: Reader
+    now: int
+    place: dict[str, int]
+    processes: list[tuple[str, int]]
+
+
+def _json(answer: bytes) -> Iterable[Any]:
+    # Bytes that are not UTF-8 are preserved, so that such a name can still be asked about. An
+    # empty list arrives as an empty object, because Lua does not distinguish them.
+    return cast("Iterable[Any]", json.loads(answer.decode(*EXACTLY)))
+
+
+class Row:
+    """The attributes of a ``LeaseInfo``, as far as their facts were requested."""
+
+    __slots__ = ("_answer", "_values")
+
+    def __init__(self, answer: _Answer, values: list[Any]) -> None:
+        self._answer, self._values = answer, values
+
+    @property
+    def exact_name(self) -> str:
+        """The name with bytes preserved; encode it with ``EXACTLY``."""
+        return cast(str, self._values[0])
+
+    @property
+    def name(self) -> str:
+        return self._text("name")
+
+    @property
+    def alias(self) -> str:
+        return self._answer.reader.alias
+
+    @property
+    def kind(self) -> Kind:
+        return cast(Kind, self._text("kind") or "held")
+
+    @property
+    def owner(self) -> str:
+        return self._text("owner")
+
+    @property
+    def token(self) -> int:
+        return self._number("token")
+
+    @property
+    def acquired_at(self) -> dt.datetime:
+        now = self._answer.now
+        # Never in the future, where it is if the clock stepped back or the entry is damaged.
+        at = max(0, min(self._number("at") or now, now))
+        return dt.datetime.fromtimestamp(at / 1000, tz=dt.timezone.utc)
+
+    @property
+    def age(self) -> float:
+        return self._answer.now / 1000 - self.acquired_at.timestamp()
+
+    @property
+    def ttl(self) -> float | None:
+        left = self._number("until") - self._answer.now
+        # It is over but still listed, so its key has no TTL and never ends. Whether a key that is
+        # not over has a TTL is only asked for rows that are shown, because sorting would be slow.
+        endless = self._answer.place.get("@endless")
+        if left <= 0 or (endless is not None and self._values[endless]):
+            return None
+        return left / 1000
+
+    @property
+    def renewals(self) -> int:
+        # -1 as long as the owner has not used a lease that was handed over.
+        return max(0, self._number("n"))
+
+    @property
+    def waiting(self) -> int:
+        return self._number("@waiting")
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        return process_from_json(self._holder[0])
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return json_object(self._text("meta"))
+
+    @property
+    def silent_for(self) -> float:
+        renewed = self._number("until") - self._number("ttl")
+        return (self._answer.now - max(self._holder[1], renewed)) / 1000
+
+    @property
+    def holder_state(self) -> HolderState:
+        beat = self._holder[1]
+        # The heartbeat alone decides most cases.
+        overdue = self._answer.now - beat > SILENT_AFTER * 1000
+        silent = overdue and self.silent_for > SILENT_AFTER
+        return self._answer.reader.holder_state(self.kind, self.process, silent, beat < 0)
+
+    def info(self) -> LeaseInfo:
+        return LeaseInfo(**{fact: getattr(self, fact) for fact in LeaseInfo.__slots__})
+
+    @property
+    def _holder(self) -> tuple[str, int]:
+        return self._answer.processes[int(self._said("proc") or 0)]
+
+    def _said(self, fact: str) -> Any:
+        return self._values[self._answer.place[fact]]
+
+    def _text(self, fact: str) -> str:
+        value = str(self._said(fact) or "")
+        # A name that is not UTF-8 must not prevent the listing of the others.
+        return value if value.isascii() else value.encode(*EXACTLY).decode("utf-8", "replace")
+
+    def _number(self, fact: str) -> int:
+        return _whole(self._values[self._answer.place[fact]])
+
+
+def _whole(value: Any) -> int:
+    # A damaged entry, such as an end that is not a number, must not do so either.
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return 0
+    return number if abs(number) < EXACT else 0

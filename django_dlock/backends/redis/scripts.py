@@ -1,0 +1,302 @@
+"""The scripts of the Redis backend, each one atomic step; their keys: ``script_parts.py``."""
+
+from __future__ import annotations
+
+from .script_parts import (
+    COMMON,
+    GRANT,
+    HAND_OVER,
+    KNOWN_FOR_MS,
+    MARGIN_MS,
+    MEMORY_MS,
+    NOW,
+    SWEEP,
+    Script,
+)
+
+__all__ = [
+    "ACQUIRE",
+    "BREAK",
+    "CANCEL_ACQUIRE",
+    "DEREGISTER",
+    "LOCKED",
+    "OUTCOMES",
+    "RELEASE",
+    "RENEW",
+]
+
+ACQUIRE = Script(
+    COMMON
+    + GRANT
+    + SWEEP
+    + f"""
+-- KEYS: lock, waiters, index, clock, mark of a cancelled attempt, process
+-- ARGV: name, owner, ttl ms, kind, process id, metadata, '1' if the caller will wait, owner that
+--   may be replaced or '', identity of the process as JSON or ''
+-- Returns the token; or, about the lease that is held, these lines: kind, remaining ms, now ms,
+-- token, '0' if the waiter's process is not listening here, identity of the holder's process,
+-- owner. They are one text, which a client reads as fast as one element of a list.
+local name, me, waits = ARGV[1], ARGV[2], ARGV[7] == '1'
+local owner, kind, token, past, till, longest, proc, n = unpack(redis.call(
+  'HMGET', KEYS[1], 'owner', 'kind', 'token', 'past', 'until', 'ttl', 'proc', 'n'), 1, 8)
+local known = redis.call('EXISTS', KEYS[5], KEYS[2]) > 0
+local base, ttl = string.sub(KEYS[1], 1, -3 - #name), tonumber(ARGV[3])
+if ARGV[9] ~= '' then
+  -- SET first, because a full server must refuse it and grant nothing.
+  redis.call('SET', KEYS[6], moment .. ' ' .. ARGV[9], 'PX', '{KNOWN_FOR_MS}')
+  sweep(KEYS[3], base, 10)
+end
+till, longest = whole(till), whole(longest)
+local living = lives(owner, till, kind)
+local cancelled = known and redis.call('EXISTS', KEYS[5]) == 1
+local mine = living and owner == me and kind ~= 'cooling' and not cancelled
+local waiter = table.concat({{me, ARGV[3], ARGV[4], ARGV[5], ARGV[6]}}, '\\n')
+if known and (mine or cancelled or not living or not waits) then
+  redis.call('ZREM', KEYS[2], waiter)
+end
+
+if mine then
+  local new = math.max(till or 0, now + ttl)
+  redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(longest or 0, ttl),
+    'n', math.max(whole(n) or 0, 0))
+  redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
+  return tonumber(token) or 0
+end
+if living and owner == ARGV[8] and kind ~= 'cooling' and not cancelled then
+  living, kind = false, 'released'
+end
+-- A late copy of a request whose lease was released or broken must not get it again.
+local over = not living and ended(owner == me and end_of(kind) or end_before(past, me))
+if living or cancelled or over then
+  if not living then
+    return table.concat({{'held', '0', moment, token or '0', '', '', ''}}, '\\n')
+  end
+  local remaining = till and till - now or 10000
+  -- If the end is further away than the TTL, the clock has stepped back. Correct the end, so that
+  -- nobody waits for the length of that step.
+  if till and longest and longest > 0 and remaining > longest and kind ~= 'cooling' then
+    remaining = longest
+    redis.call('HSET', KEYS[1], 'until', now + longest)
+    redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
+  end
+  local listens = ''
+  -- A request that is over must not become a waiter either.
+  if waits and not cancelled and owner ~= me and not ended(end_before(past, me)) then
+    redis.call('ZADD', KEYS[2], 'NX', micros, waiter)
+    listens = redis.pcall('PUBSUB', 'NUMSUB', base .. 'm:' .. ARGV[5])[2] or ''
+    -- Every waiter asks again when the lease that it found would end.
+    if redis.call('PTTL', KEYS[2]) < remaining + {MARGIN_MS} then
+      redis.call('PEXPIRE', KEYS[2], remaining + {MARGIN_MS})
+    end
+  end
+  local process = proc and redis.call('GET', base .. 'p:' .. proc)
+  return table.concat({{kind or 'held', text(remaining), moment, token or '0', listens,
+    process and string.match(process, '{{.*') or '', owner}}, '\\n')
+end
+
+if n == '-1' and owner and kind ~= 'cooling' and not ended(kind) then
+  -- It was handed over, and its process has not used it for a whole TTL.
+  for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    if string.match(other, '^.-\\n.-\\n.-\\n(.-)\\n') == proc then
+      redis.call('ZREM', KEYS[2], other)
+    end
+  end
+end
+local new = above(token)
+grant(name, me, new, ARGV[3], ARGV[4], ARGV[5], ARGV[6], '0',
+  remember(past, owner ~= me and owner, string.sub(end_of(kind), 1, 1)))
+return tonumber(new)
+"""
+)
+
+# The name becomes free. First removes, then writes, for a server without memory; see RENEW.
+_FREE = """
+redis.call('ZREM', KEYS[3], name)
+redis.call('HSET', KEYS[1], 'kind', how)
+"""
+# Sets the key's TTL, too: if another program has removed it, the key would stay for ever.
+_STAYS_FREE = f"""
+if not handed then
+{_FREE}
+redis.call('PEXPIRE', KEYS[1], memory(ttl))
+end
+"""
+
+RELEASE = Script(
+    f"""
+-- KEYS: lock, waiters, index, clock
+-- ARGV: name, owner, min_hold ms
+-- Returns 1 if it is released now, else the outcome.
+local name, me, how, cools = ARGV[1], ARGV[2], 'released', false
+local owner, kind, ttl, token, past, till = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl', 'token', 'past', 'until'), 1, 6)
+local waiter, since = unpack(redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES'))
+-- The usual case. A lease is present as long as its key has more than ``memory`` left, which is
+-- faster to ask than the time. A damaged TTL, or a key without one, is handled below.
+if ARGV[3] == '0' and owner == me and kind == 'held' and not waiter
+  and redis.call('PTTL', KEYS[1]) > math.max(tonumber(ttl) or math.huge, {MEMORY_MS}) then
+{_FREE}
+  if tonumber(ttl) > {MEMORY_MS} then redis.call('PEXPIRE', KEYS[1], ttl) end
+  return 1
+end
+"""
+    + COMMON
+    + GRANT
+    + f"""
+if owner ~= me then return end_before(past, me) or 'refused' end
+if not lives(owner, till, kind) or kind == 'cooling' then return end_of(kind) end
+if ARGV[3] ~= '0' then
+  -- If the clock has stepped back since the grant, count from now, or the name would stay taken
+  -- for the length of that step.
+  local cool = math.min(whole(redis.call('HGET', KEYS[1], 'at')) or 0, now) + tonumber(ARGV[3])
+  if cool > now then
+    -- In this order for a server without memory; see RENEW.
+    redis.call('PEXPIRE', KEYS[1], cool - now + memory(ttl))
+    redis.call('HSET', KEYS[1], 'kind', 'cooling', 'until', cool)
+    cools = true
+  end
+end
+local last, letter = me, 'r'
+{HAND_OVER}
+if cools then return 1 end
+{_STAYS_FREE}
+return 1
+"""
+)
+
+CANCEL_ACQUIRE = Script(
+    COMMON
+    + GRANT
+    + f"""
+-- KEYS: lock, waiters, index, clock, mark of the cancelled attempt
+-- ARGV: name, owner, ms for which the request can no longer be granted; TTL in ms, kind, process
+--   id and metadata of the request
+-- In this order for a server without memory; see RENEW.
+if redis.call('ZREM', KEYS[2], table.concat({{ARGV[2], unpack(ARGV, 4, 7)}}, '\\n')) == 0 then
+  -- A caller that cancels for a dead process knows only the owner.
+  for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    if string.sub(other, 1, #ARGV[2] + 1) == ARGV[2] .. '\\n' then
+      redis.call('ZREM', KEYS[2], other)
+    end
+  end
+end
+redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
+local name, me, how, cools = ARGV[1], ARGV[2], 'released', false
+local waiter, since
+local last, till, kind, ttl, token, past = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
+local living = lives(last, till, kind)
+if living and (last ~= me or kind == 'cooling') then return end
+local letter = string.sub(living and how or end_of(kind), 1, 1)
+{HAND_OVER}
+if living then
+{_STAYS_FREE}
+end
+"""
+)
+
+BREAK = Script(
+    COMMON
+    + GRANT
+    + f"""
+-- KEYS: lock, waiters, index, clock
+-- ARGV: name, owner
+-- Returns 1, or 0 if the owner does not hold it.
+local name, how, letter, cools = ARGV[1], 'broken', 'b', false
+local waiter, since
+local last, till, kind, ttl, token, past = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
+if last ~= ARGV[2] or ended(kind) then return 0 end
+if not lives(last, till, kind) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
+{HAND_OVER}
+{_STAYS_FREE}
+return 1
+"""
+)
+
+OUTCOMES = {
+    "n": "renewed",
+    "r": "released",
+    "e": "expired",
+    "b": "broken",
+    "f": "refused",
+}
+"""The meaning of each character in ``RENEW``'s answer."""
+
+RENEW = Script(
+    COMMON
+    + SWEEP
+    + f"""
+-- KEYS: process, index, lock...
+-- ARGV: identity of the process as JSON, prefix of all keys, the owner of each lock, then the TTL
+--   in ms of each or one for all; for a single lock, optionally the number of a renewal that may
+--   shorten its lease
+-- Returns one character per lock; see OUTCOMES.
+-- PEXPIRE first: a server without memory refuses SET and HSET until the script has run a write
+-- command that takes no memory. So it grants nothing, but still renews what is held.
+redis.call('PEXPIRE', KEYS[1], '{KNOWN_FOR_MS}')
+redis.call('SET', KEYS[1], moment .. ' ' .. ARGV[1], 'PX', '{KNOWN_FOR_MS}')
+local call, count, outcomes = redis.call, #KEYS - 2, {{}}
+local asked, ttl, ends, forget
+local shorten = count == 1 and tonumber(ARGV[5]) or 0
+for i = 1, count do
+  if i == 1 or #ARGV > count + 3 then
+    -- Only once if it is the same for all, because formatting numbers is half the work.
+    asked = ARGV[2 + count + i]
+    ttl = tonumber(asked)
+    ends, forget = text(now + ttl), text(ttl + memory(ttl))
+  end
+  local lock, me = KEYS[2 + i], ARGV[2 + i]
+  local l = call('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
+  local owner, till, kind, n, before = l[1], l[2], l[3], l[4], l[5]
+  if owner ~= me then
+    outcomes[i] = string.sub(end_before(call('HGET', lock, 'past'), me) or 'f', 1, 1)
+  elseif kind == 'cooling' or not lives(owner, till, kind) then
+    outcomes[i] = string.sub(end_of(kind), 1, 1)
+  else
+    local left = (whole(till) or now) - now
+    n = math.max(whole(n) or 0, 0) + 1
+    if shorten > 0 then
+      -- The field may be that of an earlier owner.
+      local whose, last = string.match(call('HGET', lock, 'short') or '', '^(.*):(%d+)$')
+      if whose ~= me or shorten > tonumber(last) then
+        before = 0
+        call('HSET', lock, 'short', me .. ':' .. shorten)
+      end
+    end
+    if left > ttl and left <= (whole(before) or 0) then
+      -- An older renewal with a shorter TTL has arrived late: keep the end. But if the end is
+      -- further away than the TTL before, the clock has stepped back, and the end is corrected.
+      call('HSET', lock, 'ttl', text(left), 'n', n)
+      call('PEXPIRE', lock, text(left + memory(left)))
+    else
+      call('HSET', lock, 'until', ends, 'ttl', asked, 'n', n)
+      call('PEXPIRE', lock, forget)
+    end
+    outcomes[i] = 'n'
+  end
+end
+sweep(KEYS[2], ARGV[2], 100)
+return table.concat(outcomes)
+"""
+)
+
+LOCKED = Script(
+    COMMON
+    + """
+-- KEYS: lock
+local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind')
+return lives(unpack(l, 1, 3)) and 1 or 0
+"""
+)
+
+DEREGISTER = Script(
+    NOW
+    + """
+-- KEYS: process
+-- An hour is long enough for other processes to see it; its leases have been released.
+local known = redis.call('GET', KEYS[1])
+redis.call('SET', KEYS[1], '-' .. moment .. ' ' .. (known and string.match(known, '{.*') or ''),
+  'PX', '3600000')
+"""
+)

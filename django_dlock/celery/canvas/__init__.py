@@ -1,0 +1,1 @@
+"""Chains, groups, chords and maps: stable ids for what a task sends; repeated chord members."""

@@ -1,0 +1,104 @@
+"""What one delivery knows. All its parts read it; only ``Delivery`` changes it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded
+
+from ... import clock
+from ...exceptions import LeaseLost, StaleToken
+from .. import owners
+from ..options import TaskWithOptions
+from ..publishing.header import RequeueHeader
+from . import greenlets
+from .current_run import Run
+from .interrupt import BodyRunner, LeaseAborted
+
+__all__ = ["BodyInterrupted", "DeliveryContext"]
+
+
+class BodyInterrupted(Exception):
+    """The body ended with a ``BaseException`` such as ``CancelledError``; it has no result."""
+
+
+class DeliveryContext:
+    """One delivery of a message: its task, its arguments, its owner and its current header.
+
+    Attributes:
+        task, request: Celery's.
+        args, kwargs: The message's; a body may change them.
+        options: The task's.
+        run: What the body sees as ``current_run``.
+        eager: Whether a caller waits for the result, and there is no message.
+        began: When the delivery started, on ``clock.now()``.
+        body_runner: Runs the body, and interrupts it if the lease is lost.
+        owner: The owner with which the delivery acquires its lock.
+        header: The message's header, or the one with which it will be requeued.
+    """
+
+    def __init__(
+        self,
+        task: TaskWithOptions,
+        request: Context,
+        run: Run,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.task, self.request, self.run = task, request, run
+        self.args, self.kwargs = args, kwargs
+        self.options = task.dlock_options
+        self.eager = bool(request.is_eager)
+        self.began = clock.now()
+        self.body_runner = BodyRunner()
+        # The worker's parent makes it, so that it can find the lease of a child that died; in
+        # pools without child processes, it is made here.
+        given: str = vars(request).pop(owners.KEY, "")
+        self.owner = owners.in_child(given, os.getpid()) if given else owners.new(request.id)
+        # Celery treats unknown keys as headers, so a retry would publish this one.
+        (request.headers or {}).pop(owners.KEY, None)
+        # Read before the body runs, which resets the header: it ends contention.
+        self.header = RequeueHeader.of(request)
+
+    @property
+    def time_limit(self) -> float | None:
+        """The hard time limit, in seconds."""
+        limit: Any = (self.request.timelimit or (None, None))[0] or self.task.time_limit
+        return float(limit) if limit else None
+
+    def loss_behind(self, error: BaseException) -> LeaseLost | None:
+        """The loss of the lease that made the body end with ``error``; ``None`` if none did."""
+        runner, lock = self.body_runner, self.run.lock
+        if self.task.if_lost == "finish" or lock is None:
+            return None
+        if isinstance(error, LeaseLost | StaleToken):
+            # Count losses of this lock only, not of another lock that the body acquired.
+            ours = isinstance(error, LeaseAborted) or (
+                (error.name, error.alias) == (lock.name, lock.alias)
+            )
+        else:
+            # A body may turn the interruption into another error, or wrap it.
+            ours = runner.interrupted and isinstance(error, Exception)
+            ours = ours and not isinstance(error, Ignore | Reject | Retry | TimeLimitExceeded)
+        if not ours:
+            return None
+        reason = runner.reason or lock.lost_reason or "lost"
+        return LeaseLost(
+            f"The lease was lost while the task was running: {reason}",
+            lock.name,
+            lock.alias,
+            reason,
+        )
+
+    def interruption(self, error: BaseException) -> BodyInterrupted | None:
+        """The reason to repeat a run that ended with something other than an ``Exception``.
+
+        If Celery got such an error, it would end the process or go unnoticed.
+        """
+        if self.eager or isinstance(error, Exception | SystemExit | KeyboardInterrupt):
+            return None
+        if greenlets.is_end(error, self.time_limit):
+            return None
+        return BodyInterrupted(f"The body ended with {error!r:.200}")

@@ -1,0 +1,386 @@
+"""Runs a task with an idempotency record: claim the key, run the body, record the end."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from django.db import Error, connections, transaction
+
+from ... import idempotency
+from ...exceptions import (
+    BackendUnavailable,
+    DuplicateRun,
+    InvalidLockBackend,
+    LockError,
+    LockNotAcquired,
+    StaleToken,
+)
+from ...handler import locks
+from ...idempotency import Claim, ClaimRequest, Ending, Finished, InFlight
+from .. import results
+from ..options import RecordOptions, TaskWithOptions
+from ..publishing.follow_ups import FollowUps
+from ..publishing.requeue import Requeue
+from . import locking
+from .context import DeliveryContext
+from .interrupt import LeaseAborted
+from .locking import Guard
+from .repair import OUTAGES, in_transaction, repair
+
+__all__ = ["RecordedRun", "RunOutcome", "recall", "repeat"]
+
+logger = logging.getLogger("django_dlock")
+
+
+class UnknownAlias(LockError):
+    """The record names a lock whose alias was removed or renamed."""
+
+
+class _Stage(enum.Enum):
+    """How far a run has come; an error is handled differently in each stage."""
+
+    OPENING = enum.auto()
+    BODY = enum.auto()
+    RECORDING = enum.auto()
+    COMMITTING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run that is recorded as succeeded ended.
+
+    Attributes:
+        value: What the delivery returns.
+        ignored: What it raises instead, if the run ended with ``Ignore`` or ``replace()``.
+        follow_ups: What this delivery publishes; ``None`` if another delivery does that.
+    """
+
+    value: Any = None
+    ignored: Ignore | None = None
+    follow_ups: FollowUps | None = None
+
+
+class RecordedRun:
+    """One delivery's run of one key.
+
+    The claim, with its attempt number, is committed before the body begins. Only the latest
+    attempt can complete the record; with ``atomic``, in one transaction with the body.
+
+    Args:
+        run_body: Runs the body of the task, which may record follow-ups.
+    """
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        options: RecordOptions,
+        guard: Guard,
+        run_body: Callable[[Claim, FollowUps], Any],
+    ) -> None:
+        self.context, self.options, self.guard = context, options, guard
+        self.run_body = run_body
+        self.task, self.request = context.task, context.request
+        self.before = in_transaction()
+        self.stage = _Stage.OPENING
+        self.value: Any = None
+        self.ignore: Ignore | None = None
+        self._connection: Any = None
+
+    def execute(self) -> RunOutcome:
+        """Run, unless the work is already done.
+
+        Raises:
+            PayloadMismatch, DuplicateRun, AttemptsExhausted: The record refuses the run.
+            Refused, Requeue: See ``locking``.
+            Exception: The body's own.
+        """
+        try:
+            claim = self._claim()
+        except BaseException as error:
+            repair(error, self.before, interrupted=False)
+            raise
+        if isinstance(claim, Finished):
+            return repeat(self.context, self.options, claim, self.guard)
+        if isinstance(claim, InFlight):
+            locking.contended(
+                self.context,
+                claim.lock_name,
+                claim.lock_alias,
+                now=self._backend_time(),
+                copy=claim.task_id == self.request.id,
+            )
+        if claim.deaths:
+            logger.warning(
+                "Task %s[%s] repeats a run that died in the middle (attempt %d)",
+                self.task.name,
+                self.request.id,
+                claim.attempt,
+            )
+        follow_ups = _follow_ups(self.task, self.options, claim.record_id)
+        try:
+            self._run_and_record(claim, follow_ups)
+        except BaseException as error:  # noqa: BLE001 - recorded, and raised again
+            self._settle(claim, error)
+        return RunOutcome(self.value, self.ignore, follow_ups)
+
+    def _claim(self) -> Claim | Finished | InFlight:
+        request = _claim_request(self.context, self.options, self.guard)
+        try:
+            return idempotency.claim(request, holds=_holds, using=self.options.using)
+        except BackendUnavailable as error:
+            locking.unavailable(self.context, error)
+        except (UnknownAlias, *OUTAGES) as error:
+            raise Requeue(error, self.context.header) from error
+
+    def _backend_time(self) -> float | None:
+        """The time on the clock of the lock's backend, computed from the held lease."""
+        try:
+            lease = locks[self.context.options.lock["using"]].get(self.guard.name)
+        except BackendUnavailable:
+            return None
+        return None if lease is None else lease.acquired_at.timestamp() + lease.age
+
+    # -- the run -----------------------------------------------------------------------
+
+    def _run_and_record(self, claim: Claim, follow_ups: FollowUps) -> None:
+        if not self.task.atomic:
+            self._call_body(claim, follow_ups)
+            with transaction.atomic(claim.using) if follow_ups.replaced else nullcontext():
+                self._record(claim, follow_ups)
+            return
+        with transaction.atomic(using=claim.using):
+            self._connection = connections[claim.using].connection
+            self._call_body(claim, follow_ups)
+            self._record(claim, follow_ups)
+
+    def _call_body(self, claim: Claim, follow_ups: FollowUps) -> None:
+        self.stage = _Stage.BODY
+        try:
+            self.value = self.run_body(claim, follow_ups)
+        except Ignore as ignore:
+            # ``replace()`` raises it, too. ``LeaseAborted`` is also an ``Ignore``, but the run
+            # failed: it was stopped for its own lease, or for that of a task that calls it
+            # eagerly.
+            if isinstance(ignore, LeaseAborted) or self.context.loss_behind(ignore) is not None:
+                raise
+            self.ignore = ignore
+        self.stage = _Stage.RECORDING
+
+    def _record(self, claim: Claim, follow_ups: FollowUps) -> None:
+        result, ending = "", Ending.RETURNED
+        if self.ignore is not None:
+            ending = Ending.REPLACED if follow_ups.replaced else Ending.IGNORED
+        elif self.task.store_result:
+            result = results.encode(self.value, task=self.task.name)
+        follow_ups.close()
+        idempotency.complete(claim, result, ending)
+        self.stage = _Stage.COMMITTING
+
+    # -- how it ended ------------------------------------------------------------------
+
+    def _settle(self, claim: Claim, error: BaseException) -> None:
+        """Record the end of a run that raised; returns only if the run succeeded nevertheless.
+
+        Raises:
+            Requeue: The message is to be requeued.
+            BaseException: ``error``, if that is the outcome.
+        """
+        cut = self._cut(claim, error)
+        repair(error, self.before, interrupted=self.context.body_runner.interrupted)
+        if self.stage in (_Stage.RECORDING, _Stage.COMMITTING):
+            self._read_back(claim, error)
+            if self.stage is _Stage.COMMITTING:
+                return
+        if isinstance(error, StaleToken) and self.stage is _Stage.RECORDING:
+            # Another run has the key now. Requeue, so that this message gets its outcome later.
+            raise self._requeue(error) from error
+        if isinstance(error, OUTAGES) and self.stage is not _Stage.BODY:
+            self._note(claim, idempotency.mark_waiting, error)
+            raise self._requeue(error) from error
+        loss = self.context.loss_behind(error) if self.stage is _Stage.BODY else None
+        reason = loss or cut or self.context.interruption(error)
+        if reason is not None:
+            # Count it as a run that died, because the body may be the cause and may do so again;
+            # unless the lock's backend was unreachable.
+            away = locking.was_outage(reason)
+            mark = idempotency.mark_waiting if away else idempotency.mark_interrupted
+            self._note(claim, mark, reason)
+            raise self._requeue(reason) from error
+        if not isinstance(error, Exception) and self._ends_its_process(error):
+            # Without a limit, Celery would redeliver it for ever. The record is left as it is,
+            # so that the run counts as one that died in the middle.
+            raise error
+        if isinstance(error, Retry | Reject) or not isinstance(error, Exception):
+            self._note(claim, idempotency.mark_waiting, error)
+            raise error
+        outage = self._note(claim, idempotency.mark_failed, error)
+        if isinstance(outage, OUTAGES):
+            # The body probably failed in the same outage, and its end could not be recorded.
+            raise self._requeue(outage) from error
+        raise error
+
+    def _requeue(self, reason: Exception) -> Requeue:
+        return Requeue(reason, self.context.header.after_setback())
+
+    def _ends_its_process(self, error: BaseException) -> bool:
+        """Whether the body ends the process, as by ``sys.exit()``; not a worker's shutdown."""
+        if self.context.eager or isinstance(error, WorkerShutdown | WorkerTerminate):
+            return False
+        if not isinstance(error, SystemExit):
+            # A pool's children ignore SIGINT.
+            return isinstance(error, KeyboardInterrupt)
+        # A child that gets SIGTERM exits with a negative code.
+        by_signal = isinstance(error.code, int) and error.code < 0
+        return not by_signal
+
+    def _cut(self, claim: Claim, error: BaseException) -> Error | None:
+        """The error, if the body failed because its transaction lost the connection."""
+        if self.stage is not _Stage.BODY or not self.task.atomic:
+            return None
+        # At the end of ``atomic``, Django replaces a connection that it cannot roll back.
+        same = connections[claim.using].connection is self._connection
+        return error if isinstance(error, OUTAGES) and not same else None
+
+    def _read_back(self, claim: Claim, error: BaseException) -> None:
+        """Find out whether a COMMIT without an answer succeeded; sets the stage."""
+        try:
+            succeeded = idempotency.has_succeeded(claim)
+        except Error as trouble:
+            raise self._requeue(trouble) from error
+        self.stage = _Stage.COMMITTING if succeeded else _Stage.RECORDING
+        if not succeeded:
+            return
+        if not isinstance(error, Exception) and self.context.interruption(error) is None:
+            raise error
+        logger.error(
+            "Task %s[%s] is recorded as succeeded, but an error was raised after its COMMIT",
+            self.task.name,
+            self.request.id,
+            exc_info=error,
+        )
+
+    def _note(
+        self, claim: Claim, end: Callable[[Claim, str], bool], reason: BaseException
+    ) -> Error | None:
+        """Record the end of the run; returns the error if that fails.
+
+        Then the key can be claimed again as soon as its owner no longer holds the lock.
+        """
+        try:
+            end(claim, results.describe(reason))
+        except Error as error:
+            logger.warning(
+                "Task %s[%s]: the end of the run was not recorded: %s",
+                self.task.name,
+                self.request.id,
+                error,
+            )
+            return error
+        return None
+
+
+def recall(context: DeliveryContext, options: RecordOptions) -> Finished | None:
+    """The recorded end of the work, if it is done; for a delivery that did not get its lock.
+
+    Raises:
+        PayloadMismatch, DuplicateRun: See ``idempotency.claim``.
+        Requeue: Another delivery of this message is running, or the database does not answer.
+    """
+    try:
+        found = idempotency.look(_claim_request(context, options, None), using=options.using)
+        if not isinstance(found, InFlight):
+            return found
+        copy = found.task_id == context.request.id
+        if not copy or not _holds(found.lock_alias, found.lock_name, found.owner):
+            return None
+    except (BackendUnavailable, UnknownAlias, *OUTAGES) as error:
+        raise Requeue(error, context.header) from error
+    # The other delivery may have just started; if this one ended, it would overwrite its result.
+    reason = LockNotAcquired("The lock is held by someone else", found.lock_name, found.lock_alias)
+    raise Requeue(reason, context.header)
+
+
+def repeat(
+    context: DeliveryContext, options: RecordOptions, finished: Finished, guard: Guard | None = None
+) -> RunOutcome:
+    """The outcome of a delivery whose work is already done.
+
+    Raises:
+        DuplicateRun: Another task did it, and this one has ``if_duplicate="fail"``.
+    """
+    task, request = context.task, context.request
+    logger.info("Task %s[%s] is a duplicate of a run that succeeded", task.name, request.id)
+    if finished.task_id == request.id:
+        # An earlier delivery of this message may have died before it published them. A message
+        # of another task must not: the first task may be publishing them right now.
+        follow_ups = _follow_ups(task, options, finished.record_id, over=True)
+        # The caller of the task may not have its result yet.
+        ending = finished.ending
+        if not ending and task.store_result and not finished.result:
+            # Records of older versions have no ending.
+            ending = Ending.IGNORED
+        if ending in (Ending.IGNORED, Ending.REPLACED):
+            # This delivery must not store a result: a replacement has the same id and does so.
+            ignored = Ignore("The work is already done; the run ended with Ignore")
+            return RunOutcome(ignored=ignored, follow_ups=follow_ups)
+        return RunOutcome(results.decode(finished.result), follow_ups=follow_ups)
+    if task.if_duplicate == "skip":
+        return RunOutcome()
+    if task.if_duplicate == "fail":
+        known = _claim_request(context, options, guard)
+        raise DuplicateRun("The work is already done", known.lock_name, known.lock_alias)
+    return RunOutcome(results.decode(finished.result))
+
+
+def _follow_ups(
+    task: TaskWithOptions, options: RecordOptions, record: int, *, over: bool = False
+) -> FollowUps:
+    return FollowUps(task, options.using, record, ttl=options.ttl, atomic=task.atomic, over=over)
+
+
+def _claim_request(
+    context: DeliveryContext, options: RecordOptions, guard: Guard | None
+) -> ClaimRequest:
+    args, kwargs = context.args, context.kwargs
+    lock_key = context.options.lock_key
+    name = lock_key(args, kwargs) if guard is None and lock_key is not None else ""
+    return ClaimRequest(
+        scope=options.scope,
+        key=options.key(args, kwargs),
+        payload=options.payload(args, kwargs),
+        ttl=options.ttl,
+        lock_alias=context.options.lock["using"] if guard is None else guard.alias,
+        lock_name=name if guard is None else guard.name,
+        owner="" if guard is None else guard.owner or "",
+        token=None if guard is None else guard.token,
+        task_id=context.request.id or "",
+        step=context.request.replaced_task_nesting or 0,
+        max_attempts=context.task.max_attempts,
+    )
+
+
+def _holds(alias: str, name: str, owner: str) -> bool:
+    """Whether the backend says that ``owner`` holds the name now.
+
+    Raises:
+        BackendUnavailable: No answer.
+        UnknownAlias: The alias is not defined any more.
+    """
+    try:
+        lease = locks[alias].get(name)
+    except InvalidLockBackend as error:
+        raise UnknownAlias(
+            f"A run is recorded under the alias {alias!r}, which cannot be used any more "
+            f"({error}). Define it in DLOCKS until its runs have ended, or forget the record with "
+            "force=True",
+            name,
+            alias,
+        ) from error
+    # A parked lease has another owner: its run has ended, and the record waits for the retry.
+    return lease is not None and lease.owner == owner and lease.kind == "held"

@@ -1,0 +1,212 @@
+"""Finds the queue that a message came from, so that it is requeued there and nowhere else.
+
+An exchange may have several queues, each of which gets a copy of every message. If each copy were
+requeued through the exchange, one message would become hundreds.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+from urllib.parse import unquote
+
+from celery import Celery
+from celery.app.task import Context
+from celery.utils.quorum_queues import detect_quorum_queues
+from django.core.exceptions import ImproperlyConfigured
+from kombu import Connection, Exchange, Queue
+from kombu.transport.native_delayed_delivery import (
+    CELERY_DELAYED_DELIVERY_EXCHANGE,
+    MAX_LEVEL,
+    calculate_routing_key,
+    declare_native_delayed_delivery_exchanges_and_queues,
+    level_name,
+)
+
+__all__ = [
+    "CannotRequeue",
+    "consumer",
+    "content_type_of",
+    "delayed_by_broker",
+    "details_of",
+    "ready",
+    "route",
+]
+
+QUEUE, CONTENT_TYPE = "dlock_queue", "dlock_content_type"
+"""Keys of ``delivery_info`` with which the parent passes details of a message to a pool's child."""
+
+WITH_PUBSUB = ("redis", "mongodb")
+"""Transports on which one queue of a fanout exchange cannot be published to."""
+
+_PREFIX = "dlock:"
+
+
+class CannotRequeue(ImproperlyConfigured):
+    """The queue of a message is not known, or it cannot be published to without others."""
+
+
+# -- in the worker's parent ----------------------------------------------------------------
+
+
+_consumer: weakref.ref[Any] | None = None
+
+
+def ready(sender: Any = None, **_: Any) -> None:
+    """Receives ``worker_ready``, and remembers this process's consumer."""
+    global _consumer
+    _consumer = None if sender is None else weakref.ref(sender)
+
+
+def consumer() -> Any:
+    """Celery's consumer of this process; ``None`` before the worker is ready."""
+    return None if _consumer is None else _consumer()
+
+
+def details_of(message: Any) -> dict[str, str]:
+    """What a delivery needs to know about its message and Celery's ``delivery_info`` lacks."""
+    tag = (message.delivery_info or {}).get("consumer_tag")
+    tags: dict[str, str] = getattr(getattr(consumer(), "task_consumer", None), "_active_tags", {})
+    # Each queue has its own consumer tag; only AMQP has tags.
+    queue = next((name for name, known in list(tags.items()) if tag and known == tag), "")
+    return {QUEUE: queue, CONTENT_TYPE: message.content_type or ""}
+
+
+# -- in the process that publishes -----------------------------------------------------------
+
+
+def route(app: Celery, request: Context, connection: Connection, delay: float) -> dict[str, Any]:
+    """Arguments of ``send_task`` that send a message to the queue it came from.
+
+    Args:
+        delay: Seconds; a whole number if ``delayed_by_broker``.
+
+    Raises:
+        CannotRequeue: There are none.
+    """
+    info: dict[str, Any] = dict(request.delivery_info or {})
+    exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    if exchange and _is_pubsub(app, exchange, connection):
+        _refuse_many(exchange, connection)
+        return {
+            "exchange": exchange,
+            "exchange_type": "fanout",
+            "routing_key": key,
+            "declare": [Exchange(exchange, "fanout")],
+            "countdown": delay,
+        }
+    queue = (info.get(QUEUE) or _queue_of(app, exchange, key)) if exchange else key
+    queue = queue or str(app.amqp.default_queue.name)
+    if delayed_by_broker(app, connection):
+        return _through_delays(app, queue, connection, round(delay))
+    # In the default exchange the routing key is the queue's name; nothing must be declared.
+    to = Queue(queue, Exchange("", "direct"), routing_key=queue, no_declare=True)
+    return {"queue": to, "declare": [], "countdown": delay}
+
+
+def delayed_by_broker(app: Celery, connection: Connection) -> bool:
+    """Whether RabbitMQ itself delays messages, as Celery arranges it with quorum queues.
+
+    With such queues Celery cannot raise its prefetch count, so delayed messages in a worker would
+    block all others.
+    """
+    return bool(detect_quorum_queues(app, connection.transport.driver_type)[0])
+
+
+def content_type_of(request: Context) -> str:
+    """The content type of the message as it arrived; empty if not known."""
+    return str((request.delivery_info or {}).get(CONTENT_TYPE) or "")
+
+
+def _is_pubsub(app: Celery, exchange: str, connection: Connection) -> bool:
+    fanout = any(
+        queue.exchange.name == exchange and queue.exchange.type == "fanout"
+        for queue in app.amqp.queues.values()
+    )
+    return fanout and connection.transport.driver_type in WITH_PUBSUB
+
+
+def _refuse_many(exchange: str, connection: Connection) -> None:
+    """Raise ``CannotRequeue`` if the exchange has several queues."""
+    channel: Any = connection.default_channel
+    queues = {queue for _key, _pattern, queue in channel.get_table(exchange)}
+    if len(queues) > 1:
+        raise CannotRequeue(
+            f"It cannot be requeued: it came through the fanout exchange {exchange!r}, which has "
+            f"{len(queues)} queues, and {connection.transport.driver_type} cannot publish to one "
+            "of them. Set if_contended and if_unavailable to 'wait', 'skip' or 'fail', or publish "
+            "the task to a queue"
+        )
+
+
+def _queue_of(app: Celery, exchange: str, key: str) -> str:
+    """The queue of a message without a consumer tag."""
+    if exchange == CELERY_DELAYED_DELIVERY_EXCHANGE:
+        word = key.rpartition(".")[2]
+        if word.startswith(_PREFIX):
+            return unquote(word.removeprefix(_PREFIX))
+    queues = {name: queue for name, queue in app.amqp.queues.items() if _bound(queue, exchange)}
+    # If this worker consumes several of them it may be the wrong one, but only one.
+    consumed = sorted(queues.keys() & app.amqp.queues.consume_from.keys()) or sorted(queues)
+    if not consumed:
+        raise CannotRequeue(
+            f"It cannot be requeued: it came through the exchange {exchange!r}, and no queue in "
+            "task_queues is bound to that"
+        )
+    matching = (name for name in consumed if queues[name].routing_key == key)
+    return next(matching, consumed[0])
+
+
+def _bound(queue: Queue, exchange: str) -> bool:
+    names = {queue.exchange.name} if queue.exchange else set()
+    names |= {binding.exchange.name for binding in queue.bindings or () if binding.exchange}
+    return exchange in names
+
+
+# -- delayed by RabbitMQ -----------------------------------------------------------------------
+
+
+def _through_delays(
+    app: Celery, queue: str, connection: Connection, seconds: int
+) -> dict[str, Any]:
+    """Route through Celery's delay exchanges, and from the last one straight to the queue.
+
+    Celery itself routes from there to the message's exchange. But that may be a direct one, which
+    does not match the key with its prefix for the delay, or may have several queues.
+    """
+    key = _PREFIX + _quoted(queue)
+    _bind(app, queue, f"#.{key}", connection)
+    return {
+        "exchange": Exchange(level_name(MAX_LEVEL), "topic"),
+        "routing_key": calculate_routing_key(max(1, seconds), key),
+        "declare": [],
+    }
+
+
+def _bind(app: Celery, queue: str, key: str, connection: Connection) -> None:
+    """Bind the queue to the last delay exchange, which drops messages without a binding.
+
+    Done for every message, because the queue may have been deleted and created again.
+    """
+    # After an error kombu's pool may return a closed connection; a channel does not reopen it.
+    connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    try:
+        _bind_once(queue, key, connection)
+    except connection.channel_errors:
+        # No worker has declared the delay exchanges on this broker.
+        declare_native_delayed_delivery_exchanges_and_queues(
+            connection, app.conf.broker_native_delayed_delivery_queue_type
+        )
+        _bind_once(queue, key, connection)
+
+
+def _bind_once(queue: str, key: str, connection: Connection) -> None:
+    # On its own channel, because an error closes the channel.
+    channel: Any
+    with connection.channel() as channel:
+        channel.queue_bind(queue, CELERY_DELAYED_DELIVERY_EXCHANGE, key)
+
+
+def _quoted(queue: str) -> str:
+    """The queue's name as one word of a routing key; different for every queue."""
+    return queue.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")

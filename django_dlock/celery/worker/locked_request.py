@@ -1,0 +1,328 @@
+"""``LockedRequest``: what a worker's parent process does for the tasks of its children.
+
+It chooses the owner of each delivery's lease. When a child dies, it breaks that lease before
+Celery requeues the message; otherwise the new delivery would wait for a dead process's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.asynchronous import get_event_loop
+
+from ... import clock, process
+from ...core import dispatch
+from .. import owners
+from ..canvas import callbacks
+from ..publishing import destination, reservation
+from .recovery import Recovery, Suspect
+
+__all__ = ["LockedRequest"]
+
+logger = logging.getLogger("django_dlock")
+
+AT_ONCE = 0.2
+"""Seconds for which the worker's event loop waits for a recovery, if no other one is running."""
+POLL_INTERVAL = 0.05
+"""Seconds between two checks of a recovery for which a message waits."""
+
+TRIES = 5
+"""Attempts to read a set that another thread may be changing."""
+
+LARGEST_PID = 2**22
+"""The largest pid on Linux; a pool of greenlets reports larger numbers instead of pids."""
+
+Proceed: TypeAlias = Callable[[], object]
+
+
+def _in_cold_shutdown() -> bool:
+    """Whether the worker is in a cold shutdown.
+
+    Then Celery would acknowledge a task at its hard time limit without reporting a failure. If
+    that is prevented, its message is redelivered, as those of all other running tasks.
+    """
+    facts: Any = state
+    return bool(facts.should_terminate)
+
+
+class LockedRequest(Request):
+    """A message of a ``LockedTask`` in the process that received it.
+
+    Celery calls it when a child is lost or is about to be killed. It then starts a recovery of
+    the child's lease. Celery's own handling of a lost child waits for it, but not for long.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # An owner that arrives in the message belongs to another delivery.
+        super().request_dict.pop(owners.KEY, None)
+        self._owner = owners.new(self.id)
+        self._received_by, self._seen_dead = os.getpid(), 0
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the child gets: the request and our own keys.
+
+        The keys are not added to the parent's own copy, because Celery would publish unknown
+        keys as headers.
+        """
+        found = super().request_dict
+        told = destination.details_of(self.message)
+        return {**found, owners.KEY: self._owner, "delivery_info": {**self.delivery_info, **told}}
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        """As Celery's; for a lost child, after its lease was broken or could not be."""
+        proceed = functools.partial(super().on_failure, exc_info, send_failed_event, return_ok)
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, TimeLimitExceeded) and _in_cold_shutdown():
+            return
+        # With ``return_ok`` the child itself reports the failure, so it is alive.
+        if not return_ok:
+            self._name_errbacks()
+        if not return_ok and isinstance(error, WorkerLostError):
+            if self._is_final():
+                reservation.over(self.task, self._context)  # type: ignore[attr-defined]
+            _recoveries.begin(self._suspect(self.worker_pid), proceed)
+            return
+        if not return_ok and isinstance(error, Terminated | SystemExit | KeyboardInterrupt):
+            _recoveries.begin(self._suspect(self.worker_pid))
+        proceed()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """As Celery's, which kills the child after the hard limit; starts a recovery."""
+        if not soft and _in_cold_shutdown():
+            state.task_ready(self)
+            _recoveries.begin(self._suspect(self.worker_pid))
+            return
+        if not soft:
+            _recoveries.begin(self._suspect(self.worker_pid))
+            self._name_errbacks()
+            reservation.over(self.task, self._context)  # type: ignore[attr-defined]
+        super().on_timeout(soft, timeout)
+
+    def terminate(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's, which then removes it from its sets of requests; ours keeps it."""
+        _terminated.add(self)
+        super().terminate(*args, **kwargs)
+
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
+        """As ``terminate``."""
+        _terminated.add(self)
+        super().cancel(*args, **kwargs)
+
+    def reject(self, requeue: bool = False) -> None:
+        """As Celery's; on SQLAlchemy's transport by the thread that reads the messages.
+
+        It returns a message through its one session, and SQLAlchemy refuses a session that two
+        threads use at once. Celery 5.7 rejects on the thread that saw the child die, logs that
+        error, and leaves the message with the worker until it ends.
+        """
+        consumer: Any = destination.consumer() if requeue else None
+        transport = getattr(getattr(consumer, "connection", None), "transport", None)
+        if getattr(transport, "driver_type", "") == "sql":
+            consumer.call_soon(super().reject, requeue)
+        else:
+            super().reject(requeue)
+
+    def found_dead(self) -> Suspect | None:
+        """This delivery, once, if the child that runs it has died; else ``None``."""
+        # Requests that a child inherits belong to its parent process; skip them.
+        if self._received_by != os.getpid():
+            return None
+        pid: Any = self.worker_pid or self._sent_to()
+        suspect = self._suspect(pid) if pid != self._seen_dead else None
+        if suspect is None or process.death_proof(suspect.process) is None:
+            return None
+        self._seen_dead = pid
+        return suspect
+
+    def _sent_to(self) -> Any:
+        """The pid of the child that the message was last written to, perhaps only in part.
+
+        The child may have started the task: the parent does not read that while it forks.
+        """
+        reference: Any = getattr(self, "_apply_result", None)
+        job = reference() if reference is not None else None
+        return getattr(getattr(job, "_write_to", None), "pid", None)
+
+    def _name_errbacks(self) -> None:
+        """Give stable ids to the errbacks of a failure that the parent reports; never raises."""
+        try:
+            callbacks.name_errbacks(self.task.app, self._context)  # type: ignore[attr-defined]
+        except Exception:
+            # If Celery cannot read them either, it reports that itself.
+            logger.exception(
+                "Task %s[%s]: its errbacks cannot get stable ids", self.task.name, self.id
+            )
+
+    def _success_was_stored(self) -> Any:
+        """As Celery's, but ``False`` for a member of a chord; if true, Celery acknowledges.
+
+        A member is counted after its result is stored, and the child may have died in between.
+        """
+        return False if self.chord else super()._success_was_stored()  # type: ignore[misc]
+
+    def _is_final(self) -> bool:
+        """Whether the task fails for good because its child was lost."""
+        task, retries = self.task, self._context.retries or 0  # type: ignore[attr-defined]
+        if getattr(task, "retry_on_worker_lost", False) and task.max_retries is not None:
+            # Since Celery 5.7.
+            return bool(retries >= task.max_retries)
+        return not (task.acks_late and task.reject_on_worker_lost)
+
+    def _suspect(self, pid: Any) -> Suspect | None:
+        """This delivery in that child process; ``None`` if it cannot hold a lease there."""
+        task: Any = self.task
+        key = task.dlock_options.lock_key
+        # Celery reports its own pid for a task that it gave to no child, and a memory address
+        # for one that runs in a greenlet.
+        if key is None or pid in (None, os.getpid()) or pid > LARGEST_PID:
+            return None
+        owner, child = owners.in_child(self._owner, pid), process.identity_of(pid)
+        return Suspect(task, self.id, key, self.args, self.kwargs, owner, child)
+
+
+class _Recoveries:
+    """Running recoveries and what to do after each; for the worker's event loop thread only."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Recovery, Proceed | None] = {}
+
+    def begin(self, suspect: Suspect | None, proceed: Proceed | None = None) -> None:
+        """Recover the suspect's lease, then call ``proceed``; a failed recovery never raises."""
+        recovery = None
+        try:
+            recovery = Recovery(suspect) if suspect is not None else None
+        except Exception:
+            logger.exception("%s: its lock could not be recovered", suspect)
+        if recovery is None:
+            if proceed is not None:
+                proceed()
+            return
+        recovery.start()
+        hub: Any = get_event_loop()
+        if hub is None:
+            # Without an event loop this is a thread of the pool, which may wait.
+            recovery.go()
+            if proceed is not None:
+                recovery.wait()
+                proceed()
+            return
+        # Usually wait here: the pool forks a new child next, and on a busy machine that takes
+        # longer than these few round trips. Wait for one recovery at a time, so that a backend
+        # that does not answer delays the loop only once when many children die.
+        # Iterate over a copy: while a pool is closed, another thread runs the timers.
+        if recovery.can_begin and all(other.over for other in list(self._waiting)):
+            recovery.go()
+            if recovery.wait(AT_ONCE):
+                _resume(proceed)
+                return
+        self._waiting[recovery] = proceed
+        # Called before the connection is closed; that requeues every unacknowledged message.
+        hub.on_close.add(self._finish)
+        # Poll with the loop's timers, because a call from another thread may not wake the loop.
+        hub.call_later(0, self._poll, hub, recovery)
+
+    def _poll(self, hub: Any, recovery: Recovery) -> None:
+        recovery.go()
+        if recovery.over:
+            self._proceed(recovery)
+        else:
+            hub.call_later(POLL_INTERVAL, self._poll, hub, recovery)
+
+    def _finish(self, hub: Any) -> None:
+        """Wait for all running recoveries, because the loop ends."""
+        for recovery in list(self._waiting):
+            recovery.go()
+        for recovery in list(self._waiting):
+            recovery.wait()
+            self._proceed(recovery)
+
+    def _proceed(self, recovery: Recovery) -> None:
+        # While a pool is closed, the timers run on another thread; only one of the two gets it.
+        _resume(self._waiting.pop(recovery, None))
+
+
+def _resume(proceed: Proceed | None) -> None:
+    if proceed is None:
+        return
+    try:
+        proceed()
+    except Exception:
+        # The pool also logs what its callbacks raise.
+        logger.exception("The death of a child process could not be handled")
+
+
+_recoveries = _Recoveries()
+
+_terminated: weakref.WeakSet[LockedRequest] = weakref.WeakSet()
+"""Requests whose child process is being terminated, until the pool has reaped it."""
+
+
+def _before_fork() -> None:
+    """Recover locks of child processes that died while the pool is forking others.
+
+    Celery looks for dead children only after it has forked all new ones. Its own handling of
+    them comes later and is not affected.
+    """
+    try:
+        recoveries = [
+            recovery
+            for request in _requests()
+            if isinstance(request, LockedRequest) and (recovery := _recover_early(request))
+        ]
+    except Exception:
+        logger.exception("Could not look for dead child processes before a fork")
+        return
+    ends_at = clock.now() + AT_ONCE
+    for recovery in recoveries:
+        recovery.wait(max(0.0, ends_at - clock.now()))
+
+
+def _requests() -> set[object]:
+    """All requests that a child of this process may be running."""
+    # Before 5.7, after a lost connection to the broker, Celery lists some finished requests as
+    # reserved.
+    known: set[object] = set()
+    for some in (state.reserved_requests, state.active_requests, _terminated):
+        for _ in range(TRIES):
+            try:
+                known.update(some)
+                break
+            except RuntimeError:
+                # If a pool forks on its own thread, another thread may be adding a request.
+                continue
+    return known
+
+
+def _recover_early(request: LockedRequest) -> Recovery | None:
+    """Start a recovery before Celery notices the death; ``None`` if the child is alive."""
+    try:
+        suspect = request.found_dead()
+        if suspect is None:
+            return None
+        recovery = Recovery(suspect)
+        recovery.start()
+        recovery.go()
+    except Exception:
+        logger.exception("%s: its lock could not be recovered", request)
+        return None
+    return recovery
+
+
+# In this order: hooks run in reverse, so recoveries report their events before ``dispatch`` pauses.
+dispatch.take_part_in_forks()
+process.at_fork(before=_before_fork)

@@ -1,0 +1,1 @@
+"""One process's side of a lock: no client library, no request, no ORM."""

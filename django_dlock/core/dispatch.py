@@ -1,0 +1,224 @@
+"""Calls signal receivers and ``on_lost``, and writes log lines, on a thread of its own.
+
+User code must not run on the renewal thread, and a receiver that hangs must not stop renewals or
+releases. The thread starts with the first event and ends after a minute without one. If a delivery
+hangs, another thread takes over the rest of the queue.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.dispatch import Signal
+
+from .. import clock, process
+
+__all__ = [
+    "Deliverer",
+    "call",
+    "flush",
+    "has_receivers",
+    "log_error",
+    "log_warning",
+    "log_warning_later",
+    "nudge",
+    "send",
+    "settle",
+    "take_part_in_forks",
+]
+
+logger = logging.getLogger("django_dlock")
+
+HANGING_AFTER = 5.0
+"""Seconds after which a delivery counts as hanging."""
+MAX_HANGING = 8
+"""Threads that may hang in user code before events wait for them."""
+FORK_PATIENCE = 0.5
+"""Seconds that a fork waits for the delivery that is under way."""
+MAX_QUEUED = 100_000
+IDLE = 60.0
+
+Delivery = Callable[[], object]
+
+
+class Deliverer:
+    """A queue of calls, and the thread that makes them in order."""
+
+    def __init__(self) -> None:
+        self._queue: collections.deque[Delivery] = collections.deque()
+        # Reentrant: a signal handler or a finalizer may post while its own thread posts. Always
+        # entered as it is and not as the condition, which a signal handler that raises can
+        # leave locked for ever: its ``__exit__`` is Python, and may be interrupted at its start.
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
+        self._worker: threading.Thread | None = None
+        self._busy_since: float | None = None
+        self._hanging = 0
+        self._kept_by: int | None = None
+
+    def post(self, delivery: Delivery) -> None:
+        """Queue a call; never blocks and never raises what the call raises."""
+        with self._lock:
+            if len(self._queue) >= MAX_QUEUED:
+                logger.error("Events are not delivered: %d wait behind a receiver", MAX_QUEUED)
+                return
+            self._queue.append(delivery)
+            self._ready.notify()
+            self._ensure_worker()
+
+    def put(self, delivery: Delivery) -> None:
+        """Queue a call for the thread that is there, or for the next one."""
+        self._queue.append(delivery)
+
+    def nudge(self) -> None:
+        """Let another thread take over if a delivery hangs and others wait behind it."""
+        if self._queue:
+            with self._lock:
+                self._ensure_worker()
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until everything posted before has been delivered; false after ``timeout``."""
+        done = threading.Event()
+        self.post(done.set)
+        return done.wait(timeout)
+
+    def settle(self, timeout: float) -> None:
+        """Wait for what is under way, at once where nothing is; for the end of the process."""
+        worker = self._worker
+        # A thread that has gone cannot be followed by another while the interpreter ends.
+        if worker is not None and worker.is_alive() and (self._queue or self._busy_since):
+            self.flush(timeout)
+
+    def before_fork(self) -> None:
+        """Let no delivery be in the middle of its work, but for one that hangs.
+
+        A lock that it has at the moment of the fork would stay locked in the child for ever. For
+        example, SQLite records its locks per process, and the child would wait for that record.
+        """
+        give_up_at = clock.now() + FORK_PATIENCE
+        while self._worker is not threading.current_thread():
+            self._lock.acquire()
+            if self._busy_since is None:
+                # Kept, so that none begins.
+                self._kept_by = threading.get_ident()
+                return
+            self._lock.release()
+            if clock.now() >= give_up_at:
+                return
+            time.sleep(0.001)
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        if self._kept_by == threading.get_ident():
+            self._kept_by = None
+            self._lock.release()
+
+    def after_fork(self) -> None:
+        """Discard thread, lock and queue of the parent."""
+        self.__init__()  # type: ignore[misc]
+
+    def take_part_in_forks(self) -> None:
+        """Take part in forks from now on; the first event does so.
+
+        Hooks before a fork run in reverse order. A hook that posts events must be registered
+        after this call, so that it runs first.
+        """
+        with self._lock:
+            process.at_fork(
+                before=self.before_fork,
+                after_in_parent=self.after_fork_in_parent,
+                after_in_child=self.after_fork,
+            )
+
+    def _ensure_worker(self) -> None:
+        worker = self._worker
+        if worker is not None and worker.is_alive():
+            since = self._busy_since
+            hangs = since is not None and clock.now() - since > HANGING_AFTER
+            if not hangs or self._hanging >= MAX_HANGING:
+                return
+            self._hanging += 1
+            self._queue.appendleft(_tell_hanging)
+        self.take_part_in_forks()
+        self._busy_since = None
+        self._worker = threading.Thread(target=self._run, name="dlock-dispatch", daemon=True)
+        try:
+            self._worker.start()
+        except RuntimeError:
+            # The interpreter is ending, so no receiver can run any more.
+            self._worker = None
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._lock:
+                if self._worker is not me:
+                    # Replaced while a delivery hung here; it has come back after all.
+                    self._hanging -= 1
+                    return
+                self._busy_since = None
+                if not self._queue and not self._ready.wait_for(lambda: self._queue, IDLE):
+                    self._worker = None
+                    return
+                delivery = self._queue.popleft()
+                self._busy_since = clock.now()
+            try:
+                delivery()
+            except BaseException:
+                logger.exception("A callback for a lock event raised")
+
+
+def _tell_hanging() -> None:
+    logger.error("A receiver of a lock event hangs for %g s", HANGING_AFTER)
+
+
+_deliverer = Deliverer()
+nudge = _deliverer.nudge
+flush = _deliverer.flush
+settle = _deliverer.settle
+take_part_in_forks = _deliverer.take_part_in_forks
+
+
+def call(function: Callable[..., object], *args: Any) -> None:
+    """Call ``function`` on the dispatch thread."""
+    _deliverer.post(lambda: function(*args))
+
+
+def log_warning(message: str, *args: Any) -> None:
+    """Log on the dispatch thread, because a project's log handlers may hang, too."""
+    _deliverer.post(lambda: logger.warning(message, *args))
+
+
+def log_warning_later(message: str, *args: Any) -> None:
+    """As ``log_warning``, with the next event or the watchdog's next turn; starts no thread.
+
+    For what runs while garbage is collected: to start a thread lets others run there.
+    """
+    _deliverer.put(lambda: logger.warning(message, *args))
+
+
+def log_error(error: BaseException, message: str, *args: Any) -> None:
+    """Log an error that should not happen, with its traceback."""
+    _deliverer.post(lambda: logger.error(message, *args, exc_info=error))
+
+
+def has_receivers(signal: Signal, sender: type) -> bool:
+    """Whether the signal has receivers; very cheap if it has none."""
+    return bool(signal.receivers) and signal.has_listeners(sender)
+
+
+def send(signal: Signal, sender: type, **facts: Any) -> None:
+    """Send a signal from the dispatch thread, if it has receivers."""
+    if has_receivers(signal, sender):
+        _deliverer.post(lambda: _send(signal, sender, facts))
+
+
+def _send(signal: Signal, sender: type, facts: dict[str, Any]) -> None:
+    for receiver, outcome in signal.send_robust(sender, **facts):
+        if isinstance(outcome, Exception):
+            logger.error("Receiver %r of a lock signal raised", receiver, exc_info=outcome)

@@ -1,0 +1,366 @@
+"""One lease that this process holds: its deadline, its holder, and how it ended.
+
+A ``HeldLease`` is shared by the handle, which asks it, and the watchdog, which prolongs it. It has
+no thread lock: the one thing that must happen once, its end, is decided by ``dict.setdefault``,
+which is atomic and safe in signal handlers and finalizers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from .. import clock, signals
+from ..backends.base import BaseLockBackend
+from ..exceptions import LeaseLost, NotHeld
+from ..lease import Lease, Outcome, Renewal
+from . import dispatch
+from .options import LockOptions
+
+__all__ = ["HeldLease", "HolderKey", "LockState", "holder_ended", "registry"]
+
+logger = logging.getLogger("django_dlock")
+
+LockState = Literal["free", "held", "in_doubt", "lost"]
+
+HolderKey: TypeAlias = object
+"""The holder: a ``threading.Thread``, an ``asyncio.Task``, or an object that stands for the handle.
+
+The objects themselves and not their ids, which a later thread or task may be given again.
+"""
+
+RENEWALS_PER_TTL = 3
+
+_RELEASED = "released"
+
+
+def holder_ended(key: HolderKey) -> bool:
+    """Whether the thread or task has ended; an object that stands for a handle never ends."""
+    if isinstance(key, asyncio.Future):
+        # A closed event loop never runs its tasks again, even unfinished ones.
+        return key.done() or key.get_loop().is_closed()
+    if isinstance(key, threading.Thread):
+        if not key.is_alive():
+            return True
+        # Python takes a thread that it did not start for alive for ever; the system knows better.
+        if isinstance(key, threading._DummyThread) and os.path.isdir("/proc/self/task"):
+            return not os.path.exists(f"/proc/self/task/{key.native_id}")
+    return False
+
+
+class HeldLease:
+    """See the module.
+
+    Attributes:
+        acquired_at, confirmed_at, deadline: On ``clock.now()``; ``acquired_at`` is when the
+            grant was received, ``confirmed_at`` when the last confirmed acquire or renewal was
+            sent.
+        ttl: Seconds, as last confirmed.
+        renewal_ttl: Seconds that renewals ask for.
+        max_end: When renewal must end: ``max_hold`` after ``acquired_at``.
+        due: When it is to be renewed; its deadline if it is not renewed.
+        planned: When the watchdog will look at it; the watchdog's own.
+        renews: Whether the watchdog prolongs it (still).
+        known_as: Another key under which the registry finds it.
+        entries: How often its holder is inside: the owner that each entry asked for, and the
+            leases of its handle; ``None`` if it may not enter again.
+        failures: Renewals without an answer since the last confirmed one.
+        shortenings: Renewals for which the holder named a TTL.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        backend: BaseLockBackend,
+        key: HolderKey,
+        options: LockOptions,
+        *,
+        handle: Any,
+        sender: type,
+    ) -> None:
+        self.name, self.owner, self.token = lease.name, lease.owner, lease.token
+        self.renewal_ttl = min(options.ttl, options.max_hold)
+        self.backend = backend
+        self.key = key
+        self.handle = weakref.ref(handle)
+        self.sender = sender
+        self.options = options
+        self.renews = options.renew
+        self.known_as: HolderKey = None
+        self.entries: dict[str, object] | None = {} if options.reentrant else None
+        self.failures = self.shortenings = 0
+        self.doubt_told = False
+        self.planned = 0.0
+        self.outer_transactions: tuple[object, ...] = ()
+        self._end: dict[str, tuple[str]] = {}
+        self._stopped = ""
+        self.acquired_at = clock.now()
+        self.max_end = self.acquired_at + options.max_hold
+        self._set_deadline(lease.asked_at, lease.ttl)
+
+    # -- state, without I/O ------------------------------------------------------------
+
+    @property
+    def alias(self) -> str:
+        return self.backend.alias
+
+    @property
+    def state(self) -> LockState:
+        end = self._end.get("how")
+        if end is not None:
+            return "free" if end[0] == _RELEASED else "lost"
+        now = clock.now()
+        if now >= self.deadline:
+            # Once reported as lost, it stays lost, even if a late renewal is confirmed just now.
+            self.lose(self._deadline_reason())
+            return "lost"
+        return "in_doubt" if self._in_doubt(now) else "held"
+
+    @property
+    def active(self) -> bool:
+        """Held or in doubt."""
+        return (not self._end and clock.now() < self.deadline) or self.state in (
+            "held",
+            "in_doubt",
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end, by release or loss, has been noticed."""
+        return bool(self._end)
+
+    @property
+    def lost_reason(self) -> str | None:
+        return self._end["how"][0] if self.state == "lost" else None
+
+    @property
+    def remaining(self) -> float:
+        left = self.deadline - clock.now()
+        if left > 0 and not self._end:
+            return left
+        # ``active`` notices, and reports, a loss that was not noticed so far.
+        return max(0.0, left) if self.active else 0.0
+
+    def check(self) -> None:
+        """Return while it is active.
+
+        Raises:
+            LeaseLost: It ended under its holder.
+            NotHeld: It was released.
+        """
+        if not self.active:
+            raise self.end_error()
+
+    def end_error(self) -> LeaseLost | NotHeld:
+        """The error to raise once it is no longer active."""
+        reason = self.lost_reason
+        if reason is None:
+            return NotHeld("It was released", self.name, self.alias)
+        return LeaseLost(f"The lease is lost: {reason}", self.name, self.alias, reason)
+
+    # -- renewal -----------------------------------------------------------------------
+
+    def renewal(self, now: float) -> Renewal:
+        """The next renewal; the last one is cut so that the lease ends with ``max_hold``."""
+        ttl = self.renewal_ttl
+        if now + ttl > self.max_end:
+            ttl = max(self.max_end - now, 0.001)
+        return Renewal(self.name, self.owner, ttl)
+
+    def renewal_by_holder(self, ttl: float, now: float) -> Renewal:
+        """Like ``renewal``, with another TTL, which may also be shorter than the time left."""
+        self.renewal_ttl = ttl
+        self.shortenings += 1
+        renewal = self.renewal(now)._replace(shorten=self.shortenings)
+        if now + renewal.ttl < self.deadline:
+            # The backend may shorten the lease even if its answer is lost, so believe it now. A
+            # longer renewal that is confirmed meanwhile was sent earlier.
+            self._set_deadline(now, renewal.ttl)
+        return renewal
+
+    def confirm(self, sent_at: float, ttl: float, now: float) -> None:
+        """A renewal that was sent at ``sent_at`` is confirmed."""
+        if now >= self.deadline:
+            # A late confirmation must not revive a lease that was reported as lost.
+            self.lose(self._deadline_reason())
+            return
+        if sent_at < self.confirmed_at:
+            # A later renewal, perhaps with another TTL, was confirmed first.
+            return
+        self.failures = 0
+        self.doubt_told = False
+        self._set_deadline(sent_at, ttl)
+
+    def stop_renewing(self, reason: str) -> None:
+        """Let the lease end with its TTL, and report ``reason`` then."""
+        self.renews = False
+        self._stopped = reason
+        self.due = self.deadline
+
+    def report_doubt(self, now: float) -> None:
+        """Send ``in_doubt``, once until the next confirmation."""
+        if self._in_doubt(now) and not self.doubt_told:
+            self.doubt_told = True
+            dispatch.log_warning(
+                "Lock %r (alias %r): no renewal was confirmed for %.1f s, %.1f s left",
+                self.name,
+                self.alias,
+                now - self.confirmed_at,
+                self.deadline - now,
+            )
+            dispatch.send(signals.in_doubt, self.sender, **self.signal_kwargs())
+
+    def _set_deadline(self, sent_at: float, ttl: float) -> None:
+        """Note what was granted, and plan the next renewal."""
+        self.confirmed_at, self.ttl = sent_at, ttl
+        left = self.max_end - sent_at
+        # True if nothing is left to ask for: the lease ends with ``max_hold``. If a backend grants
+        # less than asked, the rest is asked for again, but not when only little is missing.
+        self._capped = left <= self.renewal_ttl * (1 + clock.DRIFT) and (
+            ttl >= 0.9 * left or left < 3 * self.backend.command_timeout
+        )
+        self.deadline = min(sent_at + ttl * (1 - clock.DRIFT), self.max_end)
+        self._plan()
+
+    def next_time(self) -> float:
+        """When the watchdog must act next: a renewal is due, or a doubt, or the end."""
+        look_at = min(self.due, self.deadline)
+        if self.renews and not self._capped and not self.doubt_told:
+            look_at = min(look_at, self.confirmed_at + self.ttl / 2)
+        return look_at
+
+    def due_soon(self, now: float) -> bool:
+        """Whether its renewal is due within half an interval."""
+        return self.due < self.deadline and self.due - now <= (self.due - self.confirmed_at) / 2
+
+    def _plan(self) -> None:
+        if self.renews and not self._capped:
+            self.due = self.confirmed_at + self.ttl / RENEWALS_PER_TTL
+        else:
+            self.due = self.deadline
+
+    def _in_doubt(self, now: float) -> bool:
+        # A fixed lease is never in doubt, because nobody renews it.
+        return self.renews and not self._capped and now >= self.confirmed_at + self.ttl / 2
+
+    # -- how it ends -------------------------------------------------------------------
+
+    def end_released(self) -> bool:
+        """Mark it as released; returns ``False`` if it had ended already."""
+        return self._finish(_RELEASED)
+
+    def end_by_release(self, outcome: Outcome) -> None:
+        """Record the backend's answer to a release."""
+        if outcome == "unknown" and self.active:
+            logger.info(
+                "Lock %r (alias %r): already released, or gone; the backend cannot tell which",
+                self.name,
+                self.alias,
+            )
+            self.end_released()
+        elif outcome != "released":
+            self.lose_by_outcome(outcome)
+        elif self.end_released() and dispatch.has_receivers(signals.released, self.sender):
+            held_for = clock.now() - self.acquired_at
+            dispatch.send(signals.released, self.sender, held_for=held_for, **self.signal_kwargs())
+
+    def lose(self, reason: str) -> bool:
+        """Mark it as lost and report that, once; returns ``False`` if it had ended already."""
+        if not self._finish(reason):
+            return False
+        held_for = clock.now() - self.acquired_at
+        dispatch.log_warning(
+            "Lock %r (alias %r) was lost after %.1f s: %s", self.name, self.alias, held_for, reason
+        )
+        if self.options.on_lost is not None:
+            dispatch.call(self._call_on_lost, self.options.on_lost, reason)
+        dispatch.send(
+            signals.lost, self.sender, reason=reason, held_for=held_for, **self.signal_kwargs()
+        )
+        return True
+
+    def lose_silently(self, reason: str) -> bool:
+        """Mark it as lost without reporting it: in a forked child, and at exit."""
+        return self._finish(reason)
+
+    def lose_by_outcome(self, outcome: Outcome) -> None:
+        self.lose(outcome if outcome in ("expired", "broken") else "refused")
+
+    def signal_kwargs(self) -> dict[str, Any]:
+        """The arguments that every signal has."""
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            "owner": self.owner,
+            "token": self.token,
+            "metadata": self.options.metadata,
+        }
+
+    def _finish(self, how: str) -> bool:
+        mine = (how,)
+        won = self._end.setdefault("how", mine) is mine
+        if won:
+            registry.discard(self)
+        return won
+
+    def _deadline_reason(self) -> str:
+        if self._capped:
+            return "max_hold"
+        if self._stopped:
+            return self._stopped
+        return "unreachable" if self.failures else "expired"
+
+    def _call_on_lost(self, on_lost: Callable[[Any, str], object], reason: str) -> None:
+        handle = self.handle()
+        if handle is not None:
+            on_lost(handle, reason)
+
+
+class _Registry:
+    """All held leases of this process, by backend, name and holder.
+
+    Not by alias, which names another backend once the settings have changed.
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[tuple[BaseLockBackend, str, HolderKey], HeldLease] = {}
+
+    def find(self, backend: BaseLockBackend, name: str, key: HolderKey) -> HeldLease | None:
+        """The lease of this holder, unless it has ended or its ``Lock`` was collected."""
+        held = self._leases.get((backend, name, key))
+        if held is None or not held.active or held.handle() is None:
+            return None
+        return held
+
+    def add(self, held: HeldLease) -> None:
+        self._leases[held.backend, held.name, held.key] = held
+        if held.known_as is not None:
+            self._leases[held.backend, held.name, held.known_as] = held
+
+    def discard(self, held: HeldLease) -> None:
+        self._discard(held, held.key)
+        if held.known_as is not None:
+            self._discard(held, held.known_as)
+
+    def _discard(self, held: HeldLease, key: HolderKey) -> None:
+        place = (held.backend, held.name, key)
+        if self._leases.get(place) is held:
+            self._leases.pop(place, None)
+
+    def leases_of(self, backend: BaseLockBackend) -> list[HeldLease]:
+        """The held leases of one backend, each once."""
+        found = {id(held): held for held in list(self._leases.values()) if held.backend is backend}
+        return list(found.values())
+
+    def take_all(self) -> list[HeldLease]:
+        """All held leases; empties the registry."""
+        leases, self._leases = self._leases, {}
+        return list(leases.values())
+
+
+registry = _Registry()

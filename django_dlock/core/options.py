@@ -1,0 +1,106 @@
+"""What a ``Lock`` was asked for, validated once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from .. import conf
+from ..backends.base import BaseLockBackend
+
+__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "lease_ttl"]
+
+
+class Default:
+    """Marks an option that follows the alias's setting."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = Default()
+
+Seconds: TypeAlias = float | dt.timedelta
+
+
+class LockOptions:
+    """What a ``Lock`` was asked for, checked against its alias.
+
+    All durations are float seconds; ``wait`` of ``None`` waits for ever.
+
+    Raises:
+        TypeError, ValueError: Naming the option, what was given and what is allowed.
+    """
+
+    __slots__ = (
+        *("hold_until", "max_hold", "metadata", "metadata_json", "min_hold"),
+        *("on_lost", "reentrant", "renew", "ttl", "wait"),
+    )
+
+    def __init__(  # noqa: PLR0917 - keywords would cost a tenth of a lock's construction
+        self,
+        backend: BaseLockBackend,
+        ttl: Seconds | None,
+        wait: Seconds | Default | None,
+        renew: bool,
+        max_hold: Seconds | Default,
+        min_hold: Seconds | None,
+        reentrant: bool,
+        metadata: Mapping[str, Any] | None,
+        on_lost: Callable[[Any, str], object] | None,
+        hold_until: Literal["release", "commit"],
+    ) -> None:
+        alias = backend.options
+        if hold_until not in ("release", "commit"):
+            raise ValueError(f"hold_until is {hold_until!r}; it takes 'release' or 'commit'")
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost is {on_lost!r}; it takes a callable (lock, reason)")
+        if min_hold:
+            backend.require("min_hold", "min_hold")
+        self.ttl = alias.ttl if ttl is None else lease_ttl(backend, ttl, renewed=renew)
+        self.wait = alias.wait if isinstance(wait, Default) else _patience(wait)
+        self.max_hold = alias.max_hold
+        if not isinstance(max_hold, Default):
+            self.max_hold = conf.seconds(max_hold, what="max_hold", minimum=0.1)
+        self.min_hold = 0.0 if min_hold is None else conf.seconds(min_hold, what="min_hold")
+        facts = _checked_metadata(metadata) if metadata else _NO_METADATA
+        self.metadata, self.metadata_json = facts
+        self.renew, self.reentrant = renew, reentrant
+        self.on_lost, self.hold_until = on_lost, hold_until
+
+
+def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float:
+    """A TTL in seconds, long enough for the alias.
+
+    Raises:
+        TypeError, ValueError: Saying what is allowed, and where it is set.
+    """
+    alias = backend.alias
+    number = conf.seconds(ttl, what="ttl", minimum=0.1)
+    if renewed and not conf.can_be_renewed(number, backend.command_timeout):
+        raise ValueError(
+            f"ttl is {number:g} s, but a renewed lease needs at least 3 times the "
+            f"command_timeout of alias {alias!r}, {3 * backend.command_timeout:g} s: raise ttl, "
+            f"lower DLOCKS[{alias!r}]['OPTIONS']['command_timeout'], or say renew=False"
+        )
+    return number
+
+
+def _patience(wait: Seconds | None) -> float | None:
+    return None if wait is None else conf.seconds(wait, what="wait")
+
+
+_NO_METADATA: tuple[Mapping[str, Any], str] = ({}, "{}")
+
+
+def _checked_metadata(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The facts, and their JSON form."""
+    try:
+        facts = dict(metadata)
+        return facts, json.dumps(facts)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"metadata is {metadata!r}; it takes a dict that can be written as JSON: {error}"
+        ) from error

@@ -1,0 +1,90 @@
+"""Where a lock and a database transaction meet: the lock must outlive the transaction.
+
+Django calls ``on_commit`` functions after a commit and silently drops them at a rollback. A
+lock has to be released after either, so the hook is an object whose being dropped is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = ["any_open", "is_open", "open_since", "outermost", "run_after"]
+
+
+def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
+    """The connections in a transaction of this thread, and their outermost blocks."""
+    found: list[tuple[BaseDatabaseWrapper, object]] = []
+    for connection in connections.all(initialized_only=True):
+        for block in connection.atomic_blocks:
+            # ``TestCase`` runs every test in a transaction that never ends while the test
+            # looks; like Django's ``durable``, we behave as if it were not there.
+            if not getattr(block, "_from_testcase", False):
+                found.append((connection, block))
+                break
+    return found
+
+
+def is_open(using: str) -> bool:
+    """Whether this thread is in a transaction on the database, of Django's or by hand."""
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return any(found is connection for found, _ in _in_atomic())
+    return not connection.get_autocommit()
+
+
+def any_open() -> bool:
+    """Whether this thread is in a transaction on any database, of Django's or by hand."""
+    return any(
+        is_open(connection.alias)
+        for connection in connections.all(initialized_only=True)
+        # One that is not connected is in none, and asking it would connect.
+        if connection.connection is not None
+    )
+
+
+def outermost() -> tuple[object, ...]:
+    """The outermost ``atomic`` blocks that this thread is in, one per database."""
+    return tuple(block for _, block in _in_atomic())
+
+
+def open_since(blocks: tuple[object, ...]) -> str | None:
+    """The database of the first of these blocks that is still open, or ``None``."""
+    if not blocks:
+        # The usual case, on everybody's path.
+        return None
+    for connection, outer in _in_atomic():
+        if any(outer is block for block in blocks):
+            return connection.alias
+    return None
+
+
+def run_after(function: Callable[[], object]) -> bool:
+    """Run ``function`` once, after this thread's transactions ended, however they end.
+
+    Returns:
+        False where no transaction is open: nothing was arranged.
+    """
+    for connection, _ in _in_atomic():
+        transaction.on_commit(_Hook(function), using=connection.alias, robust=True)
+        return True
+    return False
+
+
+class _Hook:
+    """Runs when called by a commit or when dropped by a rollback."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function: Callable[[], object] | None = function
+
+    def __call__(self) -> None:
+        function, self.function = self.function, None
+        # Another database's transaction may still be open, or only a savepoint was rolled back;
+        # the new hook waits on.
+        if function is not None and not run_after(function):
+            function()
+
+    def __del__(self) -> None:
+        self()

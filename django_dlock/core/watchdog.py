@@ -1,0 +1,326 @@
+"""Renews leases in the background, and reports losses.
+
+One thread per process, whatever the number of locks and aliases. It runs no user code and
+never waits long for one alias: a renewal is sent, and if the answer does not come at once, the
+thread turns to the others and looks again later.
+
+Leases of one alias that come due within half an interval are renewed together, so that they
+fall into step and cost one round trip for 500.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import random
+import sys
+import threading
+from dataclasses import dataclass
+
+from .. import clock, process, signals
+from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
+from ..exceptions import BackendUnavailable
+from ..lease import ReleaseRequest
+from . import dispatch
+from .held import HeldLease, registry
+from .schedule import Schedule
+
+__all__ = ["Watchdog", "shutdown", "unwatch", "watch"]
+
+logger = logging.getLogger("django_dlock")
+
+IDLE = 60.0
+"""Seconds without a lease after which the thread ends."""
+PATIENCE = 0.05
+"""Seconds that the thread waits for one alias before it turns to the others."""
+LATE = 1.0
+"""Seconds of lateness that are worth a line in the log."""
+PATIENCE_AT_EXIT = 1.0
+"""Seconds that the end of the process waits for events."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Sent:
+    """A renewal that was sent and not answered yet."""
+
+    call: PendingRenewal
+    leases: list[HeldLease]
+    sent_at: float
+    deadline: float
+
+
+class BackendSchedule(Schedule):
+    """The schedule of one backend, and its renewal under way.
+
+    Attributes:
+        sent: The renewal that was sent and not answered yet.
+        latest: When the lease that was added last first needs attention; infinite after that.
+    """
+
+    def __init__(self, backend: BaseLockBackend) -> None:
+        super().__init__(backend.renewals_per_call)
+        self.backend = backend
+        self.sent: _Sent | None = None
+        self.next_beat = 0.0
+        self.latest = math.inf
+
+    def beat_after(self, moment: float) -> float:
+        """When the next heartbeat is due; infinite where the store needs none."""
+        heartbeat = self.backend.heartbeat
+        return math.inf if heartbeat is None else moment + heartbeat
+
+
+class Watchdog:
+    """The schedule and its thread; ``tick`` is the schedule alone, for tests with a fake clock.
+
+    Attributes:
+        lateness: Seconds by which the thread last woke too late; a sign of a starved or
+            suspended process.
+    """
+
+    def __init__(self) -> None:
+        self.lateness = 0.0
+        self._schedules: dict[int, BackendSchedule] = {}
+        # Reentrant: a signal handler may acquire or release while its own thread does. Entered
+        # as it is and not as the condition, see core/dispatch.py.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._poked = False
+        # When the thread wakes by itself; infinite while it is awake, so that every new lease
+        # that might escape its present look is announced.
+        self._wakes_at = math.inf
+        self._armed_pid = 0
+
+    # -- called by handles -------------------------------------------------------------
+
+    def watch(self, held: HeldLease) -> None:
+        """Renew a lease until it ends. Usually this only adds an entry to a dictionary."""
+        schedule = self._schedules.get(id(held.backend))
+        if schedule is None:
+            schedule = self._schedules.setdefault(id(held.backend), BackendSchedule(held.backend))
+        first_beat = schedule.beat_after(held.acquired_at)
+        if not schedule.leases and not schedule.fresh:
+            schedule.next_beat = first_beat
+        schedule.fresh[held.owner] = held
+        # Compare after adding the entry. Either the thread sees the entry, or it is awake, or it
+        # would wake too late and must be woken.
+        schedule.latest = wanted = min(held.due, first_beat)
+        wakes_at = self._wakes_at
+        # If it is overdue, the machine was suspended: the sleep does not count that time.
+        if wanted < wakes_at or wakes_at <= held.acquired_at or self._thread is None:
+            self._poke()
+
+    def unwatch(self, held: HeldLease) -> None:
+        """Stop renewing it, and ignore the answer to a renewal that was sent already."""
+        schedule = self._schedules.get(id(held.backend))
+        if schedule is not None:
+            schedule.discard(held)
+
+    # -- the schedule ------------------------------------------------------------------
+
+    def tick(self) -> float:
+        """Do what is due; returns when to run again."""
+        wakes_at = math.inf
+        for schedule in list(self._schedules.values()):
+            wakes_at = min(wakes_at, self._serve_safely(schedule))
+        dispatch.nudge()
+        return wakes_at
+
+    def _serve_safely(self, schedule: BackendSchedule) -> float:
+        try:
+            return self._serve(schedule)
+        except BaseException as error:
+            dispatch.log_error(error, "The watchdog failed for alias %r", schedule.backend.alias)
+            schedule.start_over(clock.now())
+            return clock.now() + LATE
+
+    def _serve(self, schedule: BackendSchedule) -> float:
+        if not self._collect(schedule, 0.0):
+            # The backend does not answer, but doubts and deadlines must still be noticed.
+            schedule.wait_with(schedule.collect_due(clock.now()))
+            return clock.now() + PATIENCE
+        while True:
+            now = clock.now()
+            schedule.collect_due(now)
+            leases = schedule.take(now)
+            if not leases and (now < schedule.next_beat or not schedule.leases):
+                break
+            self._send(schedule, leases, now)
+            if not self._collect(schedule, PATIENCE):
+                schedule.wait_with(leases + schedule.ready)
+                return clock.now() + PATIENCE
+        # The latest lease may be gone already. Wake for it all the same, so that the next ones need
+        # not wake this thread again and again.
+        latest, schedule.latest = schedule.latest, math.inf
+        wakes_at = latest if latest > clock.now() else math.inf
+        if schedule.leases:
+            wakes_at = min(wakes_at, schedule.next_time(), schedule.next_beat)
+        return wakes_at
+
+    def _send(self, schedule: BackendSchedule, leases: list[HeldLease], now: float) -> None:
+        deadline = now + schedule.backend.command_timeout
+        renewals = [held.renewal(now) for held in leases]
+        schedule.next_beat = schedule.beat_after(now)
+        try:
+            call = schedule.backend.start_renew(
+                renewals, process=process.current().id, deadline=deadline
+            )
+        except Exception as error:
+            self._failed(schedule, leases, error)
+            return
+        schedule.sent = _Sent(call, leases, now, deadline)
+
+    def _collect(self, schedule: BackendSchedule, patience: float) -> bool:
+        """Take the answer if it has come; returns ``False`` while it has not."""
+        sent = schedule.sent
+        if sent is None:
+            return True
+        try:
+            if not sent.call.wait(patience):
+                if clock.now() < sent.deadline:
+                    return False
+                sent.call.abandon()
+                raise BackendUnavailable("A renewal was not answered", "", schedule.backend.alias)
+            results = sent.call.result()
+        except Exception as error:
+            schedule.sent = None
+            self._failed(schedule, sent.leases, error)
+            return True
+        schedule.sent = None
+        self._apply(schedule, sent, results)
+        return True
+
+    def _apply(self, schedule: BackendSchedule, sent: _Sent, results: RenewalResults) -> None:
+        now = clock.now()
+        sender, heard = None, False
+        for held, (outcome, ttl) in zip(sent.leases, results, strict=True):
+            # It was released or lost after the renewal was sent, so the answer does not matter.
+            if schedule.leases.get(held.owner) is not held:
+                continue
+            if held.ended:
+                schedule.discard(held)
+            elif outcome == "renewed":
+                held.confirm(sent.sent_at, ttl, now)
+                schedule.plan(held)
+                if held.sender is not sender:
+                    sender = held.sender
+                    heard = signals.renewed.has_listeners(sender)
+                if heard:
+                    dispatch.send(signals.renewed, sender, **held.signal_kwargs())
+            else:
+                schedule.leases.pop(held.owner, None)
+                held.lose_by_outcome(outcome)
+
+    def _failed(self, schedule: BackendSchedule, leases: list[HeldLease], error: Exception) -> None:
+        """Try again soon, well before the deadline."""
+        if isinstance(error, BackendUnavailable):
+            dispatch.log_warning(
+                "Alias %r: %d renewals failed: %s", schedule.backend.alias, len(leases), error
+            )
+        else:
+            dispatch.log_error(error, "Alias %r: renewal failed", schedule.backend.alias)
+        now, jitter = clock.now(), random.uniform(0.75, 1.25)
+        for held in leases:
+            held.failures += 1
+            pause = min(max(held.ttl / 30, 0.02), 1.0) * jitter
+            held.due = min(now + pause, held.deadline)
+            schedule.plan(held)
+
+    # -- the thread --------------------------------------------------------------------
+
+    def _poke(self) -> None:
+        with self._lock:
+            self._poked = True
+            self._condition.notify()
+            if self._thread is None or not self._thread.is_alive():
+                self._arm()
+                self._thread = threading.Thread(
+                    target=self._run, name="dlock-watchdog", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        idle_since: float | None = None
+        while True:
+            with self._lock:
+                self._poked = False
+            wakes_at = self.tick()
+            now = clock.now()
+            if wakes_at < math.inf:
+                idle_since = None
+            else:
+                idle_since = now if idle_since is None else idle_since
+                wakes_at = idle_since + IDLE
+            with self._lock:
+                if self._poked:
+                    continue
+                if idle_since is not None and now >= wakes_at:
+                    self._thread = None
+                    return
+                self._wakes_at = wakes_at
+                self._condition.wait(max(0.0, wakes_at - now))
+                self._wakes_at = math.inf
+                self._note_lateness(wakes_at)
+
+    def _note_lateness(self, planned: float) -> None:
+        self.lateness = max(0.0, clock.now() - planned)
+        if self.lateness > LATE and not self._poked:
+            dispatch.log_warning(
+                "The watchdog woke %.1f s late: the process was starved or suspended",
+                self.lateness,
+            )
+
+    # -- exit and fork -----------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Make this process release its leases when it ends; repeated in each forked child."""
+        process.at_fork(after_in_child=self.after_fork)
+        if self._armed_pid != os.getpid():
+            self._armed_pid = os.getpid()
+            # The parent's may be registered already.
+            atexit.unregister(self.shutdown)
+            atexit.register(self.shutdown)
+            for module in ("multiprocessing.util", "billiard.util"):
+                # Children of a pool skip atexit but run these.
+                util = sys.modules.get(module)
+                if util is not None:
+                    util.Finalize(None, self.shutdown, exitpriority=100)
+
+    def after_fork(self) -> None:
+        """Runs in a forked child, which holds none of its parent's leases."""
+        for held in registry.take_all():
+            held.lose_silently("fork")
+        process.reset()
+        self.__init__()  # type: ignore[misc]
+
+    def shutdown(self) -> None:
+        """Mark all leases as lost, then release them, because the process ends."""
+        leases = [held for held in registry.take_all() if held.lose_silently("exit")]
+        schedules, self._schedules = list(self._schedules.values()), {}
+        for schedule in schedules:
+            backend = schedule.backend
+            try:
+                ours = [
+                    ReleaseRequest(held.name, held.owner, held.options.min_hold)
+                    for held in leases
+                    if held.backend is backend
+                ]
+                for start in range(0, len(ours), backend.renewals_per_call):
+                    batch = ours[start : start + backend.renewals_per_call]
+                    backend.release_many(batch, deadline=backend.call_deadline())
+                backend.deregister(process.current().id, deadline=backend.call_deadline())
+            except BackendUnavailable as error:
+                logger.warning("Alias %r: leases end with their TTL: %s", backend.alias, error)
+            except Exception:
+                logger.exception("Alias %r: could not release leases", backend.alias)
+        # Give receivers time for the last events, but do not let them keep the process from ending.
+        dispatch.settle(PATIENCE_AT_EXIT)
+
+
+_watchdog = Watchdog()
+watch = _watchdog.watch
+unwatch = _watchdog.unwatch
+shutdown = _watchdog.shutdown

@@ -1,0 +1,44 @@
+"""``manage.py publish_pending_followups``: publish follow-ups that no broker has confirmed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
+
+from ...models import FollowUp
+from ..operator import FAILED, RecordCommand
+
+
+class Command(RecordCommand):
+    help = "Publish the messages of committed runs that the broker has not confirmed."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--older-than",
+            type=float,
+            default=30.0,
+            metavar="SECONDS",
+            help="Only messages that are older; workers publish newer ones (default: 30).",
+        )
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # Imported here, because it imports Celery.
+        from ...celery.publishing import follow_ups
+
+        using = self.database(options["using"])
+        if options["older_than"] < 0:
+            self.wrong_usage(f"--older-than is {options['older_than']:g}; it must not be negative.")
+        age = dt.timedelta(seconds=options["older_than"])
+        try:
+            published = follow_ups.publish_all(using, older_than=age)
+            left = FollowUp.objects.using(using).filter(published_at__isnull=True).count()
+        except (DatabaseError, follow_ups.Unpublished) as error:
+            raise CommandError(str(error), returncode=FAILED) from error
+        if options["format"] == "json":
+            self.print_json({"published": published, "pending": left})
+        else:
+            self.stdout.write(f"{published} follow-ups were published; {left} are still pending.")

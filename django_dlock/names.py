@@ -1,0 +1,52 @@
+"""What the name of a lock may be, and how a text that may not be one becomes a name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+__all__ = ["MAX_KEY", "MAX_NAME", "REFUSED", "check_name", "digest", "fit"]
+
+MAX_NAME = 255
+MAX_KEY = 200
+"""A longer key ends in a digest, which leaves room for a prefix within ``MAX_NAME``."""
+
+# Control characters break lists and logs; lone surrogates cannot be encoded.
+REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def check_name(name: str) -> str:
+    """Return the name if it is a valid name of a lock.
+
+    Raises:
+        TypeError: Not a string.
+        ValueError: Empty, longer than 255 characters, or with a control character or a lone
+            surrogate.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"A lock's name must be a string, not {name!r}")
+    if not 1 <= len(name) <= MAX_NAME:
+        raise ValueError(
+            f"A lock's name must have 1 to {MAX_NAME} characters, not {len(name)}: {name[:80]!r}"
+        )
+    found = REFUSED.search(name)
+    if found is not None:
+        raise ValueError(
+            f"A lock's name must not contain control characters or lone surrogates, "
+            f"but {name!r} contains {found.group()!r}"
+        )
+    return name
+
+
+def digest(text: str) -> str:
+    # 128 bits, so that no two keys are equal by chance and names stay short.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def fit(key: str, longest: int = MAX_KEY) -> str:
+    """The key as a lock's name; if it is too long or not a valid name, it ends in a digest."""
+    name = REFUSED.sub("?", key)
+    if name == key and len(key) <= longest:
+        return key
+    mark = digest(key)
+    return f"{name[: longest - len(mark) - 1]}~{mark}"

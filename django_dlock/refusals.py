@@ -1,0 +1,120 @@
+"""Responses to requests that do not run: the lock is held, no answer, or not logged in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.utils.cache import patch_vary_headers
+from django.utils.translation import gettext
+
+from .lease import LeaseInfo
+
+__all__ = ["contended", "is_anonymous", "login_required", "prefers_json", "unavailable"]
+
+LONGEST_RETRY_AFTER = 60
+"""Seconds. A long lease may be released at any moment, so clients should not wait for its end."""
+
+OUTAGE_RETRY_AFTER = 5
+"""Seconds after which a client may try again in an outage of the lock's backend."""
+
+TEMPLATE = "django_dlock/contended.html"
+
+
+def contended(request: HttpRequest, status: int, info: LeaseInfo | None) -> HttpResponse:
+    """The lock is held by someone else; the response does not say by whom."""
+    wait = 0.0
+    if info is not None:
+        # How long the holder still needs is unknown. As long as it has taken so far is right on
+        # average, and is short for a request that has just begun.
+        wait = info.age if info.kind == "held" else info.ttl or 0.0
+    return _problem(
+        request,
+        status,
+        gettext("Another request for this resource is in progress. Try again later."),
+        retry_after=min(max(math.ceil(wait), 1), LONGEST_RETRY_AFTER),
+    )
+
+
+def unavailable(request: HttpRequest) -> HttpResponse:
+    """The lock's backend does not answer."""
+    return _problem(
+        request,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        gettext("This service is unavailable for the moment. Try again later."),
+        retry_after=OUTAGE_RETRY_AFTER,
+    )
+
+
+def is_anonymous(request: HttpRequest) -> bool:
+    """Whether the project has users and this request belongs to none of them."""
+    user = getattr(request, "user", None)
+    return user is not None and not user.is_authenticated
+
+
+def login_required(request: HttpRequest) -> HttpResponseBase:
+    """Redirect to the login page, as Django's decorator; 403 for a client that prefers JSON."""
+    from django.contrib.auth import decorators
+
+    if prefers_json(request):
+        detail = gettext("Authentication is required.")
+        return _problem(request, HTTPStatus.FORBIDDEN, detail)
+    response: HttpResponseBase = decorators.login_required(_never)(request)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _never(request: HttpRequest) -> HttpResponse:
+    """The view behind the login; an anonymous request never reaches it."""
+    return HttpResponse(status=HTTPStatus.FORBIDDEN)
+
+
+def prefers_json(request: HttpRequest) -> bool:
+    """Whether the client asks for JSON, or sends it and accepts anything."""
+    json, html = ["application/problem+json", "application/json"], ["text/html"]
+    # If the client accepts both equally, the first wins; a client that sends JSON can read it.
+    sends_json = (request.content_type or "").partition(";")[0].endswith("json")
+    return request.get_preferred_type(json + html if sends_json else html + json) in json
+
+
+def _problem(
+    request: HttpRequest, status: int, detail: str, *, retry_after: int | None = None
+) -> HttpResponse:
+    """The response in the form that the client prefers: problem details (RFC 9457) or a page."""
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": int(status),
+        "detail": detail,
+        "instance": request.path,
+    }
+    if retry_after is not None:
+        problem["retry_after"] = retry_after
+    if prefers_json(request):
+        response: HttpResponse = JsonResponse(
+            problem, status=status, content_type="application/problem+json"
+        )
+    else:
+        response = _page(request, problem)
+    if retry_after is not None:
+        response["Retry-After"] = str(retry_after)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _page(request: HttpRequest, problem: Mapping[str, Any]) -> HttpResponse:
+    from django.template import TemplateDoesNotExist
+    from django.template.loader import render_to_string
+
+    try:
+        body: str = render_to_string(TEMPLATE, {"problem": problem}, request)
+        content_type = "text/html"
+    except TemplateDoesNotExist:
+        # A JSON-only project may have no template engine.
+        body, content_type = f"{problem['title']}: {problem['detail']}\n", "text/plain"
+    return HttpResponse(
+        body, status=problem["status"], content_type=f"{content_type}; charset=utf-8"
+    )

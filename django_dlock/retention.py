@@ -1,0 +1,144 @@
+"""Deletes old idempotency records and lock events, and records that an operator forgets.
+
+The record of a run that may still be alive is kept. Without it, the next delivery of its key would
+start at once, while that run continues.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import TypeVar
+
+from django.db import connections, models, router, transaction
+from django.utils import timezone
+
+from .exceptions import BackendUnavailable, InvalidLockBackend
+from .handler import locks
+from .idempotency import Now
+from .models import FollowUp, IdempotencyRecord, LockEvent
+
+__all__ = ["delete", "forget", "in_batches", "is_alive", "may_be_alive", "purge", "purge_events"]
+
+State = IdempotencyRecord.State
+M = TypeVar("M", bound=models.Model)
+Records = models.QuerySet[IdempotencyRecord]
+
+
+def is_alive(record: IdempotencyRecord) -> bool:
+    """Whether the record's run is in progress, according to the lock's backend.
+
+    Raises:
+        BackendUnavailable: No answer.
+        InvalidLockBackend: The settings do not define the alias any more.
+    """
+    if record.state != State.RUNNING:
+        return False
+    info = locks[record.lock_alias].get(record.lock_name)
+    return info is not None and info.owner == record.owner and info.holder_state != "dead"
+
+
+def may_be_alive(record: IdempotencyRecord, silent: set[str]) -> bool:
+    """As ``is_alive``, but also true if that cannot be found out.
+
+    Args:
+        silent: Aliases that did not answer; they are not asked again, because each question may
+            take a second.
+    """
+    if record.lock_alias in silent:
+        return True
+    try:
+        return is_alive(record)
+    except (BackendUnavailable, InvalidLockBackend):
+        silent.add(record.lock_alias)
+        return True
+
+
+def purge(
+    *, before: dt.datetime | None = None, batch_size: int = 1000, using: str | None = None
+) -> Iterator[int]:
+    """Delete records whose retention has ended, in batches of one transaction each.
+
+    Reads the table once, in the order of its primary key, because an index on ``expires_at``
+    would be updated with every run.
+
+    Args:
+        before: Records that expired before this; the database's present time by default.
+
+    Yields:
+        How many records each batch deleted.
+    """
+    using = using or router.db_for_write(IdempotencyRecord)
+    limit = Now() if before is None else before
+    expired = IdempotencyRecord.objects.using(using).filter(expires_at__lt=limit)
+    silent: set[str] = set()
+    for batch in in_batches(expired.defer("result", "error"), batch_size):
+        running = [record for record in batch if record.state == State.RUNNING]
+        finished = [record.pk for record in batch if record.state != State.RUNNING]
+        deleted = delete(expired.filter(pk__in=finished).exclude(state=State.RUNNING))
+        for record in running:
+            if not may_be_alive(record, silent):
+                deleted += delete(record.as_it_was().filter(expires_at__lt=limit))
+        yield deleted
+    # A pending follow-up is never deleted, even if its record is gone.
+    published = FollowUp.objects.using(using).filter(published_at__isnull=False)
+    over = published.filter(expires_at__lt=limit)
+    for follow_ups in in_batches(over.only("pk"), batch_size):
+        over.filter(pk__in=[follow_up.pk for follow_up in follow_ups]).delete()
+
+
+def purge_events(*, days: float, batch_size: int = 1000, using: str | None = None) -> Iterator[int]:
+    """Delete lock events that are older than ``days``, in batches.
+
+    Yields:
+        How many events each batch deleted.
+    """
+    using = using or router.db_for_write(LockEvent)
+    before = timezone.now() - dt.timedelta(days=days)
+    old = LockEvent.objects.using(using).filter(when__lt=before)
+    for batch in in_batches(old.only("pk"), batch_size):
+        yield old.filter(pk__in=[event.pk for event in batch]).delete()[0]
+
+
+def in_batches(rows: models.QuerySet[M], size: int) -> Iterator[list[M]]:
+    """The rows in the order of their primary keys, in lists of at most ``size``."""
+    last = 0
+    while batch := list(rows.filter(pk__gt=last).order_by("pk")[:size]):
+        yield batch
+        last = batch[-1].pk
+
+
+def forget(records: Records, *, force: bool = False) -> bool:
+    """Delete the selected record, if there is one.
+
+    Args:
+        force: Delete it even if its run may be in progress.
+
+    Returns:
+        Whether it was deleted.
+    """
+    record = records.first()
+    if record is None or not (force or not may_be_alive(record, set())):
+        return False
+    return bool(delete(record.as_it_was()))
+
+
+def delete(records: Records) -> int:
+    """Delete those records that still match the query at the moment of their deletion.
+
+    ``QuerySet.delete()`` alone does not guarantee that: with a receiver of ``post_delete``, for
+    example, it first reads the primary keys and then deletes by them.
+
+    Returns:
+        The number of deleted records.
+    """
+    with transaction.atomic(using=records.db):
+        if connections[records.db].features.has_select_for_update:
+            keys = list(records.select_for_update().values_list("pk", flat=True))
+        else:
+            # After a transaction's first write, no other one can write to a SQLite file.
+            records.update(attempt=models.F("attempt"))
+            keys = list(records.values_list("pk", flat=True))
+        found = IdempotencyRecord.objects.using(records.db).filter(pk__in=keys)
+        _, per_model = found.delete() if keys else (0, {})
+    return per_model.get(IdempotencyRecord._meta.label, 0)

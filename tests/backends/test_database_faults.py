@@ -1,0 +1,454 @@
+"""What the database backend does when the database, the network or the caller misbehaves."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from django.db import connections, transaction
+from pytest_django import DjangoDbBlocker
+
+from django_dlock import clock
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.database import DatabaseBackend, sqlite
+from django_dlock.backends.database.backend import SWEEP_EVERY
+from django_dlock.exceptions import BackendRefused, BackendUnavailable
+from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
+from django_dlock.process import current
+from tests.support import databases
+from tests.support.increments import THREADS
+from tests.support.proxy import Proxy
+
+PROCESSES = 8
+
+
+class Bed:
+    """Makes backends over a database, each with a name space of its own, and closes them."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+
+    def backend(self, alias: str, **options: Any) -> DatabaseBackend:
+        backend = DatabaseBackend(
+            AliasOptions(
+                alias="database",
+                backend="database",
+                key_prefix=f"test-{secrets.token_hex(4)}",
+                command_timeout=options.pop("command_timeout", 1.0),
+                options={"database": alias, **options},
+            )
+        )
+        self.stack.callback(backend.close)
+        return backend
+
+    def behind(self, proxy: Proxy, alias: str, **changes: Any) -> str:
+        """An alias of the same database, through the proxy."""
+        settings = {**connections.settings[alias], "HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        other = f"{alias}-behind-{secrets.token_hex(2)}"
+        return self.stack.enter_context(databases.added(other, {**settings, **changes}))
+
+
+@pytest.fixture
+def bed(django_db_blocker: DjangoDbBlocker) -> Iterator[Bed]:
+    bed = Bed()
+    with django_db_blocker.unblock(), bed.stack:
+        yield bed
+
+
+@pytest.fixture
+def postgres_proxy(postgres_url: str) -> Iterator[Proxy]:
+    parts = urlsplit(postgres_url)
+    with Proxy(parts.hostname or "127.0.0.1", parts.port or 5432, speaks="postgres") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def mariadb_proxy(mariadb_url: str) -> Iterator[Proxy]:
+    parts = urlsplit(mariadb_url)
+    with Proxy(parts.hostname or "127.0.0.1", parts.port or 3306, speaks="amqp") as proxy:
+        yield proxy
+
+
+def request(name: str = "name", ttl: float = 30.0, **kwargs: Any) -> LeaseRequest:
+    return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=ttl, **kwargs)
+
+
+def ask(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease | Contention:
+    return backend.acquire(attempt, deadline=backend.call_deadline())
+
+
+def grant(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease:
+    answer = ask(backend, attempt)
+    assert isinstance(answer, Lease), answer
+    return answer
+
+
+def release(backend: DatabaseBackend, lease: Lease) -> str:
+    return backend.release(lease.name, lease.owner, min_hold=0.0, deadline=backend.call_deadline())
+
+
+def renew(backend: DatabaseBackend, *leases: Lease) -> list[str]:
+    renewals = [Renewal(lease.name, lease.owner, lease.ttl) for lease in leases]
+    process, deadline = current().id, backend.call_deadline()
+    return [it.outcome for it in backend.renew(renewals, process=process, deadline=deadline)]
+
+
+# -- mutual exclusion ------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_g1_increments_of_many_processes_and_threads_are_exact(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "sqlite":
+        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "db.sqlite3")}
+    else:
+        alias = request.getfixturevalue(f"{kind}_alias")
+        entry = connections.settings[alias]
+        database = {
+            key: entry[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
+        }
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    settings = json.dumps(
+        {
+            "DATABASES": {"default": database},
+            "DLOCKS": {
+                "default": {
+                    "BACKEND": "django_dlock.backends.database.DatabaseBackend",
+                    "KEY_PREFIX": secrets.token_hex(4),
+                    # The machine may have other work.
+                    "OPTIONS": {"command_timeout": 10.0, "outage_patience": 60.0},
+                }
+            },
+        }
+    )
+    times = 2000 // (PROCESSES * THREADS)
+    command = [sys.executable, "-m", "tests.support.increments", settings, str(counter), str(times)]
+    running = [subprocess.Popen(command) for _ in range(PROCESSES)]
+    try:
+        assert [process.wait(280) for process in running] == [0] * PROCESSES
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert int(counter.read_text()) == times * PROCESSES * THREADS
+
+
+def test_g1_a_lease_survives_the_rollback_of_its_caller(bed: Bed, database: str) -> None:
+    backend = bed.backend(database)
+    with transaction.atomic(using=database):
+        with connections[database].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        lease = grant(backend, request())
+        transaction.set_rollback(True, using=database)
+    assert isinstance(ask(backend, request()), Contention)
+    assert renew(backend, lease) == ["renewed"]
+    assert release(backend, lease) == "released"
+
+
+def test_waiters_are_served_in_the_order_in_which_they_came(bed: Bed, database: str) -> None:
+    backend = bed.backend(database)
+    lease = grant(backend, request())
+    waiters = [request(waits=True) for _ in range(5)]
+    for waiter in waiters:
+        assert isinstance(ask(backend, waiter), Contention)
+    for waiter in waiters:
+        release(backend, lease)
+        # Nobody who comes later overtakes.
+        assert isinstance(ask(backend, request()), Contention)
+        lease = grant(backend, waiter)
+
+
+def test_g1_a_row_that_has_changed_since_it_was_read_is_not_written(
+    bed: Bed, database: str
+) -> None:
+    backend = bed.backend(database)
+    lease = grant(backend, request())
+
+    # By private names, because no public one stops between reading and writing.
+    def use(one: Any, store: Any, key: Any) -> bool:
+        now, row = store.dialect.read(one, key)
+        before = row.values()
+        release(backend, lease)
+        grant(backend, request())
+        row.renew(Renewal("name", lease.owner, 60.0), now)
+        written: bool = store.dialect.write(one, key, before, row, [])
+        return written
+
+    assert not backend._ask(use, "name", clock.now() + 10)
+    assert renew(backend, lease) == ["released"]
+
+
+# -- statements --------------------------------------------------------------------------------
+
+
+def test_a_cycle_is_two_statements_and_an_idle_process_sends_none(
+    bed: Bed, postgres_alias: str, postgres_proxy: Proxy
+) -> None:
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
+    release(backend, grant(backend, request()))
+    before = postgres_proxy.count()
+    for _ in range(10):
+        release(backend, grant(backend, request()))
+    assert postgres_proxy.commands[before:] == ["INSERT", "UPDATE"] * 10
+    assert postgres_proxy.connections == 1
+
+
+def test_500_leases_are_renewed_by_one_statement(
+    bed: Bed, postgres_alias: str, postgres_proxy: Proxy
+) -> None:
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias), command_timeout=10.0)
+    leases = [grant(backend, request(f"n{number}")) for number in range(500)]
+    before = postgres_proxy.count()
+    assert renew(backend, *leases) == ["renewed"] * 500
+    assert renew(backend, *leases) == ["renewed"] * 500
+    assert postgres_proxy.count() == before + 2
+
+
+# -- the network -------------------------------------------------------------------------------
+
+
+def test_g5_a_lost_reply_orphans_no_lease(
+    bed: Bed, postgres_alias: str, postgres_proxy: Proxy
+) -> None:
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
+    release(backend, grant(backend, request()))
+    postgres_proxy.drop_replies(of=("INSERT",))
+    lease = grant(backend, request())
+    assert postgres_proxy.replies_dropped == 1
+    postgres_proxy.drop_replies(of=("UPDATE",))
+    assert release(backend, lease) == "released"
+    assert postgres_proxy.replies_dropped == 2
+    assert not backend.locked("name", deadline=backend.call_deadline())
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_g10_a_call_into_a_black_hole_returns_by_its_deadline(
+    bed: Bed, kind: str, request: pytest.FixtureRequest
+) -> None:
+    proxy: Proxy = request.getfixturevalue(f"{kind}_proxy")
+    alias = bed.behind(proxy, request.getfixturevalue(f"{kind}_alias"))
+    backend = bed.backend(alias, command_timeout=0.5)
+    lease = grant(backend, globals()["request"]())
+    proxy.black_hole()
+    # The second one needs a new connection.
+    for _ in range(2):
+        began = clock.now()
+        with pytest.raises(BackendUnavailable):
+            release(backend, lease)
+        # Far less than any timeout of a driver.
+        assert clock.now() - began < 1.5
+    proxy.heal()
+    patient = clock.now() + 10
+    assert backend.release(lease.name, lease.owner, min_hold=0.0, deadline=patient) == "released"
+
+
+def test_a_terminated_session_is_replaced_and_no_lease_is_lost(
+    bed: Bed, postgres_alias: str
+) -> None:
+    backend = bed.backend(postgres_alias)
+    lease = grant(backend, request())
+    with connections[postgres_alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert cursor.fetchone()[0] >= 1
+    assert renew(backend, lease) == ["renewed"]
+    assert release(backend, lease) == "released"
+
+
+def test_a_session_that_mariadb_ended_is_replaced(bed: Bed, mariadb_alias: str) -> None:
+    backend = bed.backend(mariadb_alias)
+    lease = grant(backend, request())
+    with connections[mariadb_alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM information_schema.processlist "
+            "WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+        )
+        for (session,) in cursor.fetchall():
+            cursor.execute(f"KILL {session}")
+    assert renew(backend, lease) == ["renewed"]
+    assert release(backend, lease) == "released"
+
+
+# -- the database ------------------------------------------------------------------------------
+
+
+def test_a_missing_table_is_told_with_its_cure(
+    bed: Bed, postgres_url: str, postgres_alias: str
+) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA empty")
+    changes = {"OPTIONS": {"options": "-c search_path=empty"}}
+    settings = {**connections.settings[postgres_alias], **changes}
+    bed.stack.enter_context(databases.added("unmigrated", settings))
+    backend = bed.backend("unmigrated")
+    with pytest.raises(BackendRefused, match="migrate django_dlock --database unmigrated"):
+        ask(backend, request())
+    assert [problem.id for problem in backend.store_problems()] == ["E010"]
+
+
+def test_a_read_only_database_is_told_as_such(bed: Bed, postgres_alias: str) -> None:
+    changes = {"OPTIONS": {"options": "-c default_transaction_read_only=on"}}
+    settings = {**connections.settings[postgres_alias], **changes}
+    bed.stack.enter_context(databases.added("standby", settings))
+    backend = bed.backend("standby", command_timeout=0.3)
+    with pytest.raises(BackendUnavailable, match="is read-only"):
+        ask(backend, request())
+    assert [problem.id for problem in backend.store_problems()] == ["E011"]
+
+
+def test_g2_deleted_rows_are_told_and_tokens_rise_all_the_same(bed: Bed, database: str) -> None:
+    if connections[database].vendor == "sqlite":
+        pytest.skip("its rows are in a file of their own")
+    backend = bed.backend(database)
+    lease = grant(backend, request())
+    with connections[database].cursor() as cursor:
+        cursor.execute("DELETE FROM django_dlock_leaserecord")
+    assert renew(backend, lease) == ["refused"]
+    assert grant(backend, request()).token > lease.token
+
+
+def test_g1_a_row_that_is_locked_makes_the_call_fail_in_time(bed: Bed, postgres_alias: str) -> None:
+    backend = bed.backend(postgres_alias, command_timeout=0.5)
+    lease = grant(backend, request())
+    with transaction.atomic(using=postgres_alias):
+        with connections[postgres_alias].cursor() as cursor:
+            cursor.execute("SELECT 1 FROM django_dlock_leaserecord FOR UPDATE")
+        with pytest.raises(BackendUnavailable):
+            release(backend, lease)
+    assert release(backend, lease) == "released"
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def test_g8_a_child_that_ends_leaves_the_sessions_of_its_parent_alone(
+    bed: Bed, database: str
+) -> None:
+    backend = bed.backend(database)
+    lease = grant(backend, request())
+    idle = backend._store.pool._idle[0].raw if backend.is_shared else None
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            backend.after_fork()
+            gc.collect()
+            backend.close()
+            status = 0 if backend.locked("name", deadline=clock.now() + 10) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert renew(backend, lease) == ["renewed"]
+    # Not through a new connection. A private name, for nothing else tells one from another.
+    assert idle is None or backend._store.pool._idle[0].raw is idle
+
+
+def test_renewals_do_not_queue_behind_acquires(bed: Bed, postgres_alias: str) -> None:
+    backend = bed.backend(postgres_alias, connections=3, command_timeout=5.0)
+    lease = grant(backend, request("mine"))
+    other = grant(backend, request("locked"))
+    with transaction.atomic(using=postgres_alias):
+        with connections[postgres_alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT 1 FROM django_dlock_leaserecord WHERE name = 'locked' FOR UPDATE"
+            )
+        stuck = [threading.Thread(target=ask, args=(backend, request("locked"))) for _ in range(4)]
+        for thread in stuck:
+            thread.start()
+        databases.wait_until_one_waits(postgres_alias)
+        began = time.monotonic()
+        assert renew(backend, lease) == ["renewed"]
+        assert release(backend, lease) == "released"
+        assert time.monotonic() - began < 4.0
+    for thread in stuck:
+        thread.join()
+    release(backend, other)
+
+
+# -- a database in memory ----------------------------------------------------------------------
+
+
+def test_a_name_may_be_new_to_many_callers_at_once(bed: Bed, database: str) -> None:
+    backend = bed.backend(database, command_timeout=10.0)
+    answers: list[Any] = []
+    together = threading.Barrier(4)
+
+    def work() -> None:
+        for number in range(10):
+            together.wait(60)
+            try:
+                answers.append(ask(backend, request(f"new:{number}")))
+            except Exception as error:
+                answers.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    wrong = [it for it in answers if isinstance(it, Exception)]
+    assert not wrong, wrong
+    assert Counter(map(type, answers)) == {Lease: 10, Contention: 30}
+
+
+def test_links_to_the_projects_file_lead_to_one_file_of_leases(tmp_path: Path) -> None:
+    (tmp_path / "shared.sqlite3").touch()
+    for release_name in ("one", "two"):
+        (tmp_path / release_name).mkdir()
+        (tmp_path / release_name / "db.sqlite3").symlink_to(tmp_path / "shared.sqlite3")
+    paths = {sqlite.path_beside(tmp_path / name / "db.sqlite3") for name in ("one", "two")}
+    assert len(paths) == 1
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_names_used_once_are_swept_where_each_takes_the_long_way(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[object] = []
+    monkeypatch.setattr(DatabaseBackend, "_sweep", lambda self, one, store: swept.append(one))
+    backend = bed.backend(database)
+    for number in range(2 * SWEEP_EVERY):
+        grant(backend, request(f"once:{number}"))
+    assert len(swept) == 2
+
+
+def test_locks_of_a_database_in_memory_are_of_this_process(bed: Bed) -> None:
+    settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    bed.stack.enter_context(databases.added("memory", settings))
+    backend = bed.backend("memory")
+    assert not backend.is_shared
+    lease = grant(backend, request())
+    backend.close()
+    assert renew(backend, lease) == ["renewed"]
+
+
+def test_a_test_run_leaves_the_projects_own_database_alone(bed: Bed, tmp_path: Path) -> None:
+    names = {name: tmp_path / f"{name}.sqlite3" for name in ("project", "test")}
+    settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": names["test"]}
+    alias = bed.stack.enter_context(databases.added("changing", settings))
+    backend = bed.backend(alias)
+    release(backend, grant(backend, request()))
+    # As at the end of a run, before the process ends.
+    connections.settings[alias]["NAME"] = names["project"]
+    assert renew(backend) == []
+    backend.deregister(current().id, deadline=backend.call_deadline())
+    assert sorted(path.name for path in tmp_path.glob("*-dlock")) == ["test.sqlite3-dlock"]

@@ -1,0 +1,451 @@
+"""Waiters hear of a hand-over by notifications, whatever is cut, forked or swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import psycopg2
+import pytest
+
+from django_dlock.backends.database import wakeup as module
+from django_dlock.backends.database.wakeup import Notification, Wakeup
+from tests.support.proxy import Proxy
+
+PATIENCE = 20.0
+NAME = "dlock listens"
+"""What the listening connections call themselves at the server."""
+
+
+def by_psycopg2(url: str, **options: Any) -> Any:
+    connection = psycopg2.connect(url, **options)
+    connection.autocommit = True
+    return connection
+
+
+DRIVERS: dict[str, Callable[..., Any]] = {
+    "psycopg": partial(psycopg.connect, autocommit=True),
+    "psycopg2": by_psycopg2,
+}
+
+
+class Database:
+    """What a test and the backend's ordinary connections do."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connection = psycopg.connect(url, autocommit=True)
+        self.close = self._connection.close
+
+    def notify(self, channel: str, payload: str) -> None:
+        self._connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+
+    def listeners(self) -> list[int]:
+        found = self._connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = %s", (NAME,)
+        )
+        return [pid for (pid,) in found]
+
+    def terminate(self) -> None:
+        for pid in self.listeners():
+            self._connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    with closing(Database(postgres_url)) as it:
+        yield it
+
+
+@pytest.fixture
+def make(database: Database) -> Iterator[Callable[..., Wakeup]]:
+    """Gives a ``Wakeup`` for the database, or by another way to it."""
+    made: list[Wakeup] = []
+
+    def make(url: str = database.url, driver: str = "psycopg", **options: Any) -> Wakeup:
+        connect = partial(DRIVERS[driver], url, application_name=options.pop("name", NAME))
+        made.append(Wakeup(connect, options.pop("probe", database.notify), **options))
+        return made[-1]
+
+    yield make
+    for it in made:
+        it.close()
+    until(lambda: not database.listeners())
+
+
+@pytest.fixture(params=DRIVERS)
+def wakeup(request: pytest.FixtureRequest, make: Callable[..., Wakeup]) -> Wakeup:
+    """Listens already, by each driver."""
+    it = make(driver=request.param)
+    listening(it)
+    return it
+
+
+def until(condition: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.002)
+
+
+def listening(wakeup: Wakeup) -> None:
+    with wakeup.expect("nobody's") as notification:
+        give_up_at = time.monotonic() + PATIENCE
+        while not wakeup.subscribed:
+            assert time.monotonic() < give_up_at
+            assert notification.wait(PATIENCE) is None
+
+
+def on_a_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Run it; the function returned waits for the result."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(PATIENCE)
+        assert results, "still waiting, or raised"
+        return results[0]
+
+    return result
+
+
+def waits(notification: Notification) -> bool:
+    return notification._wake is not module._wake_nobody
+
+
+def listener_threads() -> list[threading.Thread]:
+    return [
+        thread for thread in threading.enumerate() if thread.name == "dlock-listener-postgresql"
+    ]
+
+
+# -- who is woken ----------------------------------------------------------------------
+
+
+def test_a_waiting_thread_is_woken_by_the_notification_of_its_ticket(wakeup, database):
+    with wakeup.expect("t1") as notification, wakeup.expect("t2") as other:
+        result = on_a_thread(lambda: notification.wait(PATIENCE))
+        until(lambda: waits(notification))
+        database.notify(wakeup.channel, "t1 token and all")
+        assert result() == "t1 token and all"
+        database.notify(wakeup.channel, "t2")
+        assert other.wait(PATIENCE) == "t2"
+
+
+async def test_a_waiting_coroutine_is_woken_by_the_notification_of_its_ticket(wakeup, database):
+    with wakeup.expect("t1") as notification:
+        waiting = asyncio.create_task(notification.async_wait(PATIENCE))
+        await asyncio.to_thread(until, lambda: waits(notification))
+        database.notify(wakeup.channel, "t1 x")
+        assert await waiting == "t1 x"
+
+
+def test_g4_a_notification_that_comes_before_the_wait_is_kept(wakeup, database):
+    with wakeup.expect("t1") as early, wakeup.expect("t2") as later:
+        database.notify(wakeup.channel, "t1 x")
+        database.notify(wakeup.channel, "t2 x")
+        assert later.wait(PATIENCE) == "t2 x"
+        # It came before that one.
+        assert early.wait(0.0) == "t1 x"
+
+
+def test_g4_who_waited_before_the_process_listened_asks_again(make, database):
+    wakeup = make()
+    with wakeup.expect("t1") as notification:
+        # Sent before anybody listens: nobody hears it.
+        database.notify(wakeup.channel, "t1 x")
+        until(lambda: wakeup.subscribed)
+        assert notification.wait(PATIENCE) is None
+        database.notify(wakeup.channel, "t1 y")
+        assert notification.wait(PATIENCE) == "t1 y"
+
+
+def test_a_wait_ends_with_its_timeout_and_when_it_is_interrupted(wakeup):
+    with wakeup.expect("t1") as notification:
+        assert notification.wait(0.0) is None
+        assert notification.wait(PATIENCE, interrupted=lambda: True) is None
+        assert asyncio.run(notification.async_wait(0.0)) is None
+        assert asyncio.run(notification.async_wait(PATIENCE, lambda: True)) is None
+
+
+def test_g4_a_notification_that_nobody_expects_is_passed_on(make, database):
+    unclaimed: list[str] = []
+    wakeup = make(on_unclaimed=unclaimed.append)
+    listening(wakeup)
+    database.notify(wakeup.channel, "gone x")
+    with wakeup.expect("t1") as notification, wakeup.expect("t2") as last:
+        database.notify(wakeup.channel, "t1 x")
+        database.notify(wakeup.channel, "t2 x")
+        assert last.wait(PATIENCE) == "t2 x"
+        assert unclaimed == ["gone x"]
+        # It leaves without having seen its own.
+        notification.__exit__()
+    assert unclaimed == ["gone x", "t1 x"]
+
+
+def test_what_cannot_be_passed_on_stops_nobody(make, database, caplog):
+    def fails(payload: str) -> None:
+        raise RuntimeError("cannot")
+
+    wakeup = make(on_unclaimed=fails)
+    listening(wakeup)
+    with wakeup.expect("t1") as notification:
+        database.notify(wakeup.channel, "gone x")
+        database.notify(wakeup.channel, "t1 x")
+        assert notification.wait(PATIENCE) == "t1 x"
+    assert "could not be passed on" in caplog.text
+
+
+# -- one connection --------------------------------------------------------------------
+
+
+def test_a_thousand_waiters_share_one_connection_and_one_thread(wakeup, database):
+    loops, threads, each = 3, 100, 300
+
+    async def coroutines(number: int) -> list[str | None]:
+        with ExitStack() as stack:
+            expected = [
+                stack.enter_context(wakeup.expect(f"c{number}-{index}")) for index in range(each)
+            ]
+            return await asyncio.gather(*(it.async_wait(PATIENCE) for it in expected))
+
+    def thread(number: int) -> str | None:
+        with wakeup.expect(f"t{number}") as notification:
+            return notification.wait(PATIENCE)
+
+    in_loops = [on_a_thread(lambda n=n: asyncio.run(coroutines(n))) for n in range(loops)]
+    in_threads = [on_a_thread(lambda n=n: thread(n)) for n in range(threads)]
+    until(lambda: sum(map(waits, wakeup._expected.copy().values())) == loops * each + threads)
+    assert len(database.listeners()) == len(listener_threads()) == 1
+    for ticket in wakeup._expected.copy():
+        database.notify(wakeup.channel, f"{ticket} x")
+    assert [result() for result in in_threads] == [f"t{n} x" for n in range(threads)]
+    for number, result in enumerate(in_loops):
+        assert result() == [f"c{number}-{index} x" for index in range(each)]
+
+
+def test_the_thread_ends_some_time_after_the_last_waiter_and_begins_anew(make, database):
+    wakeup = make(linger=0.05)
+    for _ in range(3):
+        listening(wakeup)
+        assert database.listeners()
+        until(lambda: not (database.listeners() or listener_threads()))
+        assert wakeup.works
+        assert not wakeup.subscribed
+
+
+def test_closing_ends_the_thread_and_wakes_its_waiters(wakeup, database):
+    with wakeup.expect("t1") as notification:
+        result = on_a_thread(lambda: notification.wait(PATIENCE))
+        until(lambda: waits(notification))
+        wakeup.close()
+        assert result() is None
+        # Whoever waits again has it listen again.
+        assert notification.wait(PATIENCE) is None
+        until(lambda: wakeup.subscribed)
+
+
+async def test_g7_a_cancelled_wait_leaves_nothing_and_passes_on_what_came(make, database):
+    unclaimed: list[str] = []
+    wakeup = make(on_unclaimed=unclaimed.append)
+    listening(wakeup)
+
+    async def wait() -> None:
+        with wakeup.expect("t1") as notification:
+            await notification.async_wait(PATIENCE)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    # The loop is not run before both have happened.
+    database.notify(wakeup.channel, "t1 x")
+    until(lambda: wakeup._expected["t1"]._payloads)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert not wakeup._expected
+    assert unclaimed == ["t1 x"]
+
+
+def test_a_loop_that_was_closed_harms_nobody(wakeup, database):
+    loop = asyncio.new_event_loop()
+    notification = wakeup.expect("t1").__enter__()
+    task = loop.create_task(notification.async_wait(PATIENCE))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    with wakeup.expect("t2") as other:
+        database.notify(wakeup.channel, "t1 x")
+        database.notify(wakeup.channel, "t2 x")
+        assert other.wait(PATIENCE) == "t2 x"
+    notification.__exit__()
+    task._log_destroy_pending = False
+
+
+# -- faults ----------------------------------------------------------------------------
+
+
+def test_g4_a_connection_that_is_terminated_wakes_all_and_is_replaced(wakeup, database):
+    with wakeup.expect("t1") as one, wakeup.expect("t2") as two:
+        results = [on_a_thread(lambda it=it: it.wait(10 * PATIENCE)) for it in (one, two)]
+        until(lambda: waits(one) and waits(two))
+        (before,) = database.listeners()
+        database.terminate()
+        assert [result() for result in results] == [None, None]
+        until(lambda: wakeup.subscribed)
+        assert wakeup.works
+        for notification in (one, two):
+            while not notification._state.subscribed:
+                assert notification.wait(PATIENCE) is None
+            database.notify(wakeup.channel, f"{notification.ticket} x")
+            assert notification.wait(PATIENCE) == f"{notification.ticket} x"
+        (after,) = database.listeners()
+        assert after != before
+
+
+def test_g10_while_nobody_can_listen_waiters_ask_again_and_again(make, database, caplog):
+    with Proxy("127.0.0.1", urlsplit(database.url).port, speaks="postgres") as proxy:
+        wakeup = make(
+            urlsplit(database.url)._replace(netloc=f"postgres@127.0.0.1:{proxy.port}").geturl()
+        )
+        listening(wakeup)
+        with wakeup.expect("t1") as notification:
+            proxy.refuse()
+            until(lambda: not wakeup.works)
+            while notification._state is not wakeup._state:
+                assert notification.wait(PATIENCE) is None
+            began = time.monotonic()
+            assert notification.wait(PATIENCE) is None
+            assert time.monotonic() - began < PATIENCE / 2
+            proxy.accept()
+            until(lambda: wakeup.subscribed)
+            assert wakeup.works
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_g4_a_connection_that_has_become_silent_is_noticed(make, database, monkeypatch):
+    # It is a matter of seconds otherwise.
+    monkeypatch.setattr(module, "SILENCE", 0.05)
+    monkeypatch.setattr(module, "ECHO_PATIENCE", 0.2)
+    with Proxy("127.0.0.1", urlsplit(database.url).port, speaks="postgres") as proxy:
+        wakeup = make(
+            urlsplit(database.url)._replace(netloc=f"postgres@127.0.0.1:{proxy.port}").geturl()
+        )
+        listening(wakeup)
+        with wakeup.expect("t1") as notification:
+            # Found to be alive, it is kept.
+            before, echo = wakeup._state, wakeup._echo
+            until(lambda: wakeup._echo != echo)
+            assert wakeup._state is before
+            proxy.black_hole()
+            assert notification.wait(PATIENCE) is None
+            assert not wakeup.subscribed
+
+
+def test_g4_a_pooler_that_swallows_notifications_is_noticed(make, database, pooler, caplog):
+    through = Database(pooler.url_for(database.url))
+    with closing(through):
+        # The pooler keeps its own connection.
+        wakeup = make(through.url, name="pooled", probe=through.notify, test_again_after=0.2)
+        with wakeup.expect("t1") as notification:
+            assert not wakeup.subscribed
+            until(lambda: not wakeup.works)
+            assert notification.wait(PATIENCE) is None
+            assert not wakeup.subscribed
+            # It is tried again, in case that it was something else.
+            before = wakeup._state
+            until(lambda: wakeup._state is not before)
+            assert not wakeup.works
+            assert not wakeup.subscribed
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_g8_a_forked_child_listens_by_itself_and_leaves_its_parents_connection(
+    make, database, driver
+):
+    wakeup = make(driver=driver)
+    listening(wakeup)
+    (before,), channel = database.listeners(), wakeup.channel
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            wakeup.forget()
+            assert wakeup.channel != channel
+            wakeup._probe = lambda *args: Database(database.url).notify(*args)
+            listening(wakeup)
+            with wakeup.expect("child") as notification:
+                Database(database.url).notify(wakeup.channel, "child x")
+                status = 0 if notification.wait(PATIENCE) == "child x" else 2
+            wakeup.close()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with wakeup.expect("t1") as notification:
+        database.notify(channel, "t1 x")
+        assert notification.wait(PATIENCE) == "t1 x"
+    until(lambda: database.listeners() == [before])
+
+
+def test_g8_the_server_notices_the_end_of_a_process_whose_child_lives_on(make, database):
+    pid = os.fork()
+    if pid == 0:
+        wakeup = Wakeup(
+            partial(psycopg.connect, database.url, autocommit=True, application_name=NAME),
+            lambda *args: Database(database.url).notify(*args),
+        )
+        listening(wakeup)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            wakeup.forget()
+            os.write(write, b".")
+            time.sleep(PATIENCE)
+            os._exit(0)
+        os.read(read, 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    until(lambda: not database.listeners())
+
+
+GREENLETS = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import functools, sys, gevent, psycopg
+from django_dlock.backends.database.wakeup import Wakeup
+
+connect = functools.partial(psycopg.connect, sys.argv[1], autocommit=True)
+ordinary = connect()
+notify = lambda *args: ordinary.execute("SELECT pg_notify(%s, %s)", args)
+wakeup = Wakeup(connect, notify)
+
+def wait(ticket):
+    with wakeup.expect(ticket) as notification:
+        while (payload := notification.wait(20)) is None:
+            pass
+        return payload
+
+waiting = [gevent.spawn(wait, f"t{number}") for number in range(10)]
+while not (wakeup.subscribed and len(wakeup._expected) == 10):
+    gevent.sleep(0.01)
+for number in range(10):
+    notify(wakeup.channel, f"t{number} x")
+assert [one.get(timeout=20) for one in waiting] == [f"t{number} x" for number in range(10)]
+wakeup.close()
+"""
+
+
+def test_greenlets_wait_too(postgres_url):
+    command = [sys.executable, "-W", "error", "-c", GREENLETS, postgres_url]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,214 @@
+"""How the admin pages look: in Django's own admin and in two themes, light, dark and on a phone.
+
+With ``DLOCK_PICTURES`` set to a folder, the pictures of the documentation are written to it;
+``make pictures`` does so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import missing
+from tests.support.screen import complaints, show, text_of, wait_for
+from tests.support.themed_site import PASSWORD, THEMES, USER, ThemedSite
+
+pytestmark = pytest.mark.timeout(180)
+
+LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
+LOCKS, RECORDS, EVENTS = (
+    f"/admin/django_dlock/{model}/" for model in ("heldlock", "idempotencyrecord", "lockevent")
+)
+PAGES = {
+    "held-locks": LOCKS,
+    "lock": LOCKS + "default_2Fimport_3A1207/change/",
+    "release": LOCKS + "default_2Freport_3Adaily/release/",
+    "records": RECORDS,
+    "record": RECORDS + "2/change/",
+    "forget": RECORDS + "4/forget/",
+    "events": EVENTS,
+    "event": EVENTS + "1/change/",
+}
+IN_THE_DOCUMENTATION = {
+    *((name, look) for name in ("held-locks", "release", "records", "events") for look in LOOKS),
+    ("outage", "light"),
+    ("outage", "dark"),
+}
+
+
+@pytest.fixture(scope="module", params=THEMES)
+def theme(request):
+    for app in THEMES[request.param]:
+        if importlib.util.find_spec(app) is None:
+            missing(f"django-{app} is not installed")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def site(theme):
+    with ThemedSite(theme) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def troubled_site(theme):
+    with ThemedSite(theme, outage=True) as site:
+        yield site
+
+
+def visit(browser, site, path, width=1280, colours="light"):
+    """Open a page, as one who has logged in, on a screen of this width, in these colours."""
+    show(browser, width, colours)
+    browser.get(site.url + path)
+    if "/login/" in browser.current_url:
+        browser.find_element("name", "username").send_keys(USER)
+        browser.find_element("name", "password").send_keys(PASSWORD)
+        browser.find_element("css selector", "[type=submit]").click()
+        browser.get(site.url + path)
+    wait_for(browser, "document.readyState === 'complete'")
+
+
+def look_at(browser, site, path, name, look):
+    """Open a page in one look; it must fit, and break no rule of the policy."""
+    width, colours = LOOKS[look]
+    # Of the page alone, not of the one where one logs in.
+    visit(browser, site, path, width, colours)
+    complaints(browser)
+    browser.refresh()
+    wait_for(browser, "document.readyState === 'complete'")
+    assert complaints(browser) == []
+    # The page itself never scrolls sideways; a wide table does so within its frame.
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    folder = os.environ.get("DLOCK_PICTURES")
+    if folder and site.theme == "stock" and (name, look) in IN_THE_DOCUMENTATION:
+        height = browser.execute_script("return document.documentElement.scrollHeight")
+        show(browser, width, colours, min(height, 800 if look == "phone" else 1200))
+        picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+        Path(folder, f"{name}-{look}.png").write_bytes(b64decode(picture["data"]))
+
+
+def boxes(browser, selector):
+    """Where each of the elements is: left, right, top, bottom, width and height."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((e) => "
+        "e.getBoundingClientRect().toJSON())",
+        selector,
+    )
+
+
+def style(browser, selector, name):
+    return browser.execute_script(
+        "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]",
+        selector,
+        name,
+    )
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_and_breaks_no_rule(browser, site, name, look):
+    look_at(browser, site, PAGES[name], name, look)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_an_alias_without_an_answer_leaves_the_page_whole(browser, troubled_site, look):
+    look_at(browser, troubled_site, LOCKS, "outage", look)
+    assert "Alias “billing” did not answer" in text_of(browser)
+    assert "invoice:2281" in text_of(browser)
+    problem, table = boxes(browser, ".dlock-problem, #result_list")
+    assert problem["bottom"] <= table["top"]
+    # Nor does it lie on the frame of the search.
+    search = boxes(browser, "#searchbar")[0]
+    assert problem["top"] >= search["bottom"]
+
+
+def test_an_outage_is_not_called_no_locks(browser, troubled_site):
+    visit(browser, troubled_site, LOCKS + "?alias=billing")
+    assert "The number of held locks is not known." in text_of(browser)
+    assert "0 held locks" not in text_of(browser)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_release_is_in_view_without_scrolling_sideways(browser, site, width):
+    visit(browser, site, LOCKS, width)
+    links = boxes(browser, ".field-release_link a")
+    assert len(links) == 6
+    assert all(link["left"] >= 0 and link["right"] <= width for link in links)
+    hidden = browser.execute_script(
+        "return [...document.querySelectorAll('.field-release_link a')].filter((link) => {"
+        " link.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});"
+        " const box = link.getBoundingClientRect();"
+        " const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];"
+        " return document.elementFromPoint(x, y) !== link; }).length"
+    )
+    assert hidden == 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_shines_through_beneath_release(browser, site, width):
+    visit(browser, site, LOCKS, width)
+    wait_for(browser, "!document.getElementById('dlock-refresh').hidden")
+    browser.execute_script("document.querySelector('.action-select').click()")
+    # A column that stays in its place needs a ground of its own, also where its row is ticked.
+    see_through = browser.execute_script(
+        "return [...document.querySelectorAll('td.field-release_link')].filter((cell) => {"
+        " const style = getComputedStyle(cell);"
+        " return style.position === 'sticky' && !/rgb\\(|oklab\\(|oklch\\(|color\\(srgb/"
+        ".test(style.backgroundImage); }).length"
+    )
+    assert see_through == 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_name_wraps_between_its_words(browser, site, width):
+    visit(browser, site, LOCKS, width)
+    broken = browser.execute_script(
+        "const lines = (node) => { const range = document.createRange(); "
+        " range.selectNodeContents(node); return range.getClientRects().length; };"
+        "return [...document.querySelectorAll('.field-lock_name a, .dlock-lines > div')]"
+        ".flatMap((element) => [...element.childNodes])"
+        ".filter((node) => node.nodeType === Node.TEXT_NODE && !node.data.includes('-'))"
+        ".filter((node) => lines(node) > 1).map((node) => node.data)"
+    )
+    assert broken == []
+    cut = browser.execute_script(
+        "return [...document.querySelectorAll('td.field-holder')]"
+        ".filter((cell) => cell.scrollHeight > cell.clientHeight + 1).length"
+    )
+    assert cut == 0
+
+
+@pytest.mark.parametrize("name", ["record", "records", "forget", "event", "events"])
+def test_times_have_seconds(browser, site, name):
+    visit(browser, site, PAGES[name])
+    times = boxes(browser, ".dlock-time")
+    assert times
+    # A date is not broken at its hyphens.
+    assert len({round(time["height"]) for time in times if time["height"]}) <= 1
+    assert "p.m." not in text_of(browser)
+    assert "a.m." not in text_of(browser)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_buttons_of_a_confirmation_are_buttons(browser, site, width):
+    visit(browser, site, PAGES["release"], width)
+    yes, no = boxes(browser, "form.card input[type=submit], form.card .cancel-link")
+    assert yes["height"] == pytest.approx(no["height"], abs=1)
+    assert yes["height"] > 30
+    assert yes["right"] < no["left"] or yes["bottom"] < no["top"]
+    assert max(yes["right"], no["right"]) <= width
+    assert style(browser, "form.card input[type=submit]", "backgroundColor") != "rgba(0, 0, 0, 0)"
+    assert style(browser, "form.card input[type=submit]", "textTransform") == "none"
+
+
+def test_a_lock_is_released_from_its_own_page(browser, site):
+    visit(browser, site, PAGES["lock"])
+    (tool,) = boxes(browser, ".dlock-tool a")
+    assert tool["height"] > 15
+    browser.find_element("css selector", ".dlock-tool a").click()
+    wait_for(browser, "document.querySelector('.dlock-confirmation')")
+    assert "Release the lock “import:1207” of alias “default”?" in text_of(browser)

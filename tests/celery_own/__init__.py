@@ -1,0 +1,1 @@
+"""Celery's own integration tests, run with ``LockedTask`` as the class of every task."""

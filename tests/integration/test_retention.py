@@ -1,0 +1,221 @@
+"""Which idempotency records are deleted, on the databases that people use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from django.db import OperationalError, connections
+from django.db.models.functions import Now
+from django.db.models.signals import pre_delete
+from django.test.utils import CaptureQueriesContext
+
+from django_dlock import idempotency, locks, retention
+from django_dlock.backends.local import LocalBackend
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.idempotency import Claim, ClaimRequest
+from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.models import FollowUp, IdempotencyRecord
+from tests.support import databases
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+State = IdempotencyRecord.State
+LOCAL = "django_dlock.backends.local.LocalBackend"
+WEEK = dt.timedelta(days=7)
+
+
+class SilentBackend(LocalBackend):
+    """An alias that does not answer, and counts how often it was asked."""
+
+    asked = 0
+
+    def get(self, name):
+        type(self).asked += 1
+        raise BackendUnavailable("nobody answers", name, self.alias)
+
+
+@pytest.fixture(autouse=True)
+def aliases(settings):
+    settings.DLOCKS = {
+        "default": {"BACKEND": LOCAL},
+        "silent": {"BACKEND": f"{__name__}.SilentBackend"},
+    }
+    locks.reset()
+    SilentBackend.asked = 0
+    yield
+    locks.reset()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_before_the_first_test(request: pytest.FixtureRequest) -> None:
+    """What a test's threads may connect to is decided before it asks for its database."""
+    for alias in databases.ALL[1:]:
+        with suppress(pytest.skip.Exception):
+            request.getfixturevalue(f"{alias}_alias")
+
+
+@pytest.fixture
+def database(database: str) -> str:
+    """An alias with an empty table of records, outside any transaction."""
+    IdempotencyRecord.objects.using(database).all().delete()
+    return database
+
+
+def begin(key: str, using: str, *, owner: str = "a", alias: str = "default") -> Claim:
+    """A run of a key, whose lease nobody holds."""
+    request = ClaimRequest(
+        scope="shop.charge",
+        key=key,
+        payload="p",
+        ttl=WEEK,
+        lock_alias=alias,
+        lock_name=f"order:{key}",
+        owner=owner,
+    )
+    claim = idempotency.claim(request, holds=lambda *holder: False, using=using)
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def hold(key: str, owner: str = "a") -> None:
+    backend = locks["default"]
+    request = LeaseRequest(name=f"order:{key}", owner=owner, ttl=30)
+    assert isinstance(backend.acquire(request, deadline=backend.call_deadline()), Lease)
+
+
+def expire(using: str) -> None:
+    expired = Now() - dt.timedelta(seconds=1)
+    IdempotencyRecord.objects.using(using).update(expires_at=expired)
+
+
+def keys(using: str) -> list[str]:
+    return sorted(IdempotencyRecord.objects.using(using).values_list("key", flat=True))
+
+
+def test_purge_deletes_what_expired_in_batches(database):
+    for number in range(5):
+        idempotency.complete(begin(str(number), database))
+    expire(database)
+    begin("kept", database)
+    assert list(retention.purge(batch_size=2, using=database)) == [2, 2, 1]
+    assert keys(database) == ["kept"]
+
+
+def test_purge_deletes_published_follow_ups_in_batches(database):
+    idempotency.complete(begin("42", database))
+    record = IdempotencyRecord.objects.using(database).get()
+    past = record.expires_at - 2 * WEEK
+    follow_ups = FollowUp.objects.using(database)
+    follow_ups.all().delete()
+    for number in range(5):
+        facts = {"task_id": str(number), "message": "{}", "created_at": past, "expires_at": past}
+        follow_ups.create(record=record, published_at=past, **facts)
+    follow_ups.create(record=record, **{**facts, "task_id": "pending"})
+    with CaptureQueriesContext(connections[database]) as queries:
+        assert list(retention.purge(batch_size=2, using=database)) == []
+    deleted = [query for query in queries if query["sql"].startswith("DELETE")]
+    assert len(deleted) == 3
+    assert list(follow_ups.values_list("task_id", flat=True)) == ["pending"]
+
+
+def test_purge_takes_a_moment_of_its_own(database):
+    idempotency.complete(begin("42", database))
+    moment = IdempotencyRecord.objects.using(database).get().expires_at
+    assert list(retention.purge(before=moment, using=database)) == []
+    later = moment + dt.timedelta(seconds=1)
+    assert list(retention.purge(before=later, using=database)) == [1]
+
+
+def test_g12_purge_leaves_a_run_that_lives_past_its_retention(database):
+    for key in ("alive", "dead", "taken over"):
+        begin(key, database)
+    begin("untold", database, alias="silent")
+    begin("untold too", database, alias="silent")
+    begin("renamed", database, alias="no alias of the settings")
+    hold("alive")
+    hold("taken over", owner="another")
+    expire(database)
+    assert list(retention.purge(using=database)) == [2]
+    assert keys(database) == ["alive", "renamed", "untold", "untold too"]
+    assert SilentBackend.asked == 1
+
+
+def test_purge_reads_past_what_it_leaves(database):
+    for key in "abc":
+        begin(key, database)
+        hold(key)
+    idempotency.complete(begin("d", database))
+    expire(database)
+    assert list(retention.purge(batch_size=2, using=database)) == [0, 1]
+    assert keys(database) == ["a", "b", "c"]
+
+
+@contextmanager
+def while_it_is_deleted(other: Callable[[], object]) -> Iterator[list[object]]:
+    """Let another thread do something once Django has found what it is to delete.
+
+    The receiver, like any of a project's, makes Django find it by a query of its own.
+    """
+    done: list[object] = []
+    threads: list[threading.Thread] = []
+
+    def run() -> None:
+        try:
+            # MariaDB may end it as a deadlock; its delivery then comes again.
+            with suppress(OperationalError):
+                done.append(other())
+        finally:
+            connections.close_all()
+
+    def collected(**facts: object) -> None:
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        # It ends at once, or waits for the transaction that deletes.
+        threads[-1].join(1)
+
+    pre_delete.connect(collected, sender=IdempotencyRecord)
+    try:
+        yield done
+    finally:
+        pre_delete.disconnect(collected, sender=IdempotencyRecord)
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("how", ["purge", "forget"])
+def test_g12_a_run_that_begins_while_its_record_is_deleted_keeps_it(database, how):
+    idempotency.mark_failed(begin("42", database), "no")
+    expire(database)
+    with while_it_is_deleted(lambda: begin("42", database, owner="b")) as begun:
+        if how == "purge":
+            list(retention.purge(using=database))
+        else:
+            IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42")
+    # In a record of its own or in the old one: what has begun can be recorded.
+    for claim in begun:
+        idempotency.complete(claim)
+
+
+def test_forget_deletes_only_the_attempt_that_was_seen(database):
+    begin("42", database)
+    begin("42", database, owner="b")
+    records = IdempotencyRecord.objects.db_manager(database)
+    assert not records.forget("shop.charge", "42", attempt=1)
+    assert records.forget("shop.charge", "42", attempt=2)
+    assert not records.forget("shop.charge", "42")
+
+
+@pytest.mark.parametrize("alias", ["default", "silent", "no alias of the settings"])
+def test_g12_forget_leaves_a_run_that_may_live_unless_it_is_forced(database, alias):
+    begin("42", database, alias=alias)
+    if alias == "default":
+        hold("42")
+    records = IdempotencyRecord.objects.db_manager(database)
+    assert not records.forget("shop.charge", "42")
+    assert keys(database) == ["42"]
+    assert records.forget("shop.charge", "42", force=True)
+    assert keys(database) == []

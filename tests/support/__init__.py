@@ -1,0 +1,1 @@
+"""What several tests use: servers, proxies, workers, and the tasks that the workers run."""

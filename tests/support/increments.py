@@ -1,0 +1,71 @@
+"""A process whose threads add one to a number in a file, each time under the lock.
+
+Run as ``python -m tests.support.increments SETTINGS FILE TIMES``: settings as JSON. Every second
+time a transaction of the caller's is open, and is rolled back in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from django.conf import settings
+
+THREADS = 8
+
+
+def main(settings_json: str, file: str, times: str) -> None:
+    configured = json.loads(settings_json)
+    if "mysql" in configured["DATABASES"]["default"]["ENGINE"]:
+        from tests.support import mariadb
+
+        mariadb.install_driver()
+    settings.configure(INSTALLED_APPS=["django_dlock"], USE_TZ=True, **configured)
+    import django
+
+    django.setup()
+    import logging
+
+    from django.db import connection, transaction
+
+    # It warns of each release within a transaction, which is the point here.
+    logging.disable()
+    from django_dlock import Lock
+
+    counter, errors, parent = Path(file), list[BaseException](), os.getppid()
+
+    def add_one() -> None:
+        with Lock("counter", wait=None):
+            counter.write_text(str(int(counter.read_text()) + 1))
+
+    def run() -> None:
+        try:
+            for number in range(int(times)):
+                if os.getppid() != parent:
+                    raise RuntimeError("the test is gone")
+                if number % 2:
+                    add_one()
+                    continue
+                with transaction.atomic(), connection.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+                    add_one()
+                    transaction.set_rollback(True)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

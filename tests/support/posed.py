@@ -1,0 +1,171 @@
+"""Locks, records and events as a busy site has them, for the pages to show."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from hashlib import sha256
+from uuid import UUID
+
+from django.utils import timezone
+
+from django_dlock import locks, process
+from django_dlock.backends import local
+from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
+
+__all__ = ["PictureBackend", "pose_events", "pose_locks", "pose_records"]
+
+
+class PictureBackend(local.LocalBackend):
+    """Locks of several hosts, some of them hours old, without the hours and the hosts."""
+
+    def pose(self, name, host, pid, *, age, silent_for=0.0, renewals=0, waiting=0, **facts):
+        """A lock that ``host`` has held for ``age`` seconds."""
+        me = process.current()
+        # Of another boot, so that nothing is proven about it from here.
+        holder = me._replace(id=f"{host}-{pid}", host=host, pid=pid, boot_id="x", machine_id="")
+        request = LeaseRequest(
+            name=name, owner=sha256(name.encode()).hexdigest()[:32], ttl=30.0, **facts
+        )
+        lease = self.acquire(request, deadline=self.call_deadline())
+        assert isinstance(lease, Lease)
+        entry = self._entries[name]
+        entry.process, entry.renewals = holder, renewals
+        entry.at -= age
+        entry.wall_at -= age
+        # The token is the time of the grant, in microseconds, and the order of the list.
+        entry.token -= int(age * 1e6)
+        entry.until -= age % 9
+        self._waiters |= {(name, f"waiter {number}") for number in range(waiting)}
+        entry.silent_for = silent_for
+        return lease
+
+    def _info(self, name, entry, now):
+        info = super()._info(name, entry, now)
+        silent_for = getattr(entry, "silent_for", 0.0)
+        if silent_for and info.holder_state == "alive":
+            info = dataclasses.replace(info, holder_state="silent", silent_for=silent_for)
+        return info
+
+
+def pose_locks():
+    backend = locks["default"]
+    task = '{"task_name": "shop.tasks.%s", "task_id": "%s"}'
+    backend.pose(
+        "import:1207",
+        "worker-1",
+        218,
+        age=4210,
+        renewals=421,
+        metadata=task % ("import_account", "5ff2f3b6-45ae-0f12-88e6-eb5885056737"),
+    )
+    backend.pose(
+        "report:daily",
+        "worker-2",
+        94,
+        age=760,
+        silent_for=48,
+        renewals=71,
+        metadata=task % ("daily_report", "5f9c2d43-cfc1-2b43-7120-f31496d8533a"),
+    )
+    backend.pose(
+        "invoice:2281",
+        "worker-1",
+        221,
+        age=12.4,
+        renewals=1,
+        waiting=2,
+        metadata=task % ("send_invoice", "482b268e-bdc0-a472-e956-d8674f884326"),
+    )
+    backend.pose(
+        "order:5519",
+        "worker-3",
+        57,
+        age=8.1,
+        kind="parked",
+        metadata=task % ("charge", "a7ef4cc7-517f-f0d5-2244-7f9de6823443"),
+    )
+    backend.pose(
+        "checkout:81", "web-1", 33, age=1.2, metadata='{"path": "/checkout/", "user": "81"}'
+    )
+    backend.pose(
+        "stock:7",
+        "worker-2",
+        91,
+        age=66,
+        renewals=6,
+        metadata=task % ("reprice", "6ae7e778-2443-e309-2dc3-aceaaef8c597"),
+    )
+    backend.deregister("worker-2-91", deadline=backend.call_deadline())
+
+
+def pose_records():
+    now = timezone.now()
+    for number, (scope, key, state, attempt, deaths) in enumerate(
+        [
+            ("shop.tasks.charge", "5519", "waiting", 2, 0),
+            ("shop.tasks.charge", "5518", "succeeded", 1, 0),
+            ("shop.tasks.charge", "5517", "succeeded", 3, 2),
+            ("shop.tasks.send_invoice", "2281", "running", 1, 0),
+            ("shop.tasks.send_invoice", "2280", "failed", 5, 5),
+            ("shop.tasks.refund", "140", "succeeded", 1, 0),
+        ]
+    ):
+        started = now - dt.timedelta(minutes=3 * number + 1)
+        ended = state in ("succeeded", "failed")
+        record = IdempotencyRecord.objects.create(
+            digest=IdempotencyRecord.digest_of(scope, key),
+            scope=scope,
+            key=key,
+            state=state,
+            attempt=attempt,
+            deaths=deaths,
+            owner=f"{number:032x}",
+            lock_alias="default",
+            lock_name=f"{scope}:{key}",
+            task_id=str(UUID(int=number << 120 | 0x4E0C1F6E32D4)),
+            created_at=started,
+            started_at=started,
+            finished_at=started + dt.timedelta(seconds=4) if ended else None,
+            expires_at=started + dt.timedelta(days=7),
+        )
+        if state == "succeeded":
+            pose_follow_up(record, "send_receipt", started + dt.timedelta(seconds=4))
+            pose_follow_up(record, "update_stock", None, "Error 111 connecting to 127.0.0.1:5672.")
+
+
+def pose_follow_up(record, task, published_at, error=""):
+    FollowUp.objects.create(
+        record=record,
+        task=f"shop.tasks.{task}",
+        task_id=str(UUID(int=record.pk << 120 | len(task))),
+        message="{}",
+        error=error,
+        created_at=record.started_at,
+        published_at=published_at,
+        expires_at=record.expires_at,
+    )
+
+
+def pose_events():
+    now = timezone.now()
+    for number, (event, name, reason, held_for, task) in enumerate(
+        [
+            ("broken", "stock:7", "operator", 66.0, "reprice"),
+            ("lost", "import:1206", "expired", 31.4, "import_account"),
+            ("taken_over", "invoice:2279", "holder_dead", None, "send_invoice"),
+            ("max_hold", "report:weekly", "max_hold", 86400.0, "weekly_report"),
+            ("lost", "order:5482", "broken", 12.0, "charge"),
+        ]
+    ):
+        LockEvent.objects.create(
+            when=now - dt.timedelta(minutes=17 * number),
+            event=event,
+            alias="default",
+            name=name,
+            reason=reason,
+            token=1790000000000000 + 7919 * number,
+            user="operator" if event == "broken" else "",
+            detail={"held_for": held_for, "task_name": f"shop.tasks.{task}"},
+        )

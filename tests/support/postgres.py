@@ -1,0 +1,8 @@
+"""A PostgreSQL for the tests: one named by URL, else one started from installed programs."""
+
+from __future__ import annotations
+
+from testproject.postgres import database, settings_for
+from testproject.servers import ServerNotFound as PostgresNotFound
+
+__all__ = ["PostgresNotFound", "database", "settings_for"]

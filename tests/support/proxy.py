@@ -1,0 +1,337 @@
+"""A TCP proxy before a server that loses what it is told to lose."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, final
+
+How = Literal["close", "swallow", "refuse"]
+Fault = How | bytes
+"""What to do to a command; bytes are a reply to be given in place of the server's."""
+
+Protocol = Literal["redis", "postgres", "amqp"]
+
+SCRIPTS = ("EVALSHA", "EVAL")
+
+
+class _Requests:
+    """Reads the names of commands out of the bytes of one client; here, none are known."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        self._buffer += data
+        names: list[str] = []
+        while (name := self._one()) is not None:
+            names.append(name)
+        return [name for name in names if name]
+
+    def _one(self) -> str | None:
+        """The next one, empty where it has no name; ``None`` while its bytes are not there."""
+        self._buffer = b""
+        return None
+
+
+class _RedisRequests(_Requests):
+    def _one(self) -> str | None:
+        head, line_end, rest = self._buffer.partition(b"\r\n")
+        if not line_end:
+            return None
+        words: list[bytes] = []
+        for _ in range(int(head[1:])):
+            size, line_end, rest = rest.partition(b"\r\n")
+            if not line_end or len(rest) < int(size[1:]) + 2:
+                return None
+            words.append(rest[: int(size[1:])])
+            rest = rest[int(size[1:]) + 2 :]
+        self._buffer = rest
+        return words[0].decode().upper()
+
+
+class _PostgresRequests(_Requests):
+    """The first words of statements.
+
+    A client may give a name to its own next statement of a kind: after ``SELECT 'mine: COMMIT'``
+    its next COMMIT is called ``mine``.
+    """
+
+    PROTOCOL = 3 << 16
+    NAMING = re.compile(rb"SELECT '([a-z ]+): ([A-Z]+)'")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = False
+        self._names: dict[str, str] = {}
+
+    def _one(self) -> str | None:
+        at = 1 if self._started else 0
+        if len(self._buffer) < at + 4:
+            return None
+        (size,) = struct.unpack_from("!i", self._buffer, at)
+        if len(self._buffer) < at + size:
+            return None
+        kind, body = self._buffer[:at], self._buffer[at + 4 : at + size]
+        self._buffer = self._buffer[at + size :]
+        if not self._started:
+            # Before it, a client may ask for encryption.
+            self._started = struct.unpack_from("!i", body) == (self.PROTOCOL,)
+            return ""
+        if kind not in (b"P", b"Q"):
+            return ""
+        # A prepared statement has a name before its text.
+        statement = body.split(b"\0")[1 if kind == b"P" else 0]
+        if naming := self.NAMING.match(statement):
+            self._names[naming[2].decode()] = naming[1].decode()
+        word = (statement.split() or [b""])[0].decode(errors="replace").upper()
+        return self._names.pop(word, word)
+
+
+REQUESTS: dict[Protocol, type[_Requests]] = {
+    "redis": _RedisRequests,
+    "postgres": _PostgresRequests,
+    "amqp": _Requests,
+}
+
+
+@final
+class Proxy:
+    """Forwards to ``target`` and counts; a context manager, healthy at first.
+
+    Args:
+        speaks: The protocol. On PostgreSQL a command is the first word of a statement; on AMQP
+            none is known, so none can be counted or lose its reply.
+
+    Attributes:
+        commands: The names of all commands forwarded or lost, in order.
+        connections: How many clients have connected so far.
+        replies_dropped: How many replies were lost on request.
+        swallowed: How often clients have sent what a black hole swallowed.
+    """
+
+    def __init__(self, host: str, port: int, *, speaks: Protocol = "redis") -> None:
+        self._target = (host, port)
+        self.speaks = speaks
+        self._changed = threading.Condition()
+        self._listener: socket.socket | None = None
+        self._pairs: set[_Pair] = set()
+        self._drops: list[tuple[Fault, tuple[str, ...]]] = []
+        self._always: dict[str, How] = {}
+        self.black_holed = False
+        self.delay = 0.0
+        self.commands: list[str] = []
+        self.connections = 0
+        self.replies_dropped = 0
+        self.swallowed = 0
+        self.port = 0
+        self.accept()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.refuse()
+
+    # -- faults ------------------------------------------------------------------------
+
+    def drop_replies(
+        self, count: int = 1, *, how: How = "close", of: tuple[str, ...] = SCRIPTS
+    ) -> None:
+        """Lose the replies of the next ``count`` commands after the server executed them.
+
+        ``close`` closes the client's connection instead; ``swallow`` leaves it waiting.
+        ``refuse`` closes it before the server hears of the command.
+        """
+        with self._changed:
+            self._drops += [(how, of)] * count
+
+    def reply(self, with_: bytes, count: int = 1, *, of: tuple[str, ...] = SCRIPTS) -> None:
+        """Answer the next ``count`` commands instead of the server, which gets none of them."""
+        with self._changed:
+            self._drops += [(with_, of)] * count
+
+    def always(self, how: How, *, of: str) -> None:
+        """As ``drop_replies``, for every command of this name from now on."""
+        with self._changed:
+            self._always[of] = how
+
+    def black_hole(self) -> None:
+        """Accept connections and bytes from now on, and forward nothing in either direction."""
+        self.black_holed = True
+
+    def heal(self) -> None:
+        """Forward again; connections that may have lost bytes are cut."""
+        self.black_holed = False
+        self.cut()
+
+    def cut(self) -> None:
+        """Close all connections."""
+        with self._changed:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.close()
+
+    def refuse(self) -> None:
+        """Close all connections and refuse new ones."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # Wakes the thread that accepts, which ``close`` alone does not.
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self.cut()
+
+    def lead_to(self, port: int) -> None:
+        """Forward new connections there."""
+        self._target = (self._target[0], port)
+
+    @property
+    def links(self) -> dict[int, int]:
+        """The port of every client, and the one by which the server knows it."""
+        with self._changed:
+            return {pair.ports[0]: pair.ports[1] for pair in self._pairs}
+
+    def accept(self) -> None:
+        """Accept connections (again), on the same port."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(512)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    # -- what happened -----------------------------------------------------------------
+
+    def count(self, *names: str) -> int:
+        """How many commands of these names have passed; of all names without any."""
+        return sum(1 for command in self.commands if not names or command in names)
+
+    def wait_until(self, happened: Callable[[Proxy], bool], timeout: float = 10.0) -> None:
+        """Block until ``happened(self)``; it is asked whenever something passes."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: happened(self), timeout):
+                raise AssertionError(f"did not happen within {timeout} s; saw {self.commands}")
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with self._changed:
+                self.connections += 1
+                self._changed.notify_all()
+            try:
+                server = socket.create_connection(self._target, timeout=5)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            pair = _Pair(self, client, server)
+            with self._changed:
+                self._pairs.add(pair)
+            pair.start()
+
+    def _saw(self, names: list[str]) -> Fault | None:
+        """Note commands; says what to do to the last one, if anything."""
+        with self._changed:
+            self.commands += names
+            how: Fault | None = None
+            for name in names:
+                how = self._always.get(name)
+                if self._drops and name in self._drops[0][1]:
+                    how = self._drops.pop(0)[0]
+            self._changed.notify_all()
+            return how
+
+    def _dropped(self) -> None:
+        with self._changed:
+            self.replies_dropped += 1
+            self._changed.notify_all()
+
+    def _swallowed(self) -> None:
+        with self._changed:
+            self.swallowed += 1
+            self._changed.notify_all()
+
+    def _ended(self, pair: _Pair) -> bool:
+        """Note that one pump of the pair has ended; whether it was the last."""
+        with self._changed:
+            pair._pumps -= 1
+            self._pairs.discard(pair)
+            self._changed.notify_all()
+            return pair._pumps == 0
+
+
+class _Pair:
+    """One client and its connection to the server."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy, self._client, self._server = proxy, client, server
+        self._requests = REQUESTS[proxy.speaks]()
+        self._lose: How | None = None
+        self._pumps = 2
+        self.ports: tuple[int, int] = (client.getpeername()[1], server.getsockname()[1])
+
+    def start(self) -> None:
+        for pump in (self._upwards, self._downwards):
+            threading.Thread(target=self._run, args=(pump,), daemon=True).start()
+
+    def close(self) -> None:
+        for end in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, pump: Callable[[], None]) -> None:
+        try:
+            pump()
+        except OSError:
+            pass
+        finally:
+            self.close()
+            if self._proxy._ended(self):
+                self._client.close()
+                self._server.close()
+
+    def _upwards(self) -> None:
+        while data := self._client.recv(65536):
+            how = self._proxy._saw(self._requests.feed(data))
+            if self._proxy.black_holed:
+                self._proxy._swallowed()
+                continue
+            if isinstance(how, bytes):
+                self._proxy._dropped()
+                self._client.sendall(how)
+                continue
+            if how == "refuse":
+                self._proxy._dropped()
+                return
+            if how is not None:
+                self._lose = how
+            self._server.sendall(data)
+
+    def _downwards(self) -> None:
+        while data := self._server.recv(65536):
+            if self._proxy.delay:
+                time.sleep(self._proxy.delay)
+            if self._proxy.black_holed:
+                continue
+            lose, self._lose = self._lose, None
+            if lose is None:
+                self._client.sendall(data)
+                continue
+            self._proxy._dropped()
+            if lose == "close":
+                return

@@ -1,0 +1,82 @@
+"""One call of the Redis backend each, with the arguments that most tests give."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import redis
+
+from django_dlock import clock
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.backends.redis.pool import Pool
+from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
+from django_dlock.process import current
+from testproject.servers import RedisServer
+
+MADE: list[RedisBackend] = []
+"""By ``backend_for`` in the test that runs; closed at its end."""
+
+
+def backend_for(location: str | None = None, **kwargs: Any) -> RedisBackend:
+    """A backend whose commands have time on a busy machine, unless ``command_timeout`` is given."""
+    kwargs = {"command_timeout": 20.0, **kwargs}
+    options = AliasOptions(alias="redis", backend="redis", location=location, **kwargs)
+    MADE.append(RedisBackend(options))
+    return MADE[-1]
+
+
+def request(name: str = "name", ttl: float = 30.0, **kwargs: Any) -> LeaseRequest:
+    return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=ttl, **kwargs)
+
+
+def grant(backend: RedisBackend, attempt: LeaseRequest) -> Lease:
+    answer = backend.acquire(attempt, deadline=backend.call_deadline())
+    assert isinstance(answer, Lease), answer
+    return answer
+
+
+def refuse(backend: RedisBackend, attempt: LeaseRequest) -> Contention:
+    answer = backend.acquire(attempt, deadline=backend.call_deadline())
+    assert isinstance(answer, Contention), answer
+    return answer
+
+
+def release(backend: RedisBackend, lease: Lease) -> str:
+    return backend.release(lease.name, lease.owner, min_hold=0.0, deadline=backend.call_deadline())
+
+
+def renewals(*leases: Lease) -> list[Renewal]:
+    return [Renewal(lease.name, lease.owner, lease.ttl) for lease in leases]
+
+
+def renew(backend: RedisBackend, *leases: Lease) -> list[str]:
+    results = backend.renew(
+        renewals(*leases), process=current().id, deadline=backend.call_deadline()
+    )
+    return [result.outcome for result in results]
+
+
+def wait(
+    backend: RedisBackend, attempt: LeaseRequest, met: Contention, seconds: float
+) -> Lease | None:
+    return backend.wait(attempt, met, until=clock.now() + seconds, interrupted=lambda: False)
+
+
+def free_slots(pool: Pool) -> int:
+    """How many more calls it could serve at once."""
+    return pool._urgent.qsize() + pool._ordinary.qsize()
+
+
+def client(server: RedisServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url, decode_responses=True)
+
+
+def calls(server: RedisServer) -> dict[str, int]:
+    """How often the server has run each command so far."""
+    with client(server) as asking:
+        return {
+            name.removeprefix("cmdstat_"): facts["calls"]
+            for name, facts in asking.info("commandstats").items()
+        }

@@ -1,0 +1,37 @@
+"""What the tests do with a page in a browser."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["complaints", "show", "text_of", "wait_for"]
+
+
+def show(browser, width, colours="light", height=600):
+    """Lay the page out as on a screen of this width, in these colours."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": colours}]},
+    )
+
+
+def wait_for(page, condition, timeout=30.0):
+    """Until a JavaScript expression is true in the page."""
+    ends = time.monotonic() + timeout
+    while not page.execute_script(f"return {condition}"):
+        assert time.monotonic() < ends, f"never true: {condition}"
+        time.sleep(0.05)
+
+
+def text_of(page):
+    return page.execute_script("return document.body.innerText")
+
+
+def complaints(page):
+    """What the browser refused, such as an inline script under the strict policy."""
+    messages = [entry["message"] for entry in page.get_log("browser")]
+    return [message for message in messages if "/favicon.ico" not in message]

@@ -1,0 +1,58 @@
+"""A schedule of short ticks; ``celery -A tests.support.tasks_beat beat``, and a worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime
+
+from celery import shared_task
+from celery.schedules import schedstate, schedule
+
+# Of there, because Django must be set up first.
+from tests.support.tasks_app import LockedTask, app, note
+
+__all__ = ["app"]
+
+INTERVAL = 6.0
+MIN_HOLD = INTERVAL / 2
+LONG = 1.6 * INTERVAL
+
+
+class At(schedule):
+    """Whenever the wall clock shows a multiple of the interval: as crontab, but in seconds."""
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        interval = self.run_every.total_seconds()
+        now, last = self.now().timestamp(), last_run_at.timestamp()
+        return schedstate(now // interval > last // interval, interval - now % interval)
+
+
+def run(name: str, lasts: float = 0.0) -> None:
+    place = os.environ["TASKS_PLACE"]
+    note(place, f"began-{name}", time.time())
+    time.sleep(lasts)
+    note(place, f"ended-{name}", time.time())
+
+
+@shared_task(base=LockedTask, if_contended="skip", lock_min_hold=MIN_HOLD)
+def short() -> None:
+    """Has ended long before the other beat's message comes."""
+    run("short")
+
+
+@shared_task(base=LockedTask, if_contended="skip", lock_min_hold=MIN_HOLD)
+def long() -> None:
+    """Still runs when the next tick comes."""
+    run("long", LONG)
+
+
+@shared_task(base=LockedTask, if_contended="skip")
+def hasty() -> None:
+    """Lets go of its lock when it ends."""
+    run("hasty")
+
+
+app.conf.beat_schedule = {
+    task.__name__: {"task": task.name, "schedule": At(INTERVAL)} for task in (short, long, hasty)
+}

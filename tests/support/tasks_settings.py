@@ -1,0 +1,30 @@
+"""Settings of the workers in the tests: the site's, plus what a test says by environment."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import DLOCKS
+from tests.support.postgres import settings_for
+
+if url := os.environ.get("TASKS_POSTGRES"):
+    DATABASES = {"default": settings_for(url)}
+
+DLOCKS["default"] |= {
+    # Short enough for the tests that wait for a lease's end, and longer than a busy machine keeps
+    # a process from running.
+    "TTL": 6.0,
+    "OPTIONS": {"command_timeout": 2.0},
+    # A Redis apart from the broker's, where a test hurts the one and not the other.
+    "LOCATION": os.environ["TASKS_LOCKS"],
+}
+if os.environ["TASKS_LOCKS"] == "database":
+    del DLOCKS["default"]["LOCATION"]
+    DLOCKS["default"]["BACKEND"] = "django_dlock.backends.database.DatabaseBackend"
+
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_SEND_TASK_EVENTS = False
+
+globals().update(json.loads(os.environ.get("TASKS_SETTINGS") or "{}"))

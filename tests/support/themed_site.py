@@ -1,0 +1,88 @@
+"""A site whose admin has one theme and shows posed locks.
+
+Its clock stands still, so that the locks neither end nor look different in each picture.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from django_dlock.testing.clock import FakeClock
+from testproject.processes import HOST, OwnProcess
+
+__all__ = ["PASSWORD", "THEMES", "USER", "ThemedSite"]
+
+THEMES = {"stock": [], "unfold": ["unfold"], "jazzmin": ["jazzmin"]}
+USER = PASSWORD = "operator"
+
+
+class ThemedSite(OwnProcess):
+    """The site, in a process of its own: an app can only be installed before Django starts.
+
+    Args:
+        theme: One of ``THEMES``.
+        outage: Whether there is another alias, which does not answer.
+    """
+
+    START_TIMEOUT = 60.0
+
+    def __init__(self, theme: str, *, outage: bool = False) -> None:
+        super().__init__("dlock-theme-")
+        self.theme = theme
+        self._arguments = theme, "outage" if outage else "", str(self.directory)
+        self.url = ""
+
+    def _launch(self) -> None:
+        self.url = f"http://{HOST}:{self.port}"
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+        environment["DLOCK_DB"] = str(self.directory / "db.sqlite3")
+        command = [sys.executable, "-m", __name__, str(self.port), *self._arguments]
+        self._spawn(command, environment)
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, self.port)) == 0
+
+
+def serve(port: str, theme: str, outage: str, directory: str) -> None:
+    import django
+    from django.conf import settings
+    from django.core.management import call_command
+
+    sys.stdout = sys.stderr = (Path(directory) / "log").open("a", buffering=1)
+    settings.INSTALLED_APPS = [*THEMES[theme], *settings.INSTALLED_APPS]
+    # The colours of the system, as the two others have by themselves; nothing from afar.
+    settings.JAZZMIN_UI_TWEAKS = {"default_theme_mode": "auto"}
+    settings.JAZZMIN_SETTINGS = {"use_google_fonts_cdn": False}
+    settings.DLOCKS = {"default": {"BACKEND": "tests.support.posed.PictureBackend"}}
+    # Two sites on one host would share their cookies.
+    settings.SESSION_COOKIE_NAME = f"session-{port}"
+    settings.LOGIN_REDIRECT_URL = "/admin/"
+    if outage:
+        settings.DLOCKS["billing"] = {
+            "BACKEND": "django_dlock.backends.redis.RedisBackend",
+            "LOCATION": "redis://127.0.0.1:1/0",
+        }
+    if theme != "stock":
+        # Their pages have scripts and styles in them.
+        settings.MIDDLEWARE.remove("testproject.middleware.content_security_policy")
+    django.setup()
+
+    from django.contrib.auth.models import User
+
+    from tests.support import posed
+
+    call_command("migrate", verbosity=0)
+    User.objects.create_superuser(USER, password=PASSWORD)
+    with FakeClock():
+        posed.pose_locks()
+        posed.pose_records()
+        posed.pose_events()
+        call_command("runserver", f"{HOST}:{port}", use_reloader=False, insecure_serving=True)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

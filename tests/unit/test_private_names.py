@@ -1,0 +1,180 @@
+"""The private names of Celery, kombu, billiard and Django that we use: one canary for each.
+
+A new version may rename them at any time. What depends on one degrades with a warning where it can,
+but these tests say at once which name is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionWithTraceback
+from celery import Celery, chain, chord, group
+from celery.app.task import Context
+from celery.backends.redis import RedisBackend
+from celery.concurrency import asynpool
+from celery.worker import request as celery_request
+from celery.worker import state
+from django.contrib.admin import ModelAdmin
+from django.contrib.auth.models import User
+from django.core.handlers import base as handlers
+from django.db import connections, models, transaction
+from django.http import HttpResponse
+from django.test import TestCase
+from django.utils.functional import LazyObject, empty
+from kombu import Consumer, Queue, serialization
+from kombu.asynchronous import get_event_loop, set_event_loop
+from kombu.transport import native_delayed_delivery
+from kombu.transport.virtual import Channel
+
+import django_dlock
+
+PACKAGE = Path(django_dlock.__file__).parent
+
+
+def source(thing: Any) -> str:
+    return inspect.getsource(thing)
+
+
+def app() -> Celery:
+    return Celery("canary", broker="memory://", set_as_current=False)
+
+
+def signature(canvas: Callable[[Any], Any]) -> dict[str, Any]:
+    def body() -> None: ...
+
+    made = app().task(name="canary", shared=False)(body)
+    return dict(canvas(made.si()))
+
+
+CANARIES: dict[str, Callable[[], object]] = {
+    # -- Celery: the worker's parent
+    "_apply_result": lambda: celery_request.Request._apply_result is None,
+    "_context": lambda: inspect.getattr_static(celery_request.Request, "_context"),
+    "_success_was_stored": lambda: (
+        hasattr(celery_request.Request, "_success_was_stored")
+        # Before 5.7 there is none, and it is never called.
+        or "_success_was_stored" not in source(celery_request)
+    ),
+    "state.should_terminate": lambda: state.should_terminate is None,
+    "state.reserved_requests": lambda: state.reserved_requests is not None,
+    "state.active_requests": lambda: state.active_requests is not None,
+    "_write_to": lambda: "_write_to" in source(asynpool),
+    "a worker sends request_dict to its children": lambda: (
+        "self.request_dict" in source(celery_request.create_request_cls)
+    ),
+    "ExceptionWithTraceback.exc": lambda: ExceptionWithTraceback(ValueError("x"), "").exc,
+    "kombu's current loop": lambda: callable(get_event_loop) and callable(set_event_loop),
+    # -- Celery: requests and tasks
+    "Context keeps what it does not know": lambda: (
+        Context({"id": "1", "dlock_x": 1}).headers == {"dlock_x": 1}
+    ),
+    "_dump_pydantic_arguments": lambda: True,
+    "replaced_task_nesting": lambda: Context().replaced_task_nesting == 0,
+    # -- Celery: canvases
+    "chain": lambda: signature(lambda s: chain(s, s))["kwargs"]["tasks"],
+    "group": lambda: signature(lambda s: group(s, s))["kwargs"]["tasks"],
+    "chord": lambda: {"header", "body"} <= signature(lambda s: chord([s, s], s))["kwargs"].keys(),
+    "subtask_type": lambda: (
+        [
+            signature(shape)["subtask_type"]
+            for shape in (lambda s: chain(s, s), lambda s: group(s, s), lambda s: chord([s], s))
+        ]
+        == ["chain", "group", "chord"]
+    ),
+    "_chord_zset": lambda: hasattr(RedisBackend, "_chord_zset"),
+    "_chord_cleanup_script": lambda: (
+        hasattr(RedisBackend, "_chord_cleanup_script")
+        # Before 5.7 nobody claims to send a chord's body.
+        or "'.c'" not in source(RedisBackend.on_chord_part_return)
+    ),
+    "get_key_for_group": lambda: callable(RedisBackend.get_key_for_group),
+    # -- kombu
+    "_active_tags": lambda: (
+        Consumer(app().connection_for_read().default_channel, [Queue("q")])._active_tags == {}
+    ),
+    "Channel.get_table": lambda: callable(Channel.get_table),
+    "serialization.registry.type_to_name": lambda: (
+        serialization.registry.type_to_name["application/json"] == "json"
+    ),
+    "names of native delays": lambda: (
+        (
+            native_delayed_delivery.level_name(native_delayed_delivery.MAX_LEVEL),
+            native_delayed_delivery.CELERY_DELAYED_DELIVERY_EXCHANGE,
+        )
+        == ("celery_delayed_27", "celery_delayed_delivery")
+    ),
+    # -- Django
+    "_from_testcase": lambda: "_from_testcase" in source(TestCase) + source(transaction),
+    "atomic_blocks": lambda: connections["default"].atomic_blocks is not None,
+    "_non_atomic_requests": lambda: (
+        "_non_atomic_requests" in source(handlers.BaseHandler.make_view_atomic)
+    ),
+    "_get_obj_does_not_exist_redirect": lambda: all(
+        "return self._get_obj_does_not_exist_redirect(" in source(view)
+        for view in (ModelAdmin._changeform_view, ModelAdmin.history_view)
+    ),
+    "_resource_closers": lambda: HttpResponse()._resource_closers == [],
+    "the handler closes the request with the response": lambda: (
+        "_resource_closers.append(request.close)" in source(handlers)
+    ),
+    "_wrapped": lambda: LazyObject()._wrapped is empty,
+    "_state": lambda: (User()._state.db, User()._state.adding) == (None, True),
+    "_meta": lambda: (User._meta.label, User._meta.pk.attname) == ("auth.User", "id"),
+    "_base_manager": lambda: isinstance(User._base_manager, models.Manager),
+    # -- Django REST framework and Python
+    "_request": lambda: True,
+    "_current_frames": lambda: callable(__import__("sys")._current_frames),
+}
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_the_private_name_is_there(name):
+    assert CANARIES[name]()
+
+
+def test_django_rest_framework_wraps_the_request():
+    rest = pytest.importorskip("rest_framework.request")
+    assert "_request" in source(rest.Request)
+
+
+OF_PYTHON = {"_DummyThread", "_asdict", "_exit", "_fields", "_replace"}
+OF_REDIS = {"_sock"}
+"""Which ``django_dlock.backends`` tests itself."""
+
+
+def private_names() -> tuple[set[str], set[str]]:
+    """The private names that the package uses of others, and those that it defines."""
+    used, defined = set(), set()
+    for file in PACKAGE.rglob("*.py"):
+        if "backends" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Attribute):
+                (defined if isinstance(node.ctx, ast.Store) else used).add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+                "getattr",
+                "hasattr",
+            ):
+                used |= {arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)}
+    private = {name for name in used if name.startswith("_") and not name.endswith("__")}
+    return private, defined
+
+
+def test_each_private_name_of_others_has_its_canary():
+    used, defined = private_names()
+    assert used - defined - OF_PYTHON - OF_REDIS - CANARIES.keys() == set()
+
+
+def test_there_is_no_canary_of_a_name_that_is_not_used_any_more():
+    used, _ = private_names()
+    assert {name for name in CANARIES if name.startswith("_")} - used == set()

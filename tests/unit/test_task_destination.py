@@ -1,0 +1,145 @@
+"""Where a message that is requeued goes, and that it is the same message there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.app.trace import trace_task
+from celery.worker.request import Request
+from kombu import Exchange, Queue, serialization
+from kombu.transport.native_delayed_delivery import (
+    CELERY_DELAYED_DELIVERY_EXCHANGE,
+    calculate_routing_key,
+)
+
+from django_dlock.celery.parent import LockedRequest
+from django_dlock.celery.publishing import broker, destination
+from tests.support.deliveries import held, in_memory, numbers, task, waiting, work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with in_memory() as app:
+        yield app
+
+
+def two_queues(app: Celery, kind: str) -> tuple[Exchange, list[str]]:
+    """An exchange of two queues, both of which get what is published with the key ``both``."""
+    exchange = Exchange(f"news-{next(numbers)}", kind)
+    names = [f"{exchange.name}.{name}" for name in ("a", "b")]
+    app.conf.task_queues = [Queue(name, exchange, routing_key="both") for name in names]
+    return exchange, names
+
+
+def take(app: Celery, name: str):
+    with app.connection_for_read() as connected:
+        return app.amqp.queues[name](connected.default_channel).get(no_ack=True)
+
+
+@pytest.mark.parametrize("kind", ["fanout", "topic", "direct"])
+def test_g13_a_requeue_through_an_exchange_of_two_queues_makes_no_third_message(app, kind):
+    exchange, names = two_queues(app, kind)
+    made = task(app)
+    with app.connection_for_write() as connection:
+        for queue in app.amqp.queues.values():
+            queue(connection.default_channel).declare()
+    with held("order:1"):
+        made.apply_async((1,), exchange=exchange.name, exchange_type=kind, routing_key="both")
+        for _ in range(3):
+            messages = [take(app, name) for name in names]
+            assert all(messages)
+            assert [take(app, name) for name in names] == [None, None]
+            for name, message in zip(names, messages, strict=True):
+                app.amqp.queues.select([name])
+                Request(message, app=app, task=made, on_ack=lambda *_: None).execute()
+
+
+def test_a_requeue_whose_queue_is_not_known_is_refused_loudly(app, caplog):
+    two_queues(app, "direct")
+    made = task(app)
+    with held("order:1"):
+        sent = made.delay(1)
+        message = waiting(app)
+        message.delivery_info["exchange"] = "of another application"
+        Request(message, app=app, task=made, on_ack=lambda *_: None).execute()
+    assert sent.state == "FAILURE"
+    assert isinstance(sent.result, destination.CannotRequeue)
+    assert "'of another application'" in caplog.text
+
+
+@pytest.mark.parametrize("queue", ["plain", "with.dots", "with:colons%and.more"])
+def test_the_queue_is_known_by_the_key_under_which_rabbitmq_delayed_a_message(app, queue):
+    key = calculate_routing_key(5, f"dlock:{destination._quoted(queue)}")
+    found = destination._queue_of(app, CELERY_DELAYED_DELIVERY_EXCHANGE, key)
+    assert found == queue
+    # One word, so that no other queue's key ends with it.
+    assert key.count(".") == 28
+
+
+@pytest.fixture
+def odd() -> Iterator[str]:
+    """A serializer that is not the tasks' own."""
+    serialization.register("odd", json.dumps, json.loads, "application/x-odd", "utf-8")
+    serialization.enable_insecure_serializers(["odd"])
+    yield "odd"
+    serialization.unregister("odd")
+
+
+def test_a_requeue_keeps_how_the_message_was_written(app, odd):
+    """Another serializer may not know its types, and without compression it may be too long."""
+    app.conf.accept_content = ["json", odd]
+    made = task(app)
+    with held("order:1"):
+        made.apply_async((1,), compression="zlib", serializer=odd, root_id="r")
+        before = waiting(app)
+        request = LockedRequest(before, app=app, task=made)
+        # As a pool's child does.
+        args, kwargs, _ = before.payload
+        trace_task(made, request.id, args, kwargs, request.request_dict, app=app)
+    after = waiting(app)
+    assert after.content_type == before.content_type == "application/x-odd"
+    assert after.headers["compression"] == before.headers["compression"] == "application/x-gzip"
+    assert after.payload == before.payload
+
+
+def test_a_requeue_keeps_what_the_transport_carries(app):
+    kept = {
+        "MessageGroupId": "customer-7",
+        "message_id": "m-1",
+        "app_id": "shop",
+        "type": "charge",
+        "timestamp": 1,
+    }
+    dropped = {"MessageDeduplicationId": "d-1", "user_id": "guest"}
+    made = task(app)
+    with held("order:1"):
+        made.apply_async((1,), expiration=90, **kept, **dropped)
+        before = work(app)
+    after = waiting(app)
+    assert {name: after.properties.get(name) for name in kept} == kept
+    assert not dropped.keys() & after.properties.keys()
+    assert after.properties["expiration"] == before.properties["expiration"] == "90000"
+
+
+def test_what_the_parent_knows_of_a_message_goes_no_further_with_a_retry(app):
+    def body(self, order):
+        raise self.retry(countdown=0)
+
+    made = task(app, body)
+    made.delay(1)
+    message = waiting(app)
+    request = LockedRequest(message, app=app, task=made, on_ack=lambda *_: None)
+    assert request.request_dict["delivery_info"][destination.CONTENT_TYPE] == "application/json"
+    request.execute()
+    assert "dlock_" not in str(waiting(app).headers)
+    assert destination.CONTENT_TYPE not in Context(request.request_dict).headers or {}
+
+
+def test_where_nothing_counts_deliveries_a_message_is_returned_at_once(app):
+    assert broker.unacknowledged_for(app) == 0
