@@ -75,7 +75,7 @@ def until(condition: Callable[[], Any]) -> None:
 def listening(backend: DatabaseBackend) -> None:
     wakeup = backend._store.wakeup
     assert wakeup is not None
-    wakeup.stay()
+    wakeup.keep_listening()
     until(lambda: wakeup.subscribed)
 
 

@@ -71,7 +71,7 @@ class Observer:
         with self._clock:
             self._proof.is_dead(holder)
             self._clock.advance(0.5)
-            self._proof.look()
+            self._proof.check()
             return self._proof.is_dead(holder)
 
     def believes(self, holder: ProcessIdentity) -> bool:
@@ -124,7 +124,7 @@ def _hold(url: str, name: str, told: int) -> None:
         session=SessionProof(ordinary.ask),
     )
     signal.signal(signal.SIGTERM, lambda *_: wakeup.close())
-    wakeup.stay()
+    wakeup.keep_listening()
     until(lambda: wakeup.subscribed or not wakeup.works)
     os.write(told, process.current().id.encode() + b"\n")
     os.close(told)
@@ -229,5 +229,5 @@ def test_g1_a_look_that_fails_proves_nothing(start, database, observer, monkeypa
     kill(pid)
     until(lambda: not database.sessions())
     assert not observer.looks(holder)
-    monkeypatch.setattr(sessions, "LOOK", "SELECT 1 / 0, %s, %s")
+    monkeypatch.setattr(sessions, "FIND_DEAD", "SELECT 1 / 0, %s, %s")
     assert not observer.believes(holder)

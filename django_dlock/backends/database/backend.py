@@ -1,4 +1,4 @@
-"""Leases in a table of the project's database; ``rows.py`` says what an operation does to a row."""
+"""Leases in a table of the project's database; ``rows.py`` defines what each operation changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalRe
 from .connection import Connection, Failure
 from .listing import DatabaseListing
 from .pool import Urgency
-from .rows import SECOND, Message, Met, Row, micro
+from .rows import SECOND, Message, Row, WaitInfo, micro
 from .store import POLL_INTERVAL, Store, problems
 from .waiting import Expected, pause
 
@@ -39,26 +39,26 @@ __all__ = ["DatabaseBackend"]
 
 T = TypeVar("T")
 Change = Callable[[Row, int], tuple[T, list[Message]]]
-"""Changes a row at a moment of the database; its answer, and whom to tell."""
+"""Changes a row at the database's time; returns the answer and the messages for waiters."""
 
 BEAT_EVERY = 4.0
-"""Seconds; renewals that come sooner after the last one do not say again that the process lives."""
+"""Seconds; a renewal sooner than this after the last heartbeat writes no new heartbeat."""
 SWEEP_EVERY = 100
-"""Acquires of a process between two sweeps."""
+"""Acquires of one process between two sweeps."""
 SWEEP_ROUNDS = 10
 PROBLEMS = {
     "missing": ("E010", "Run that command, also in the deployment."),
     "read-only": ("E011", "Leases must be written where every process writes them."),
 }
-"""Kind of a failure → id and hint of the check."""
+"""The kind of failure → id and hint of the check."""
 PROCESS_MEMORY = 86_400 * SECOND
-"""For so long after its last heartbeat it is known that a process has ended."""
+"""Seconds after its last heartbeat for which the end of a process is remembered."""
 
 
 class DatabaseBackend(BaseLockBackend):
-    """Each operation is one conditional statement, or reads a row and writes it if it is unchanged.
+    """Each operation is one conditional statement, or reads a row and writes it back if unchanged.
 
-    Its connections are its own, so that leases do not depend on the caller's transaction.
+    The backend has its own connections, so leases do not depend on the caller's transaction.
     """
 
     capabilities = frozenset(get_args(Capability))
@@ -82,7 +82,7 @@ class DatabaseBackend(BaseLockBackend):
     def _store(self) -> Store:
         store = self._made
         if store is None or not store.is_current:
-            # Two threads may make one each, of which the last one stays.
+            # Two threads may each make a store; the one stored last is kept.
             self._made, old = Store(self.options), store
             store = self._made
             if old is not None:
@@ -91,10 +91,10 @@ class DatabaseBackend(BaseLockBackend):
 
     @property
     def _is_in_use(self) -> bool:
-        """Whether a heartbeat or goodbye concerns this database.
+        """Whether this process may have written heartbeats or leases to this database.
 
-        After a test run the settings name the project's own one, which knows nothing of this
-        process.
+        After a test run, the settings name the project's own database again. It has no rows of
+        this process.
         """
         return self._made is not None and self._made.is_current
 
@@ -103,7 +103,7 @@ class DatabaseBackend(BaseLockBackend):
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         process, names = _identity(current()), self._names(request.name)
 
-        def plainly(one: Connection, store: Store, key: Any) -> int:
+        def in_one_statement(one: Connection, store: Store, key: Any) -> int:
             ttl = micro(request.ttl)
             asked = (request.owner, request.kind, ttl, process, request.metadata)
             token = store.dialect.acquire(one, key, names, asked)
@@ -111,11 +111,11 @@ class DatabaseBackend(BaseLockBackend):
                 self._sweep(one, store)
             return token
 
-        self._show_life()
+        self._keep_session()
         sent_at = clock.now()
-        # One who has met somebody before will probably do so again.
+        # After one contention on a name, another one is likely: read the row at once.
         if not request.since:
-            token = self._ask(plainly, request.name, deadline)
+            token = self._ask(in_one_statement, request.name, deadline)
             if token:
                 return Lease(request.name, request.owner, token, request.ttl, sent_at)
 
@@ -131,7 +131,7 @@ class DatabaseBackend(BaseLockBackend):
 
         answer = self._change(request.name, change, deadline)
         if isinstance(answer, Lease) and self._sweep_is_due():
-            # MySQL grants every new name here. The lease is granted, whatever becomes of this.
+            # On MySQL every new name is granted here. A failed sweep must not undo the grant.
             with contextlib.suppress(BackendUnavailable):
                 self._ask(lambda one, store, _: self._sweep(one, store), request.name, deadline)
         return answer
@@ -144,7 +144,7 @@ class DatabaseBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        expected = cast(Met, contention.ticket).expected
+        expected = cast(WaitInfo, contention.ticket).expected
         if not isinstance(expected, Expected):
             time.sleep(pause(contention, until, self._longest_pause))
             return None
@@ -159,7 +159,7 @@ class DatabaseBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        expected = cast(Met, contention.ticket).expected
+        expected = cast(WaitInfo, contention.ticket).expected
         if not isinstance(expected, Expected):
             await asyncio.sleep(pause(contention, until, self._longest_pause))
             return None
@@ -196,7 +196,7 @@ class DatabaseBackend(BaseLockBackend):
             if beat:
                 self._beaten = (process, clock.now())
 
-        self._show_life()
+        self._keep_session()
         self._call(use, deadline, "renew")
         for number, each in enumerate(renewals):
             if number not in results:
@@ -213,7 +213,7 @@ class DatabaseBackend(BaseLockBackend):
         missed: Sequence[int],
         results: dict[int, RenewalResult],
     ) -> None:
-        """Say of leases that were not renewed how they ended."""
+        """Find out how the leases that were not renewed ended."""
         keys = {n: store.dialect.key(self._digest(renewals[n].name)) for n in missed}
         now, rows = store.dialect.read_many(one, list(keys.values()))
         for number, key in keys.items():
@@ -229,10 +229,10 @@ class DatabaseBackend(BaseLockBackend):
         return self._change(renewal.name, change, deadline, "renew")
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
-        def plainly(one: Connection, store: Store, key: Any) -> bool:
+        def in_one_statement(one: Connection, store: Store, key: Any) -> bool:
             return store.dialect.release(one, key, owner)
 
-        if not min_hold and self._ask(plainly, name, deadline, "end"):
+        if not min_hold and self._ask(in_one_statement, name, deadline, "end"):
             return "released"
 
         def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:
@@ -299,7 +299,7 @@ class DatabaseBackend(BaseLockBackend):
     def store_problems(self) -> list[Problem]:
         def use(one: Connection, store: Store, key: Any) -> None:
             store.dialect.read(one, key)
-            # Tells whether it may write, and nearly always deletes nothing.
+            # This tells whether the user may write, and nearly always deletes nothing.
             store.dialect.forget_processes(one, PROCESS_MEMORY)
 
         try:
@@ -322,7 +322,7 @@ class DatabaseBackend(BaseLockBackend):
             self._made.close()
 
     def _sweep_is_due(self) -> bool:
-        # Threads may count one too few, which does no harm.
+        # Threads may count one too few; that does no harm.
         self._acquires += 1
         return self._acquires % SWEEP_EVERY == 0
 
@@ -330,32 +330,32 @@ class DatabaseBackend(BaseLockBackend):
         for _ in range(SWEEP_ROUNDS):
             start = store.dialect.key(uuid.uuid4().bytes)
             try:
-                looked_at, dead = store.dialect.sweep(one, start)
+                examined, dead = store.dialect.sweep(one, start)
             except Failure as error:
                 if error.kind == "broken":
                     raise
                 return
-            if dead * 4 <= looked_at:
+            if dead * 4 <= examined:
                 return
 
     def _beat_of(self, process: str) -> str:
-        """The process, where it is time to say that it lives."""
+        """The process id, if a new heartbeat is due; else an empty string."""
         known, at = self._beaten
         return "" if known == process and clock.now() - at < BEAT_EVERY else process
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
-    def _show_life(self) -> None:
-        """With ``OPTIONS["proof"]``, keep the session that shows it."""
+    def _keep_session(self) -> None:
+        """With ``OPTIONS["proof"]``, keep the session open that proves this process alive."""
         if self.options.options.get("proof") and (wakeup := self._store.wakeup) is not None:
-            wakeup.stay()
+            wakeup.keep_listening()
 
     def _is_proven_dead(self, met: Contention) -> bool:
         session = self._store.session
         return session is not None and met.kind == "held" and session.is_dead(met.process)
 
     def _or_dead(self, met: Contention, interrupted: Callable[[], bool]) -> Callable[[], bool]:
-        """The wait ends, too, when the holder is proven dead."""
+        """Also end the wait when the holder is proven dead."""
         return lambda: self._is_proven_dead(met) or interrupted()
 
     @property
@@ -366,7 +366,7 @@ class DatabaseBackend(BaseLockBackend):
         return self.options.key_prefix, name
 
     def _digest(self, name: str) -> bytes:
-        # Names are compared exactly, whatever the database thinks of case and accents.
+        # Names are compared exactly, whatever the database's rules for case and accents.
         prefix = self.options.key_prefix
         text = f"{len(prefix)}:{prefix}{name}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -377,13 +377,13 @@ class DatabaseBackend(BaseLockBackend):
     def _change(
         self, name: str, change: Change[T], deadline: float, urgency: Urgency = "ordinary"
     ) -> T:
-        """Read the row, change it, and write it; again while others are quicker."""
+        """Read the row, change it and write it; repeat while other callers change it first."""
 
         def use(one: Connection, store: Store, key: Any) -> T:
             now, row = store.dialect.read(one, key)
             is_new = row is None
             if row is None:
-                # Above all versions that the name may have had before.
+                # Higher than any version that a deleted row of this name can have had.
                 row = Row(version=now)
             before = row.values()
             answer, messages = change(row, now)
@@ -394,7 +394,7 @@ class DatabaseBackend(BaseLockBackend):
             else:
                 written = store.dialect.write(one, key, before, row, messages)
             if not written:
-                raise Failure("passing", RuntimeError("others changed the lock's row all the time"))
+                raise Failure("passing", RuntimeError("other callers kept changing the lock's row"))
             return answer
 
         return self._ask(use, name, deadline, urgency)

@@ -1,6 +1,6 @@
-"""Connections to the database that are django-dlock's own, never the caller's.
+"""Connections to the database that belong to django-dlock, never to the caller.
 
-They are made as Django makes them for the alias, and then spoken to through the driver. Each
+Django makes them with the settings of the alias; after that only the driver is used. Each
 statement is a transaction of its own.
 """
 
@@ -22,9 +22,9 @@ __all__ = ["Connection", "Failure", "Kind", "connect_as_django", "connect_failur
 Kind = Literal["broken", "unreachable", "passing", "missing", "read-only", "denied", "refused"]
 """What an error of the driver means.
 
-``broken``: the connection is of no use, and the statement may have been executed.
-``unreachable``: no connection could be made. ``passing``: nothing was executed, and it may be
-tried again. ``missing``: there is no such table or column. ``denied``: credentials or rights."""
+``broken``: the connection cannot be used any more, and the statement may have been executed.
+``unreachable``: no connection could be made. ``passing``: nothing was executed; a repetition may
+succeed. ``missing``: there is no such table or column. ``denied``: credentials or rights."""
 
 POSTGRES: dict[str, Kind] = {
     "40001": "passing",
@@ -60,11 +60,11 @@ MYSQL: dict[int, Kind] = {
 
 
 DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'database "')
-"""In what PostgreSQL says where a connection is refused for good."""
+"""Parts of PostgreSQL's messages for a connection that it refuses permanently."""
 
 
 class Failure(Exception):
-    """An error of the driver, and what it means."""
+    """An error of the driver and its meaning."""
 
     def __init__(self, kind: Kind, error: BaseException) -> None:
         super().__init__(str(error).strip() or type(error).__name__)
@@ -75,11 +75,11 @@ class Connection:
     """One connection of the driver.
 
     Args:
-        driver: Its module, which has the errors.
-        mark: What stands for a parameter in a statement.
+        driver: The driver's module, which defines its errors.
+        mark: The placeholder of a parameter in a statement.
 
     Attributes:
-        last_id: What the last statement set with ``LAST_INSERT_ID``, on MySQL.
+        last_id: On MySQL, the value that the last statement set with ``LAST_INSERT_ID``.
     """
 
     def __init__(self, raw: Any, driver: Any, *, mark: str = "%s") -> None:
@@ -88,7 +88,7 @@ class Connection:
         self.last_id = 0
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Execute, and return all rows."""
+        """Execute a statement and return all rows."""
         self._execute(statement, parameters)
         try:
             return list(self._cursor.fetchall())
@@ -96,7 +96,7 @@ class Connection:
             raise failure(error) from error
 
     def count(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """Execute, and return how many rows it concerned."""
+        """Execute a statement and return the number of rows it matched."""
         self._execute(statement, parameters)
         return int(self._cursor.rowcount)
 
@@ -110,9 +110,9 @@ class Connection:
         self.last_id = getattr(self._cursor, "lastrowid", None) or 0
 
     def cut(self) -> None:
-        """Shut its socket down; runs on another thread than the call."""
+        """Shut the socket down; called from another thread than the one that uses it."""
         with (
-            # Also what the driver raises of a connection that it has closed by now.
+            # The driver may have closed the connection meanwhile, and raises its own errors then.
             contextlib.suppress(Exception),
             socket.socket(fileno=os.dup(self._fileno())) as ours,
         ):
@@ -120,27 +120,27 @@ class Connection:
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            # Of another thread of the parent, which used it at the moment of the fork.
+            # In a forked child: another thread of the parent used it at the moment of the fork.
             self.leave_to_parent()
         raw, self.raw = self.raw, None
         if raw is not None:
             with contextlib.suppress(Exception):
                 raw.close()
 
-    # One that comes too late for its caller may be dropped by anybody.
+    # The caller may not wait any more when the connection is made; anybody may drop it then.
     __del__ = close
 
     def detach(self) -> Any:
-        """The driver's connection, which is its new owner's to close."""
+        """The driver's connection; the caller must close it."""
         raw, self.raw = self.raw, None
         return raw
 
     def leave_to_parent(self) -> None:
-        """In a forked child: never to be used, nor told to the server, nor to be finalized."""
+        """In a forked child: do not use it, send nothing on it and keep it from being finalized."""
         if self.raw is None:
             return
-        # Some drivers say goodbye to the server when they are finalized, and would end the
-        # parent's session; SQLite would drop files that the parent uses.
+        # Some drivers send the server a goodbye when they are finalized, which would end the
+        # parent's session; SQLite would delete files that the parent uses.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_RDWR)
             try:
@@ -151,7 +151,7 @@ class Connection:
 
     def _fileno(self) -> int:
         raw = self.raw
-        # PyMySQL has the method on its socket alone.
+        # In PyMySQL only the socket has this method.
         number: int = raw.fileno() if hasattr(raw, "fileno") else raw._sock.fileno()
         return number
 
@@ -159,7 +159,7 @@ class Connection:
 def failure(error: BaseException) -> Failure:
     """What an error of the driver means."""
     number = error.args[0] if error.args else None
-    # Before the state: drivers of MySQL may have one, too, which says less.
+    # Check this before the SQLSTATE: MySQL drivers may have one, but it is less exact.
     if isinstance(number, int):
         lost = number == 0 or 2000 <= number < 3000
         return Failure("broken" if lost else MYSQL.get(number, "refused"), error)
@@ -171,7 +171,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def _of_text(text: str, name: str) -> Kind:
-    """SQLite's, and those of a server that is gone."""
+    """The kind of an SQLite error, or of an error whose server is gone."""
     if "is locked" in text or "busy" in text:
         return "passing"
     if "no such" in text or "has no column" in text:
@@ -184,37 +184,37 @@ def _of_text(text: str, name: str) -> Kind:
 
 
 def connect_failure(error: BaseException) -> Failure:
-    """What it means that no connection could be made."""
+    """The meaning of an error at connecting."""
     text = str(error).lower()
     number = error.args[0] if error.args else None
     denied = number in (1044, 1045, 1049, 1698) or any(word in text for word in DENIED)
     return Failure("denied" if denied else "unreachable", error)
 
 
-# -- as Django makes them ------------------------------------------------------------------
+# -- connections with Django's settings ------------------------------------------------
 
 
 def settings_of(alias: str) -> tuple[Any, ...]:
-    """What tells one database from another; changes when a test run takes its own."""
+    """Identifies a database; changes when a test run switches to its test database."""
     entry = connections.settings[alias]
     return tuple(entry.get(key) for key in ("ENGINE", "NAME", "HOST", "PORT", "USER"))
 
 
 def connect_as_django(alias: str, timeout: float) -> Callable[[], Connection]:
-    """A function that makes a connection with the parameters of ``DATABASES[alias]``."""
+    """Return a function that connects with the parameters of ``DATABASES[alias]``."""
 
     def connect() -> Connection:
         wrapper = _wrapper(alias, timeout)
-        # Without the checks of ``ensure_connection``, which a test case may have forbidden for the
+        # Without the checks of ``ensure_connection``: a test case may have forbidden them for the
         # project's own connections.
         try:
             wrapper.connect()
             if wrapper.vendor == "postgresql" and _is_of_a_test_run(wrapper.settings_dict):
-                # It ends with DROP DATABASE, which waits for five seconds for sessions to end.
+                # The run ends with DROP DATABASE, which waits five seconds for sessions to end.
                 wrapper.connection.cursor().execute("SET idle_session_timeout = '2s'")
             return Connection(wrapper.connection, wrapper.Database)
         except BaseException:
-            # It may have failed after the server had let it in.
+            # The error may have come after the server accepted the connection.
             if wrapper.connection is not None:
                 wrapper.connection.close()
             raise
@@ -225,20 +225,20 @@ def connect_as_django(alias: str, timeout: float) -> Callable[[], Connection]:
 def _is_of_a_test_run(settings: dict[str, Any]) -> bool:
     name = str(settings["NAME"])
     test_name = (settings.get("TEST") or {}).get("NAME")
-    # Django's runner and pytest-django both take the mails away.
+    # Both Django's runner and pytest-django replace the e-mail backend.
     return hasattr(mail, "outbox") and (name == test_name or name.startswith("test_"))
 
 
 def _wrapper(alias: str, timeout: float) -> Any:
     entry = connections.settings[alias]
-    # No deep copy: an option may be an SSL context, for instance.
+    # Not a deep copy: an option may be an SSL context, for instance.
     options = dict(entry["OPTIONS"])
     settings = {**entry, "AUTOCOMMIT": True, "OPTIONS": options}
-    # Of the project's own connections: ours are in no pool, and have no transactions.
+    # Settings of the project's connections only: ours use no pool and no transactions.
     for option in ("pool", "isolation_level"):
         options.pop(option, None)
     wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
     if wrapper.vendor in ("postgresql", "mysql"):
-        # So that the thread of an attempt ends for which nobody waits any more.
+        # With a timeout, an attempt that nobody waits for any more ends its thread.
         options.setdefault("connect_timeout", max(2, round(timeout)))
     return wrapper

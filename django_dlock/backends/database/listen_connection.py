@@ -1,4 +1,4 @@
-"""One connection to PostgreSQL that listens, through psycopg 3 or psycopg 2."""
+"""One connection to PostgreSQL that listens for notifications, through psycopg 3 or psycopg 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["Alarm", "ListeningConnection", "Stopped"]
 
 _ABANDONED: list[Any] = []
-"""Connections of the parent, in a forked child: a finalizer must not end the parent's session."""
+"""The parent's connections in a forked child; finalizing one would end the parent's session."""
 
 
 class Stopped(Exception):
@@ -20,7 +20,7 @@ class Stopped(Exception):
 
 
 class Alarm:
-    """Tells a thread that waits for notifications, or makes a pause, to stop."""
+    """Tells a thread to stop while it waits for notifications or pauses."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -31,12 +31,12 @@ class Alarm:
         return self._read.fileno()
 
     def set(self) -> None:
-        # Closed already, or set so often that its buffer is full.
+        # OSError: it is closed already, or its buffer is full because it was set so often.
         with contextlib.suppress(OSError):
             self._write.send(b"!")
 
     def wait(self, timeout: float) -> None:
-        """Make a pause of so many seconds.
+        """Pause for so many seconds.
 
         Raises:
             Stopped: The alarm was set.
@@ -55,7 +55,7 @@ class ListeningConnection:
     """Listens on one channel.
 
     Args:
-        connection: Of psycopg 3 or psycopg 2, in autocommit mode; closed by ``close``.
+        connection: From psycopg 3 or psycopg 2, in autocommit mode; ``close`` closes it.
         alarm: Ends ``read``.
     """
 
@@ -75,13 +75,13 @@ class ListeningConnection:
             cursor.execute(statement, values)
 
     def read(self, timeout: float) -> list[str]:
-        """The payloads that have come; waits for one for at most ``timeout`` seconds.
+        """The payloads received; waits for one for at most ``timeout`` seconds.
 
         Raises:
             Stopped: The alarm was set.
             psycopg.Error: The connection is cut.
         """
-        # What came together with an earlier answer does not make the socket readable again.
+        # A notification that arrived with an earlier reply does not make the socket readable again.
         if received := self._received():
             return received
         ready = self._selector.select(timeout)
@@ -103,10 +103,10 @@ class ListeningConnection:
             self._connection.close()
 
     def abandon(self) -> None:
-        """Close the forked child's copy of the socket, and say nothing on it."""
+        """Close the forked child's copy of the socket without sending anything."""
         _ABANDONED.append(self._connection)
         self._selector.close()
-        # Else the server would not notice the parent's death before the child's. The drivers
+        # While the child keeps a copy, the server does not notice the parent's death. The drivers
         # never touch a connection that another process made.
         with contextlib.suppress(Exception):
             os.close(self._connection.fileno())

@@ -1,4 +1,4 @@
-"""What a database holds now, for operators: pages, searches and counts."""
+"""What operators ask of a database: pages of held locks, searches and counts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SORTED_BY = {
     "renewals": "renewals",
     "token": "token",
 }
-"""By what the database sorts; by anything else this process does."""
+"""Fields that the database can sort by; this process sorts by all others."""
 
 Heartbeats = dict[str, tuple[int, bool]]
 
 
 class DatabaseListing:
-    """See ``BaseLockBackend`` for the questions."""
+    """Answers the queries of ``BaseLockBackend``."""
 
     def __init__(self, alias: str, key_prefix: str) -> None:
         self._alias, self._key_prefix = alias, key_prefix
@@ -46,7 +46,7 @@ class DatabaseListing:
         where, values = self._where(dialect, query)
         order = _order(dialect, query.sort)
         if order is None or query.contains or query.holder_state:
-            # Of what the database has found, this process chooses and sorts.
+            # The database cannot sort like this: this process sorts and cuts the result.
             infos = self._infos(one, dialect, f"{where} ORDER BY l.token", values)
             found = in_order(filter(query.matches, infos), query.sort)
             end = None if limit is None else offset + limit
@@ -54,7 +54,7 @@ class DatabaseListing:
         ((total,),) = one.rows(f"SELECT count(*) FROM {LEASES} l WHERE {where}", values)
         infos = []
         if limit != 0:
-            # MySQL knows no OFFSET without a LIMIT.
+            # MySQL takes OFFSET only with a LIMIT.
             end = 2**62 if limit is None else limit
             clause = f"{where} ORDER BY {order} LIMIT {end} OFFSET {offset}"
             infos = self._infos(one, dialect, clause, values)
@@ -98,7 +98,7 @@ class DatabaseListing:
     def _info(self, name: str, row: Row, now: int, beats: Heartbeats) -> LeaseInfo:
         process = process_from_json(row.process)
         beat, gone = beats.get(process.id if process else "", (0, False))
-        # A renewal shows that it lives as well as a heartbeat.
+        # A renewal proves the process alive as well as a heartbeat does.
         heard = max(beat, row.ends_at - row.ttl, row.granted_at)
         silent_for = max(0, now - heard) / SECOND
         at = max(0, min(row.granted_at, now)) / SECOND
@@ -121,7 +121,7 @@ class DatabaseListing:
 
 
 def _order(dialect: Dialect, sort: Sequence[str]) -> str | None:
-    """An ORDER BY, ``None`` where the database cannot sort so."""
+    """The ORDER BY clause; ``None`` if the database cannot sort by these fields."""
     terms = []
     for key in sort:
         plain = key.removeprefix("-")

@@ -1,8 +1,8 @@
-"""A few connections, shared by the threads of this process: bounded, and each call timed.
+"""A limited number of connections, shared by the threads of this process; calls have deadlines.
 
-Of ``limit`` connections, one is kept for renewals and another for calls that end a lease, so that
-neither queues behind calls that want one. Nothing here takes a lock that a fork, a signal handler
-or a finalizer could find held.
+Of ``limit`` connections, one is reserved for renewals and one for calls that end a lease, so that
+neither waits behind acquires. Nothing here takes a lock that a fork, a signal handler or a
+finalizer could find held.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["FEWEST", "Pool", "Urgency"]
 T = TypeVar("T")
 
 Urgency = Literal["renew", "end", "ordinary"]
-"""What a call does: keeps leases alive, ends one, or anything else."""
+"""What a call does: renew leases, end a lease, or anything else."""
 FEWEST = 3
-"""Connections that a pool needs at least."""
+"""The least number of connections that a pool needs."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 """Seconds between two attempts; the first repetition follows at once."""
 
@@ -35,12 +35,12 @@ SlotQueue: TypeAlias = "queue.SimpleQueue[_Slot]"
 
 
 class _Slot:
-    """The right to use one connection; given back even if an interrupt drops it."""
+    """The right to use one connection; returned even if an interrupt drops the object."""
 
     __slots__ = ("_slots",)
 
     def __init__(self, slots: weakref.ref[SlotQueue]) -> None:
-        # Weak: a queue that a forked child has left behind takes nothing back.
+        # A weak reference: a queue that a forked child has abandoned must get nothing back.
         self._slots = slots
 
     def release(self) -> None:
@@ -55,7 +55,7 @@ class _Slot:
 
 
 class _Attempt(threading.Thread):
-    """Makes one connection; on a thread, because no driver takes a deadline for all of it."""
+    """Makes one connection, on a thread because no driver takes a deadline for all of it."""
 
     def __init__(self, make: Callable[[], Connection]) -> None:
         super().__init__(name="dlock-connect", daemon=True)
@@ -66,19 +66,19 @@ class _Attempt(threading.Thread):
         try:
             self.start()
         except RuntimeError:
-            # No new threads while the interpreter ends; a last release may still go out.
+            # No thread can start while the interpreter shuts down; a last release is still sent.
             self.run()
 
     def run(self) -> None:
         try:
             self.outcome = self._make()
         except BaseException as error:  # noqa: BLE001 - the caller raises it
-            # Its traceback has this frame, and with it this thread: a cycle.
+            # Its traceback refers to this frame and so to this thread: a reference cycle.
             self.outcome = error.with_traceback(None)
 
 
 class Pool:
-    """At most ``limit`` connections; callers beyond them queue."""
+    """At most ``limit`` connections; further callers wait their turn."""
 
     def __init__(self, make: Callable[[], Connection], limit: int) -> None:
         self._make, self._limit, self._generation = make, limit, 0
@@ -86,7 +86,7 @@ class Pool:
         self.forget()
 
     def forget(self) -> None:
-        """Leave all connections to the parent; runs in a forked child."""
+        """Leave all connections to the parent; called in a forked child."""
         for connection in self._idle:
             connection.leave_to_parent()
         self._idle = collections.deque()
@@ -98,17 +98,17 @@ class Pool:
         }
 
     def close(self) -> None:
-        """Close idle connections, and those in use when their call is over."""
+        """Close idle connections now, and the others when their calls end."""
         self._generation += 1
         self._late.clear()
         while self._idle:
             self._idle.pop().close()
 
     def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
-        """Let ``use`` have a connection, and again until the deadline while that can help.
+        """Call ``use`` with a connection; repeat until the deadline while a repetition can help.
 
         Args:
-            use: May be called again, so what it does must be idempotent.
+            use: May be called again, so it must be idempotent.
 
         Raises:
             Failure: No answer, or a refusal.
@@ -124,10 +124,10 @@ class Pool:
                     may_help = error.kind in ("broken", "passing", "read-only")
                     if not may_help or clock.now() + pause >= deadline:
                         if refused is not None:
-                            # It says more than that the time is over.
+                            # The earlier error says more than that the time is over.
                             raise refused from refused.__cause__
                         raise
-                    # Not another idle one where this one broke: those are as old.
+                    # Not another idle connection after this one broke: they are as old.
                     connection = self._idle_connection() if error.kind == "passing" else None
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
@@ -143,7 +143,7 @@ class Pool:
                 intact = True
                 return answer
             except Failure as error:
-                # One to a server that has become a standby shall lead to the new one.
+                # A server may have become a standby; a new connection may lead to the new primary.
                 intact = error.kind not in ("broken", "read-only")
                 raise
             finally:
@@ -152,11 +152,11 @@ class Pool:
             if intact and generation == self._generation:
                 self._idle.append(connection)
             else:
-                # After an interrupt, too.
+                # Runs after an interrupt, too.
                 connection.close()
 
     def _take(self, deadline: float, urgency: Urgency) -> _Slot:
-        # The more urgent a call, the more of the kinds it may take.
+        # A more urgent call may take more kinds of slots.
         order: tuple[Urgency, ...] = ("ordinary", "end", "renew")
         for each in order[: order.index(urgency) + 1]:
             slot = _free_slot(self._slots[each])
@@ -175,14 +175,14 @@ class Pool:
             return None
 
     def connect(self, deadline: float) -> Connection:
-        """A new connection, to be closed or kept by the caller.
+        """Make a new connection, which the caller must close or keep.
 
         Raises:
-            Failure: None can be made, or not in time.
+            Failure: No connection could be made, or not in time.
         """
         while True:
-            # An attempt that a former caller could not wait for serves the next one: while a name
-            # server hangs, threads do not pile up.
+            # Reuse the attempt of an earlier caller that stopped waiting, so that threads do not
+            # pile up while a name server hangs.
             try:
                 attempt, mine = self._late.pop(), False
             except IndexError:
@@ -193,7 +193,7 @@ class Pool:
                 if attempt.is_alive():
                     attempt.join(max(0.0, deadline - clock.now()))
             finally:
-                # Read once: the attempt may end between two lines.
+                # Read it once: the attempt may end between two lines.
                 outcome = attempt.outcome
                 if outcome is None:
                     self._late.append(attempt)
@@ -208,7 +208,7 @@ class Pool:
                 if mine:
                     raise connect_failure(outcome) from outcome
             finally:
-                # Its traceback has this frame: a cycle.
+                # Its traceback refers to this frame: a reference cycle.
                 del outcome
 
 

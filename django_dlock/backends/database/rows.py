@@ -1,14 +1,15 @@
-"""The row of one name, and what each operation does to it; no I/O.
+"""The row of one name, and what each operation changes in it; no I/O.
 
-Times are whole microseconds since the epoch on the database's clock. A row outlives its lease:
-it remembers the token, how the last leases ended, who waits, and which attempts were cancelled.
+Times are whole microseconds since the epoch on the database's clock. A row outlives its lease: it
+stores the last token, how the last leases ended, who waits, and which attempts were cancelled.
 
-A name is held while ``ended`` is empty and ``ends_at`` lies in the future. A lease that ends while
-somebody waits is handed over in the same step, to the waiter that came first, with the whole TTL
-that it asked for. So whoever comes later never overtakes.
+A name is held while ``ended`` is empty and ``ends_at`` is in the future. If somebody waits when a
+lease ends, the same step grants the name to the first waiter, with the whole TTL that it asked
+for. So later callers never overtake a waiter.
 
-A waiter's ticket is good for ``TICKET`` after its last ask. A waiter that is proven dead from here
-is skipped; one that died elsewhere is skipped once its ticket is over, or costs one TTL.
+A waiter's ticket is valid for ``TICKET`` after its last ask. If this process knows that a waiter
+is dead, it skips it. A waiter that died elsewhere is skipped once its ticket has expired; before
+that, it costs one TTL.
 """
 
 from __future__ import annotations
@@ -23,35 +24,45 @@ from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal
 from ...process import ProcessIdentity, death_proof
 from ..holders import process_from_json
 
-__all__ = ["COLUMNS", "MEMORY", "PAST_LENGTH", "TICKET", "Message", "Met", "Row", "Ticket", "micro"]
+__all__ = [
+    "COLUMNS",
+    "MEMORY",
+    "PAST_LENGTH",
+    "TICKET",
+    "Message",
+    "Row",
+    "Ticket",
+    "WaitInfo",
+    "micro",
+]
 
 SECOND = 1_000_000
 MEMORY = 60 * SECOND
-"""For so long at the least, and else for its TTL, it is remembered how a lease ended."""
+"""How long the end of a lease is remembered at least; the lease's TTL if that is longer."""
 PAST_LENGTH = 600
-"""Characters of ``past``: the ends of some 15 leases."""
+"""The length of ``past`` in characters: enough for about 15 leases."""
 TICKET = 20.0
-"""Seconds after its last ask for which a waiter keeps its place."""
+"""How long a waiter keeps its position after its last ask."""
 CANCELLED = 120 * SECOND
-"""For so long, besides its TTL, a cancelled attempt cannot be granted any more."""
+"""How long, besides its TTL, a cancelled attempt cannot be granted any more."""
 MOST_CANCELLED = 200
-"""Cancelled attempts that one name remembers; the oldest go first."""
+"""Cancelled attempts remembered for one name; the oldest are dropped first."""
 
 OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
-"""What the letters in ``ended`` and ``past`` mean."""
+"""The outcomes that the codes in ``ended`` and ``past`` stand for."""
 
 
 def micro(seconds: float) -> int:
-    # Up, so that the end at the database is never the earlier one.
+    # Round up, so that the lease never ends earlier at the database than for its holder.
     return math.ceil(seconds * SECOND)
 
 
 class Ticket(NamedTuple):
-    """A waiter in the queue, with all that it asks for.
+    """A waiter in the queue and its request.
 
     Attributes:
-        channel: Where its process hears of a hand-over; empty for one that asks again.
-        until: When the ticket is over.
+        channel: The channel its process listens to for hand-overs; empty if the waiter polls.
+        until: When the ticket expires.
     """
 
     owner: str
@@ -64,7 +75,7 @@ class Ticket(NamedTuple):
 
 
 class Message(NamedTuple):
-    """To be sent to a waiter with the change; a token of 0 says "ask again"."""
+    """Sent to a waiter together with the change; a token of 0 means "ask again"."""
 
     channel: str
     owner: str
@@ -76,44 +87,45 @@ class Message(NamedTuple):
 
 
 def ticket_key(owner: str) -> str:
-    """One word for a waiter, by which its process finds it."""
+    """One word that identifies a waiter; its process finds the waiter by it."""
     return hashlib.blake2b(owner.encode(), digest_size=12).hexdigest()
 
 
-class Met(NamedTuple):
-    """What a contention tells the wait that follows it.
+class WaitInfo(NamedTuple):
+    """What a contention passes on to the wait that follows.
 
     Attributes:
-        token: Of the lease in the way; one that is handed over later has a higher token.
-        asked_at: When the question was sent, on ``clock.now()``.
+        token: Of the lease in the way; a lease that is handed over later has a higher one.
+        asked_at: When the request was sent, on ``clock.now()``.
         age: Seconds since the grant of the lease in the way.
-        place: Of the waiter in the queue; 0 for the first.
-        expected: The notification of a hand-over, since before the ticket was stored; ``None``
-            where none will come.
+        position: Of the waiter in the queue; 0 for the first.
+        expected: The notification of a hand-over, registered before the ticket was stored; ``None``
+            if none will come.
     """
 
     token: int
     asked_at: float
     age: float = 0.0
-    place: int = 0
+    position: int = 0
     expected: object = None
 
 
 @dataclass(slots=True)
 class Row:
-    """See the module; one attribute per column, in the order of ``COLUMNS``.
+    """One row; see the module. One attribute per column, in the order of ``COLUMNS``.
 
     Attributes:
-        version: Rises with every change; a change is written only if nobody made another.
-        ttl: The longest time that is left to the lease, as of its last renewal.
-        ended: Empty, or the letter of how the lease was ended.
-        renewals: -1 for a lease that was handed over and not used yet by its owner.
+        version: Rises with every change; a change is written only if the version is still the same.
+        ttl: The longest time left to the lease, as of its last renewal.
+        ended: Empty, or the code of how the lease was ended.
+        renewals: -1 after a hand-over until the new owner first uses the lease.
         shortened: Number of the last renewal for which the holder named a TTL.
         process: Identity of the holder's process, as JSON.
-        past: The owners before and how their leases ended: letter, owner and a line feed of each,
-            the last one first; cut after ``PAST_LENGTH`` characters.
-        queue: Tickets as JSON, the first comer first; empty for nobody.
-        cancelled: Attempts: until when, a blank, owner and a line feed of each, the last one last.
+        past: How earlier leases ended: each a code, the owner and a line feed, the latest first;
+            cut after ``PAST_LENGTH`` characters.
+        queue: Tickets as JSON, in order of arrival; empty if nobody waits.
+        cancelled: Attempts: for each its end of validity, a space, the owner and a line feed; the
+            latest last.
     """
 
     version: int
@@ -135,13 +147,13 @@ class Row:
     def values(self) -> tuple[Any, ...]:
         return astuple(self)
 
-    # -- what is known -----------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------
 
     def lives(self, now: int) -> bool:
         return not self.ended and self.ends_at > now
 
     def outcome(self) -> Outcome:
-        """How the last lease ended, of a row that does not live."""
+        """How the last lease ended; only for a row whose lease has ended."""
         if self.kind == "cooling":
             return "released"
         return OUTCOMES.get(self.ended, "expired")
@@ -155,7 +167,7 @@ class Row:
         return self._past_outcome(owner) or "refused"
 
     def _past_outcome(self, owner: str) -> Outcome | None:
-        # The last piece may have been cut.
+        # The last entry may be cut off.
         for line in self.past.split("\n")[:-1]:
             if line[1:] == owner:
                 return OUTCOMES.get(line[:1])
@@ -166,7 +178,7 @@ class Row:
         return {owner: int(until) for until, _, owner in known if until.isdecimal()}
 
     def tickets(self, now: int) -> list[Ticket]:
-        """Those who wait; tickets that are over, or damaged, are left out."""
+        """The waiters; expired and damaged tickets are left out."""
         try:
             found = [Ticket(*each) for each in json.loads(self.queue or "[]")]
             return [ticket for ticket in found if ticket.until > now]
@@ -174,11 +186,11 @@ class Row:
             return []
 
     def contention(self, owner: str, now: int, asked_at: float, expected: object) -> Contention:
-        """What is in the way of this owner; an empty owner where nothing is."""
+        """What keeps this owner from the lock; the owner in it is empty if nothing does."""
         waiting = [ticket.owner for ticket in self.tickets(now)] if self.queue else []
-        place = waiting.index(owner) if owner in waiting else len(waiting)
+        position = waiting.index(owner) if owner in waiting else len(waiting)
         age = max(0, now - self.granted_at) / SECOND
-        met = Met(self.token, asked_at, age, place, expected)
+        met = WaitInfo(self.token, asked_at, age, position, expected)
         if not self.lives(now):
             return Contention("", "held", 0.0, now / SECOND, ticket=met)
         process = process_from_json(self.process)
@@ -188,23 +200,23 @@ class Row:
     def lease(self, request: LeaseRequest, sent_at: float) -> Lease:
         return Lease(request.name, self.owner, self.token, request.ttl, sent_at)
 
-    # -- what changes it; each says which waiters must be told ------------------------------
+    # -- changes; each returns the messages for waiters -------------------------------------
 
     def acquire(
         self, request: LeaseRequest, now: int, process: str, channel: str
     ) -> tuple[bool, list[Message]]:
-        """Grant the name, or let its waiter stand in the queue; whether it was granted."""
+        """Grant the name, or put its waiter into the queue; return whether it was granted."""
         me = request.owner
-        self._mend(now)
+        self._limit_to_ttl(now)
         cancelled = me in self._cancelled()
         if me == self.owner and self.lives(now) and self.kind != "cooling" and not cancelled:
             ttl = micro(request.ttl)
             self.ends_at = max(self.ends_at, now + ttl)
             self.ttl = max(self.ttl, ttl)
             self.renewals = max(0, self.renewals)
-            self._leave(me, now)
+            self._remove_ticket(me, now)
             return True, []
-        # The late packet of an attempt whose lease was given back or broken must not revive it.
+        # A late packet of an attempt whose lease was released or broken must not revive it.
         if cancelled or me == self.owner or self._past_outcome(me):
             return False, self.settle(now)
         until = now + micro(TICKET)
@@ -217,12 +229,12 @@ class Row:
             return True, []
         messages = self.settle(now, besides=asked)
         if self.owner == me:
-            self._leave(me, now)
+            self._remove_ticket(me, now)
             return True, messages
         if request.waits:
-            self._stand(asked, now)
+            self._enqueue(asked, now)
         else:
-            self._leave(me, now)
+            self._remove_ticket(me, now)
         return False, messages
 
     def _is_held_by(self, owner: str, now: int) -> bool:
@@ -232,7 +244,7 @@ class Row:
         ended = self.outcome_of(renewal.owner, now)
         if ended is not None:
             return ended
-        self._mend(now)
+        self._limit_to_ttl(now)
         ttl = micro(renewal.ttl)
         until = now + ttl
         if renewal.shorten > self.shortened:
@@ -247,11 +259,12 @@ class Row:
         ended = self.outcome_of(owner, now)
         if ended is not None:
             return ended, []
-        # The clock may have stepped back since the grant: then from now.
+        # The database's clock may have stepped back since the grant: then count from now.
         cool = min(self.granted_at, now) + micro(min_hold)
         if min_hold and cool > now:
             self.kind, self.ends_at = "cooling", cool
-            # Each of them may leave before the name is free: they are told, and keep their places.
+            # Any of them may give up before the name is free. So all are told, and all keep their
+            # positions.
             waiting = self.tickets(now)
             return "released", [Message(it.channel, it.owner, 0) for it in waiting if it.channel]
         self.ended = "r"
@@ -263,12 +276,12 @@ class Row:
         known[me] = until = now + micro(request.ttl) + CANCELLED
         kept = list(known.items())[-MOST_CANCELLED:]
         self.cancelled = "".join(f"{moment} {owner}\n" for owner, moment in kept)
-        self._leave(me, now)
+        self._remove_ticket(me, now)
         if self._is_held_by(me, now):
             self.ended = "r"
         messages = self.settle(now)
         if not self.lives(now):
-            # The row is kept for as long as the attempt may still arrive.
+            # Keep the row as long as the attempt may still arrive.
             self.ended, self.ends_at = self.outcome()[0], max(self.ends_at, until)
         return messages
 
@@ -279,12 +292,12 @@ class Row:
         return True, self.settle(now)
 
     def settle(self, now: int, besides: Ticket | None = None) -> list[Message]:
-        """Hand a free name over to whoever waits first; ``besides`` comes last of all."""
+        """Grant a free name to the first waiter; ``besides`` comes after all others."""
         if self.lives(now):
             return []
         waiting = self.tickets(now)
         if self.renewals < 0 and not self.ended and self.kind != "cooling":
-            # It was handed over, and its process did nothing with it for a whole TTL.
+            # The name was handed over, and the new owner did not use it for a whole TTL.
             waiting = [ticket for ticket in waiting if ticket.process != self.process]
         while waiting and _is_dead(waiting[0]):
             del waiting[0]
@@ -298,39 +311,39 @@ class Row:
         self._grant(first, now, renewals=-1)
         return [Message(first.channel, first.owner, self.token)] if first.channel else []
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _grant(self, to: Ticket, now: int, renewals: int) -> None:
         if self.owner:
-            letter = self.outcome()[0]
-            self.past = f"{letter}{self.owner}\n{self.past}"[:PAST_LENGTH]
+            code = self.outcome()[0]
+            self.past = f"{code}{self.owner}\n{self.past}"[:PAST_LENGTH]
         self.token = max(self.token + 1, now)
         self.owner, self.kind, self.ended = to.owner, to.kind, ""
         self.ttl, self.granted_at, self.ends_at = to.ttl, now, now + to.ttl
         self.renewals, self.shortened = renewals, 0
         self.process, self.metadata = to.process, to.metadata
 
-    def _stand(self, asked: Ticket, now: int) -> None:
+    def _enqueue(self, asked: Ticket, now: int) -> None:
         waiting = self.tickets(now)
-        for place, ticket in enumerate(waiting):
+        for position, ticket in enumerate(waiting):
             if ticket.owner == asked.owner:
-                # To ask again writes nothing, but now and then.
+                # Asking again seldom needs a write: only to extend the ticket.
                 if asked.until - ticket.until > micro(TICKET) / 2 or ticket[:-1] != asked[:-1]:
-                    waiting[place] = asked
+                    waiting[position] = asked
                     self._keep(waiting)
                 return
         self._keep([*waiting, asked])
 
-    def _leave(self, owner: str, now: int) -> None:
+    def _remove_ticket(self, owner: str, now: int) -> None:
         if self.queue:
             self._keep([ticket for ticket in self.tickets(now) if ticket.owner != owner])
 
     def _keep(self, waiting: list[Ticket]) -> None:
         self.queue = json.dumps(waiting, separators=(",", ":")) if waiting else ""
 
-    def _mend(self, now: int) -> None:
-        # An end beyond the lease's own TTL comes of a clock that has stepped back: nobody shall
-        # wait for as long as the step.
+    def _limit_to_ttl(self, now: int) -> None:
+        # An end later than the lease's own TTL means that the clock has stepped back. Nobody shall
+        # have to wait for the length of that step.
         if self.lives(now) and self.kind != "cooling" and self.ends_at - now > self.ttl > 0:
             self.ends_at = now + self.ttl
 

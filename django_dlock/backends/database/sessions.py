@@ -1,13 +1,13 @@
 """Proves by PostgreSQL's sessions that a process is dead, with ``OPTIONS["proof"]``.
 
-* A process that listens takes an advisory lock in that session, which ends when the process does,
-  and then claims so in the table of processes. A pooler that swallows notifications would keep the
-  session, so there nothing is claimed.
-* Waiters of other processes watch the process that holds their lock. Once a second, the thread
-  that listens for them looks which of the processes watched claim a session that is gone.
-* One that comes back takes the lock anew, or withdraws its claim, as soon as its connection is cut.
-  So it counts as dead only if nothing has changed, heartbeats included, for ``GRACE`` seconds.
-* A claim is void once the server has been started anew or a standby has been promoted.
+* A process that listens takes an advisory lock in the listening session. That lock ends when the
+  process does. The process then writes a claim into the table of processes. A pooler that drops
+  notifications would keep the session open, so behind one a process claims nothing.
+* Waiters of other processes watch the process that holds their lock. Once a second, their
+  listening thread checks which of the watched processes claim a session that is gone.
+* After a cut connection, a living process takes the lock again or withdraws its claim. So it counts
+  as dead only if nothing has changed, heartbeats included, for ``GRACE`` seconds.
+* A claim is void once the server has restarted or a standby has been promoted.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .listen_connection import ListeningConnection
 __all__ = ["SessionProof"]
 
 GRACE = 6.0
-"""Seconds for which a session must have been gone without a sign of its process: longer than the
-interval of its heartbeats, for a network may have cut the session of a process that lives."""
+"""Seconds for which a session must be gone, without a sign of its process. Longer than the
+interval of heartbeats, because a network may cut the session of a living process."""
 WATCHED_FOR = 3.0
-"""Seconds for which a process is watched after somebody has asked for it."""
+"""Seconds for which a process is watched after the last question about it."""
 CLAIM_AGAIN = 3600.0
 """Seconds after which a claim is renewed, so that it is not deleted with old heartbeats."""
 
@@ -40,7 +40,7 @@ CLAIM = (
     "RETURNING seen_at"
 )
 WITHDRAW = f"DELETE FROM {PROCESSES} WHERE id LIKE 'session:' || %s || ':%%' RETURNING id"
-LOOK = f"""
+FIND_DEAD = f"""
 SELECT w.process, c.seen_at, b.seen_at
 FROM unnest(%s::text[], %s::bigint[]) w (process, key)
 JOIN {PROCESSES} c ON c.id = {_CLAIM.format("w.process")}
@@ -56,9 +56,9 @@ Facts = tuple[Any, ...]
 
 
 class SessionProof:
-    """What is known of the sessions of this process and of others.
+    """What is known about the sessions of this process and of others.
 
-    Every step upon a dictionary is atomic by itself; see ``Wakeup``.
+    Every operation on a dictionary here is atomic by itself; see ``Wakeup``.
 
     Args:
         ask: Executes a statement through an ordinary connection, and never hangs.
@@ -69,7 +69,7 @@ class SessionProof:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew in a forked child, which is another process."""
+        """Reset in a forked child, which is another process."""
         self._watched: dict[str, float] = {}
         self._gone: dict[str, tuple[Facts, float]] = {}
         self._dead: dict[str, float] = {}
@@ -78,12 +78,12 @@ class SessionProof:
     # -- this process ------------------------------------------------------------------
 
     def take(self, connection: ListeningConnection) -> None:
-        """Show by the connection that this process lives, and claim so."""
+        """Prove by the connection that this process lives, and write the claim."""
         connection.execute(TAKE, (_key(current().id),))
         self._claim()
 
     def withdraw(self) -> None:
-        """Claim nothing any more: the session ends, but not the process."""
+        """Delete the claim: the session ends, but the process does not."""
         if self._claimed_at > float("-inf"):
             self._ask(WITHDRAW, (current().id,))
             self._claimed_at = float("-inf")
@@ -95,21 +95,21 @@ class SessionProof:
     # -- others ------------------------------------------------------------------------
 
     def is_dead(self, process: ProcessIdentity | None) -> bool:
-        """Whether it is proven dead, as far as is known; costs no call. Watches it from now on."""
+        """Whether it is known to be dead; sends nothing. From now on the process is watched."""
         if process is None:
             return False
         now = clock.now()
         self._watched[process.id] = now
         return now - self._dead.get(process.id, float("-inf")) < WATCHED_FOR
 
-    def look(self) -> None:
-        """Find out which of the processes watched are dead; where that fails, none is."""
+    def check(self) -> None:
+        """Find out which of the watched processes are dead; after an error, none is."""
         try:
-            self._look(clock.now())
-        except Exception:  # noqa: BLE001 - the next look may succeed
+            self._check(clock.now())
+        except Exception:  # noqa: BLE001 - the next check may succeed
             self._gone.clear()
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         if now - self._claimed_at > CLAIM_AGAIN:
             self._claim()
         for process, asked_at in self._watched.copy().items():
@@ -120,7 +120,7 @@ class SessionProof:
         watched = list(self._watched.copy())
         if not watched:
             return
-        answer = self._ask(LOOK, (watched, [_key(process) for process in watched]))
+        answer = self._ask(FIND_DEAD, (watched, [_key(process) for process in watched]))
         found = {process: tuple(facts) for process, *facts in answer}
         for process in watched:
             facts, since = self._gone.get(process, ((), now))
@@ -129,7 +129,7 @@ class SessionProof:
                 self._gone[process] = found.get(process, ()), now
             elif now - since >= GRACE:
                 if process not in self._dead:
-                    # Whoever lists locks is told, too.
+                    # Listings of locks show it, too.
                     self._ask(MARK, (process, facts[-1]))
                 self._dead[process] = now
 

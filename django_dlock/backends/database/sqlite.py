@@ -1,10 +1,10 @@
-"""Where the leases of a project on SQLite are: in a file of their own, beside the project's.
+"""Where a project on SQLite keeps its leases: in a separate file beside the project's.
 
-SQLite lets one connection write at a time. In the project's own file, a long transaction of the
-project would keep leases from being renewed.
+SQLite lets only one connection write at a time. In the project's own file, a long transaction of
+the project would block renewals.
 
-The file is created at first use. A project whose database is in memory, as in most test runs, has
-its leases in memory, too: one database for the threads of a process.
+The file is created at first use. If the project's database is in memory, as in most test runs, the
+leases are in memory, too, in one database for all threads of the process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 SUFFIX = "-dlock"
 FORMAT = 1
-"""Raised with every change of the schema."""
+"""The version of the schema; rises with every change of it."""
 OLDEST = (3, 35, 0)
-"""The version of SQLite that knows ``RETURNING``."""
+"""The first version of SQLite that has ``RETURNING``."""
 BUSY = 0.05
-"""Seconds for which a statement waits by itself for another connection that writes."""
+"""Seconds for which SQLite itself waits for another connection that writes."""
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -54,7 +54,7 @@ COMMIT;
 
 
 def is_in_memory(name: object) -> bool:
-    """Whether ``DATABASES[…]['NAME']`` is a database of one process."""
+    """Whether ``DATABASES[…]['NAME']`` means a database in memory."""
     text = str(name)
     return not text or text == ":memory:" or "mode=memory" in text or text == "file::memory:"
 
@@ -64,13 +64,13 @@ def path_beside(name: object) -> Path:
     text = str(name)
     if text.startswith("file:"):
         text = unquote(urlsplit(text).path)
-    # Whatever link leads to the project's file, the leases are in one.
+    # Resolve links, so that all paths to the project's file give the same file of leases.
     path = Path(text).resolve()
     return path.with_name(path.name + SUFFIX)
 
 
 def connect(path: Path) -> Callable[[], Connection]:
-    """A function that opens the file, and creates it where there is none."""
+    """Return a function that opens the file, and creates it if there is none."""
 
     def open_() -> Connection:
         raw = _open(str(path), uri=False)
@@ -95,7 +95,7 @@ def _open(database: str, *, uri: bool) -> sqlite3.Connection:
     raw = sqlite3.connect(
         database, timeout=BUSY, isolation_level=None, check_same_thread=False, uri=uri
     )
-    # The file is on this machine, whose clock all of its processes share.
+    # The file is on this machine, so all processes share its clock.
     raw.create_function("dlock_now", 0, lambda: time.time_ns() // 1000)
     return raw
 
@@ -104,7 +104,7 @@ def _create(raw: sqlite3.Connection, *, durable: bool) -> None:
     if raw.execute("PRAGMA user_version").fetchone()[0] >= FORMAT:
         return
     if durable:
-        # Readers and the one writer then do not wait for each other.
+        # In this mode, readers and the one writer do not wait for each other.
         raw.execute("PRAGMA journal_mode = WAL")
     try:
         raw.executescript(SCHEMA)
@@ -115,18 +115,18 @@ def _create(raw: sqlite3.Connection, *, durable: bool) -> None:
 
 
 class MemoryPool:
-    """One connection to a database in memory, for all threads; as ``Pool``."""
+    """One connection to a database in memory, for all threads; used like ``Pool``."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """A child is another process, and these leases are of one."""
+        """Drop the leases in a forked child: they belong to the parent process."""
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
     def close(self) -> None:
-        """Nothing: the leases would be gone."""
+        """Do nothing: closing would delete the leases."""
 
     def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
         if not self._lock.acquire(timeout=max(0.0, deadline - clock.now())):

@@ -1,4 +1,4 @@
-"""The database in which an alias keeps its leases: which one it is, and how it is spoken to."""
+"""The database in which an alias keeps its leases: which one it is, and how it is used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIALECTS: dict[str, type[Dialect]] = {
 
 
 class Calls(Protocol):
-    """A pool, whatever its kind."""
+    """A pool of either kind."""
 
     def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T: ...
 
@@ -47,17 +47,17 @@ class Store:
     """One database.
 
     Attributes:
-        made_for: The settings of the database; a test run changes them, and then another store
-            must be made.
-        is_shared: Other processes see the leases.
-        wakeup: Where waiters hear of a hand-over; ``None`` where they ask again.
-        session: What proves deaths by the end of sessions; ``None`` unless that is wanted.
+        made_for: The settings of the database. A test run changes them; then another store must
+            be made.
+        is_shared: Whether other processes see the leases.
+        wakeup: Tells waiters about hand-overs; ``None`` if waiters poll.
+        session: Proves deaths by the end of sessions; ``None`` unless configured.
     """
 
     def __init__(self, options: AliasOptions) -> None:
         self.database = database_alias(options)
         self.made_for = settings_of(self.database)
-        # A little less, so that a driver's own timeout keeps the deadline of most calls.
+        # A little less, so that most calls end by the driver's own timeout before their deadline.
         timeout = 0.95 * options.command_timeout
         entry = connections.settings[self.database]
         self.vendor = vendor_of(entry["ENGINE"])
@@ -78,14 +78,14 @@ class Store:
 
             def ask(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
                 deadline = clock.now() + timeout
-                # Not behind those who acquire: a claim that is void must be withdrawn in time.
+                # Not behind acquires: a void claim must be withdrawn in time.
                 return pool.call(lambda one: one.rows(statement, values), deadline, "end")
 
             if options.options.get("proof"):
                 self.session = SessionProof(ask)
             self.wakeup = Wakeup(
                 lambda: pool.connect(clock.now() + timeout).detach(),
-                lambda *said: ask("SELECT pg_notify(%s, %s)", said),
+                lambda *values: ask("SELECT pg_notify(%s, %s)", values),
                 session=self.session,
             )
 
@@ -94,7 +94,7 @@ class Store:
         return self.made_for == settings_of(self.database)
 
     def forget(self) -> None:
-        """Leave everything to the parent; runs in a forked child."""
+        """Leave all connections to the parent; called in a forked child."""
         self.pool.forget()
         if self.session is not None:
             self.session.forget()
@@ -108,7 +108,7 @@ class Store:
 
 
 _memories: dict[object, sqlite.MemoryPool] = {}
-"""Leases in memory outlive the backends that use them: settings may change in a test."""
+"""Leases in memory outlive the backends that use them, because tests may change settings."""
 
 
 def _memory(made_for: object) -> sqlite.MemoryPool:
@@ -124,9 +124,9 @@ def database_alias(options: AliasOptions) -> str:
     """The alias in ``DATABASES``: ``OPTIONS["database"]``, or where routers write the leases.
 
     Raises:
-        InvalidLockBackend: There is none.
+        InvalidLockBackend: That alias is not defined.
     """
-    # Above the settings, which are read before the apps are loaded.
+    # Imported here: this module is imported before the apps are loaded.
     from ...models import LeaseRecord
 
     named: Any = options.options.get("database")
@@ -143,57 +143,58 @@ def database_alias(options: AliasOptions) -> str:
 
 
 def problems(options: AliasOptions) -> list[Problem]:
-    """What is wrong with the entry of an alias, as far as that can be told without a server."""
-    place, given = f"DLOCKS[{options.alias!r}]", options.options
+    """What is wrong with the settings of an alias, as far as this shows without a server."""
+    where, given = f"DLOCKS[{options.alias!r}]", options.options
     found: list[Problem] = []
     if options.cache is not None or options.location is not None:
-        message = f"{place} has 'CACHE' or 'LOCATION', but keeps its locks in a database."
+        message = f"{where} has 'CACHE' or 'LOCATION', but keeps its locks in a database."
         hint = "Leave them out; OPTIONS['database'] names an alias of DATABASES."
         found.append(Problem("E006", message, hint))
     if unknown := sorted(set(given).difference(OPTIONS)):
-        message = f"{place}['OPTIONS'] has {unknown}."
+        message = f"{where}['OPTIONS'] has {unknown}."
         hint = f"This backend takes {[*OPTIONS, 'command_timeout', 'outage_patience']}."
         found.append(Problem("E008", message, hint))
-    found += _wrong_values(place, given)
+    found += _wrong_values(where, given)
     databases, named = settings.DATABASES, given.get("database", "default")
     entry = databases.get(named) if isinstance(named, str) else None
     engine = (entry or {}).get("ENGINE") or ""
     if not engine or engine == "django.db.backends.dummy":
-        where = f"{place}['OPTIONS']['database']" if "database" in given else place
+        where = f"{where}['OPTIONS']['database']" if "database" in given else where
         message = f"{where} keeps its locks in DATABASES[{named!r}], which is not defined."
-        hint = f"DATABASES defines {sorted(databases)}. Define it, or set DLOCKS to a Redis."
+        hint = f"DATABASES defines {sorted(databases)}. Define it, or use Redis in DLOCKS."
         if "database" not in given and databases:
-            # Routers may lead elsewhere.
+            # Routers may choose another database.
             return found
         found.append(Problem("E006", message, hint))
         return found
     try:
         vendor = vendor_of(engine)
-    except Exception as error:  # noqa: BLE001 - Django tells of it when it is used
-        message = f"{place}: the engine {engine!r} of DATABASES[{named!r}] cannot be used: {error}"
+    except Exception as error:  # noqa: BLE001 - Django reports it at first use
+        message = f"{where}: the engine {engine!r} of DATABASES[{named!r}] cannot be used: {error}"
         found.append(Problem("E006", message, "Install its driver, or name another database."))
         return found
     if vendor not in DIALECTS:
-        message = f"{place} keeps its locks in DATABASES[{named!r}], which is of kind {vendor!r}."
-        hint = f"It can be {sorted(DIALECTS)}; name one in OPTIONS['database'], or use Redis."
+        message = f"{where} keeps its locks in DATABASES[{named!r}], whose engine is {vendor!r}."
+        hint = f"Supported are {sorted(DIALECTS)}; name one in OPTIONS['database'], or use Redis."
         found.append(Problem("E006", message, hint))
     elif given.get("proof") is True and vendor != "postgresql":
-        message = f"{place}['OPTIONS']['proof'] is True, but DATABASES[{named!r}] is {vendor!r}."
-        hint = "Only the sessions of PostgreSQL prove deaths; leave the option out."
+        option = f"{where}['OPTIONS']['proof']"
+        message = f"{option} is True, but DATABASES[{named!r}] is {vendor!r}."
+        hint = "Only PostgreSQL supports this option; remove it."
         found.append(Problem("E008", message, hint))
     return found
 
 
-def _wrong_values(place: str, given: Any) -> list[Problem]:
+def _wrong_values(where: str, given: Any) -> list[Problem]:
     found: list[Problem] = []
     count, pause = given.get("connections", CONNECTIONS), given.get("poll_interval", POLL_INTERVAL)
     if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
-        message = f"{place}['OPTIONS']['connections'] is {count!r}."
+        message = f"{where}['OPTIONS']['connections'] is {count!r}."
         found.append(Problem("E008", message, f"It takes a whole number, {FEWEST} or more."))
     if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0.01 <= pause <= 10:
-        message = f"{place}['OPTIONS']['poll_interval'] is {pause!r}."
+        message = f"{where}['OPTIONS']['poll_interval'] is {pause!r}."
         found.append(Problem("E008", message, "It takes seconds, 0.01 to 10."))
     if not isinstance(given.get("proof", False), bool):
-        message = f"{place}['OPTIONS']['proof'] is {given['proof']!r}."
+        message = f"{where}['OPTIONS']['proof'] is {given['proof']!r}."
         found.append(Problem("E008", message, "It takes True or False."))
     return found

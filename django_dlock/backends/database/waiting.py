@@ -1,4 +1,4 @@
-"""How a waiter waits: for a notification of its own, or until it asks again."""
+"""How a waiter waits: for its own notification, or by asking again."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import cast
 
 from ... import clock
 from ...lease import Contention, Lease, LeaseRequest
-from .rows import TICKET, Met, ticket_key
+from .rows import TICKET, WaitInfo, ticket_key
 from .wakeup import Notification, Wakeup
 
 __all__ = ["Expected", "pause"]
 
 SHORTEST_PAUSE = 0.005
-"""Seconds between two asks of a waiter that nothing wakes."""
+"""Seconds between two asks of a waiter that gets no notification."""
 
 
 class Expected:
-    """The notification of one waiter, expected from before its ticket is stored.
+    """The notification of one waiter, registered before its ticket is stored.
 
-    It is expected no more after the wait, or when nobody refers to this any more: whoever asked
-    may never come to wait.
+    It is unregistered after the wait, or when this object is garbage: a caller that asked may never
+    wait.
     """
 
     __slots__ = ("_notification", "channel")
@@ -33,13 +33,13 @@ class Expected:
 
     @classmethod
     def of(cls, wakeup: Wakeup | None, request: LeaseRequest) -> Expected | None:
-        """``None`` for one who does not wait, and where nothing wakes it."""
+        """``None`` for a caller that does not wait, and if there are no notifications."""
         return cls(wakeup, request.owner) if wakeup is not None and request.waits else None
 
     def __del__(self) -> None:
-        self._leave()
+        self._unregister()
 
-    def _leave(self) -> None:
+    def _unregister(self) -> None:
         notification, self._notification = self._notification, None
         if notification is not None:
             notification.__exit__()
@@ -51,14 +51,14 @@ class Expected:
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        """The lease that was handed over; ``None`` where the owner had better ask."""
+        """The lease that was handed over; ``None`` if the owner should ask again."""
         notification = self._notification
         if notification is None:
             return None
         try:
             return _handed_over(request, met, notification.wait(_patience(met, until), interrupted))
         finally:
-            self._leave()
+            self._unregister()
 
     async def async_wait(
         self,
@@ -75,36 +75,36 @@ class Expected:
             patience = _patience(met, until)
             return _handed_over(request, met, await notification.async_wait(patience, interrupted))
         finally:
-            self._leave()
+            self._unregister()
 
 
 def _patience(met: Contention, until: float) -> float:
-    # A ticket is renewed by asking again.
+    # Asking again renews the ticket.
     ask_again = TICKET * random.uniform(0.4, 0.5)
     return max(0.0, min(until - clock.now(), met.remaining + 0.002, ask_again))
 
 
 def _handed_over(request: LeaseRequest, met: Contention, payload: str | None) -> Lease | None:
-    """The lease that a notification tells of, if that is worth having as it is."""
+    """The lease that a notification grants, if enough of it is left."""
     if payload is None:
         return None
     token = payload.rpartition(" ")[2]
-    facts = cast(Met, met.ticket)
-    # It counts from when it was asked for, which was before it was handed over.
-    late = clock.now() - facts.asked_at > request.ttl / 3
-    if not token.isdecimal() or int(token) <= facts.token or not request.renewed or late:
+    info = cast(WaitInfo, met.ticket)
+    # The TTL counts from the request, which was sent before the hand-over.
+    late = clock.now() - info.asked_at > request.ttl / 3
+    if not token.isdecimal() or int(token) <= info.token or not request.renewed or late:
         return None
-    return Lease(request.name, request.owner, int(token), request.ttl, facts.asked_at)
+    return Lease(request.name, request.owner, int(token), request.ttl, info.asked_at)
 
 
 def pause(met: Contention, until: float, longest: float) -> float:
-    """Seconds after which a waiter that nothing wakes asks again.
+    """Seconds after which a waiter without notifications asks again.
 
-    The longer the lease in the way has lived, the longer, so that hand-over costs a short time
-    beside a short hold; and the more waiters come before, the longer.
+    The pause grows with the age of the lease in the way, so that it stays short if the lock is held
+    for a short time. It also grows with the number of earlier waiters.
     """
-    facts = cast(Met, met.ticket)
-    seconds = min(max(SHORTEST_PAUSE, facts.age / 8) * (1 + facts.place), longest)
+    info = cast(WaitInfo, met.ticket)
+    seconds = min(max(SHORTEST_PAUSE, info.age / 8) * (1 + info.position), longest)
     # Jitter keeps many waiters from asking at once.
     seconds *= random.uniform(0.75, 1.25)
     return max(0.0, min(seconds, met.remaining + 0.001, until - clock.now()))

@@ -1,15 +1,15 @@
-"""Where the waiters of this process hear, on PostgreSQL, that a lease was handed over to them.
+"""Receives PostgreSQL's notifications for the waiters of this process.
 
-* A process has one channel, and one connection that listens to it, for all its waiters: threads
-  and coroutines. A thread reads it while anybody waits, and for a minute afterwards.
-* ``expect`` comes before the waiter puts its ticket into the table, so that no notification is
-  lost between the two. One that comes before ``wait`` is kept.
+* A process has one channel, and one connection that listens to it for all its waiters, threads
+  and coroutines. A thread reads from it while anybody waits, and for a minute afterwards.
+* ``expect`` is called before the waiter stores its ticket in the table, so that no notification is
+  lost in between. One that arrives before ``wait`` is kept.
 * A notification may be lost before this process listens and while the connection is cut. So each
-  waiter is woken when listening begins, ends or fails, and asks again.
-* A pooler may take LISTEN and deliver nothing. So it does not count as listening before a
-  notification of our own has arrived, sent through an ordinary connection. Until then, waiters ask
-  again every few tenths of a second.
-* A connection on which nothing was heard for a while is tested in the same way.
+  waiter is woken and asks again when listening begins, ends or fails.
+* A pooler may accept LISTEN and deliver nothing. So the connection counts as listening only after
+  a test notification has arrived, which this process sends through an ordinary connection. Until
+  then, waiters ask again every few tenths of a second.
+* After some time without notifications, the connection is tested in the same way.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ __all__ = ["Notification", "Wakeup"]
 logger = logging.getLogger("django_dlock")
 
 POLL_INTERVAL = 0.1, 0.5
-"""Seconds between two asks of a waiter, from and to, while nobody listens for it."""
+"""Seconds between two asks of a waiter, least and most, while nothing listens for it."""
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
-"""Seconds after which a waiter checks whether it is to stop, and again."""
+"""Seconds between two checks of a waiter whether it shall stop."""
 SILENCE = 10.0
 """Seconds without a notification after which the connection is tested, if anybody waits."""
 LOOK_EVERY = 0.5
-"""Seconds after which it is looked again whether the processes watched are dead."""
+"""Seconds between two checks whether the watched processes are dead."""
 ECHO_PATIENCE = 2.0
-"""Seconds within which a notification of our own must arrive."""
+"""Seconds within which a test notification must arrive."""
 RETRY = 0.1, 30.0
-"""Seconds before listening is tried again after a failure: at first, and at the most."""
+"""Seconds before another attempt to listen after a failure: at first, and at most."""
 
 
 class _State:
-    """Whether the process listens. Each change is a new object, by which waiters notice it."""
+    """Whether the process listens. Each change makes a new object, so waiters notice it."""
 
     __slots__ = ("subscribed", "works")
 
@@ -61,11 +61,11 @@ class _State:
 
 
 class _NotDelivered(Exception):
-    """A notification of our own has not arrived."""
+    """A test notification has not arrived."""
 
 
 class Notification:
-    """What one ticket waits for; a context manager, to be entered before the ticket is stored."""
+    """What one ticket waits for; a context manager, entered before the ticket is stored."""
 
     __slots__ = ("_payloads", "_state", "_wake", "_wakeup", "ticket")
 
@@ -78,30 +78,30 @@ class Notification:
 
     def __enter__(self) -> Self:
         self._wakeup._expected[self.ticket] = self
-        # What it was before the ticket became known does not count.
+        # Earlier states of the connection do not matter to this ticket.
         self._state = self._wakeup._state
         self._wakeup._ensure_thread()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._wakeup._leave(self)
+        self._wakeup._unregister(self)
 
     def wait(self, timeout: float, interrupted: Callable[[], bool] = lambda: False) -> str | None:
-        """Block until the ticket is notified; ``None`` says "ask again", and may be wrong.
+        """Block until the ticket is notified; ``None`` means "ask again", and may be a false alarm.
 
         Args:
-            timeout: Seconds. While nobody listens, it is shortened to a few tenths of a second.
-            interrupted: Asked about twice a second; ends the wait when true.
+            timeout: Seconds; shortened to a few tenths of a second while nothing listens.
+            interrupted: Called about twice a second; ends the wait if it returns true.
 
         Returns:
-            The payload as it was sent, with the ticket.
+            The payload as it was sent, including the ticket.
         """
         event = _thread_event()
         self._wake = partial(_set, event)
         until = self._until(timeout)
         check_at = clock.now() + FIRST_CHECK
         while True:
-            over, payload = self._heard(until)
+            over, payload = self._result(until)
             if over:
                 return payload
             now = clock.now()
@@ -114,15 +114,15 @@ class Notification:
     async def async_wait(
         self, timeout: float, interrupted: Callable[[], bool] = lambda: False
     ) -> str | None:
-        """As ``wait``, for coroutines; takes no thread."""
+        """As ``wait``, for coroutines; uses no thread."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        # Weak: else a task whose loop was closed would wait here for ever.
+        # A weak reference: otherwise a task whose loop was closed would stay here forever.
         self._wake = partial(_set_in, loop, weakref.ref(event))
         until = self._until(timeout)
         check_at = clock.now() + FIRST_CHECK
         while True:
             event.clear()
-            over, payload = self._heard(until)
+            over, payload = self._result(until)
             if over:
                 return payload
             now = clock.now()
@@ -143,8 +143,8 @@ class Notification:
             timeout = min(timeout, random.uniform(*POLL_INTERVAL))
         return clock.now() + timeout
 
-    def _heard(self, until: float) -> tuple[bool, str | None]:
-        """Whether the wait is over, and with which payload."""
+    def _result(self, until: float) -> tuple[bool, str | None]:
+        """Whether the wait is over, and the payload received."""
         if self._payloads:
             return True, self._payloads.popleft()
         state, self._state = self._state, self._wakeup._state
@@ -154,19 +154,19 @@ class Notification:
 class Wakeup:
     """Listens for all waiters of this process to one database.
 
-    Every step upon a dictionary is atomic by itself, so that no lock can be left held by a fork, a
-    signal handler or a finalizer.
+    Every operation on a dictionary here is atomic by itself, so that no lock can be left held by a
+    fork, a signal handler or a finalizer.
 
     Args:
-        open_connection: Gives a new connection of psycopg 3 or psycopg 2 in autocommit mode, and
+        open_connection: Returns a new connection of psycopg 3 or psycopg 2 in autocommit mode, and
             never hangs.
         probe: Sends a notification (channel, payload) through an ordinary connection, and never
             hangs.
         on_unclaimed: Called with each payload whose waiter has left, on the listening thread or on
-            that of the waiter; must not block.
-        session: What proves to others that this process lives, and to this one that others do not.
+            the waiter's; must not block.
+        session: Proves to other processes that this one lives, and finds out which others are dead.
         linger: Seconds for which the connection stays open after the last waiter has left.
-        test_again_after: Seconds after which it is tested again whether notifications arrive.
+        test_again_after: Seconds after which notifications are tested again.
     """
 
     def __init__(
@@ -187,13 +187,13 @@ class Wakeup:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew in a forked child, without a word on the connection, which is the parent's."""
+        """Reset in a forked child; send nothing on the connection, which belongs to the parent."""
         if self._connection is not None:
             self._connection.abandon()
         if self._alarm is not None:
             self._alarm.close()
         self.channel = f"dlock_{secrets.token_hex(8)}"
-        """The channel of this process, which ``pg_notify`` names."""
+        """The channel of this process, for ``pg_notify``."""
         self._connection, self._alarm = None, None
         self._state = _State(subscribed=False, works=True)
         self._expected: dict[str, Notification] = {}
@@ -202,7 +202,7 @@ class Wakeup:
         self._failures, self._echo = 0, ""
 
     def close(self) -> None:
-        """Stop listening, until somebody waits again."""
+        """Stop listening until somebody waits again."""
         thread = self._thread.pop("", None)
         if self._alarm is not None:
             self._alarm.set()
@@ -211,36 +211,36 @@ class Wakeup:
 
     @property
     def subscribed(self) -> bool:
-        """Whether a notification that is sent now will arrive, as far as is known."""
+        """Whether a notification sent now will arrive, as far as is known."""
         return self._state.subscribed
 
     @property
     def works(self) -> bool:
-        """False if listening has failed, or a pooler swallows notifications."""
+        """False if listening has failed, or a pooler drops notifications."""
         return self._state.works
 
-    def stay(self) -> None:
-        """Listen for a while, whether or not anybody waits; never blocks."""
+    def keep_listening(self) -> None:
+        """Listen for a while, even if nobody waits; never blocks."""
         self._left_at = clock.now()
         self._ensure_thread()
 
     def expect(self, ticket: str) -> Notification:
-        """What to wait with; ``with wakeup.expect(ticket) as notification``.
+        """Register a waiter: ``with wakeup.expect(ticket) as notification``.
 
         Args:
-            ticket: First word of the payload; no two waiters have the same.
+            ticket: First word of the payload; unique to the waiter.
         """
         return Notification(self, ticket)
 
-    def _leave(self, notification: Notification) -> None:
-        """Expect it no more; twice does no harm."""
+    def _unregister(self, notification: Notification) -> None:
+        """Unregister it; a second call does no harm."""
         if self._expected.get(notification.ticket) is notification:
             self._left_at = clock.now()
             self._expected.pop(notification.ticket, None)
         self._pass_on(notification)
 
     def _pass_on(self, notification: Notification) -> None:
-        """Both its own thread and the listening one may do this: each payload goes once."""
+        """Called by the waiter's thread and by the listening one; passes each payload on once."""
         with contextlib.suppress(IndexError):
             while True:
                 self._unclaimed(notification._payloads.popleft())
@@ -249,21 +249,21 @@ class Wakeup:
         try:
             self._on_unclaimed(payload)
         except Exception:
-            logger.exception("A notification that nobody expects could not be passed on")
+            logger.exception("A notification without a waiter could not be passed on")
 
-    # -- the thread --------------------------------------------------------------------
+    # -- the listening thread --------------------------------------------------------------------
 
     def _ensure_thread(self) -> None:
         if self._thread:
             return
         thread = threading.Thread(target=self._run, name="dlock-listener-postgresql", daemon=True)
         try:
-            # Entered before it starts, so that two waiters start one thread.
+            # Stored before it starts, so that two waiters start only one thread.
             if self._thread.setdefault("", thread) is thread:
                 thread.start()
         except BaseException as error:
             self._end_thread(thread)
-            # No new threads while the interpreter ends: waiters ask again and again.
+            # No thread can start while the interpreter shuts down; waiters poll instead.
             if not isinstance(error, RuntimeError):
                 raise
 
@@ -285,7 +285,7 @@ class Wakeup:
         finally:
             alarm.close()
             self._end_thread(me)
-            # A waiter that came meanwhile found this thread.
+            # A waiter that came meanwhile saw this thread and started none.
             if self._expected:
                 self._ensure_thread()
 
@@ -305,7 +305,7 @@ class Wakeup:
             self._read(self._connection, me)
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001 - nobody else could heed it
+        except Exception as error:  # noqa: BLE001 - nobody else could handle it
             self._failed(error, lasted=clock.now() - began)
         finally:
             self._withdraw()
@@ -320,7 +320,7 @@ class Wakeup:
             try:
                 self._session.withdraw()
             except Exception:  # noqa: BLE001 - see below
-                # The claim stands, so there must be a session again.
+                # The claim still stands, so the session must be opened again.
                 self._left_at = clock.now()
 
     def _read(self, connection: ListeningConnection, me: threading.Thread) -> None:
@@ -328,7 +328,7 @@ class Wakeup:
         turn = min(SILENCE, self._linger) if self._session is None else LOOK_EVERY
         while self._is_needed(me):
             if self._session is not None and clock.now() - looked_at >= LOOK_EVERY:
-                self._session.look()
+                self._session.check()
                 looked_at = clock.now()
             if payloads := connection.read(turn):
                 self._deliver(payloads)
@@ -338,14 +338,14 @@ class Wakeup:
                 heard_at = clock.now()
 
     def _test(self, connection: ListeningConnection) -> None:
-        """Raise unless a notification of our own arrives."""
-        # It has no ticket, so no waiter gets it.
+        """Raise unless a test notification arrives."""
+        # The payload has no ticket, so no waiter gets it.
         word = secrets.token_hex(4)
         self._probe(self.channel, f" {word}")
         give_up_at = clock.now() + ECHO_PATIENCE
         while self._echo != word:
             if (left := give_up_at - clock.now()) <= 0.0:
-                raise _NotDelivered("PostgreSQL's notifications do not arrive")
+                raise _NotDelivered("notifications from PostgreSQL do not arrive")
             self._deliver(connection.read(left))
 
     def _deliver(self, payloads: list[str]) -> None:
@@ -357,11 +357,11 @@ class Wakeup:
             elif notification is None:
                 self._unclaimed(payload)
             else:
-                # First the payload: one who comes to wait now finds it.
+                # Store the payload first: a waiter that calls ``wait`` now finds it.
                 notification._payloads.append(payload)
                 notification._wake()
                 if self._expected.get(ticket) is not notification:
-                    # It left before it could see the payload.
+                    # The waiter left before it could see the payload.
                     self._pass_on(notification)
 
     def _failed(self, error: Exception, *, lasted: float) -> None:
@@ -375,28 +375,28 @@ class Wakeup:
                 pause = self._test_again_after
             if was.works:
                 logger.warning(
-                    "Nobody listens for released locks, so waiters ask again every %s to %s s: %s",
+                    "Not listening for released locks; waiters poll every %s to %s s: %s",
                     *POLL_INTERVAL,
                     error,
                 )
         self._try_at = clock.now() + pause
-        # A cut alone is no reason to believe that it will not work again.
+        # A broken connection alone is no reason to expect the next attempt to fail.
         self._change(_State(subscribed=False, works=was.subscribed))
 
     def _change(self, state: _State) -> None:
-        """Each waiter asks again."""
+        """Replace the state; each waiter notices and asks again."""
         self._state = state
         for notification in self._expected.copy().values():
             notification._wake()
 
 
 def _wake_nobody() -> None:
-    """Of a waiter that does not wait yet."""
+    """The wake function of a waiter that does not wait yet."""
 
 
 def _thread_event() -> Any:
-    # A bare lock that is held until it is set: an interrupt can leave an Event's own lock held for
-    # ever.
+    # A bare lock that is held until the event is set. An Event has a lock inside, which an
+    # interrupt can leave held forever.
     event = threading.Lock()
     event.acquire()
     return event
@@ -404,11 +404,11 @@ def _thread_event() -> Any:
 
 def _set(event: Any) -> None:
     with contextlib.suppress(RuntimeError):
-        event.release()  # Unless it is set already.
+        event.release()  # Suppressed: the event is set already.
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
     event = reference()
     if event is not None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(event.set)  # Unless it is closed: nobody waits there.
+            loop.call_soon_threadsafe(event.set)  # Suppressed: the loop is closed, so nobody waits.
