@@ -1,4 +1,4 @@
-"""Fixtures of the tests of one backend after the other."""
+"""Fixtures for the tests of the backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import redis_calls
 
 @pytest.fixture(autouse=True)
 def backends_are_closed() -> Iterator[None]:
-    """The garbage collector might finalize an open socket before its owner closes it."""
+    """Close all backends, so that the garbage collector does not finalize an open socket first."""
     yield
     while redis_calls.MADE:
         redis_calls.MADE.pop().close()

@@ -19,7 +19,7 @@ from tests.support.aliases import configured
 from tests.support.awkward import GRANTED, AwkwardBackend
 
 TTL = 6.0
-"""Of which a half is granted."""
+"""Seconds; the store grants half of it."""
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ async def test_coroutines_take_turns(store: AwkwardBackend) -> None:
     assert (most, turns) == (1, 18)
 
 
-async def test_a_coroutine_renews_and_looks(store: AwkwardBackend) -> None:
+async def test_a_coroutine_renews_and_asks_whether_the_lock_is_held(store: AwkwardBackend) -> None:
     async with Lock("it", ttl=10.0) as lock:
         await lock.arenew(ttl=20.0)
         assert 20 * GRANTED - 2 < lock.remaining <= 20 * GRANTED
@@ -123,13 +123,13 @@ async def test_a_coroutine_renews_and_looks(store: AwkwardBackend) -> None:
     assert not await lock.alocked()
 
 
-def test_patience_ends(store: AwkwardBackend) -> None:
+def test_a_waiter_gives_up_when_its_time_is_over(store: AwkwardBackend) -> None:
     with Lock("it"):
         assert not Lock("it", bound=False).acquire(timeout=0.2)
         assert not Lock("it", bound=False).acquire(blocking=False)
 
 
-def test_a_shorter_renewal_by_the_holder_is_believed_at_once(store: AwkwardBackend) -> None:
+def test_a_shorter_renewal_by_the_holder_counts_at_once(store: AwkwardBackend) -> None:
     with Lock("it", ttl=20.0, renew=False) as lock:
         lock.renew(ttl=4.0)
         assert 4 * GRANTED - 1 < lock.remaining <= 4 * GRANTED
@@ -139,7 +139,7 @@ def test_a_shorter_renewal_by_the_holder_is_believed_at_once(store: AwkwardBacke
         assert lock.remaining < info.ttl <= 4
 
 
-def test_g1_a_renewal_by_the_holder_whose_answer_is_lost_leaves_what_was_granted(
+def test_g1_a_manual_renewal_without_an_answer_leaves_a_safe_deadline(
     store: AwkwardBackend,
 ) -> None:
     with Lock("it", ttl=20.0, renew=False) as lock:
@@ -166,7 +166,7 @@ async def test_g5_an_awaited_acquire_whose_answer_is_lost_finds_its_own_grant(
         assert lock.token == 1
 
 
-def test_g5_an_acquire_that_gives_up_is_taken_back(store: AwkwardBackend) -> None:
+def test_g5_an_acquire_that_gives_up_is_cancelled(store: AwkwardBackend) -> None:
     store.lost.append("acquire")
     with pytest.raises(BackendUnavailable):
         Lock("it", ttl=60.0).acquire(blocking=False)
@@ -192,12 +192,12 @@ def test_g5_a_release_whose_answer_is_lost_frees_the_name(store: AwkwardBackend)
         pass
 
 
-def test_g5_a_release_of_what_is_gone_is_no_loss_while_the_deadline_stands(
+def test_g5_a_release_of_a_missing_lease_before_the_deadline_is_no_loss(
     store: AwkwardBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = Lock("it", ttl=60.0)
     assert lock.acquire()
-    # As if the client had repeated a release whose answer was lost.
+    # As if the client had repeated a release after a lost reply.
     store.break_("it", owner=lock.owner or "")
     with caplog.at_level("INFO", "django_dlock"):
         lock.release()
@@ -213,7 +213,7 @@ def test_g2_a_release_after_the_deadline_is_a_loss(store: AwkwardBackend) -> Non
         lock.release()
 
 
-def test_g2_a_lease_that_vanished_is_told_by_its_renewal(store: AwkwardBackend) -> None:
+def test_g2_a_renewal_reports_a_lease_that_vanished(store: AwkwardBackend) -> None:
     lock = Lock("it")
     assert lock.acquire()
     store.break_("it", owner=lock.owner or "")
@@ -221,7 +221,9 @@ def test_g2_a_lease_that_vanished_is_told_by_its_renewal(store: AwkwardBackend) 
     assert lock.lost_reason == "refused"
 
 
-def test_g6_max_hold_ends_a_lease_of_which_less_is_granted(store: AwkwardBackend) -> None:
+def test_g6_max_hold_ends_a_lease_whose_grants_are_shorter_than_asked(
+    store: AwkwardBackend,
+) -> None:
     began = clock.now()
     lock = Lock("it", ttl=2.0, max_hold=3.0)
     assert lock.acquire()
@@ -231,7 +233,7 @@ def test_g6_max_hold_ends_a_lease_of_which_less_is_granted(store: AwkwardBackend
     eventually(lambda: not store.locked("it", deadline=store.call_deadline()))
 
 
-def test_an_option_that_the_store_is_not_capable_of_is_refused(store: AwkwardBackend) -> None:
+def test_an_option_that_the_store_does_not_support_is_refused(store: AwkwardBackend) -> None:
     with pytest.raises(ValueError, match="'min_hold'"):
         Lock("it", min_hold=1)
 

@@ -1,4 +1,4 @@
-"""The database backend keeps the contract on every kind of database."""
+"""The database backend fulfils the contract on every kind of database."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django_dlock.testing import BackendContract
 from tests.support import databases, postgres
 
 KINDS = ("sqlite", "memory", "postgres", "pooled", "mariadb")
-"""``pooled``: a PostgreSQL through a PgBouncer that gives a session to many clients."""
+"""``pooled``: PostgreSQL behind a PgBouncer that shares each session among many clients."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def leases_alias(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
-    """An alias of ``DATABASES`` of each kind."""
+    """An alias of ``DATABASES`` for each kind."""
     kind = request.param
     if kind in ("postgres", "mariadb"):
         yield request.getfixturevalue(f"{kind}_alias")

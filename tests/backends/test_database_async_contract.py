@@ -1,4 +1,4 @@
-"""The database backend keeps the contract for coroutines, too."""
+"""The database backend fulfils the contract for coroutines, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.awaited import METHODS, LoopThread
 
 
 class AwaitedDatabaseBackend(DatabaseBackend):
-    """Its methods await those of a backend on one event loop, whoever calls them."""
+    """Runs the async methods of a backend on one event loop, from any thread."""
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
@@ -34,7 +34,7 @@ class AwaitedDatabaseBackend(DatabaseBackend):
         return thread.run(self._awaited.acall(method, *args, **kwargs))
 
     def deregister(self, process: str, *, deadline: float) -> None:
-        # Only one that has been used has something to tell.
+        # Only a backend that has been used has a heartbeat to remove.
         self._awaited.deregister(process, deadline=deadline)
 
     def after_fork(self) -> None:

@@ -37,7 +37,7 @@ PROCESSES = 8
 
 
 class Bed:
-    """Makes backends over a database, each with a name space of its own, and closes them."""
+    """Makes backends over a database, each with its own key prefix, and closes them."""
 
     def __init__(self) -> None:
         self.stack = ExitStack()
@@ -112,7 +112,7 @@ def renew(backend: DatabaseBackend, *leases: Lease) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
-def test_g1_increments_of_many_processes_and_threads_are_exact(
+def test_g1_many_processes_and_threads_increment_a_number_exactly(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if kind == "sqlite":
@@ -132,7 +132,7 @@ def test_g1_increments_of_many_processes_and_threads_are_exact(
                 "default": {
                     "BACKEND": "django_dlock.backends.database.DatabaseBackend",
                     "KEY_PREFIX": secrets.token_hex(4),
-                    # The machine may have other work.
+                    # Other work may slow the machine down.
                     "OPTIONS": {"command_timeout": 10.0, "outage_patience": 60.0},
                 }
             },
@@ -162,7 +162,7 @@ def test_g1_a_lease_survives_the_rollback_of_its_caller(bed: Bed, database: str)
     assert release(backend, lease) == "released"
 
 
-def test_waiters_are_served_in_the_order_in_which_they_came(bed: Bed, database: str) -> None:
+def test_waiters_are_served_in_order_of_arrival(bed: Bed, database: str) -> None:
     backend = bed.backend(database)
     lease = grant(backend, request())
     waiters = [request(waits=True) for _ in range(5)]
@@ -170,18 +170,18 @@ def test_waiters_are_served_in_the_order_in_which_they_came(bed: Bed, database: 
         assert isinstance(ask(backend, waiter), Contention)
     for waiter in waiters:
         release(backend, lease)
-        # Nobody who comes later overtakes.
+        # No later caller overtakes.
         assert isinstance(ask(backend, request()), Contention)
         lease = grant(backend, waiter)
 
 
-def test_g1_a_row_that_has_changed_since_it_was_read_is_not_written(
+def test_g1_a_row_that_changed_after_it_was_read_is_not_overwritten(
     bed: Bed, database: str
 ) -> None:
     backend = bed.backend(database)
     lease = grant(backend, request())
 
-    # By private names, because no public one stops between reading and writing.
+    # This uses private names, because no public one stops between reading and writing.
     def use(one: Any, store: Any, key: Any) -> bool:
         now, row = store.dialect.read(one, key)
         before = row.values()
@@ -198,7 +198,7 @@ def test_g1_a_row_that_has_changed_since_it_was_read_is_not_written(
 # -- statements --------------------------------------------------------------------------------
 
 
-def test_a_cycle_is_two_statements_and_an_idle_process_sends_none(
+def test_acquire_and_release_are_two_statements_and_an_idle_process_sends_none(
     bed: Bed, postgres_alias: str, postgres_proxy: Proxy
 ) -> None:
     backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
@@ -224,7 +224,7 @@ def test_500_leases_are_renewed_by_one_statement(
 # -- the network -------------------------------------------------------------------------------
 
 
-def test_g5_a_lost_reply_orphans_no_lease(
+def test_g5_a_lost_reply_leaves_no_lease_without_an_owner(
     bed: Bed, postgres_alias: str, postgres_proxy: Proxy
 ) -> None:
     backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
@@ -252,7 +252,7 @@ def test_g10_a_call_into_a_black_hole_returns_by_its_deadline(
         began = clock.now()
         with pytest.raises(BackendUnavailable):
             release(backend, lease)
-        # Far less than any timeout of a driver.
+        # Much less than any driver's own timeout.
         assert clock.now() - began < 1.5
     proxy.heal()
     patient = clock.now() + 10
@@ -291,7 +291,7 @@ def test_a_session_that_mariadb_ended_is_replaced(bed: Bed, mariadb_alias: str) 
 # -- the database ------------------------------------------------------------------------------
 
 
-def test_a_missing_table_is_told_with_its_cure(
+def test_the_error_for_a_missing_table_names_the_command_to_run(
     bed: Bed, postgres_url: str, postgres_alias: str
 ) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -305,7 +305,7 @@ def test_a_missing_table_is_told_with_its_cure(
     assert [problem.id for problem in backend.store_problems()] == ["E010"]
 
 
-def test_a_read_only_database_is_told_as_such(bed: Bed, postgres_alias: str) -> None:
+def test_the_error_for_a_read_only_database_says_so(bed: Bed, postgres_alias: str) -> None:
     changes = {"OPTIONS": {"options": "-c default_transaction_read_only=on"}}
     settings = {**connections.settings[postgres_alias], **changes}
     bed.stack.enter_context(databases.added("standby", settings))
@@ -315,9 +315,9 @@ def test_a_read_only_database_is_told_as_such(bed: Bed, postgres_alias: str) -> 
     assert [problem.id for problem in backend.store_problems()] == ["E011"]
 
 
-def test_g2_deleted_rows_are_told_and_tokens_rise_all_the_same(bed: Bed, database: str) -> None:
+def test_g2_deleted_rows_are_reported_and_tokens_still_rise(bed: Bed, database: str) -> None:
     if connections[database].vendor == "sqlite":
-        pytest.skip("its rows are in a file of their own")
+        pytest.skip("SQLite keeps the rows in a separate file")
     backend = bed.backend(database)
     lease = grant(backend, request())
     with connections[database].cursor() as cursor:
@@ -340,9 +340,7 @@ def test_g1_a_row_that_is_locked_makes_the_call_fail_in_time(bed: Bed, postgres_
 # -- processes ---------------------------------------------------------------------------------
 
 
-def test_g8_a_child_that_ends_leaves_the_sessions_of_its_parent_alone(
-    bed: Bed, database: str
-) -> None:
+def test_g8_the_end_of_a_child_does_not_end_its_parents_sessions(bed: Bed, database: str) -> None:
     backend = bed.backend(database)
     lease = grant(backend, request())
     idle = backend._store.pool._idle[0].raw if backend.is_shared else None
@@ -358,11 +356,11 @@ def test_g8_a_child_that_ends_leaves_the_sessions_of_its_parent_alone(
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert renew(backend, lease) == ["renewed"]
-    # Not through a new connection. A private name, for nothing else tells one from another.
+    # Not through a new connection. Only a private name tells one connection from another.
     assert idle is None or backend._store.pool._idle[0].raw is idle
 
 
-def test_renewals_do_not_queue_behind_acquires(bed: Bed, postgres_alias: str) -> None:
+def test_renewals_do_not_wait_behind_acquires(bed: Bed, postgres_alias: str) -> None:
     backend = bed.backend(postgres_alias, connections=3, command_timeout=5.0)
     lease = grant(backend, request("mine"))
     other = grant(backend, request("locked"))
@@ -387,7 +385,7 @@ def test_renewals_do_not_queue_behind_acquires(bed: Bed, postgres_alias: str) ->
 # -- a database in memory ----------------------------------------------------------------------
 
 
-def test_a_name_may_be_new_to_many_callers_at_once(bed: Bed, database: str) -> None:
+def test_many_callers_may_acquire_a_new_name_at_once(bed: Bed, database: str) -> None:
     backend = bed.backend(database, command_timeout=10.0)
     answers: list[Any] = []
     together = threading.Barrier(4)
@@ -410,7 +408,7 @@ def test_a_name_may_be_new_to_many_callers_at_once(bed: Bed, database: str) -> N
     assert Counter(map(type, answers)) == {Lease: 10, Contention: 30}
 
 
-def test_links_to_the_projects_file_lead_to_one_file_of_leases(tmp_path: Path) -> None:
+def test_all_links_to_the_projects_file_share_one_file_of_leases(tmp_path: Path) -> None:
     (tmp_path / "shared.sqlite3").touch()
     for release_name in ("one", "two"):
         (tmp_path / release_name).mkdir()
@@ -420,7 +418,7 @@ def test_links_to_the_projects_file_lead_to_one_file_of_leases(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_names_used_once_are_swept_where_each_takes_the_long_way(
+def test_names_used_once_are_swept_if_every_acquire_reads_the_row(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[object] = []
@@ -431,7 +429,7 @@ def test_names_used_once_are_swept_where_each_takes_the_long_way(
     assert len(swept) == 2
 
 
-def test_locks_of_a_database_in_memory_are_of_this_process(bed: Bed) -> None:
+def test_locks_of_a_database_in_memory_belong_to_this_process(bed: Bed) -> None:
     settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     bed.stack.enter_context(databases.added("memory", settings))
     backend = bed.backend("memory")
@@ -441,13 +439,13 @@ def test_locks_of_a_database_in_memory_are_of_this_process(bed: Bed) -> None:
     assert renew(backend, lease) == ["renewed"]
 
 
-def test_a_test_run_leaves_the_projects_own_database_alone(bed: Bed, tmp_path: Path) -> None:
+def test_a_test_run_does_not_touch_the_projects_own_database(bed: Bed, tmp_path: Path) -> None:
     names = {name: tmp_path / f"{name}.sqlite3" for name in ("project", "test")}
     settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": names["test"]}
     alias = bed.stack.enter_context(databases.added("changing", settings))
     backend = bed.backend(alias)
     release(backend, grant(backend, request()))
-    # As at the end of a run, before the process ends.
+    # As at the end of a test run, before the process ends.
     connections.settings[alias]["NAME"] = names["project"]
     assert renew(backend) == []
     backend.deregister(current().id, deadline=backend.call_deadline())

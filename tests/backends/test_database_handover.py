@@ -1,4 +1,4 @@
-"""A release on PostgreSQL wakes the waiter that it hands the lease to, and nobody else."""
+"""A release on PostgreSQL wakes only the waiter to which it hands the lease over."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def listening(backend: DatabaseBackend) -> None:
     until(lambda: wakeup.subscribed)
 
 
-def test_g4_a_waiting_thread_is_given_the_lease_by_the_release(backend: DatabaseBackend) -> None:
+def test_g4_a_release_hands_the_lease_to_a_waiting_thread(backend: DatabaseBackend) -> None:
     listening(backend)
     lease, attempt = grant(backend, request()), waiter()
     met = refuse(backend, attempt)
@@ -90,7 +90,7 @@ def test_g4_a_waiting_thread_is_given_the_lease_by_the_release(backend: Database
         {"min_hold": 0.0, "deadline": clock.now() + PATIENCE},
     )
     release.start()
-    # Whoever asks again is answered with ``None``.
+    # A waiter that asked again would get ``None``.
     given = backend.wait(attempt, met, until=clock.now() + PATIENCE, interrupted=lambda: False)
     release.join()
     assert given is not None
@@ -99,7 +99,7 @@ def test_g4_a_waiting_thread_is_given_the_lease_by_the_release(backend: Database
     assert grant(backend, attempt).token == given.token
 
 
-def test_g4_a_waiting_coroutine_is_given_the_lease_by_the_release(
+def test_g4_a_release_hands_the_lease_to_a_waiting_coroutine(
     backend: DatabaseBackend,
 ) -> None:
     listening(backend)
@@ -123,7 +123,7 @@ def test_g4_a_waiting_coroutine_is_given_the_lease_by_the_release(
     assert given.owner == attempt.owner
 
 
-def test_g4_waiters_ask_again_where_a_pooler_swallows_notifications(
+def test_g4_waiters_poll_if_a_pooler_drops_notifications(
     postgres_alias: str,
     postgres_url: str,
     pooler: PgBouncer,
@@ -143,7 +143,7 @@ def test_g4_waiters_ask_again_where_a_pooler_swallows_notifications(
         backend.close()
 
 
-def test_g4_the_lock_of_a_process_killed_on_another_machine_is_free_by_proof(
+def test_g4_the_lock_of_a_process_killed_on_another_machine_is_freed_by_proof_of_death(
     postgres_alias: str, django_db_blocker: DjangoDbBlocker
 ) -> None:
     entry = {
@@ -156,7 +156,7 @@ def test_g4_the_lock_of_a_process_killed_on_another_machine_is_free_by_proof(
         pid = os.fork()
         if pid == 0:
             try:
-                # Here, a death is seen without the database.
+                # On this machine, its death would be noticed without the database.
                 process._current = process.current()._replace(host="another machine")
                 assert Lock("name", bound=False).acquire()
                 listening(locks["default"])

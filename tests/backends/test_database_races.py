@@ -1,3 +1,3 @@
-"""What a review of the database backend found: each test was red before."""
+"""Races in the database backend; without its correction, each of these tests fails."""
 
 from __future__ import annotations

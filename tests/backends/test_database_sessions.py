@@ -1,4 +1,4 @@
-"""A process is proven dead by the end of its session at PostgreSQL, and by nothing less."""
+"""Only the end of its session at PostgreSQL proves a process dead."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def database(postgres_url: str, postgres_alias: str) -> Iterator[Database]:
 
 
 class Observer:
-    """Another process, which looks when it is told to."""
+    """Another process, which checks when it is told to."""
 
     def __init__(self, database: Database) -> None:
         self._proof, self._clock = SessionProof(database.ask), FakeClock()
 
-    def looks(self, holder: ProcessIdentity) -> bool:
-        """Whether it believes the holder dead a moment later."""
+    def checks(self, holder: ProcessIdentity) -> bool:
+        """Whether, a moment later, it considers the holder dead."""
         with self._clock:
             self._proof.is_dead(holder)
             self._clock.advance(0.5)
@@ -75,7 +75,7 @@ class Observer:
             return self._proof.is_dead(holder)
 
     def believes(self, holder: ProcessIdentity) -> bool:
-        return [self.looks(holder) for _ in range(14)][-1]
+        return [self.checks(holder) for _ in range(14)][-1]
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ Start = Callable[..., tuple[int, ProcessIdentity]]
 
 @pytest.fixture
 def start(database: Database) -> Iterator[Start]:
-    """Starts a process that listens, and waits until it has listened or failed to."""
+    """Starts a process that listens; waits until listening works or has failed."""
     pids: list[int] = []
 
     def start(url: str = database.url, name: str = NAME) -> tuple[int, ProcessIdentity]:
@@ -154,28 +154,28 @@ def test_g4_a_killed_process_is_proven_dead_by_the_end_of_its_session(start, dat
     kill(pid)
     until(lambda: not database.sessions())
     assert observer.believes(holder)
-    # Those who list locks know, too.
+    # Listings of locks show it, too.
     gone = database.ask(f"SELECT gone FROM {PROCESSES} WHERE id = %s", [holder.id])
     assert gone == [(True,)]
 
 
-def test_g1_a_process_that_is_stopped_keeps_its_session(start, observer):
+def test_g1_a_stopped_process_keeps_its_session(start, observer):
     pid, holder = start()
     os.kill(pid, signal.SIGSTOP)
     assert not observer.believes(holder)
 
 
-def test_g1_a_process_whose_session_was_ended_by_others_comes_back(start, database, observer):
+def test_g1_a_living_process_whose_session_was_ended_claims_again(start, database, observer):
     _, holder = start()
     (session,) = database.sessions()
-    assert not observer.looks(holder)
+    assert not observer.checks(holder)
     database.ask("SELECT pg_terminate_backend(%s, 10000)", [session])
-    assert not observer.looks(holder)
+    assert not observer.checks(holder)
     until(lambda: database.sessions() and database.claims())
     assert not observer.believes(holder)
 
 
-def test_g1_a_process_that_listens_no_more_withdraws_its_claim(start, database, observer):
+def test_g1_a_process_that_stops_listening_withdraws_its_claim(start, database, observer):
     pid, holder = start()
     assert database.claims()
     os.kill(pid, signal.SIGTERM)
@@ -184,37 +184,37 @@ def test_g1_a_process_that_listens_no_more_withdraws_its_claim(start, database, 
     assert not observer.believes(holder)
 
 
-def test_g1_a_sign_of_life_refutes_the_end_of_a_session(start, database, observer):
+def test_g1_a_heartbeat_after_the_end_of_a_session_proves_life(start, database, observer):
     pid, holder = start()
     kill(pid)
     until(lambda: not database.sessions())
     for _ in range(20):
-        # Another thread of it, which has a connection of its own.
+        # Another thread of the process, which has its own connection.
         database.beat(holder)
-        assert not observer.looks(holder)
+        assert not observer.checks(holder)
     assert observer.believes(holder)
 
 
-def test_g1_a_claim_of_before_the_server_was_started_anew_proves_nothing(start, database, observer):
+def test_g1_a_claim_from_before_a_restart_of_the_server_proves_nothing(start, database, observer):
     pid, holder = start()
     kill(pid)
     until(lambda: not database.sessions())
-    # The end of such a claim is the moment of that start.
+    # A claim ends with the time of the server's start.
     database.ask(f"UPDATE {PROCESSES} SET id = id || '1' WHERE id LIKE %s", ["session:%"])
     assert database.claims()
     assert not observer.believes(holder)
 
 
-def test_g1_a_proof_is_no_proof_any_more_when_the_process_claims_again(start, database, observer):
+def test_g1_a_new_claim_of_the_process_voids_the_proof_of_its_death(start, database, observer):
     pid, holder = start()
     kill(pid)
     until(lambda: not database.sessions())
     assert observer.believes(holder)
     database.beat(holder)
-    assert not observer.looks(holder)
+    assert not observer.checks(holder)
 
 
-def test_g1_nothing_is_claimed_through_a_pooler_that_gives_sessions_to_others(
+def test_g1_nothing_is_claimed_through_a_pooler_that_shares_sessions(
     start, database, observer, pooler: PgBouncer
 ):
     # The pooler keeps its own connection.
@@ -224,10 +224,10 @@ def test_g1_nothing_is_claimed_through_a_pooler_that_gives_sessions_to_others(
     assert not observer.believes(holder)
 
 
-def test_g1_a_look_that_fails_proves_nothing(start, database, observer, monkeypatch):
+def test_g1_a_failed_check_proves_nothing(start, database, observer, monkeypatch):
     pid, holder = start()
     kill(pid)
     until(lambda: not database.sessions())
-    assert not observer.looks(holder)
+    assert not observer.checks(holder)
     monkeypatch.setattr(sessions, "FIND_DEAD", "SELECT 1 / 0, %s, %s")
     assert not observer.believes(holder)

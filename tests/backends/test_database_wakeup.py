@@ -1,4 +1,4 @@
-"""Waiters hear of a hand-over by notifications, whatever is cut, forked or swallowed."""
+"""Notifications of hand-overs reach the waiters after cuts, forks and dropped messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.proxy import Proxy
 
 PATIENCE = 20.0
 NAME = "dlock listens"
-"""What the listening connections call themselves at the server."""
+"""The application name of the listening connections at the server."""
 
 
 def by_psycopg2(url: str, **options: Any) -> Any:
@@ -40,7 +40,7 @@ DRIVERS: dict[str, Callable[..., Any]] = {
 
 
 class Database:
-    """What a test and the backend's ordinary connections do."""
+    """What a test does at the server, and what the backend does through ordinary connections."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -69,7 +69,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def make(database: Database) -> Iterator[Callable[..., Wakeup]]:
-    """Gives a ``Wakeup`` for the database, or by another way to it."""
+    """Makes a ``Wakeup`` for the database, directly or through another address."""
     made: list[Wakeup] = []
 
     def make(url: str = database.url, driver: str = "psycopg", **options: Any) -> Wakeup:
@@ -85,7 +85,7 @@ def make(database: Database) -> Iterator[Callable[..., Wakeup]]:
 
 @pytest.fixture(params=DRIVERS)
 def wakeup(request: pytest.FixtureRequest, make: Callable[..., Wakeup]) -> Wakeup:
-    """Listens already, by each driver."""
+    """One that already listens, for each driver."""
     it = make(driver=request.param)
     listening(it)
     return it
@@ -107,7 +107,7 @@ def listening(wakeup: Wakeup) -> None:
 
 
 def on_a_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Run it; the function returned waits for the result."""
+    """Run it on a thread; the returned function waits for the result."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
     thread.start()
@@ -130,7 +130,7 @@ def listener_threads() -> list[threading.Thread]:
     ]
 
 
-# -- who is woken ----------------------------------------------------------------------
+# -- which waiter is woken ----------------------------------------------------------------------
 
 
 def test_a_waiting_thread_is_woken_by_the_notification_of_its_ticket(wakeup, database):
@@ -156,14 +156,14 @@ def test_g4_a_notification_that_comes_before_the_wait_is_kept(wakeup, database):
         database.notify(wakeup.channel, "t1 x")
         database.notify(wakeup.channel, "t2 x")
         assert later.wait(PATIENCE) == "t2 x"
-        # It came before that one.
+        # An older notification, which arrived before this wait.
         assert early.wait(0.0) == "t1 x"
 
 
-def test_g4_who_waited_before_the_process_listened_asks_again(make, database):
+def test_g4_a_waiter_from_before_listening_began_asks_again(make, database):
     wakeup = make()
     with wakeup.expect("t1") as notification:
-        # Sent before anybody listens: nobody hears it.
+        # Sent before the process listens, so it is lost.
         database.notify(wakeup.channel, "t1 x")
         until(lambda: wakeup.subscribed)
         assert notification.wait(PATIENCE) is None
@@ -179,7 +179,7 @@ def test_a_wait_ends_with_its_timeout_and_when_it_is_interrupted(wakeup):
         assert asyncio.run(notification.async_wait(PATIENCE, lambda: True)) is None
 
 
-def test_g4_a_notification_that_nobody_expects_is_passed_on(make, database):
+def test_g4_a_notification_without_a_waiter_is_passed_on(make, database):
     unclaimed: list[str] = []
     wakeup = make(on_unclaimed=unclaimed.append)
     listening(wakeup)
@@ -189,12 +189,12 @@ def test_g4_a_notification_that_nobody_expects_is_passed_on(make, database):
         database.notify(wakeup.channel, "t2 x")
         assert last.wait(PATIENCE) == "t2 x"
         assert unclaimed == ["gone x"]
-        # It leaves without having seen its own.
+        # The waiter leaves before it has seen its notification.
         notification.__exit__()
     assert unclaimed == ["gone x", "t1 x"]
 
 
-def test_what_cannot_be_passed_on_stops_nobody(make, database, caplog):
+def test_an_error_in_passing_on_does_not_stop_the_listener(make, database, caplog):
     def fails(payload: str) -> None:
         raise RuntimeError("cannot")
 
@@ -235,7 +235,7 @@ def test_a_thousand_waiters_share_one_connection_and_one_thread(wakeup, database
         assert result() == [f"c{number}-{index} x" for index in range(each)]
 
 
-def test_the_thread_ends_some_time_after_the_last_waiter_and_begins_anew(make, database):
+def test_the_thread_ends_after_the_last_waiter_and_starts_again(make, database):
     wakeup = make(linger=0.05)
     for _ in range(3):
         listening(wakeup)
@@ -251,12 +251,12 @@ def test_closing_ends_the_thread_and_wakes_its_waiters(wakeup, database):
         until(lambda: waits(notification))
         wakeup.close()
         assert result() is None
-        # Whoever waits again has it listen again.
+        # A new wait makes it listen again.
         assert notification.wait(PATIENCE) is None
         until(lambda: wakeup.subscribed)
 
 
-async def test_g7_a_cancelled_wait_leaves_nothing_and_passes_on_what_came(make, database):
+async def test_g7_a_cancelled_wait_leaves_nothing_and_passes_its_notification_on(make, database):
     unclaimed: list[str] = []
     wakeup = make(on_unclaimed=unclaimed.append)
     listening(wakeup)
@@ -267,7 +267,7 @@ async def test_g7_a_cancelled_wait_leaves_nothing_and_passes_on_what_came(make, 
 
     task = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    # The loop is not run before both have happened.
+    # The loop does not run before both have happened.
     database.notify(wakeup.channel, "t1 x")
     until(lambda: wakeup._expected["t1"]._payloads)
     task.cancel()
@@ -277,7 +277,7 @@ async def test_g7_a_cancelled_wait_leaves_nothing_and_passes_on_what_came(make, 
     assert unclaimed == ["t1 x"]
 
 
-def test_a_loop_that_was_closed_harms_nobody(wakeup, database):
+def test_a_closed_loop_does_not_disturb_other_waiters(wakeup, database):
     loop = asyncio.new_event_loop()
     notification = wakeup.expect("t1").__enter__()
     task = loop.create_task(notification.async_wait(PATIENCE))
@@ -295,7 +295,7 @@ def test_a_loop_that_was_closed_harms_nobody(wakeup, database):
 # -- faults ----------------------------------------------------------------------------
 
 
-def test_g4_a_connection_that_is_terminated_wakes_all_and_is_replaced(wakeup, database):
+def test_g4_the_end_of_the_connection_wakes_all_waiters_and_it_is_replaced(wakeup, database):
     with wakeup.expect("t1") as one, wakeup.expect("t2") as two:
         results = [on_a_thread(lambda it=it: it.wait(10 * PATIENCE)) for it in (one, two)]
         until(lambda: waits(one) and waits(two))
@@ -313,7 +313,7 @@ def test_g4_a_connection_that_is_terminated_wakes_all_and_is_replaced(wakeup, da
         assert after != before
 
 
-def test_g10_while_nobody_can_listen_waiters_ask_again_and_again(make, database, caplog):
+def test_g10_waiters_poll_while_the_process_cannot_listen(make, database, caplog):
     with Proxy("127.0.0.1", urlsplit(database.url).port, speaks="postgres") as proxy:
         wakeup = make(
             urlsplit(database.url)._replace(netloc=f"postgres@127.0.0.1:{proxy.port}").geturl()
@@ -333,8 +333,8 @@ def test_g10_while_nobody_can_listen_waiters_ask_again_and_again(make, database,
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_g4_a_connection_that_has_become_silent_is_noticed(make, database, monkeypatch):
-    # It is a matter of seconds otherwise.
+def test_g4_a_connection_that_delivers_nothing_is_noticed(make, database, monkeypatch):
+    # The default is several seconds.
     monkeypatch.setattr(module, "SILENCE", 0.05)
     monkeypatch.setattr(module, "ECHO_PATIENCE", 0.2)
     with Proxy("127.0.0.1", urlsplit(database.url).port, speaks="postgres") as proxy:
@@ -343,7 +343,7 @@ def test_g4_a_connection_that_has_become_silent_is_noticed(make, database, monke
         )
         listening(wakeup)
         with wakeup.expect("t1") as notification:
-            # Found to be alive, it is kept.
+            # The connection works, so it is kept.
             before, echo = wakeup._state, wakeup._echo
             until(lambda: wakeup._echo != echo)
             assert wakeup._state is before
@@ -352,7 +352,7 @@ def test_g4_a_connection_that_has_become_silent_is_noticed(make, database, monke
             assert not wakeup.subscribed
 
 
-def test_g4_a_pooler_that_swallows_notifications_is_noticed(make, database, pooler, caplog):
+def test_g4_a_pooler_that_drops_notifications_is_noticed(make, database, pooler, caplog):
     through = Database(pooler.url_for(database.url))
     with closing(through):
         # The pooler keeps its own connection.
@@ -362,7 +362,7 @@ def test_g4_a_pooler_that_swallows_notifications_is_noticed(make, database, pool
             until(lambda: not wakeup.works)
             assert notification.wait(PATIENCE) is None
             assert not wakeup.subscribed
-            # It is tried again, in case that it was something else.
+            # It tries again, in case the cause was something else.
             before = wakeup._state
             until(lambda: wakeup._state is not before)
             assert not wakeup.works
@@ -371,9 +371,7 @@ def test_g4_a_pooler_that_swallows_notifications_is_noticed(make, database, pool
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_g8_a_forked_child_listens_by_itself_and_leaves_its_parents_connection(
-    make, database, driver
-):
+def test_g8_a_forked_child_listens_on_its_own_connection_only(make, database, driver):
     wakeup = make(driver=driver)
     listening(wakeup)
     (before,), channel = database.listeners(), wakeup.channel
@@ -398,7 +396,7 @@ def test_g8_a_forked_child_listens_by_itself_and_leaves_its_parents_connection(
     until(lambda: database.listeners() == [before])
 
 
-def test_g8_the_server_notices_the_end_of_a_process_whose_child_lives_on(make, database):
+def test_g8_the_server_notices_the_end_of_a_process_whose_child_still_runs(make, database):
     pid = os.fork()
     if pid == 0:
         wakeup = Wakeup(
@@ -445,7 +443,7 @@ wakeup.close()
 """
 
 
-def test_greenlets_wait_too(postgres_url):
+def test_greenlets_can_wait(postgres_url):
     command = [sys.executable, "-W", "error", "-c", GREENLETS, postgres_url]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The backend that the documentation writes keeps the contract."""
+"""The example backend in the documentation fulfils the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-process backend keeps the contract, and tells what it cannot do."""
+"""The in-process backend fulfils the contract, and says what it cannot do."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class TestLocal(BackendContract):
     pass
 
 
-def test_it_says_that_no_other_process_sees_its_leases(local_backend):
+def test_it_declares_that_other_processes_do_not_see_its_leases(local_backend):
     assert not local_backend.is_shared
 
 
-def test_it_counts_on_the_fake_clock(local_backend):
+def test_it_uses_the_fake_clock(local_backend):
     with FakeClock() as time:
         deadline = time() + 1
         lease = local_backend.acquire(LeaseRequest("a", "one", 30.0), deadline=deadline)
@@ -34,7 +34,7 @@ def test_it_counts_on_the_fake_clock(local_backend):
         assert not local_backend.locked("a", deadline=deadline)
 
 
-def test_names_long_over_are_forgotten(local_backend):
+def test_old_names_are_discarded(local_backend):
     with FakeClock() as time:
         for number in range(3000):
             local_backend.acquire(LeaseRequest(f"n{number}", "o", 1.0), deadline=time() + 1)

@@ -1,4 +1,4 @@
-"""The Redis backend keeps the contract."""
+"""The Redis backend fulfils the contract."""
 
 from __future__ import annotations
 

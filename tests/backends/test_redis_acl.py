@@ -1,4 +1,4 @@
-"""Users of Redis who may not do everything."""
+"""Users of Redis with limited rights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.redis_calls import (
     wait,
 )
 
-# As docs/howto/own-redis.md gives it.
+# As in docs/howto/own-redis.md.
 LEAST = (
     "~{dlock:0}:2:* &{dlock:0}:2:m:* -@all "
     "+eval +evalsha +time +get +set +exists +pttl +pexpire +hget +hmget +hset "
@@ -38,7 +38,7 @@ def url_of(server: RedisServer, *rules: str) -> str:
     """The address of the server for a new user with these rights."""
     with client(server) as admin:
         if int(admin.info("server")["redis_version"].split(".")[0]) < 7:
-            pytest.skip("Redis 6 knows no rights to subcommands")
+            pytest.skip("Redis 6 has no rights for subcommands")
         name = f"user-{secrets.token_hex(4)}"
         admin.execute_command("ACL", "SETUSER", name, "reset", "on", ">pw", *rules)
     return server.url.replace("redis://", f"redis://{name}:pw@")
@@ -51,7 +51,7 @@ def direct(own_redis: RedisServer) -> Iterator[RedisBackend]:
     backend.close()
 
 
-def test_the_least_rights_of_the_documentation_are_enough(own_redis, direct):
+def test_the_minimal_rights_in_the_documentation_are_enough(own_redis, direct):
     theirs = backend_for(url_of(own_redis, *LEAST.split()))
     lease, attempt = grant(theirs, request()), request(waits=True, renewed=True)
     refuse(theirs, attempt)
@@ -75,7 +75,7 @@ def test_the_least_rights_of_the_documentation_are_enough(own_redis, direct):
 
 
 @pytest.mark.parametrize("missing", ["&{dlock:0}:2:m:*", "+subscribe"])
-def test_waiters_who_may_not_subscribe_ask_again(missing, own_redis, direct, monkeypatch):
+def test_waiters_without_the_right_to_subscribe_poll(missing, own_redis, direct, monkeypatch):
     rules = [rule for rule in LEAST.split() if rule != missing]
     entry = alias(url_of(own_redis, *rules))
     lease = grant(direct, request())
@@ -86,7 +86,7 @@ def test_waiters_who_may_not_subscribe_ask_again(missing, own_redis, direct, mon
         def ask(attempt: LeaseRequest, *, deadline: float) -> Lease | Contention:
             asked.append(attempt)
             if len(asked) == 3:
-                # Nobody tells them, and its remaining TTL is long.
+                # They get no message, and the remaining TTL that they know is long.
                 release(direct, lease)
             return acquire(attempt, deadline=deadline)
 
@@ -94,12 +94,12 @@ def test_waiters_who_may_not_subscribe_ask_again(missing, own_redis, direct, mon
         with Lock("name", wait=20):
             assert direct.get("name").waiting == 0
         assert len({attempt.owner for attempt in asked}) == 1
-        # None of them because its patience was at an end.
+        # None of them returned because its patience had ended.
         assert all(attempt.waits for attempt in asked)
         assert 3 <= len(asked) <= 4
 
 
-async def test_coroutines_who_may_not_subscribe_ask_again(own_redis, direct):
+async def test_coroutines_without_the_right_to_subscribe_poll(own_redis, direct):
     rules = [rule for rule in LEAST.split() if rule != "+subscribe"]
     lease, attempt = grant(direct, request()), request(waits=True, renewed=True)
     theirs = backend_for(url_of(own_redis, *rules))
@@ -115,11 +115,11 @@ async def test_coroutines_who_may_not_subscribe_ask_again(own_redis, direct):
     theirs.close()
 
 
-def test_one_that_may_not_publish_leaves_the_waiters_where_they_stood(own_redis, direct):
+def test_a_holder_without_the_right_to_publish_keeps_the_order_of_waiters(own_redis, direct):
     rules = [rule for rule in LEAST.split() if not rule.startswith("&")]
     mute = backend_for(url_of(own_redis, *rules))
     lease, attempt = grant(mute, request()), request(waits=True)
-    # The first wait subscribes.
+    # The first wait makes the process subscribe.
     wait(direct, attempt, refuse(direct, attempt), 1.0)
     refuse(direct, attempt)
     assert release(mute, lease) == "released"
@@ -131,7 +131,7 @@ def test_one_that_may_not_publish_leaves_the_waiters_where_they_stood(own_redis,
     mute.close()
 
 
-def test_a_user_without_rights_to_the_keys_is_told_at_once(own_redis):
+def test_a_user_without_rights_to_the_keys_gets_an_error_at_once(own_redis):
     theirs = backend_for(url_of(own_redis, "~other:*", "+@all"))
     with pytest.raises(BackendUnavailable, match=r"NOPERM|permission"):
         grant(theirs, request())

@@ -1,4 +1,4 @@
-"""Coroutines on one Redis: what they cost it, loops that come and go, forks, crowds."""
+"""Coroutines on one Redis: cost at the server, changing event loops, forks, many waiters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.proxy import Proxy
 from tests.support.redis_calls import backend_for, client, grant, request
 
 PATIENT: dict[str, Any] = {"TTL": 180, "WAIT": 60, "OPTIONS": {"command_timeout": 60.0}}
-"""Of aliases, where no time is measured: a busy machine takes long for a thousand of anything."""
+"""Settings of aliases where time is not measured: a thousand calls take long on a busy machine."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def dlocks(own_redis: RedisServer) -> Iterator[None]:
 
 
 def connected(server: RedisServer) -> int:
-    """How many clients the server has, but for the one that asks."""
+    """The number of clients of the server, not counting the one that asks."""
     with client(server) as asking:
         return len(asking.client_list()) - 1
 
@@ -44,7 +44,7 @@ async def until_waiting(name: str, count: int, using: str = "default") -> None:
     """Wait until the server has ``count`` waiters for the name.
 
     Raises:
-        AssertionError: They do not come; a waiter that has failed never does.
+        AssertionError: They do not arrive; a waiter that has failed never does.
     """
     end = clock.now() + 60
     while clock.now() < end:
@@ -55,7 +55,9 @@ async def until_waiting(name: str, count: int, using: str = "default") -> None:
     raise AssertionError(f"{name!r} has no {count} waiters: {info}")
 
 
-async def test_an_awaited_cycle_is_two_commands_on_one_connection(own_redis: RedisServer) -> None:
+async def test_awaited_acquire_and_release_are_two_commands_on_one_connection(
+    own_redis: RedisServer,
+) -> None:
     with (
         Proxy("127.0.0.1", own_redis.port) as proxy,
         configured({"default": alias(proxy.url, **PATIENT)}),
@@ -92,14 +94,15 @@ async def test_a_handed_over_lock_costs_its_waiter_one_command(
 
     with configured({"default": alias(proxy.url, **entry), "direct": direct}):
         holder = Lock("it", using="direct", bound=False)
-        # The first one subscribes, and asks again once.
+        # The first waiter subscribes, and then asks once more.
         first = await hand_over(least=3)
         assert first[:3] == ["EVALSHA", "SUBSCRIBE", "EVALSHA"]
-        # A letter that comes after a second is asked about; no machine is that busy each time.
+        # A waiter that gets a message after more than a second asks again. No machine is that
+        # slow every time.
         assert ["EVALSHA"] in [await hand_over(least=1) for _ in range(5)]
 
 
-# -- crowds --------------------------------------------------------------------------------
+# -- many waiters --------------------------------------------------------------------------------
 
 
 async def test_a_thousand_waiters_of_one_name_need_few_connections(
@@ -137,7 +140,7 @@ async def test_a_thousand_waiters_of_a_thousand_names_need_few_connections(
     await asyncio.gather(*(waiter.arelease() for waiter in waiters))
 
 
-async def test_those_beyond_the_bound_come_in_their_turn_and_give_up_in_time(
+async def test_callers_beyond_the_limit_are_served_in_order_and_give_up_in_time(
     own_redis: RedisServer,
 ) -> None:
     backend = backend_for(own_redis.url, command_timeout=60.0, options={"max_connections": 3})
@@ -160,14 +163,14 @@ async def test_those_beyond_the_bound_come_in_their_turn_and_give_up_in_time(
         own_redis.resume()
     assert all(isinstance(answer, Lease) for answer in await asyncio.gather(*stuck, *queued))
     assert connected(own_redis) <= 3
-    # No place was lost with those that gave up.
+    # The waiters that gave up have left no slot occupied.
     assert all(await asyncio.gather(*(acquire(f"then:{n}", 60) for n in range(8))))
     backend.close()
 
 
-async def test_g5_a_cancelled_call_leaves_its_late_reply_to_nobody(proxy: Proxy) -> None:
+async def test_g5_the_late_reply_of_a_cancelled_call_answers_no_other_call(proxy: Proxy) -> None:
     backend = backend_for(proxy.url, command_timeout=60.0)
-    # Loads the scripts.
+    # Load the scripts.
     grant(backend, request("warm"))
     await backend.acall("locked", "other", deadline=backend.call_deadline())
     proxy.delay = 0.5
@@ -177,18 +180,18 @@ async def test_g5_a_cancelled_call_leaves_its_late_reply_to_nobody(proxy: Proxy)
     call.cancel()
     await asyncio.wait({call})
     proxy.delay = 0.0
-    # Its reply would be taken for a lease.
+    # If this reply went to the next command, it would count as a lease.
     assert not await backend.acall("locked", "other", deadline=backend.call_deadline())
     met = await backend.acall("acquire", request(), deadline=backend.call_deadline())
     assert isinstance(met, Contention)
     backend.close()
 
 
-# -- loops that come and go ----------------------------------------------------------------
+# -- several event loops ----------------------------------------------------------------
 
 PROGRAM = """
 import asyncio, gc, logging, os, threading
-# Of slow steps; what is destroyed or never retrieved is an error.
+# Hide warnings about slow steps; objects destroyed or never awaited are errors.
 logging.getLogger("asyncio").setLevel(logging.ERROR)
 from django.conf import settings
 settings.configure(DLOCKS={"default": {
@@ -214,7 +217,7 @@ def end():
 
 @pytest.fixture
 def run(own_redis: RedisServer) -> Callable[..., None]:
-    """Runs a program that must succeed without output, whatever is garbage-collected."""
+    """Runs a program that must succeed without output, even when objects are garbage-collected."""
 
     def run(source: str, **env: str) -> None:
         done = subprocess.run(
@@ -234,7 +237,7 @@ LOOPS = ["asyncio", "uvloop"]
 
 
 def chosen(loop: str) -> str:
-    """The line that lets ``asyncio.run`` use it."""
+    """The source line that makes ``run`` use this loop."""
     if loop == "uvloop":
         pytest.importorskip("uvloop")
         return "import uvloop, warnings; run = uvloop.run"
@@ -242,7 +245,7 @@ def chosen(loop: str) -> str:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_loops_that_follow_each_other_leave_nothing_behind(
+def test_successive_event_loops_leave_nothing_behind(
     run: Callable[..., None], own_redis: RedisServer, loop: str
 ) -> None:
     run(f"""
@@ -252,13 +255,13 @@ def test_loops_that_follow_each_other_leave_nothing_behind(
             run(contended() if number % 5 == 0 else cycle())
         end()
         with redis.Redis.from_url(os.environ["REDIS_URL"]) as asking:
-            # As many as coroutines have called at once, the listener's, and the asking one.
+            # One for each coroutine of the busiest moment, the listener's, and the test's own.
             assert len(asking.client_list()) <= 7, asking.client_list()
         """)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loop_may_end_while_coroutines_wait(run: Callable[..., None], loop: str) -> None:
+def test_an_event_loop_may_end_while_coroutines_wait(run: Callable[..., None], loop: str) -> None:
     run(f"""
         {chosen(loop)}
         holder = Lock("it", bound=False)
@@ -279,7 +282,7 @@ def test_a_loop_may_end_while_coroutines_wait(run: Callable[..., None], loop: st
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_many_loops_of_many_threads_share_a_name(run: Callable[..., None], loop: str) -> None:
+def test_event_loops_of_several_threads_share_a_name(run: Callable[..., None], loop: str) -> None:
     run(f"""
         {chosen(loop)}
         count = 0
@@ -314,7 +317,7 @@ def test_async_to_sync_leaves_nothing_behind(run: Callable[..., None]) -> None:
         """)
 
 
-def test_a_block_left_by_its_closed_loop_gives_its_lease_back(
+def test_a_block_whose_loop_was_closed_releases_its_lease(
     own_redis: RedisServer, dlocks: None
 ) -> None:
     entered: list[bool] = []
@@ -331,7 +334,7 @@ def test_a_block_left_by_its_closed_loop_gives_its_lease_back(
         loop.run_until_complete(asyncio.sleep(0.01))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
-    # As the collector does, but that would be said on standard error.
+    # As the garbage collector does, but without its message on standard error.
     coroutine.close()
     assert Lock("it").acquire()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -341,7 +344,7 @@ def test_a_block_left_by_its_closed_loop_gives_its_lease_back(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_g8_a_child_of_a_running_loop_leaves_its_sockets_alone(
+def test_g8_a_child_forked_in_a_running_loop_does_not_use_its_sockets(
     run: Callable[..., None], loop: str
 ) -> None:
     run(f"""
@@ -371,7 +374,7 @@ def test_g8_a_child_of_a_running_loop_leaves_its_sockets_alone(
                     finally:
                         os._exit(status)
                 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-            # On the same connections, whose readers are still watched.
+            # On the same connections: the loop must still watch them for replies.
             await lock.arenew()
             await holder.arelease()
             assert await waiting
@@ -383,7 +386,7 @@ def test_g8_a_child_of_a_running_loop_leaves_its_sockets_alone(
         """)
 
 
-def test_g8_a_child_that_goes_on_with_its_parents_loop_has_a_connection_of_its_own(
+def test_g8_a_child_that_uses_its_parents_loop_opens_its_own_connection(
     run: Callable[..., None],
 ) -> None:
     run("""

@@ -1,4 +1,4 @@
-"""The Redis backend keeps the contract for coroutines, too."""
+"""The Redis backend fulfils the contract for coroutines, too."""
 
 from __future__ import annotations
 

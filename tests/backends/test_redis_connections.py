@@ -1,4 +1,4 @@
-"""Every way to reach a Redis, and what is refused before one is tried."""
+"""All ways to connect to Redis, and settings that are refused before connecting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.redis_calls import backend_for, calls, grant, release, renew,
 DJANGO = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 RETRIES = {
-    # What a project may have set for its cache, and what must not reach the locks.
+    # A project may set these for its cache; the locks must ignore them.
     "retry": Retry(ConstantBackoff(0.01), 10),
     "retry_on_timeout": True,
     "retry_on_error": [RedisConnectionError],
@@ -71,7 +71,7 @@ def test_a_password_in_connection_kwargs():
 
 
 @pytest.mark.parametrize("credentials", ["", ":wrong@", "nobody:pw@"])
-def test_a_wrong_password_is_told_as_such_and_where_it_is_set(credentials):
+def test_the_error_for_a_wrong_password_names_the_setting(credentials):
     with start(password="pw") as server:
         backend = backend_for(f"redis://{credentials}127.0.0.1:{server.port}/0")
         with pytest.raises(BackendRefused, match=r"refused .*password of DLOCKS\['redis'\]"):
@@ -90,7 +90,7 @@ def test_another_database(own_redis):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory) -> tuple[Path, Path, Path]:
-    """A certificate of 127.0.0.1, its key, and itself as the CA."""
+    """A certificate for 127.0.0.1 and its key; the certificate is also its own CA."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -118,7 +118,7 @@ def test_tls(tls_redis, certificates):
     assert_works(backend_for(tls_redis.url, options=options))
 
 
-def test_tls_without_the_authority_is_refused(tls_redis):
+def test_tls_without_the_certificate_authority_is_refused(tls_redis):
     with pytest.raises(BackendRefused, match="CERTIFICATE_VERIFY_FAILED"):
         grant(backend_for(tls_redis.url), request())
 
@@ -147,11 +147,11 @@ def test_an_unknown_service_is_unavailable(sentinel):
     options = {"sentinels": [("127.0.0.1", sentinel.port)]}
     with pytest.raises(BackendUnavailable, match="No master found") as unavailable:
         grant(backend_for("redis://another/0", options=options), request())
-    # The Sentinels may find one soon.
+    # No refusal: the Sentinels may find a master soon.
     assert not isinstance(unavailable.value, BackendRefused)
 
 
-# -- as a cache connects ---------------------------------------------------------------
+# -- with the settings of a cache ---------------------------------------------------------------
 
 
 def cache(backend: str, location: str, options: dict[str, object] | None = None):
@@ -202,10 +202,10 @@ def test_a_django_redis_cache_by_sentinel(sentinel):
     options = {
         "CLIENT_CLASS": "django_redis.client.SentinelClient",
         "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-        # One is down, and the cache would ask it ten times over.
+        # One of them is down; the cache itself would try it ten times.
         "SENTINELS": [("127.0.0.1", free_port()), ("127.0.0.1", sentinel.port)],
     }
-    # A database of its own: django-redis keeps pools per URL, whoever asked for it first.
+    # Use another database number, because django-redis shares its pools by URL.
     with cache(DJANGO_REDIS, f"redis://mymaster/{next(databases)}", options):
         backend = backend_for(cache="default")
     assert_works(backend)
@@ -222,7 +222,7 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
         assert not shared._connections
 
 
-# -- what is refused -------------------------------------------------------------------
+# -- refused settings -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -239,25 +239,25 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
         ("redis://h/0", {"sentinels": [1]}, "LOCATION"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused_with_its_place(location, options, says):
+def test_the_error_for_an_unusable_setting_names_it(location, options, says):
     with pytest.raises(InvalidLockBackend, match=says):
         backend_for(location, options=options)
 
 
-def test_building_a_backend_connects_to_nothing(proxy):
+def test_creating_a_backend_does_not_connect(proxy):
     backend_for(proxy.url)
     with cache(DJANGO_REDIS, proxy.url):
         backend_for(cache="default")
     assert proxy.connections == 0
 
 
-def test_a_waiter_that_is_told_to_stop_leaves_no_blocked_connection(own_redis):
+def test_a_waiter_that_is_stopped_leaves_no_blocked_connection(own_redis):
     backend = backend_for(own_redis.url)
     grant(backend, request())
     attempt = request(waits=True)
     met = backend.acquire(attempt, deadline=backend.call_deadline())
     until = backend.call_deadline() + 30
     backend.wait(attempt, met, until=until, interrupted=lambda: True)
-    # The connection that blocked was dropped: the next command is answered by its own reply.
+    # The blocked connection was closed, so the next command gets its own reply.
     assert backend.locked("name", deadline=backend.call_deadline())
     wait(backend, attempt, met, 0.1)

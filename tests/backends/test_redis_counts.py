@@ -1,4 +1,4 @@
-"""What an operation costs, counted at the server and on the wire; never measured in time."""
+"""The cost of an operation, as counts at the server and on the wire; no time is measured."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_an_uncontended_acquire_and_release_take_two_commands(backend, proxy, ow
 
 
 def made(before, after):
-    """What was called between the two, by its name, without what asking for them calls."""
+    """The calls between two counts, by command, without those of the counting itself."""
     calls_made = {name: after[name] - before.get(name, 0) for name in after}
     of_the_question = ("info", "hello", "client", "select")
-    # Before Redis 7 a subcommand counts under the command's own name.
+    # Before Redis 7, a subcommand is counted under the name of its command.
     return {
         name.partition("|")[0]: count
         for name, count in calls_made.items()
@@ -60,7 +60,7 @@ def made(before, after):
     }
 
 
-def test_what_an_uncontended_acquire_and_release_run_at_the_server(backend, own_redis):
+def test_commands_that_an_uncontended_acquire_and_release_run_at_the_server(backend, own_redis):
     before = calls(own_redis)
     release(backend, grant(backend, request()))
     after = calls(own_redis)
@@ -114,7 +114,7 @@ def test_a_released_name_is_remembered_for_its_ttl_and_a_minute(ttl, renewed_for
     assert release(backend, lease) == "released"
 
 
-def test_a_listing_looks_at_each_process_once(backend, monkeypatch):
+def test_a_listing_checks_each_process_once(backend, monkeypatch):
     for number in range(5):
         grant(backend, request(f"n{number}"))
     looked = []
@@ -135,7 +135,7 @@ def test_500_leases_are_renewed_in_one_round_trip(backend, proxy):
 
 def test_500_leases_are_released_in_one_round_trip(backend, proxy, own_redis):
     leases = [grant(backend, request(f"n{number}")) for number in range(500)]
-    # Which the server need not know.
+    # The server need not know these leases.
     with client(own_redis) as asking:
         asking.script_flush()
     releases = [ReleaseRequest(lease.name, lease.owner) for lease in leases]
@@ -148,7 +148,7 @@ def test_500_leases_are_released_in_one_round_trip(backend, proxy, own_redis):
             )
         )
         thread.start()
-        # All of them, before any is answered.
+        # All are sent before any is answered.
         proxy.wait_until(lambda proxy: proxy.count() == seen + 500)
     finally:
         own_redis.resume()
@@ -158,7 +158,7 @@ def test_500_leases_are_released_in_one_round_trip(backend, proxy, own_redis):
 
 
 @pytest.mark.parametrize("leases", [1, 500])
-def test_a_sent_renewal_takes_one_command(backend, proxy, leases):
+def test_a_renewal_sent_ahead_takes_one_command(backend, proxy, leases):
     held = [grant(backend, request(f"n{number}")) for number in range(leases)]
     seen = proxy.count()
     ours, deadline = current().id, backend.call_deadline()
@@ -171,7 +171,7 @@ def test_a_waiter_sends_nothing_while_it_waits(backend, proxy, own_redis):
     grant(backend_for(own_redis.url), request())
     attempt = request(waits=True)
     met = refuse(backend, attempt)
-    # The first wait of the process subscribes, and has its caller ask again.
+    # The first wait of a process subscribes, and then its caller asks again.
     wait(backend, attempt, met, 1.5)
     met = refuse(backend, attempt)
     seen = proxy.count()
@@ -182,7 +182,7 @@ def test_a_waiter_sends_nothing_while_it_waits(backend, proxy, own_redis):
 
 
 def listening(backend):
-    """Let the process subscribe."""
+    """Make the process subscribe."""
     holder = grant(backend, request("before"))
     attempt = request("before", waits=True)
     wait(backend, attempt, refuse(backend, attempt), 5.0)
@@ -197,12 +197,12 @@ def test_a_release_hands_the_lease_to_the_first_waiter(backend, own_redis, proxy
     listening(backend)
     attempts = [request(waits=True, renewed=True) for _ in range(4)]
     mets = [refuse(backend, attempt) for attempt in attempts]
-    # Who asks again keeps its place.
+    # A waiter that asks again keeps its position.
     mets[0] = refuse(backend, attempts[0])
     seen, tokens = proxy.count(), [lease.token]
     for attempt, met in zip(attempts, mets, strict=True):
         assert release(holder, lease) == "released"
-        # Not a word to the server until it gives it back.
+        # It sends nothing before it releases.
         lease = wait(backend, attempt, met, 30.0)
         assert lease.owner == attempt.owner
         tokens.append(lease.token)
@@ -228,7 +228,7 @@ def three_waiters_die(server: RedisServer) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_dead_waiter_keeps_no_lease_from_the_living(own_redis):
+def test_a_dead_waiter_does_not_delay_living_waiters(own_redis):
     lease = grant(backend_for(own_redis.url), request())
     three_waiters_die(own_redis)
     living = listening(backend_for(own_redis.url))
@@ -243,7 +243,7 @@ def test_a_dead_waiter_keeps_no_lease_from_the_living(own_redis):
     assert living.get("name").waiting == 0
 
 
-def test_lists_never_walk_the_key_space(own_redis):
+def test_listings_never_scan_the_key_space(own_redis):
     backend = backend_for(own_redis.url)
     for number in range(30):
         grant(backend, request(f"n{number}"))
@@ -317,19 +317,19 @@ def test_a_key_without_an_end_is_listed_and_can_be_broken(own_redis):
         assert asking.pttl("{dlock:0}:2:l:a") > 0
 
 
-def test_a_silent_process_is_told_from_a_living_one(own_redis):
+def test_a_silent_process_is_distinguished_from_a_living_one(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     key = "{dlock:0}:2:l:name"
     with client(own_redis) as stranger:
-        # As 20 s ago, on the server's clock.
+        # A heartbeat 20 s old by the server's clock.
         for field in ("at", "until"):
             stranger.hincrby(key, field, -20_000)
         me = f"{{dlock:0}}:2:p:{current().id}"
         stranger.set(me, f"{(stranger.time()[0] - 20) * 1000} {json.dumps(current().as_dict())}")
         assert backend.get("name").holder_state == "silent"
         assert backend.get("name").silent_for >= 20
-        # The clock was set back after the grant: what is chosen by is what is shown.
+        # The clock was set back after the grant: the filter and the display must agree.
         stranger.hincrby(key, "at", 60_000)
         (shown,) = backend.list(holder_state="silent")
         assert shown.holder_state == "silent"
@@ -345,8 +345,8 @@ def test_two_prefixes_are_two_name_spaces(redis_server: RedisServer):
     assert (release(one, first), release(two, second)) == ("released", "released")
 
 
-def looked_at(server: RedisServer, question) -> int:
-    """At how many hashes of locks the server looked to answer it."""
+def hashes_read(server: RedisServer, question) -> int:
+    """The number of lock hashes that the server read to answer the query."""
     before = calls(server)
     question()
     return calls(server)["hmget"] - before.get("hmget", 0)
@@ -354,72 +354,70 @@ def looked_at(server: RedisServer, question) -> int:
 
 @pytest.fixture
 def many(backend, own_redis):
-    """1500 locks, so more than are looked at in one call; every third is parked."""
+    """1500 locks, more than one call reads; every third is parked."""
     for number in range(1500):
         kind = "parked" if number % 3 == 0 else "held"
         grant(backend, request(f"n{number * 7 % 1500:04}", kind=kind))
-    # The server gets to know the scripts.
+    # Load the scripts at the server.
     assert backend.list(sort=["name"], limit=1)
     return backend
 
 
 @pytest.mark.parametrize("sort", [["name"], ["-ttl"], ["holder_state", "-waiting"], ["kind"]])
-def test_another_order_looks_once_at_each_lock_and_again_at_those_it_shows(
-    many, own_redis, proxy, sort
-):
+def test_another_order_reads_each_lock_once_and_the_shown_ones_again(many, own_redis, proxy, sort):
     seen = proxy.count()
     page = LeaseQuery(sort=sort)
-    assert looked_at(own_redis, lambda: many.page(page, offset=700, limit=20)) == 1520
-    # Two for a thousand names each, and one for the page.
+    assert hashes_read(own_redis, lambda: many.page(page, offset=700, limit=20)) == 1520
+    # Two calls for each thousand names, and one for the page.
     assert proxy.count() - seen == 3
 
 
-def test_a_page_by_name_is_cut_out_of_all_names(many):
+def test_a_page_by_name_is_a_part_of_all_names(many):
     page = many.page(LeaseQuery(sort=["-name"]), offset=1200, limit=3)
     assert [info.name for info in page.infos] == ["n0299", "n0298", "n0297"]
     assert page.total == 1500
 
 
-def test_a_search_reads_of_other_locks_only_the_metadata(many, own_redis):
+def test_a_search_reads_only_the_metadata_of_locks_that_do_not_match(many, own_redis):
     found = []
     before = calls(own_redis).get("hget", 0)
     search = LeaseQuery(contains="149", sort=["name"])
-    asked = looked_at(own_redis, lambda: found.append(many.page(search, limit=3)))
+    asked = hashes_read(own_redis, lambda: found.append(many.page(search, limit=3)))
     assert [info.name for info in found[0].infos] == ["n0149", "n1149", "n1490"]
     assert found[0].total == 12
     assert asked == 12 + 3
     assert calls(own_redis)["hget"] - before == 1500 - 12
 
 
-def test_among_few_locks_a_search_looks_at_no_other_either(backend, own_redis):
+def test_a_search_among_few_locks_reads_only_the_matching_ones(backend, own_redis):
     for number in range(30):
         grant(backend, request(f"n{number}"))
     backend.list(contains="9", limit=1)
-    assert looked_at(own_redis, lambda: backend.list(contains="9")) == 2 * 3
-    # Ends that nobody saw are taken out first, so that ranks and the number of all are right.
-    assert looked_at(own_redis, lambda: backend.list(limit=5)) == 30 + 5
+    assert hashes_read(own_redis, lambda: backend.list(contains="9")) == 2 * 3
+    # Locks that ended unseen are removed first, so that positions and the total are right.
+    assert hashes_read(own_redis, lambda: backend.list(limit=5)) == 30 + 5
 
 
-def test_a_filter_looks_once_at_each_lock(many, own_redis, proxy):
+def test_a_filter_reads_each_lock_once(many, own_redis, proxy):
     parked = LeaseQuery(kind="parked")
     seen, found = proxy.count(), []
-    asked = looked_at(own_redis, lambda: found.append(many.page(parked, offset=2, limit=2)))
+    asked = hashes_read(own_redis, lambda: found.append(many.page(parked, offset=2, limit=2)))
     assert [info.name for info in found[0].infos] == ["n0042", "n0063"]
     assert (asked, found[0].total, proxy.count() - seen) == (1502, 500, 3)
-    assert looked_at(own_redis, lambda: many.count(holder_state="alive")) == 1500
+    assert hashes_read(own_redis, lambda: many.count(holder_state="alive")) == 1500
 
 
 @pytest.mark.parametrize(
     ("query", "limit"),
     [
         (LeaseQuery(), None),
-        # Counted only: the rows of a page would be more calls.
+        # Only count the rows: fetching the page would add calls.
         (LeaseQuery(sort=["ttl"]), 0),
         (LeaseQuery(contains="n"), 0),
         (LeaseQuery(holder_state="dead"), 0),
     ],
 )
-def test_no_call_looks_at_more_than_a_thousand_names(many, own_redis, query, limit):
+def test_no_call_reads_more_than_a_thousand_names(many, own_redis, query, limit):
     with client(own_redis) as asking:
         asking.config_resetstat()
         assert many.page(query, limit=limit).total in (0, 1500)
@@ -447,7 +445,7 @@ def test_a_lock_that_changes_hands_during_a_listing_is_listed_once(many, own_red
     assert len(infos) == 1500
 
 
-def test_a_server_that_has_forgotten_its_scripts_costs_no_connection(many, own_redis):
+def test_a_server_that_lost_its_scripts_gets_them_again_on_the_same_connection(many, own_redis):
     with client(own_redis) as asking:
         before = asking.info("stats")["total_connections_received"]
         asking.script_flush()
@@ -455,16 +453,16 @@ def test_a_server_that_has_forgotten_its_scripts_costs_no_connection(many, own_r
         assert asking.info("stats")["total_connections_received"] == before
 
 
-def test_the_identity_of_a_process_is_sent_once_in_a_call(many, own_redis):
+def test_the_identity_of_a_process_is_sent_once_per_call(many, own_redis):
     with client(own_redis) as asking:
         before = asking.info("stats")["total_net_output_bytes"]
         assert len(many.list()) == 1500
         sent = asking.info("stats")["total_net_output_bytes"] - before
-    # A whole row takes less than the identity alone.
+    # A whole row is shorter than the identity alone.
     assert sent / 1500 < len(json.dumps(current().as_dict()))
 
 
-def test_damage_to_one_entry_hides_no_other(own_redis):
+def test_a_damaged_entry_does_not_hide_others(own_redis):
     backend = backend_for(own_redis.url)
     for name in ("sound", "damaged", "nobody"):
         grant(backend, request(name))
@@ -481,7 +479,7 @@ def test_damage_to_one_entry_hides_no_other(own_redis):
     assert backend.get("damaged").kind == "held"
 
 
-def test_a_name_that_is_no_text_is_shown_in_every_order(own_redis):
+def test_a_name_that_is_not_text_is_shown_in_every_order(own_redis):
     backend = backend_for(own_redis.url)
     for name in ("a", "quote\"'\\/", "line\u2028", "ü", "😀"):
         grant(backend, request(name))

@@ -1,4 +1,4 @@
-"""Another program damaged a lock's hash: its holder still keeps the lock."""
+"""The holder keeps its lock after another program has damaged the lock's hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.redis_calls import backend_for, client, grant, refuse, releas
 LOCK = "{dlock:0}:2:l:name"
 NUMBERS = ("until", "token", "ttl", "at", "n")
 WRONG = ("soon", "", "inf", "nan", "1e19", "1e400", "-1")
-# But for an end that has passed.
+# Except for an end in the past.
 DAMAGE = [
     (field, wrong)
     for field, wrong in itertools.product(NUMBERS, WRONG)
@@ -38,7 +38,7 @@ def damaged(it: RedisBackend, server: RedisServer, field: str, wrong: str):
 
 
 @pytest.mark.parametrize(("field", "wrong"), DAMAGE)
-def test_its_holder_keeps_it_and_gives_it_back(it, own_redis, field, wrong):
+def test_the_holder_keeps_and_releases_a_damaged_lock(it, own_redis, field, wrong):
     lease = damaged(it, own_redis, field, wrong)
     assert it.locked("name", deadline=it.call_deadline())
     met = refuse(it, request(waits=True))
@@ -54,7 +54,7 @@ def test_its_holder_keeps_it_and_gives_it_back(it, own_redis, field, wrong):
 
 
 @pytest.mark.parametrize(("field", "wrong"), DAMAGE)
-def test_an_operator_can_break_it(it, own_redis, field, wrong):
+def test_an_operator_can_break_a_damaged_lock(it, own_redis, field, wrong):
     lease = damaged(it, own_redis, field, wrong)
     assert it.break_("name", owner=lease.owner)
     assert renew(it, lease) == ["broken"]
@@ -62,7 +62,7 @@ def test_an_operator_can_break_it(it, own_redis, field, wrong):
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_all_of_it_damaged_keeps_nobody_from_renewing(it, own_redis, wrong):
+def test_the_holder_renews_a_completely_damaged_lock(it, own_redis, wrong):
     sound = grant(it, request("sound"))
     lease = damaged(it, own_redis, "token", wrong)
     end = "" if wrong == "-1" else wrong
@@ -74,7 +74,7 @@ def test_all_of_it_damaged_keeps_nobody_from_renewing(it, own_redis, wrong):
 
 
 @pytest.mark.parametrize(("field", "wrong"), DAMAGE)
-def test_one_that_asks_again_finds_its_grant(it, own_redis, field, wrong):
+def test_a_repeated_acquire_finds_its_grant_in_a_damaged_lock(it, own_redis, field, wrong):
     attempt = request()
     lease = grant(it, attempt)
     with client(own_redis) as stranger:
@@ -84,14 +84,14 @@ def test_one_that_asks_again_finds_its_grant(it, own_redis, field, wrong):
 
 
 @pytest.mark.parametrize(("field", "wrong"), DAMAGE)
-def test_a_name_cools_all_the_same(it, own_redis, field, wrong):
+def test_min_hold_works_for_a_damaged_lock(it, own_redis, field, wrong):
     lease = damaged(it, own_redis, field, wrong)
     call = it.call_deadline()
     assert it.release("name", lease.owner, min_hold=60.0, deadline=call) == "released"
     assert renew(it, lease) == ["released"]
 
 
-def test_a_lease_without_an_owner_is_nobodys(it, own_redis):
+def test_a_lease_without_an_owner_belongs_to_nobody(it, own_redis):
     damaged(it, own_redis, "owner", "")
     assert not it.locked("name", deadline=it.call_deadline())
     assert it.get("name") is None
@@ -100,7 +100,7 @@ def test_a_lease_without_an_owner_is_nobodys(it, own_redis):
     assert it.get("name").owner == lease.owner
 
 
-def test_a_key_that_would_stay_for_ever_does_not_when_it_is_released(it, own_redis):
+def test_a_release_makes_a_key_without_an_end_expire(it, own_redis):
     for end in (release, undo):
         lease = grant(it, request())
         with client(own_redis) as stranger:
@@ -113,7 +113,7 @@ def undo(it: RedisBackend, lease: Lease) -> None:
     it.cancel_acquire(request()._replace(owner=lease.owner), deadline=it.call_deadline())
 
 
-def test_a_letter_is_not_believed_where_the_token_cannot_be_read(it, own_redis):
+def test_a_message_is_ignored_if_the_token_cannot_be_read(it, own_redis):
     damaged(it, own_redis, "token", "soon")
     assert refuse(it, request()).ticket.token >= 2**53
 

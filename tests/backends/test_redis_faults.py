@@ -1,4 +1,4 @@
-"""Replies that are lost, servers that stop, restart and forget: nothing is orphaned or untold."""
+"""Lost replies, and servers that stop, restart or lose data: no lease is orphaned silently."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.support.redis_calls import (
 )
 
 TOLERANCE = 5.0
-"""Seconds that a busy machine may add to a bounded call; fewer than one timeout for each retry."""
+"""Seconds that a busy machine may add to a bounded call; less than another timeout would add."""
 
 
 def warm(backend):
-    """Load the scripts, so that the next reply is not about a missing one."""
-    # More time than the command timeout, which is short where a test waits for it.
+    """Load the scripts, so that no reply is about a missing one."""
+    # With more time than the command timeout, which some tests make short.
     attempt, deadline = request("warm"), clock.now() + 20
     lease = backend.acquire(attempt, deadline=deadline)
     backend.renew(renewals(lease), process=current().id, deadline=deadline)
@@ -54,7 +54,7 @@ def test_g5_an_acquire_whose_reply_was_cut_off_finds_its_own_grant(proxy, own_re
 
 
 @pytest.mark.parametrize("lost", [2, 5])
-def test_g5_a_reply_that_is_cut_off_is_asked_for_again_until_it_comes(proxy, own_redis, lost):
+def test_g5_a_call_is_repeated_until_its_reply_is_not_cut_off(proxy, own_redis, lost):
     warm(backend_for(own_redis.url))
     proxy.drop_replies(lost, how="close")
     lease = grant(backend_for(proxy.url), request())
@@ -80,10 +80,10 @@ def test_g10_a_server_that_cuts_every_connection_is_unavailable_by_the_deadline(
     with pytest.raises(BackendUnavailable):
         backend.acquire(request(), deadline=backend.call_deadline())
     assert clock.now() - started < backend.command_timeout + TOLERANCE
-    # The first repetition follows at once, each other one after a pause.
+    # The first repetition follows at once; a pause precedes each other one.
     repeated = proxy.count("EVALSHA") - 1
     assert repeated >= 2
-    # The deadline may come before the last one is sent.
+    # The deadline may come before the last attempt is sent.
     assert len(pauses) - repeated in (0, 1)
     assert pauses[0] == 0
     assert all(pauses[1:])
@@ -92,7 +92,7 @@ def test_g10_a_server_that_cuts_every_connection_is_unavailable_by_the_deadline(
 # -- connections that break, servers that are not ready ---------------------------------
 
 
-def test_g10_every_section_succeeds_while_all_connections_are_killed_every_10_ms(own_redis):
+def test_g10_every_locked_block_succeeds_while_all_connections_are_killed_every_10_ms(own_redis):
     backend = backend_for(own_redis.url, command_timeout=20.0)
     warm(backend)
     over, killed = threading.Event(), []
@@ -139,18 +139,18 @@ def test_a_server_that_is_not_ready_is_asked_again(proxy, reply):
     )
     assert pending.result() == [RenewalResult("renewed", 30.0)]
     assert proxy.replies_dropped == 8
-    # It may be ready soon, so that it is no refusal.
+    # The server may be ready soon, so this is no refusal.
     proxy.reply(reply, 10_000)
     started = clock.now()
     with pytest.raises(BackendUnavailable) as unavailable:
         backend.renew(renewals(lease), process=current().id, deadline=started + 1)
     assert not isinstance(unavailable.value, BackendRefused)
     assert clock.now() - started < 1 + TOLERANCE
-    # There are pauses in between.
+    # The repetitions have pauses between them.
     assert proxy.replies_dropped < 200
 
 
-def test_a_server_that_runs_a_long_script_of_others_is_waited_for(own_redis):
+def test_calls_wait_for_a_server_that_runs_a_long_script(own_redis):
     backend = backend_for(own_redis.url, command_timeout=5.0)
     lease = grant(backend, request())
     with client(own_redis) as other:
@@ -178,7 +178,7 @@ def test_a_server_that_runs_a_long_script_of_others_is_waited_for(own_redis):
     ],
     ids=lambda reply: reply[1:].split()[0].decode(),
 )
-def test_a_refusal_is_told_at_once_and_costs_no_connection(proxy, reply):
+def test_a_refusal_is_raised_at_once_and_the_connection_is_kept(proxy, reply):
     backend = backend_for(proxy.url)
     warm(backend)
     before = proxy.connections
@@ -191,12 +191,12 @@ def test_a_refusal_is_told_at_once_and_costs_no_connection(proxy, reply):
     assert proxy.connections == before
 
 
-def test_a_server_that_cannot_be_reached_is_told_at_once(own_redis):
+def test_a_server_that_cannot_be_reached_is_reported_at_once(own_redis):
     backend = backend_for(own_redis.url, command_timeout=60.0)
     lease = grant(backend, request())
     own_redis.kill()
     started = clock.now()
-    # The connection breaks, and there is no other.
+    # The connection breaks, and no other one exists.
     with pytest.raises(BackendUnavailable, match="refused"):
         renew(backend, lease)
     with pytest.raises(BackendUnavailable, match="refused") as unavailable:
@@ -206,18 +206,18 @@ def test_a_server_that_cannot_be_reached_is_told_at_once(own_redis):
 
 
 def test_g1_no_lease_is_lost_in_a_failover_behind_one_address(own_redis, proxy):
-    """Each connection that was open leads to the former primary, which answers READONLY once."""
+    """Every open connection leads to the former primary, which answers READONLY once."""
     with RedisServer() as other, client(own_redis) as old, client(other) as new:
         old.config_set("repl-diskless-sync-delay", 0)
         new.replicaof("127.0.0.1", own_redis.port)
         backend = backend_for(proxy.url, command_timeout=2.0)
         warm(backend)
         leases = [grant(backend, request(f"name {number}", ttl=60.0)) for number in range(21)]
-        # Several connections are open.
+        # Open several connections.
         idle = [backend._pool.connect(backend.call_deadline()) for _ in range(8)]
         for connection in idle:
             backend._pool.keep(connection)
-        # WAIT waits for what its own connection has written, and so for all before it.
+        # WAIT covers what its own connection has written, which is later than all the rest.
         old.set("mark", 1)
         assert old.wait(1, 4000) == 1
         new.replicaof("NO", "ONE")
@@ -236,23 +236,23 @@ def test_g1_no_lease_is_lost_in_a_failover_behind_one_address(own_redis, proxy):
             assert renew(backend, lease) == ["renewed"]
         for lease in leases:
             assert release(backend, lease) == "released"
-        # No connection answered READONLY twice.
+        # No connection got READONLY twice.
         repeated = proxy.count("EVALSHA") - before - 2 * len(leases)
         assert 1 <= repeated <= opened
         backend.close()
 
 
-def test_a_wait_of_less_than_a_millisecond_is_not_one_for_ever(own_redis):
+def test_a_wait_of_less_than_a_millisecond_ends(own_redis):
     backend = backend_for(own_redis.url)
     grant(backend, request())
     attempt = request(waits=True)
     met = refuse(backend, attempt)
-    # A server would block for ever on a timeout of 0.
+    # For a server, a timeout of 0 means forever.
     for _ in range(20):
         wait(backend, attempt, met, 0.0004)
 
 
-def test_g5_an_acquire_whose_reply_was_swallowed_is_unknown_and_can_be_repeated(proxy, own_redis):
+def test_g5_an_acquire_without_a_reply_has_an_unknown_outcome_and_can_be_repeated(proxy, own_redis):
     backend = backend_for(proxy.url, command_timeout=2.0)
     warm(backend)
     attempt = request()
@@ -266,7 +266,7 @@ def test_g5_an_acquire_whose_reply_was_swallowed_is_unknown_and_can_be_repeated(
     assert grant(backend, attempt).token == granted.token
 
 
-def test_g5_an_acquire_whose_reply_was_swallowed_can_be_undone(proxy, own_redis):
+def test_g5_an_acquire_without_a_reply_can_be_cancelled(proxy, own_redis):
     backend = backend_for(proxy.url, command_timeout=2.0)
     warm(backend)
     attempt = request()
@@ -303,7 +303,7 @@ def test_g5_a_renewal_whose_reply_was_lost_is_repeated(proxy, how):
     assert proxy.replies_dropped == 1
 
 
-def test_a_sent_renewal_whose_reply_was_cut_off_is_repeated(proxy):
+def test_a_renewal_sent_ahead_whose_reply_was_cut_off_is_repeated(proxy):
     backend = backend_for(proxy.url)
     warm(backend)
     lease = grant(backend, request())
@@ -316,7 +316,7 @@ def test_a_sent_renewal_whose_reply_was_cut_off_is_repeated(proxy):
     assert proxy.replies_dropped == 1
 
 
-def test_g6_a_sent_renewal_that_breaks_and_then_hangs_blocks_nobody(proxy):
+def test_g6_a_renewal_sent_ahead_that_breaks_and_then_hangs_blocks_no_other_call(proxy):
     backend = backend_for(proxy.url, command_timeout=2.0)
     warm(backend)
     lease = grant(backend, request())
@@ -327,7 +327,7 @@ def test_g6_a_sent_renewal_that_breaks_and_then_hangs_blocks_nobody(proxy):
     proxy.wait_until(lambda p: p.replies_dropped == 1)
     proxy.black_hole()
     proxy.cut()
-    # The break is seen at once; its repetition hangs on another thread.
+    # The break is noticed at once; another thread repeats the call, and that hangs.
     assert not pending.wait(0.2)
     assert not pending.wait(0.2)
     with pytest.raises(BackendUnavailable):
@@ -339,7 +339,7 @@ def test_a_late_reply_never_answers_the_next_command(proxy):
     warm(backend)
     lease = grant(backend, request())
     proxy.delay = 0.5
-    # Patience of the caller, far shorter than that of the socket.
+    # The caller's patience is much shorter than the socket's timeout.
     with pytest.raises(BackendUnavailable):
         backend.locked("name", deadline=clock.now() + 0.1)
     proxy.delay = 0.0
@@ -347,7 +347,7 @@ def test_a_late_reply_never_answers_the_next_command(proxy):
     assert backend.get("name") is None
 
 
-def test_g2_the_deadline_of_a_slow_answer_counts_from_the_request(proxy):
+def test_g2_the_deadline_after_a_slow_reply_counts_from_the_request(proxy):
     backend = backend_for(proxy.url, command_timeout=10.0)
     warm(backend)
     proxy.delay = 1.0
@@ -362,7 +362,7 @@ def test_the_reply_lost_to_an_interrupt_never_answers_the_next_command(own_redis
     lease = grant(backend, request())
     own_redis.pause()
     main = threading.main_thread().ident
-    # What a shell starts in the background ignores this signal.
+    # A shell makes its background processes ignore this signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.2, signal.pthread_kill, args=(main, signal.SIGINT)).start()
     try:
@@ -425,7 +425,7 @@ def test_g10_calls_end_in_time_while_the_server_is_down(own_redis, fresh):
 
 
 def test_g10_an_address_that_does_not_resolve_in_time_does_not_pile_up_threads(monkeypatch):
-    # A name server cannot be made to hang from here; a resolver that waits is the same to us.
+    # We cannot make a name server hang; for us, a resolver that waits has the same effect.
     answers = threading.Event()
 
     def hang(*args, **kwargs):
@@ -458,18 +458,18 @@ def test_g10_a_wait_ends_in_time_while_the_server_is_paused(own_redis):
         own_redis.resume()
 
 
-def test_g10_many_callers_find_a_server_that_is_back(own_redis):
+def test_g10_many_callers_reconnect_after_a_restart_of_the_server(own_redis):
     backend = backend_for(own_redis.url, command_timeout=1.0)
     leases = [grant(backend, request(f"n{number}")) for number in range(4)]
     own_redis.restart()
-    # Every pooled connection is broken now; each call finds that out by itself.
+    # All pooled connections are broken now; each call notices that on its own connection.
     assert [renew(backend, lease) for lease in leases] == [["refused"]] * 4
 
 
 # -- late attempts ---------------------------------------------------------------------
 
 
-def test_g5_an_attempt_that_a_paused_server_reads_after_its_undo_is_not_granted(own_redis):
+def test_g5_an_attempt_that_a_paused_server_reads_after_its_cancellation_is_not_granted(own_redis):
     # acquire ──► paused server's socket          undo ──► another socket
     #             the server wakes up and reads the two in any order
     backend = backend_for(own_redis.url, command_timeout=2.0)
@@ -504,7 +504,7 @@ def test_scripts_survive_script_flush(own_redis):
 
 
 @pytest.mark.parametrize("loss", ["flush", "restart"])
-def test_g2_data_loss_is_told_by_the_next_renewal(own_redis, loss):
+def test_g2_the_next_renewal_reports_data_loss(own_redis, loss):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     client(own_redis).flushall() if loss == "flush" else own_redis.restart()
@@ -521,7 +521,7 @@ def test_g3_tokens_rise_through_data_loss(own_redis, loss):
 
 
 def test_g3_tokens_rise_while_the_clock_of_the_server_is_behind(own_redis):
-    # As after a step back of an hour: the bucket's highest token lies ahead of the clock.
+    # As after the clock was set back by an hour: the highest token of the bucket is in the future.
     backend = backend_for(own_redis.url)
     first = grant(backend, request())
     ahead = first.token + 3_600_000_000
@@ -531,7 +531,7 @@ def test_g3_tokens_rise_while_the_clock_of_the_server_is_behind(own_redis):
     assert grant(backend, request()).token == ahead + 2
 
 
-def test_g4_a_renewal_puts_an_end_right_that_a_step_of_the_clock_made_late(own_redis):
+def test_g4_a_renewal_corrects_an_end_that_a_clock_step_made_too_late(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     direct = client(own_redis)
@@ -541,7 +541,7 @@ def test_g4_a_renewal_puts_an_end_right_that_a_step_of_the_clock_made_late(own_r
     assert backend.get("name").ttl <= 30.1
 
 
-def test_g3_the_token_of_a_name_rises_although_the_highest_is_forgotten(own_redis):
+def test_g3_the_token_of_a_name_rises_although_the_highest_token_is_lost(own_redis):
     backend = backend_for(own_redis.url)
     first = grant(backend, request())
     ahead = first.token + 3_600_000_000
@@ -554,7 +554,7 @@ def test_g3_the_token_of_a_name_rises_although_the_highest_is_forgotten(own_redi
 @pytest.mark.parametrize(
     ("command", "key"), [("set", "{dlock:0}:2:l:name"), ("set", "{dlock:0}:2:i")]
 )
-def test_the_refusal_of_a_server_is_no_contention(own_redis, command, key):
+def test_a_refusal_by_the_server_is_not_contention(own_redis, command, key):
     backend = backend_for(own_redis.url)
     getattr(client(own_redis), command)(key, "a stranger's")
     with pytest.raises(BackendUnavailable, match="WRONGTYPE"):
@@ -583,17 +583,17 @@ def test_a_read_only_server_is_unavailable(own_redis):
         admin.replicaof("127.0.0.1", "1")
         with pytest.raises(BackendUnavailable) as unavailable:
             backend.renew(renewals(lease), process=current().id, deadline=clock.now() + 1)
-        # Another connection is tried again and again, and may be late as the time is over.
+        # It tries other connections until its time is over, and may end a little late.
         assert not isinstance(unavailable.value, BackendRefused)
         admin.replicaof("NO", "ONE")
     assert renew(backend, lease) == ["renewed"]
 
 
-def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_redis):
+def test_g8_a_child_does_not_use_the_pooled_connections_of_its_parent(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     waiting = request(waits=True, renewed=True)
-    # The first wait subscribes.
+    # The first wait makes the process subscribe.
     wait(backend, waiting, refuse(backend, waiting), 30.0)
     met = refuse(backend, waiting)
     handed: list[Lease | None] = []
@@ -602,7 +602,7 @@ def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_re
     )
     waiter.start()
     stats = client(own_redis)
-    renew(backend, lease)  # Leaves an idle connection that the child must not use.
+    renew(backend, lease)  # This leaves an idle connection, which the child must not use.
     before = stats.info("stats")["total_connections_received"]
     pid = os.fork()
     if pid == 0:
@@ -619,6 +619,6 @@ def test_g8_a_child_with_a_live_pool_disturbs_no_connection_of_its_parent(own_re
     assert waiter.is_alive()
     assert release(backend, lease) == "released"
     waiter.join(10)
-    # By the connection on which it listened before the fork.
+    # Through the connection on which it listened before the fork.
     assert [lease.owner for lease in handed] == [waiting.owner]
     assert backend.get("child") is not None

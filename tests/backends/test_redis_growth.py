@@ -1,7 +1,7 @@
-"""How the work of each operation grows, in commands that the server runs.
+"""How the cost of each operation grows, in commands that the server runs.
 
-``docs/reference/cost.md`` says the same in a table. What one command costs among many names is
-for Redis' own pages to say.
+The table in ``docs/reference/cost.md`` has the same numbers. Redis documents how the cost of one
+command grows with the number of entries.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tests.support.redis_calls import (
     request,
 )
 
-# More than are sampled in one sweep.
+# More than one sweep samples.
 FEW, MANY = 30, 1500
 NOT_COUNTED = {"client", "eval", "evalsha", "hello", "info"}
-"""What calls the others, and what counts them."""
+"""Commands that run other commands, and the one that counts them."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def backend(own_redis):
 
 
 def work(server: RedisServer, operation: Callable[[], Any]) -> Counter[str]:
-    """Which commands the server ran for it, inside of the scripts."""
+    """The commands that the server ran for it, including those inside scripts."""
     before = Counter(calls(server))
     operation()
     after = Counter(calls(server))
@@ -53,7 +53,7 @@ def hold(backend: RedisBackend, count: int, base: str = "held") -> None:
 
 
 def operations(backend: RedisBackend) -> dict[str, Callable[[], Any]]:
-    """Each on a name of its own, and the first time it is run there."""
+    """Each uses its own name, and its first call happens there."""
     holder = {name: grant(backend, request(name)) for name in ("a", "b", "c", "d", "e")}
     undone, attempt = request("f"), request("g")
     grant(backend, undone)
@@ -73,11 +73,13 @@ def operations(backend: RedisBackend) -> dict[str, Callable[[], Any]]:
     }
 
 
-def test_the_work_on_one_lock_does_not_grow_with_the_others(backend, own_redis, monkeypatch):
-    # Its work is bounded, but depends on what it finds.
+def test_the_cost_for_one_lock_does_not_grow_with_the_number_of_locks(
+    backend, own_redis, monkeypatch
+):
+    # The cost of a sweep is limited, but depends on what it finds.
     monkeypatch.setattr(commands, "HOUSEKEEPING_EVERY", 10**9)
     seen = []
-    # The scripts are loaded by the first of them.
+    # The first of them loads the scripts.
     for held in (0, FEW, MANY):
         hold(backend, held, f"one of {held}")
         seen.append({what: work(own_redis, run) for what, run in operations(backend).items()})
@@ -89,7 +91,7 @@ def test_the_work_on_one_lock_does_not_grow_with_the_others(backend, own_redis, 
     assert max(sum(done.values()) for done in many.values()) <= 30
 
 
-def test_a_renewal_grows_with_what_it_renews_and_nothing_else(backend, own_redis):
+def test_the_cost_of_a_renewal_grows_only_with_the_leases_it_renews(backend, own_redis):
     leases = [grant(backend, request(f"mine:{number}")) for number in range(500)]
     renew(backend, *leases)
     one, two, all_ = (
@@ -102,7 +104,7 @@ def test_a_renewal_grows_with_what_it_renews_and_nothing_else(backend, own_redis
 
 
 @pytest.mark.parametrize("query", [LeaseQuery(), LeaseQuery(sort=["age"])])
-def test_a_page_by_age_and_the_count_do_not_grow(backend, own_redis, query):
+def test_the_cost_of_a_page_by_age_and_of_a_count_does_not_grow(backend, own_redis, query):
     hold(backend, MANY)
     page = lambda: backend.page(query, offset=100, limit=50)  # noqa: E731
     page()
@@ -113,7 +115,7 @@ def test_a_page_by_age_and_the_count_do_not_grow(backend, own_redis, query):
     assert "hmget" not in work(own_redis, backend.count)
 
 
-def test_waiters_who_are_gone_cost_the_release_a_little_each(backend, own_redis):
+def test_each_dead_waiter_adds_a_little_to_the_cost_of_a_release(backend, own_redis):
     def released_past(waiters: int) -> int:
         lease = grant(backend, request(f"waited for by {waiters}"))
         for _ in range(waiters):
@@ -130,14 +132,14 @@ def test_a_held_lock_is_one_key_of_some_400_bytes(backend, own_redis):
     hold(backend, MANY)
     renew(backend)
     with client(own_redis) as asking:
-        # And the index, this process and the highest token, which do not depend on the number.
+        # The index, the process and the highest token are extra; they do not depend on the number.
         assert asking.dbsize() == MANY + 3
         lock = asking.memory_usage("{dlock:0}:2:l:held:7", samples=0)
         index = asking.memory_usage("{dlock:0}:2:i", samples=0) / MANY
     assert lock + index < 420
 
 
-def test_what_is_over_leaves_one_key_that_ends_by_itself(backend, own_redis):
+def test_a_finished_lock_leaves_one_key_that_expires(backend, own_redis):
     release(backend, grant(backend, request()))
     with client(own_redis) as asking:
         others = {"{dlock:0}:2:clock", f"{{dlock:0}}:2:p:{current().id}"}
@@ -145,13 +147,13 @@ def test_what_is_over_leaves_one_key_that_ends_by_itself(backend, own_redis):
         assert 0 < asking.pttl("{dlock:0}:2:l:name") <= 90_000
 
 
-def test_a_release_leaves_its_key_for_no_longer_than_a_ttl(backend, own_redis):
+def test_after_a_release_the_key_expires_within_one_ttl(backend, own_redis):
     release(backend, grant(backend, request(ttl=3600)))
     with client(own_redis) as asking:
         assert 3_500_000 < asking.pttl("{dlock:0}:2:l:name") <= 3_600_001
 
 
-def test_processes_that_are_gone_are_forgotten(backend, own_redis):
+def test_dead_processes_are_discarded(backend, own_redis):
     renew(backend)
     with client(own_redis) as asking:
         me = f"{{dlock:0}}:2:p:{current().id}"
@@ -160,7 +162,7 @@ def test_processes_that_are_gone_are_forgotten(backend, own_redis):
         assert 0 < asking.pttl(me) <= 3_600_000
 
 
-def test_a_waiter_is_an_entry_of_its_names_queue(backend, own_redis):
+def test_a_waiter_is_an_entry_in_the_queue_of_its_name(backend, own_redis):
     lease = grant(backend, request())
     with client(own_redis) as asking:
         before = asking.dbsize()
@@ -169,14 +171,14 @@ def test_a_waiter_is_an_entry_of_its_names_queue(backend, own_redis):
         assert backend.get(lease.name).waiting == 200
         assert asking.dbsize() - before == 1
         queue = "{dlock:0}:2:q:name"
-        # Until they ask again, when the lease would end, and some time for their asking.
+        # They last until the waiters ask again, at the end of the lease, and a little longer.
         assert 45_000 < asking.pttl(queue) <= 50_100
         assert asking.memory_usage(queue, samples=0) / 200 < 512
 
 
 @pytest.mark.parametrize("ending", ["min_hold", "ttl"])
 @pytest.mark.parametrize("sweeper", ["acquire", "renew"])
-def test_the_index_loses_what_ended_unseen(backend, own_redis, ending, sweeper):
+def test_leases_that_expired_are_removed_from_the_index(backend, own_redis, ending, sweeper):
     lasting = grant(backend, request("lasts"))
     for number in range(MANY):
         if ending == "ttl":
@@ -186,7 +188,7 @@ def test_the_index_loses_what_ended_unseen(backend, own_redis, ending, sweeper):
             backend.release(lease.name, lease.owner, min_hold=0.1, deadline=backend.call_deadline())
     while backend.locked(f"ends:{MANY - 1}", deadline=backend.call_deadline()):
         pass
-    # A heartbeat every five seconds, or a few acquires.
+    # By a heartbeat every five seconds, or by a few acquires.
     for _ in range(2 if sweeper == "renew" else 15 * HOUSEKEEPING_EVERY):
         if sweeper == "renew":
             renew(backend)

@@ -1,4 +1,4 @@
-"""A release hands the lease to the first waiter, whatever is lost, cut, stopped or interrupted."""
+"""A release hands the lease to the first waiter, even after lost replies, cuts and interrupts."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PATIENCE = 20.0
 
 @pytest.fixture
 def direct(own_redis: RedisServer) -> Iterator[RedisBackend]:
-    """Holds what others wait for; never waits itself."""
+    """Holds the locks that others wait for; never waits itself."""
     yield from backend(own_redis.url)
 
 
 @pytest.fixture
 def listener(proxy: Proxy) -> Iterator[RedisBackend]:
-    """Waits, by a proxy, and listens already."""
+    """Waits through a proxy, and already listens."""
     yield from (listening(it) for it in backend(proxy.url))
 
 
@@ -66,7 +66,7 @@ def queue(it: RedisBackend, *attempts: LeaseRequest) -> list[Contention]:
 
 
 def on_a_thread(call: Callable[[], Lease | None]) -> Callable[[], Lease | None]:
-    """Run it; the function returned waits for the result."""
+    """Run it on a thread; the returned function waits for the result."""
     results: list[Lease | None] = []
     thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
     thread.start()
@@ -79,10 +79,10 @@ def on_a_thread(call: Callable[[], Lease | None]) -> Callable[[], Lease | None]:
     return result
 
 
-# -- who gets it -----------------------------------------------------------------------
+# -- which waiter gets it -----------------------------------------------------------------------
 
 
-def test_the_lease_is_the_waiters_in_all_its_facts(direct, listener):
+def test_a_handed_over_lease_has_all_values_of_its_waiter(direct, listener):
     lease = grant(direct, request())
     attempt = waiter(ttl=60.0, kind="parked", metadata='{"task_name": "x"}')
     (met,) = queue(listener, attempt)
@@ -90,7 +90,7 @@ def test_the_lease_is_the_waiters_in_all_its_facts(direct, listener):
     release(direct, lease)
     handed = wait(listener, attempt, met, PATIENCE)
     assert (handed.owner, handed.name) == (attempt.owner, "name")
-    # From the ask on, for the whole TTL that it asked for.
+    # The lease counts from the waiter's request, with the whole TTL that it asked for.
     assert handed.ttl == 60.0
     assert handed.asked_at <= before
     info = direct.get("name")
@@ -106,7 +106,7 @@ def test_the_lease_is_the_waiters_in_all_its_facts(direct, listener):
     assert renew(direct, handed) == ["released"]
 
 
-def test_a_break_hands_over_too_and_the_holder_is_told(direct, listener):
+def test_a_break_hands_over_and_the_holder_learns_of_it(direct, listener):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
@@ -115,7 +115,7 @@ def test_a_break_hands_over_too_and_the_holder_is_told(direct, listener):
     assert renew(direct, lease) == ["broken"]
 
 
-def test_a_fixed_lease_is_asked_for_and_begins_in_full(direct, listener):
+def test_a_waiter_for_a_fixed_lease_asks_again_and_gets_the_whole_ttl(direct, listener):
     lease = grant(direct, request())
     attempt = request(waits=True, ttl=40.0)
     (met,) = queue(listener, attempt)
@@ -127,13 +127,13 @@ def test_a_fixed_lease_is_asked_for_and_begins_in_full(direct, listener):
     assert direct.get("name").ttl > 39
 
 
-def test_nobody_is_handed_a_name_that_cools(direct, listener):
+def test_a_cooling_name_is_not_handed_over(direct, listener):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
     deadline = direct.call_deadline()
     assert direct.release("name", lease.owner, min_hold=0.8, deadline=deadline) == "released"
-    # Told that the end is nearer than it knew.
+    # It learns that the name is free earlier than it knew.
     assert wait(listener, attempt, met, PATIENCE) is None
     assert direct.get("name").waiting == 1
     met = refuse(listener, attempt)
@@ -142,7 +142,7 @@ def test_nobody_is_handed_a_name_that_cools(direct, listener):
     grant(listener, attempt)
 
 
-def test_one_that_may_not_publish_can_release(own_redis, direct, listener):
+def test_a_user_without_the_right_to_publish_can_release(own_redis, direct, listener):
     with client(own_redis) as admin:
         admin.execute_command(
             *("ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
@@ -157,7 +157,7 @@ def test_one_that_may_not_publish_can_release(own_redis, direct, listener):
 # -- lost replies and late packets -----------------------------------------------------
 
 
-def test_who_was_handed_a_lease_may_keep_the_name_taken_all_the_same(direct, listener):
+def test_min_hold_works_for_a_handed_over_lease(direct, listener):
     lease, attempt = grant(direct, request()), waiter()
     (met,) = queue(listener, attempt)
     release(direct, lease)
@@ -170,7 +170,7 @@ def test_who_was_handed_a_lease_may_keep_the_name_taken_all_the_same(direct, lis
     assert (met.kind, met.owner) == ("cooling", handed.owner)
 
 
-def test_g2_who_releases_too_late_leaves_the_waiters_where_they_stood(direct, listener, own_redis):
+def test_g2_a_late_release_keeps_the_order_of_waiters(direct, listener, own_redis):
     lease = grant(direct, request(ttl=0.2))
     queue(listener, waiter(), waiter())
     with client(own_redis) as asking:
@@ -183,7 +183,7 @@ def test_g2_who_releases_too_late_leaves_the_waiters_where_they_stood(direct, li
         assert asking.pttl("{dlock:0}:2:q:name") > 0
 
 
-def test_g5_a_release_whose_reply_was_lost_hands_on_once(direct, listener, proxy):
+def test_g5_a_release_whose_reply_was_lost_hands_over_once(direct, listener, proxy):
     first = grant(listener, request())
     second, third = waiter(), waiter()
     met, _ = queue(listener, second, third)
@@ -195,7 +195,7 @@ def test_g5_a_release_whose_reply_was_lost_hands_on_once(direct, listener, proxy
     assert renew(listener, handed) == ["renewed"]
 
 
-def test_g5_ends_are_remembered_while_others_have_had_the_name_since(direct, listener):
+def test_g5_the_end_of_a_lease_is_remembered_after_later_holders(direct, listener):
     leases = [grant(direct, request())]
     for outcome in ("released", "broken", "released"):
         attempt = waiter()
@@ -205,14 +205,14 @@ def test_g5_ends_are_remembered_while_others_have_had_the_name_since(direct, lis
         else:
             release(direct, leases[-1])
         leases.append(wait(listener, attempt, met, PATIENCE))
-    # Replies that were lost, asked for again by those who are late.
+    # Replies were lost, so the late holders ask again.
     assert [release(direct, lease) for lease in leases[:3]] == ["released", "broken", "released"]
     assert direct.release("name", "x", min_hold=0.0, deadline=direct.call_deadline()) == "refused"
     assert renew(direct, leases[3]) == ["renewed"]
 
 
 @pytest.mark.parametrize("how", ["released", "broken", "expired"])
-def test_g5_an_end_is_remembered_when_another_acquired_since(direct, own_redis, how):
+def test_g5_the_end_of_a_lease_is_remembered_after_another_acquire(direct, own_redis, how):
     first = grant(direct, request())
     if how == "released":
         assert release(direct, first) == how
@@ -229,7 +229,7 @@ def test_g5_an_end_is_remembered_when_another_acquired_since(direct, own_redis, 
         release(direct, since)
 
 
-def test_g5_ends_are_remembered_when_nobody_waited_since(direct, listener):
+def test_g5_the_end_of_a_lease_is_remembered_if_nobody_waited(direct, listener):
     first, attempt = grant(direct, request()), waiter()
     (met,) = queue(listener, attempt)
     release(direct, first)
@@ -240,10 +240,10 @@ def test_g5_ends_are_remembered_when_nobody_waited_since(direct, listener):
         assert release(direct, lease) == "released"
 
 
-def test_g5_what_is_forgotten_is_forgotten_whole(direct, listener, own_redis):
+def test_g5_old_ends_are_discarded_as_whole_entries(direct, listener, own_redis):
     leases = [grant(direct, request()._replace(owner="first"))]
     for number in range(20):
-        # As long as that of a task.
+        # A TTL as long as a task's.
         attempt = waiter()._replace(owner=f"{number:032}.12345:0123456789abcdef")
         (met,) = queue(listener, attempt)
         release(direct, leases[-1])
@@ -256,7 +256,7 @@ def test_g5_what_is_forgotten_is_forgotten_whole(direct, listener, own_redis):
         assert len(asking.hget("{dlock:0}:2:l:name", "past")) <= 512
 
 
-def test_g5_a_late_packet_revives_nothing_that_was_given_back(direct):
+def test_g5_a_late_packet_does_not_revive_a_released_lease(direct):
     attempt = request()
     release(direct, grant(direct, attempt))
     assert refuse(direct, attempt).owner == ""
@@ -265,7 +265,7 @@ def test_g5_a_late_packet_revives_nothing_that_was_given_back(direct):
     assert not direct.locked("name", deadline=direct.call_deadline())
 
 
-def test_g1_a_message_from_before_the_last_ask_is_not_believed(direct, listener):
+def test_g1_a_message_older_than_the_last_request_is_ignored(direct, listener):
     # B waits ──► is handed the lease ──► an operator breaks it ──► another gets it
     #                 └─ B asks, meets the other, and reads its message only now
     lease = grant(direct, request())
@@ -279,7 +279,7 @@ def test_g1_a_message_from_before_the_last_ask_is_not_believed(direct, listener)
     assert renew(direct, other) == ["renewed"]
 
 
-def test_g1_a_message_about_a_lease_that_was_broken_is_not_believed(direct, listener):
+def test_g1_a_message_about_a_broken_lease_is_ignored(direct, listener):
     # B waits ──► is handed the lease ──► an operator breaks it, and nobody else wants it yet
     #                 └─ B asks, and reads its message only now
     lease = grant(direct, request())
@@ -291,8 +291,10 @@ def test_g1_a_message_about_a_lease_that_was_broken_is_not_believed(direct, list
     assert wait(listener, attempt, met, 0.5) is None
 
 
-def test_a_waiter_whose_lease_was_broken_on_its_way_gives_up(direct, listener, monkeypatch):
-    # Its attempt is over, and it would ask in vain for as long as nobody else wants the name.
+def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(
+    direct, listener, monkeypatch
+):
+    # Its attempt was cancelled, so asking again would be useless while the name stays free.
     lease, attempt = grant(direct, request()), waiter()
     handed_over = listener._commands.handed_over
 
@@ -309,9 +311,9 @@ def test_a_waiter_whose_lease_was_broken_on_its_way_gives_up(direct, listener, m
     assert not direct.locked("name", deadline=direct.call_deadline())
 
 
-def test_g1_a_message_that_a_replica_passes_on_is_not_believed(own_redis, proxy, listener):
-    # Scripts' messages are replicated: a waiter that still listens to a former master would hear
-    # of what the new one, where nobody listens, gave to others.
+def test_g1_a_message_repeated_by_a_replica_is_ignored(own_redis, proxy, listener):
+    # Replicas repeat the messages of scripts. A waiter that still listens to a former primary would
+    # get messages about leases that the new primary granted to others.
     at_once = ("--repl-diskless-sync-delay", "0")
     with RedisServer(args=at_once) as server, client(own_redis) as former:
         proxy.lead_to(server.port)
@@ -321,26 +323,26 @@ def test_g1_a_message_that_a_replica_passes_on_is_not_believed(own_redis, proxy,
         with client(server) as promoted:
             assert promoted.wait(1, 4000) == 1
         (met,) = queue(listener, attempt)
-        # As if the two had changed roles only after it asked.
+        # As if the two had swapped roles only after its request.
         met = met._replace(ticket=met.ticket._replace(listens=True))
         assert release(listener, lease) == "released"
         assert wait(listener, attempt, met, 1.0) is None
         assert not listener.locked("name", deadline=listener.call_deadline())
 
 
-def test_g1_a_lease_asked_for_long_ago_is_asked_for_again(direct, listener):
+def test_g1_a_waiter_asks_again_if_much_of_the_handed_over_ttl_has_passed(direct, listener):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
     release(direct, lease)
-    # As if it had waited for long: less than two thirds of the TTL are left.
+    # As if it had waited for a long time: less than two thirds of the TTL are left.
     met = met._replace(ticket=met.ticket._replace(asked_at=clock.now() - 10.1))
     listener._listener._subscribed_at -= 20
     assert wait(listener, attempt, met, PATIENCE) is None
     assert grant(listener, attempt).token == direct.get("name").token
 
 
-def test_g7_one_interrupted_when_it_was_just_handed_the_lease_passes_it_on(direct, listener):
+def test_g7_a_waiter_interrupted_right_after_the_hand_over_passes_the_lease_on(direct, listener):
     lease = grant(direct, request())
     first, second = waiter(), waiter()
     _, met = queue(listener, first, second)
@@ -350,7 +352,7 @@ def test_g7_one_interrupted_when_it_was_just_handed_the_lease_passes_it_on(direc
     assert isinstance(listener.acquire(first, deadline=listener.call_deadline()), Contention)
 
 
-def test_g7_a_cancelled_waiter_is_handed_nothing(direct, listener):
+def test_g7_a_cancelled_waiter_gets_no_lease(direct, listener):
     lease = grant(direct, request())
     gone, late, second = waiter(), waiter(), waiter()
     *_, met = queue(listener, gone, second)
@@ -363,7 +365,7 @@ def test_g7_a_cancelled_waiter_is_handed_nothing(direct, listener):
     assert wait(listener, second, met, PATIENCE).owner == second.owner
 
 
-def test_a_waiter_whose_patience_ends_with_the_hand_over_has_it(direct, listener):
+def test_a_waiter_whose_patience_ends_at_the_hand_over_gets_the_lease(direct, listener):
     lease = grant(direct, request())
     attempt = waiter()
     queue(listener, attempt)
@@ -373,7 +375,7 @@ def test_a_waiter_whose_patience_ends_with_the_hand_over_has_it(direct, listener
     assert direct.get("name").ttl > 29
 
 
-def test_a_full_server_frees_and_hands_over(own_redis, direct, listener):
+def test_a_server_without_free_memory_releases_and_hands_over(own_redis, direct, listener):
     first, second = grant(direct, request()), grant(direct, request("other"))
     attempt = waiter()
     (met,) = queue(listener, attempt)
@@ -386,7 +388,9 @@ def test_a_full_server_frees_and_hands_over(own_redis, direct, listener):
 
 
 @pytest.mark.parametrize("loss", ["flush", "script flush", "restart"])
-def test_waiters_of_a_server_that_forgot_ask_again(loss, own_redis, direct, listener, monkeypatch):
+def test_waiters_ask_again_after_the_server_lost_its_data(
+    loss, own_redis, direct, listener, monkeypatch
+):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
@@ -408,12 +412,12 @@ def test_waiters_of_a_server_that_forgot_ask_again(loss, own_redis, direct, list
 # -- the listener ----------------------------------------------------------------------
 
 
-def test_an_ask_from_before_the_subscription_counts_for_nothing(proxy, direct):
+def test_a_request_from_before_the_subscription_is_repeated(proxy, direct):
     lease = grant(direct, request())
     fresh = backend_for(proxy.url)
     attempt = waiter()
     (met,) = queue(fresh, attempt)
-    # There is no listener: the name is free, and no message will come.
+    # Nobody listens yet: the name is free, and no message will come.
     release(direct, lease)
     assert not direct.locked("name", deadline=direct.call_deadline())
     started = clock.now()
@@ -435,7 +439,7 @@ def test_all_waiters_ask_again_when_the_subscription_was_cut(direct, listener, p
     all_wait(listener, 5)
     proxy.cut()
     assert [result() for result in results] == [None] * 5
-    # One subscription serves them all again.
+    # One new subscription serves all of them.
     mets = queue(listener, *attempts)
     for lease, attempt, met in zip(leases, attempts, mets, strict=True):
         release(direct, lease)
@@ -451,7 +455,7 @@ def all_wait(it: RedisBackend, count: int) -> None:
         assert clock.now() < end
 
 
-def test_g5_a_message_that_was_lost_is_made_up_for_by_asking(direct, listener, proxy):
+def test_g5_a_waiter_whose_message_was_lost_asks_again(direct, listener, proxy):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
@@ -465,7 +469,7 @@ def test_g5_a_message_that_was_lost_is_made_up_for_by_asking(direct, listener, p
     assert grant(listener, attempt).token == token
 
 
-def test_a_subscription_behind_a_black_hole_is_found_out(direct, listener, proxy, monkeypatch):
+def test_a_subscription_that_receives_nothing_is_noticed(direct, listener, proxy, monkeypatch):
     monkeypatch.setattr(handover, "SILENCE", 0.0)
     grant(direct, request())
     attempt = waiter()
@@ -477,7 +481,7 @@ def test_a_subscription_behind_a_black_hole_is_found_out(direct, listener, proxy
     assert listener._listener._connection is None
 
 
-def test_a_silent_subscription_that_lives_is_kept(direct, listener, proxy, monkeypatch):
+def test_a_silent_subscription_that_works_is_kept(direct, listener, proxy, monkeypatch):
     monkeypatch.setattr(handover, "SILENCE", 0.0)
     lease = grant(direct, request())
     attempt = waiter()
@@ -490,14 +494,14 @@ def test_a_silent_subscription_that_lives_is_kept(direct, listener, proxy, monke
     assert proxy.count("SUBSCRIBE") == 1
 
 
-def test_a_subscription_that_answered_when_nobody_read_is_kept(
+def test_a_subscription_that_answered_while_nobody_read_is_kept(
     direct, listener, proxy, monkeypatch
 ):
     monkeypatch.setattr(handover, "SILENCE", 0.0)
     inner = listener._listener
     lease, attempt = grant(direct, request()), waiter()
     proxy.delay = 0.1
-    # Its patience ends before the answer comes.
+    # Its patience ends before the reply arrives.
     assert wait(listener, waiter(), refuse(listener, attempt), 0.05) is None
     assert inner._pinged_at
     proxy.delay = 0.0
@@ -509,7 +513,7 @@ def test_a_subscription_that_answered_when_nobody_read_is_kept(
     assert proxy.count("SUBSCRIBE") == 1
 
 
-def test_g7_one_interrupted_while_it_reads_leaves_nobody_without_a_reader(direct, listener):
+def test_g7_after_an_interrupt_of_the_reader_another_waiter_reads(direct, listener):
     class Interrupt(BaseException):
         pass
 
@@ -537,7 +541,7 @@ def test_g7_one_interrupted_while_it_reads_leaves_nobody_without_a_reader(direct
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert all_there.is_set()
-    # A cut, for half a message may have been read: the other asks again, and then reads.
+    # Part of a message may have been read, so the connection is cut; the other waiter then reads.
     assert results[0]() is None
     listener.cancel_acquire(first, deadline=listener.call_deadline())
     met = refuse(listener, second)
@@ -547,7 +551,7 @@ def test_g7_one_interrupted_while_it_reads_leaves_nobody_without_a_reader(direct
     assert not direct.locked("first", deadline=direct.call_deadline())
 
 
-def test_g7_one_interrupted_between_messages_leaves_nobody_waiting_for_its_own(
+def test_g7_an_interrupt_between_messages_loses_no_waiters_message(
     direct, listener, proxy, monkeypatch
 ):
     class Interrupt(BaseException):
@@ -576,7 +580,8 @@ def test_g7_one_interrupted_between_messages_leaves_nobody_waiting_for_its_own(
         release(direct, lease)
         reading()
     assert interrupted
-    # A cut, for more messages may have been read: the other subscribes anew and asks again.
+    # More messages may have been read, so the connection is cut; the other waiter subscribes
+    # and asks again.
     assert other() is None
     assert proxy.count("SUBSCRIBE") == 2
     listener.cancel_acquire(first, deadline=listener.call_deadline())
@@ -585,7 +590,7 @@ def test_g7_one_interrupted_between_messages_leaves_nobody_waiting_for_its_own(
     assert wait(listener, second, met, PATIENCE).owner == second.owner
 
 
-def test_g7_another_reads_when_the_reader_leaves(direct, listener):
+def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener):
     leases = {name: grant(direct, request(name)) for name in "abc"}
     attempts = {name: waiter(name) for name in "abc"}
     results = {}
@@ -593,7 +598,7 @@ def test_g7_another_reads_when_the_reader_leaves(direct, listener):
         met = refuse(listener, attempt)
         results[name] = on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, PATIENCE))
         all_wait(listener, number)
-    # The reader last, then first: the message reaches its waiter in both cases.
+    # With the reader as last and as first waiter: the message reaches its waiter in both cases.
     for name in "cab":
         release(direct, leases[name])
         assert results[name]().owner == attempts[name].owner
@@ -610,18 +615,18 @@ def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):
     with client(own_redis) as admin:
         listening_now = [each for each in admin.client_list() if int(each["sub"])]
         assert len(listening_now) == 1
-        # The holder's, the waiters', the subscription, the asking one.
+        # The holder's, the waiters', the subscription's and the test's own.
         assert len(admin.client_list()) <= 5
     for lease in leases:
         assert release(direct, lease) == "released"
     for result, attempt in zip(results, attempts, strict=True):
         handed = result()
-        # Long after its ask, it asks again and finds its own grant, or a name that is free again.
+        # Long after its request it asks again and finds its own grant, or a free name.
         assert handed is None or handed.owner == attempt.owner
     assert not listener._listener._waiting
 
 
-def test_g8_a_child_is_handed_leases_by_a_subscription_of_its_own(direct, listener):
+def test_g8_a_child_gets_leases_through_its_own_subscription(direct, listener):
     lease = grant(direct, request())
     channel = listener._commands.keys.channel
     ready, told = os.pipe()
@@ -642,17 +647,17 @@ def test_g8_a_child_is_handed_leases_by_a_subscription_of_its_own(direct, listen
     os.read(ready, 1)
     release(direct, lease)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    # The parent's still brings its messages.
+    # The parent still gets its messages on its own subscription.
     lease, attempt = grant(direct, request("parent's")), waiter("parent's")
     met = refuse(listener, attempt)
     release(direct, lease)
     assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
 
 
-# -- who is told, and who is forgotten --------------------------------------------------
+# -- messages and stale waiters --------------------------------------------------
 
 
-def test_g5_a_late_copy_of_an_acquire_that_is_over_makes_no_waiter(direct, listener):
+def test_g5_a_late_copy_of_a_finished_acquire_makes_no_waiter(direct, listener):
     # X waits, is granted, releases ──► Y holds ──► the late copy of X's acquire arrives
     late = waiter()
     release(direct, grant(direct, late))
@@ -663,33 +668,33 @@ def test_g5_a_late_copy_of_an_acquire_that_is_over_makes_no_waiter(direct, liste
     assert not direct.locked("name", deadline=direct.call_deadline())
 
 
-def test_g4_waiters_keep_their_place_when_a_handed_over_name_has_cooled(direct, listener):
+def test_g4_waiters_keep_their_order_while_a_handed_over_name_cools(direct, listener):
     lease = grant(direct, request())
     first, second = waiter(), waiter()
     met, met_second = queue(listener, first, second)
     release(direct, lease)
     handed = wait(listener, first, met, PATIENCE)
-    # Before it was ever renewed.
+    # Before the first renewal.
     deadline = listener.call_deadline()
     assert listener.release("name", handed.owner, min_hold=0.3, deadline=deadline) == "released"
     while direct.locked("name", deadline=direct.call_deadline()):
         pass
     other = grant(direct, request())
     assert direct.get("name").waiting == 1
-    # It was told that the name cools.
+    # It got the message that the name is cooling.
     assert wait(listener, second, met_second, PATIENCE) is None
     met_second = refuse(listener, second)
     release(direct, other)
     assert wait(listener, second, met_second, PATIENCE).owner == second.owner
 
 
-def test_g4_all_waiters_hear_that_a_name_cools(direct, listener):
+def test_g4_all_waiters_learn_that_a_name_cools(direct, listener):
     lease = grant(direct, request())
     first, second = waiter(), waiter()
     met, met_second = queue(listener, first, second)
     deadline = direct.call_deadline()
     assert direct.release("name", lease.owner, min_hold=60.0, deadline=deadline) == "released"
-    # The first may leave before the name is free; then nobody else would tell the second.
+    # The first waiter may leave before the name is free; then nobody would tell the second.
     started = clock.now()
     for attempt, known in ((first, met), (second, met_second)):
         assert wait(listener, attempt, known, PATIENCE) is None
@@ -697,9 +702,9 @@ def test_g4_all_waiters_hear_that_a_name_cools(direct, listener):
         assert refuse(listener, attempt).kind == "cooling"
 
 
-async def test_g6_a_thread_that_came_too_late_to_read_is_followed_by_another(direct, listener):
+async def test_g6_after_a_reading_thread_that_started_too_late_another_one_starts(direct, listener):
     inner = listener._listener
-    # All coroutines have gone before it began.
+    # All coroutines have left before the thread started to read.
     inner._read_for_coroutines()
     end = clock.now() + PATIENCE
     while inner._waiting:
@@ -714,17 +719,17 @@ async def test_g6_a_thread_that_came_too_late_to_read_is_followed_by_another(dir
 
 
 def test_g4_a_subscription_to_a_former_primary_is_noticed(own_redis, proxy, direct, listener):
-    # A fail-over behind one address: commands go to the new primary, and the subscription, which
-    # nothing has cut, stays with the old one.
+    # A fail-over behind one address: commands go to the new primary, but the subscription was not
+    # cut and still leads to the old one.
     with RedisServer() as promoted:
         proxy.lead_to(promoted.port)
         listener._pool.close()
-        # Some time ago.
+        # Pretend that this was some time ago.
         listener._listener._subscribed_at -= 10
         holder = backend_for(promoted.url)
         lease, attempt = grant(holder, request()), waiter()
         assert wait(listener, attempt, refuse(listener, attempt), PATIENCE) is None
-        # It subscribes where it asks.
+        # It subscribes at the server to which it sends commands.
         assert wait(listener, attempt, refuse(listener, attempt), PATIENCE) is None
         met = refuse(listener, attempt)
         release(holder, lease)

@@ -1,4 +1,4 @@
-"""How many connections threads use, who gets one first, and what is never lost."""
+"""How many connections threads use, which call gets one first, and that none is ever lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.redis_calls import (
 )
 
 LIMIT = 4
-"""Of which one is kept for urgent calls."""
+"""One of them is reserved for urgent calls."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def soon() -> float:
 
 
 def take_ordinary(pool: Pool) -> list[PoolSlot]:
-    """All that a call may have which is not urgent."""
+    """Take all connections that a call without urgency may have."""
     return [pool.take(soon(), urgent=False) for _ in range(LIMIT - 1)]
 
 
@@ -59,7 +59,7 @@ def start(function: Callable[..., object], *args: Any) -> threading.Thread:
 # -- how many --------------------------------------------------------------------------
 
 
-def test_threads_with_names_of_their_own_share_a_few_connections(proxy: Proxy) -> None:
+def test_threads_with_different_names_share_a_few_connections(proxy: Proxy) -> None:
     backend = backend_for(proxy.url, options={"max_connections": LIMIT}, command_timeout=20.0)
     together = threading.Barrier(200)
     outcomes: list[str] = []
@@ -76,7 +76,7 @@ def test_threads_with_names_of_their_own_share_a_few_connections(proxy: Proxy) -
     backend.close()
 
 
-def test_by_default_there_are_32_at_the_most(own_redis: RedisServer) -> None:
+def test_by_default_there_are_at_most_32_connections(own_redis: RedisServer) -> None:
     pool = backend_for(own_redis.url)._pool
     slots = [pool.take(soon(), urgent=True) for _ in range(32)]
     with pytest.raises(RedisTimeoutError, match="no connection was free"):
@@ -84,10 +84,10 @@ def test_by_default_there_are_32_at_the_most(own_redis: RedisServer) -> None:
     assert len(set(map(id, slots))) == 32
 
 
-# -- who gets one ----------------------------------------------------------------------
+# -- which call gets one ----------------------------------------------------------------------
 
 
-def test_g6_a_lease_is_renewed_and_released_although_others_want_all_connections(
+def test_g6_a_lease_is_renewed_and_released_while_others_use_all_connections(
     own_redis: RedisServer,
 ) -> None:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT}, command_timeout=10.0)
@@ -108,12 +108,12 @@ def test_g6_a_lease_is_renewed_and_released_although_others_want_all_connections
     backend.close()
 
 
-def test_an_urgent_call_takes_whichever_is_free(pool: Pool) -> None:
+def test_an_urgent_call_takes_any_free_connection(pool: Pool) -> None:
     slots = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
     assert free_slots(pool) == 0
     taken: list[PoolSlot] = []
     waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
-    # It waits for the one that is kept for it and its like.
+    # It waits for the connection that is reserved for urgent calls.
     slots.pop(0).release()
     waiter.join()
     assert len(taken) == 1
@@ -122,9 +122,9 @@ def test_an_urgent_call_takes_whichever_is_free(pool: Pool) -> None:
 # -- in time ---------------------------------------------------------------------------
 
 
-# Who is not told so would wait for ever.
+# Without an error, the call would wait forever.
 @pytest.mark.timeout(50)
-def test_g10_who_gets_no_connection_in_time_is_told_so(own_redis: RedisServer) -> None:
+def test_g10_a_call_that_gets_no_connection_in_time_fails(own_redis: RedisServer) -> None:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT}, command_timeout=60.0)
     slots = take_ordinary(backend._pool)
     started = clock.now()
@@ -142,7 +142,7 @@ def test_g7_a_slot_that_an_interrupt_drops_is_replaced(pool: Pool) -> None:
     slots = take_ordinary(pool)
     taken: list[PoolSlot] = []
     waiter = start(lambda: taken.append(pool.take(soon(), urgent=False)))
-    # As from the stack of a thread that is interrupted between two steps.
+    # As if it was dropped from the stack of a thread interrupted between two steps.
     slots.clear()
     waiter.join()
     assert len(taken) == 1
@@ -174,10 +174,10 @@ def test_g8_a_child_has_all_slots_and_none_of_its_parents_connections(
     backend.close()
 
 
-def test_failures_leave_no_connection_to_the_garbage_collector(
+def test_failed_connections_are_closed_explicitly(
     proxy: Proxy, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In a forked child, what is left to it would be closed with a warning.
+    # In a forked child, the garbage collector would close it with a warning.
     made: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     class Known(Connection):
@@ -202,7 +202,7 @@ def test_failures_leave_no_connection_to_the_garbage_collector(
         assert fails()
         proxy._drops.clear()
         proxy.accept()
-        # A server that does not know the script, and one that refuses the command.
+        # One server that does not know the script, and one that refuses the command.
         assert not fails()
         with client(own_redis) as asking:
             asking.config_set("maxmemory", "1")
@@ -226,9 +226,9 @@ def test_a_connection_that_failed_is_not_used_again(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_g10_an_attempt_that_ends_as_its_caller_gives_up_serves_the_next(pool, fails):
+def test_g10_an_attempt_that_ends_when_its_caller_gives_up_serves_the_next_caller(pool, fails):
     class Late(collections.deque):
-        """Lets the attempt end while its caller hands it on."""
+        """Makes the attempt end while its caller hands it on."""
 
         def append(self, attempt):
             answered.set()

@@ -1,4 +1,4 @@
-"""Renewals that are longer than a socket takes at once."""
+"""Renewals that are longer than what a socket accepts at once."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def backend(server: RedisServer) -> RedisBackend:
 
 
 def held(backend: RedisBackend) -> list[Renewal]:
-    """500 leases, and a connection that is idle but can take a part only of their renewal."""
+    """500 leases, and an idle connection that accepts only a part of their renewal."""
     names = [f"{number:03}{'🔒' * 230}" for number in range(RedisBackend.renewals_per_call)]
     leases = [grant(backend, request(name)) for name in names]
-    # So that the server knows the script.
+    # Load the script at the server.
     renew(backend)
     (connection,) = backend._pool._idle
     connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -53,7 +53,7 @@ def start(backend: RedisBackend, renewals: list[Renewal]) -> PendingRenewal:
     )
 
 
-def test_g6_a_server_that_reads_nothing_keeps_nobody_waiting(
+def test_g6_a_server_that_reads_nothing_does_not_block_the_sender(
     backend: RedisBackend, server: RedisServer
 ) -> None:
     renewals = held(backend)
@@ -71,11 +71,11 @@ def test_g6_a_server_that_reads_nothing_keeps_nobody_waiting(
     assert pending.wait(20)
     assert [r.outcome for r in pending.result()] == ["renewed"] * RedisBackend.renewals_per_call
     assert set(threading.enumerate()) <= threads
-    # The connection that was used stays of use.
+    # The used connection can be used again.
     assert renew(backend, grant(backend, request())) == ["renewed"]
 
 
-def test_g6_what_is_left_of_a_renewal_is_taken_for_no_other_command(
+def test_g6_the_rest_of_a_renewal_is_not_read_as_another_command(
     backend: RedisBackend, server: RedisServer
 ) -> None:
     renewals = held(backend)
@@ -107,7 +107,7 @@ def test_g6_a_renewal_that_breaks_in_the_middle_is_repeated(
     assert [r.outcome for r in pending.result()] == ["renewed"] * RedisBackend.renewals_per_call
 
 
-def test_g10_an_answer_that_is_asked_for_comes_by_the_deadline(
+def test_g10_a_reply_is_waited_for_until_the_deadline_only(
     backend: RedisBackend, server: RedisServer
 ) -> None:
     renewals = held(backend)
@@ -122,16 +122,16 @@ def test_g10_an_answer_that_is_asked_for_comes_by_the_deadline(
         server.resume()
 
 
-def test_many_leases_are_kept_by_one_thread_on_two_connections_at_most(
+def test_one_thread_renews_many_leases_on_at_most_two_connections(
     own_redis: RedisServer,
 ) -> None:
-    # Longer than a look at a busy machine's thread may be late.
+    # Longer than a thread can be late on a busy machine.
     entry = alias(own_redis.url, TTL=3.0, OPTIONS={"command_timeout": 1.0})
     with configured({"default": entry}), client(own_redis) as asking:
         held = [Lock(f"n{number}") for number in range(RedisBackend.renewals_per_call + 100)]
         for lock in held:
             assert lock.acquire(blocking=False)
-        # So that the server knows the script.
+        # Load the script at the server.
         renew(locks["default"])
         before = {thread.name for thread in threading.enumerate()}
         threads: set[str] = set()

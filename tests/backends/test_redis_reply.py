@@ -1,4 +1,4 @@
-"""Every reply is read completely and once, in any number of pieces, or not at all."""
+"""Every reply is read completely and exactly once, in any number of pieces, or not at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REPLIES = [reply for _, reply in STREAM]
 
 
 @pytest.mark.parametrize("cut", range(1, len(SENT)))
-def test_g5_nothing_is_lost_wherever_a_reply_is_cut(ends, cut):
+def test_g5_a_reply_split_anywhere_is_read_completely(ends, cut):
     connection, its = ends
     its.sendall(SENT[:cut])
     replies = []
@@ -71,7 +71,7 @@ def test_g5_nothing_is_lost_wherever_a_reply_is_cut(ends, cut):
     assert connection.is_idle
 
 
-def test_an_error_is_raised_and_leaves_the_connection_in_order(ends):
+def test_an_error_is_raised_and_the_connection_stays_usable(ends):
     connection, its = ends
     its.sendall(b"-NOSCRIPT No matching script.\r\n:1\r\n")
     with pytest.raises(ErrorReply, match="No matching script") as raised:
@@ -81,7 +81,7 @@ def test_an_error_is_raised_and_leaves_the_connection_in_order(ends):
 
 
 SCRIPT = "ERR Error running script (call to f_db8d8f): @user_script:1: @user_script: 1: "
-"""What Redis 6 puts before an error that ended a script."""
+"""The prefix that Redis 6 adds to an error that ended a script."""
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ SCRIPT = "ERR Error running script (call to f_db8d8f): @user_script:1: @user_scr
     ],
     ids=["redis 7", "redis 6", "redis 6, without a code", "none"],
 )
-def test_an_error_tells_its_code(ends, text, code):
+def test_an_error_has_its_code(ends, text, code):
     connection, its = ends
     its.sendall(b"-%b\r\n" % text.encode())
     with pytest.raises(ErrorReply) as raised:
@@ -110,7 +110,7 @@ def test_an_error_tells_its_code(ends, text, code):
         "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
     ],
 )
-def test_a_replica_is_as_good_as_a_broken_connection(ends, text):
+def test_the_reply_of_a_replica_counts_as_a_broken_connection(ends, text):
     connection, its = ends
     its.sendall(b"-%b\r\n" % text.encode())
     with pytest.raises(ConnectionBroken, match=r"READONLY|MASTERDOWN"):
@@ -120,14 +120,14 @@ def test_a_replica_is_as_good_as_a_broken_connection(ends, text):
 @pytest.mark.parametrize(
     "sent", [b"HTTP/1.1 400 Bad Request\r\n", b":\r\n", b":1.5\r\n", b"$one\r\n", b"\r\n"]
 )
-def test_what_is_no_reply_is_a_break(ends, sent):
+def test_malformed_replies_count_as_a_broken_connection(ends, sent):
     connection, its = ends
     its.sendall(sent)
     with pytest.raises(ConnectionBroken, match="not a reply"):
         read(connection)
 
 
-def test_a_connection_that_is_closed_over_there_is_a_break(ends):
+def test_a_connection_closed_by_the_server_counts_as_broken(ends):
     connection, its = ends
     its.sendall(b"$7\r\nexp")
     its.close()
@@ -135,7 +135,7 @@ def test_a_connection_that_is_closed_over_there_is_a_break(ends):
         read(connection)
 
 
-def test_a_connection_that_is_closed_here_is_a_break(ends):
+def test_a_connection_closed_by_the_client_counts_as_broken(ends):
     connection, _ = ends
     connection.close()
     with pytest.raises(ConnectionBroken):
@@ -144,19 +144,19 @@ def test_a_connection_that_is_closed_here_is_a_break(ends):
         connection.send(b"PING")
 
 
-def test_a_connection_that_is_reset_is_a_break():
+def test_a_reset_connection_counts_as_broken():
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         its, _ = server.accept()
         with ours:
-            # So that it is reset, and not ended in order.
+            # So that it is reset instead of closed in order.
             its.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             its.close()
             with pytest.raises(ConnectionBroken):
                 read(connection_on(ours))
 
 
-def test_silence_ends_by_the_deadline_whatever_the_sockets_timeout(ends):
+def test_a_read_ends_at_the_deadline_whatever_the_sockets_timeout(ends):
     connection, _ = ends
     for seconds in (-1.0, 0.0, 0.05):
         started = clock.now()
@@ -165,7 +165,7 @@ def test_silence_ends_by_the_deadline_whatever_the_sockets_timeout(ends):
         assert clock.now() - started < PATIENCE / 2
 
 
-def test_what_the_server_does_not_take_at_once_is_sent_when_the_reply_is_wanted(ends):
+def test_data_that_does_not_fit_the_socket_is_sent_when_the_reply_is_read(ends):
     connection, its = ends
     sent = b"x" * 3_000_000
     connection.send(sent)
@@ -188,11 +188,11 @@ def test_what_the_server_does_not_take_at_once_is_sent_when_the_reply_is_wanted(
 # -- at a server ----------------------------------------------------------------------------
 
 
-def test_g5_a_reply_that_nobody_asked_for_answers_nobody(own_redis):
+def test_g5_an_unexpected_reply_answers_no_call(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     (connection,) = backend._pool._idle
-    # A second reply lies behind the one that was waited for.
+    # A second reply follows the expected one.
     connection.send(b"*1\r\n$4\r\nPING\r\n" * 2)
     backend._pool._idle.clear()
     connection.read(clock.now() + PATIENCE)
@@ -203,7 +203,7 @@ def test_g5_a_reply_that_nobody_asked_for_answers_nobody(own_redis):
     assert release(backend, lease) == "released"
 
 
-def test_an_error_costs_no_connection(own_redis):
+def test_after_an_error_the_connection_is_kept(own_redis):
     backend = backend_for(own_redis.url)
     release(backend, grant(backend, request("warm")))
     with client(own_redis) as asking:

@@ -1,4 +1,4 @@
-"""A reply is polled for where that is faster than to sleep until it comes, and nowhere else."""
+"""Replies are polled for only where polling is faster than sleeping until they come."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.redis_calls import backend_for, grant, release, renewals, req
 
 PATIENCE = 10.0
 SETTLED = 20 * TRY_EVERY
-"""Replies after which averages say what they are the average of."""
+"""Replies after which the averages are based on enough samples."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def choices(spin: Spin, count: int, *, polled: float, slept: float) -> list[bool]:
-    """Which replies are polled for, if round trips take so long."""
+    """For which replies it polls, given these durations of a round trip."""
     chosen = []
     for _ in range(count):
         chosen.append(spin.polls())
@@ -38,7 +38,7 @@ def choices(spin: Spin, count: int, *, polled: float, slept: float) -> list[bool
     return chosen
 
 
-# -- where -------------------------------------------------------------------------------
+# -- servers -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_unix_socket_is_polled(ends):
     assert poller(ends[0]) is not None
 
 
-def test_where_greenlets_take_the_place_of_threads_nothing_is_polled(ends, monkeypatch):
+def test_nothing_is_polled_if_greenlets_replace_threads(ends, monkeypatch):
     class Theirs:
         """As gevent's."""
 
@@ -72,10 +72,10 @@ def test_where_greenlets_take_the_place_of_threads_nothing_is_polled(ends, monke
     assert poller(ends[0]) is None
 
 
-# -- when --------------------------------------------------------------------------------
+# -- measurements --------------------------------------------------------------------------------
 
 
-def test_polling_goes_on_while_it_is_faster():
+def test_polling_continues_while_it_is_faster():
     chosen = choices(Spin(), 10 * TRY_EVERY, polled=0.6 * NEAR, slept=1.2 * NEAR)
     assert chosen.count(False) == 10
 
@@ -85,28 +85,28 @@ def test_polling_goes_on_while_it_is_faster():
     [(3.0, 3.0), (1.1, 2.0), (0.6, 0.7), (0.6, 0.5)],
     ids=["a slow server", "a server that is no near one", "hardly a gain", "a loss"],
 )
-def test_a_reply_is_seldom_polled_for_where_that_is_not_faster(polled, slept):
+def test_replies_are_seldom_polled_for_if_that_is_not_faster(polled, slept):
     spin = Spin()
     choices(spin, SETTLED, polled=polled * NEAR, slept=slept * NEAR)
     chosen = choices(spin, 100 * TRY_EVERY, polled=polled * NEAR, slept=slept * NEAR)
     assert chosen.count(True) <= 100
 
 
-def test_a_lost_turn_of_the_processor_does_not_end_polling():
+def test_one_slow_reply_does_not_end_polling():
     spin = Spin()
     choices(spin, SETTLED, polled=0.6 * NEAR, slept=1.2 * NEAR)
     spin.took(100 * NEAR, polled=True)
     assert choices(spin, 100, polled=0.6 * NEAR, slept=1.2 * NEAR).count(True) >= 99
 
 
-def test_what_changes_is_noticed():
+def test_a_changed_round_trip_time_is_noticed():
     spin = Spin()
     choices(spin, SETTLED, polled=3 * NEAR, slept=3 * NEAR)
     choices(spin, SETTLED, polled=0.6 * NEAR, slept=1.2 * NEAR)
     assert choices(spin, 100, polled=0.6 * NEAR, slept=1.2 * NEAR).count(True) >= 99
 
 
-# -- how ---------------------------------------------------------------------------------
+# -- the polling ---------------------------------------------------------------------------------
 
 
 def test_polling_ends_when_the_reply_comes(ends, monkeypatch):
@@ -135,7 +135,7 @@ def test_polling_ends_when_no_reply_comes(ends):
 
 
 @pytest.mark.parametrize("error", [AttributeError, KeyboardInterrupt, RuntimeError, ValueError])
-def test_what_a_signal_handler_raises_while_a_reply_is_polled_for_reaches_the_caller(
+def test_an_exception_of_a_signal_handler_during_polling_reaches_the_caller(
     own_redis, error, monkeypatch
 ):
     backend = backend_for(own_redis.url)
@@ -155,7 +155,7 @@ def test_what_a_signal_handler_raises_while_a_reply_is_polled_for_reaches_the_ca
 
 @pytest.fixture
 def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each that was timed, whether the reply was polled for."""
+    """For each timed round trip, whether its reply was polled for."""
     timed: list[bool] = []
     took = Spin.took
 
@@ -168,16 +168,16 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return timed
 
 
-def test_every_reply_to_a_call_is_polled_for(own_redis, round_trips):
+def test_the_reply_to_every_call_is_polled_for(own_redis, round_trips):
     backend = backend_for(own_redis.url)
-    # The server does not know the scripts.
+    # The server does not have the scripts yet.
     release(backend, grant(backend, request()))
     round_trips.clear()
     release(backend, grant(backend, request()))
     assert round_trips == [True, True]
 
 
-def test_a_renewal_that_is_sent_ahead_is_not_polled_for(own_redis, round_trips):
+def test_a_renewal_sent_ahead_is_not_polled_for(own_redis, round_trips):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
     round_trips.clear()
