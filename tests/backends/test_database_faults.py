@@ -191,7 +191,7 @@ def test_g1_a_row_that_changed_after_it_was_read_is_not_overwritten(
         written: bool = store.dialect.write(one, key, before, row, [])
         return written
 
-    assert not backend._ask(use, "name", clock.now() + 10)
+    assert not backend._table.ask(use, "name", clock.now() + 10)
     assert renew(backend, lease) == ["released"]
 
 

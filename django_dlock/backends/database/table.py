@@ -1,0 +1,150 @@
+"""The leases of one alias in the table of its database: rows, read and changed by a deadline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from ...exceptions import BackendRefused, BackendUnavailable
+from ..base import AliasOptions
+from .connection import Connection, Failure
+from .pool import Urgency
+from .rows import Message, Row
+from .store import Store
+
+__all__ = ["Change", "LeaseTable"]
+
+T = TypeVar("T")
+Change = Callable[[Row, int], tuple[T, list[Message]]]
+"""Changes a row at the database's time; returns the answer and the messages for waiters."""
+
+
+class LeaseTable:
+    """Makes calls on the connections of a store, and says in errors what is wrong with it."""
+
+    def __init__(self, options: AliasOptions) -> None:
+        self._options = options
+        self._made: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        store = self._made
+        if store is None or not store.is_current:
+            # Two threads may each make a store; the one stored last is kept.
+            self._made, old = Store(self._options), store
+            store = self._made
+            if old is not None:
+                old.close()
+        return store
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether this process may have written heartbeats or leases to this database.
+
+        After a test run, the settings name the project's own database again. It has no rows of
+        this process.
+        """
+        return self._made is not None and self._made.is_current
+
+    def forget(self) -> None:
+        """Leave all connections to the parent; called in a forked child."""
+        if self._made is not None:
+            self._made.forget()
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    # -- rows --------------------------------------------------------------------------
+
+    def names(self, name: str) -> tuple[str, str]:
+        """Key prefix and name."""
+        return self._options.key_prefix, name
+
+    def digest(self, name: str) -> bytes:
+        """What tells the row of a name from all others."""
+        # Names are compared exactly, whatever the database's rules for case and accents.
+        prefix = self._options.key_prefix
+        text = f"{len(prefix)}:{prefix}{name}"
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    def read(self, name: str, deadline: float) -> tuple[int, Row | None]:
+        """The time, and the row if there is one."""
+        return self.ask(lambda one, store, key: store.dialect.read(one, key), name, deadline)
+
+    def change(
+        self, name: str, change: Change[T], deadline: float, urgency: Urgency = "ordinary"
+    ) -> T:
+        """Read the row, change it and write it; repeat while other callers change it first."""
+
+        def use(one: Connection, store: Store, key: Any) -> T:
+            now, row = store.dialect.read(one, key)
+            is_new = row is None
+            if row is None:
+                # Higher than any version that a deleted row of this name can have had.
+                row = Row(version=now)
+            before = row.values()
+            answer, messages = change(row, now)
+            if row.values() == before:
+                return answer
+            if is_new:
+                written = store.dialect.insert(one, key, self.names(name), row, messages)
+            else:
+                written = store.dialect.write(one, key, before, row, messages)
+            if not written:
+                raise Failure("passing", RuntimeError("other callers kept changing the lock's row"))
+            return answer
+
+        return self.ask(use, name, deadline, urgency)
+
+    # -- calls -------------------------------------------------------------------------
+
+    def ask(
+        self,
+        use: Callable[[Connection, Store, Any], T],
+        name: str,
+        deadline: float,
+        urgency: Urgency = "ordinary",
+    ) -> T:
+        """As ``call``, with the key of a name."""
+        digest = self.digest(name)
+
+        def with_key(one: Connection, store: Store) -> T:
+            return use(one, store, store.dialect.key(digest))
+
+        return self.call(with_key, deadline, urgency, name)
+
+    def call(
+        self,
+        use: Callable[[Connection, Store], T],
+        deadline: float,
+        urgency: Urgency = "ordinary",
+        name: str = "",
+    ) -> T:
+        """Call ``use`` with a connection; see ``Pool.call``.
+
+        Raises:
+            BackendUnavailable: No answer by the deadline.
+            BackendRefused: A repetition would not help.
+        """
+        store = self.store
+        try:
+            return store.pool.call(lambda one: use(one, store), deadline, urgency)
+        except Failure as error:
+            self._unavailable(error, store, name)
+
+    def _unavailable(self, error: Failure, store: Store, name: str) -> NoReturn:
+        database, alias = f"DATABASES[{store.database!r}]", self._options.alias
+        migrate = f"manage.py migrate django_dlock --database {store.database}"
+        option = f"DLOCKS[{alias!r}]['OPTIONS']['database']"
+        told = {
+            "missing": f"{database} has no table for locks; run {migrate}",
+            "read-only": f"{database} is read-only, as a standby is; name the primary in {option}",
+            "denied": f"{database} refuses the user, its password or its rights",
+            "refused": f"{database} refused the statement",
+            "unreachable": f"No connection to {database}",
+        }.get(error.kind, f"{database} gave no answer")
+        refused = error.kind in ("missing", "denied", "refused")
+        kind = BackendRefused if refused else BackendUnavailable
+        raise kind(f"{told}: {error}", name, alias) from error
