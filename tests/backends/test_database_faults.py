@@ -11,100 +11,25 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from django.db import connections, transaction
-from pytest_django import DjangoDbBlocker
 
 from django_dlock import clock
-from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import DatabaseBackend, sqlite
 from django_dlock.backends.database.backend import SWEEP_EVERY
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
-from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
+from django_dlock.lease import Contention, Lease, Renewal
 from django_dlock.process import current
 from tests.support import databases
+from tests.support.database_bed import Bed, ask, grant, release, renew, request
 from tests.support.increments import THREADS
 from tests.support.proxy import Proxy
 
 PROCESSES = 8
-
-
-class Bed:
-    """Makes backends over a database, each with its own key prefix, and closes them."""
-
-    def __init__(self) -> None:
-        self.stack = ExitStack()
-
-    def backend(self, alias: str, **options: Any) -> DatabaseBackend:
-        backend = DatabaseBackend(
-            AliasOptions(
-                alias="database",
-                backend="database",
-                key_prefix=f"test-{secrets.token_hex(4)}",
-                command_timeout=options.pop("command_timeout", 1.0),
-                options={"database": alias, **options},
-            )
-        )
-        self.stack.callback(backend.close)
-        return backend
-
-    def behind(self, proxy: Proxy, alias: str, **changes: Any) -> str:
-        """An alias of the same database, through the proxy."""
-        settings = {**connections.settings[alias], "HOST": "127.0.0.1", "PORT": str(proxy.port)}
-        other = f"{alias}-behind-{secrets.token_hex(2)}"
-        return self.stack.enter_context(databases.added(other, {**settings, **changes}))
-
-
-@pytest.fixture
-def bed(django_db_blocker: DjangoDbBlocker) -> Iterator[Bed]:
-    bed = Bed()
-    with django_db_blocker.unblock(), bed.stack:
-        yield bed
-
-
-@pytest.fixture
-def postgres_proxy(postgres_url: str) -> Iterator[Proxy]:
-    parts = urlsplit(postgres_url)
-    with Proxy(parts.hostname or "127.0.0.1", parts.port or 5432, speaks="postgres") as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def mariadb_proxy(mariadb_url: str) -> Iterator[Proxy]:
-    parts = urlsplit(mariadb_url)
-    with Proxy(parts.hostname or "127.0.0.1", parts.port or 3306, speaks="amqp") as proxy:
-        yield proxy
-
-
-def request(name: str = "name", ttl: float = 30.0, **kwargs: Any) -> LeaseRequest:
-    return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=ttl, **kwargs)
-
-
-def ask(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease | Contention:
-    return backend.acquire(attempt, deadline=backend.call_deadline())
-
-
-def grant(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease:
-    answer = ask(backend, attempt)
-    assert isinstance(answer, Lease), answer
-    return answer
-
-
-def release(backend: DatabaseBackend, lease: Lease) -> str:
-    return backend.release(lease.name, lease.owner, min_hold=0.0, deadline=backend.call_deadline())
-
-
-def renew(backend: DatabaseBackend, *leases: Lease) -> list[str]:
-    renewals = [Renewal(lease.name, lease.owner, lease.ttl) for lease in leases]
-    process, deadline = current().id, backend.call_deadline()
-    return [it.outcome for it in backend.renew(renewals, process=process, deadline=deadline)]
 
 
 # -- mutual exclusion ------------------------------------------------------------------------

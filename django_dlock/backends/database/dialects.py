@@ -1,4 +1,4 @@
-"""The SQL statements, and where the three kinds of database differ.
+"""The SQL statements; where PostgreSQL and MySQL differ is in their own modules.
 
 Most operations are one statement on a row without waiters. Any other row is read, changed as in
 ``rows.py``, and written only if nobody has changed it since; ``write`` and ``insert`` return
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 from .rows import COLUMNS, MEMORY, PAST_LENGTH, Message, Row
 
-__all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "MySQL", "PostgreSQL", "SQLite"]
+__all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "SQLite"]
 
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Tables of ``models.LeaseRecord`` and ``models.ProcessRecord``."""
@@ -180,6 +180,8 @@ RETURNING token"""
     ) -> set[str]:
         """Renew all that live, given as key, owner and TTL; return the renewed keys as text.
 
+        It never waits for a row that another transaction has locked: that row is left out.
+
         Args:
             process: Its heartbeat is written, too; empty if none is due.
         """
@@ -249,47 +251,6 @@ RETURNING token"""
         executor.count(statement, (seen_before,))
 
 
-class PostgreSQL(Dialect):
-    NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
-    EXACT = '{} COLLATE "C"'
-
-    def _written(
-        self, executor: Executor, statement: str, values: list[Any], messages: Sequence[Message]
-    ) -> bool:
-        if not messages:
-            return executor.count(statement, values) > 0
-        marks = ", ".join(["(%s::text, %s::text)"] * len(messages))
-        for message in messages:
-            values += [message.channel, message.payload]
-        sent = executor.rows(
-            f"WITH written AS ({statement} RETURNING 1) SELECT pg_notify(m.channel, m.payload) "
-            f"FROM written, (VALUES {marks}) m (channel, payload)",
-            values,
-        )
-        return bool(sent)
-
-    def renew(
-        self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[str]:
-        keys, owners, ttls = zip(*renewals, strict=True)
-        ends = self.KEPT.format(now="r.now", until="(r.now + r.ttl)")
-        beat, values = "", list[Any]()
-        if process:
-            beat, values = f", beat AS ({self._beat})", [process, False]
-        statement = f"""
-WITH r AS (
-  SELECT unnest(%s::text[])::uuid AS id, unnest(%s::text[]) AS owner, unnest(%s::bigint[]) AS ttl,
-    {self.NOW} AS now
-){beat}
-UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(r.ttl, {ends} - r.now),
-  renewals = greatest(l.renewals, 0) + 1, version = l.version + 1
-FROM r WHERE l.id = r.id AND l.owner = r.owner AND l.ended = '' AND l.kind <> 'cooling'
-  AND l.ends_at > r.now
-RETURNING l.id"""
-        arrays = [[str(key) for key in keys], list(owners), list(ttls)]
-        return {self.text(key) for (key,) in executor.rows(statement, [*arrays, *values])}
-
-
 class SQLite(Dialect):
     NOW = "dlock_now()"
     GREATEST = "max"
@@ -315,79 +276,3 @@ FROM r, t WHERE l.id = r.id AND l.owner = r.owner AND l.ended = '' AND l.kind <>
 RETURNING id"""
         values = [value for renewal in renewals for value in renewal]
         return {self.text(key) for (key,) in executor.rows(statement, values)}
-
-
-class MySQL(Dialect):
-    """MySQL and MariaDB, where an UPDATE can return one number only, with ``LAST_INSERT_ID``."""
-
-    # UTC has no repeated hour, and this function replicates as a statement.
-    NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    POSITION = "INSTR"
-    EXACT = "CAST({} AS BINARY)"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._insert = self._insert.replace(" ON CONFLICT DO NOTHING", "")
-        # MySQL assigns from left to right: later expressions see the new values.
-        self._acquire = f"""
-UPDATE {LEASES} l SET
-  past = CASE WHEN l.owner = '' THEN l.past ELSE LEFT(CONCAT({self.ENDING}, l.owner, '\n', l.past),
-    {PAST_LENGTH}) END,
-  version = l.version + 1, owner = %s, kind = %s, ended = '',
-  token = LAST_INSERT_ID(GREATEST(l.token + 1, {self.NOW})), ttl = %s, granted_at = {self.NOW},
-  ends_at = {self.NOW} + %s, renewals = 0, shortened = 0, process = %s, metadata = %s
-WHERE l.id = %s AND (l.ended <> '' OR l.ends_at <= {self.NOW}) AND l.queue = ''
-  AND l.owner <> %s AND INSTR(l.past, %s) = 0 AND INSTR(l.cancelled, %s) = 0"""
-        self._beat = (
-            f"INSERT INTO {PROCESSES} (id, seen_at, gone) VALUES (%s, {self.NOW}, %s) "
-            "ON DUPLICATE KEY UPDATE seen_at = VALUES(seen_at), gone = VALUES(gone)"
-        )
-
-    @staticmethod
-    def key(digest: bytes) -> Any:
-        return uuid.UUID(bytes=digest, version=5).hex
-
-    def acquire(
-        self, executor: Executor, key: Any, names: tuple[str, str], asked: Sequence[Any]
-    ) -> int:
-        owner, kind, ttl, process, metadata = asked
-        values = (owner, kind, ttl, ttl, process, metadata, key, owner, owner, owner)
-        # A name without a row is inserted by the caller, which reads the row first.
-        return executor.last_id if executor.count(self._acquire, values) else 0
-
-    def renew(
-        self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[str]:
-        if process:
-            self.beat(executor, process)
-        keys, owners, ttls = zip(*renewals, strict=True)
-        marks = ", ".join(["%s"] * len(renewals))
-        # Nearly always all have the same TTL.
-        ttl = "%s" if len(set(ttls)) == 1 else f"ELT(FIELD(l.owner, {marks}), {marks}) + 0"
-        values = [ttls[0]] if ttl == "%s" else [*owners, *ttls]
-        ends = self.KEPT.format(now=self.NOW, until=f"({self.NOW} + {ttl})")
-        # When ``ttl`` is assigned, ``ends_at`` already has its new value.
-        statement = f"""
-UPDATE {LEASES} l SET ends_at = {ends}, ttl = l.ends_at - {self.NOW},
-  renewals = GREATEST(l.renewals, 0) + 1, version = l.version + 1
-WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 'cooling'
-  AND l.ends_at > {self.NOW}"""
-        parameters = [*values, *values, *keys, *owners]
-        if executor.count(statement, parameters) == len(renewals):
-            return {self.text(key) for key in keys}
-        now, rows = self.read_many(executor, keys)
-        return {
-            self.text(key)
-            for key, owner, _ in renewals
-            if (row := rows.get(self.text(key))) and row.outcome_of(owner, now) is None
-        }
-
-    def release_many(
-        self, executor: Executor, releases: Sequence[tuple[Any, str]]
-    ) -> set[tuple[str, str]]:
-        all_of_them = executor.count(*self._plain_releases(releases, "")) == len(releases)
-        # If not all, the caller asks about each of them; that does no harm.
-        return {(self.text(key), owner) for key, owner in releases} if all_of_them else set()
-
-    def _delete(self, executor: Executor, which: str, values: Sequence[Any]) -> None:
-        executor.count(f"DELETE l FROM {which}", values)

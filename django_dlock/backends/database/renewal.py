@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Mapping, Sequence
 
 from ... import clock
 from ...lease import Outcome, Renewal, RenewalResult
 from ..base import RenewalResults
 from .connection import Connection
-from .rows import Message, Row, micro
+from .rows import SECOND, Message, Row, micro
 from .store import Store
 from .table import LeaseTable
 
 __all__ = ["Renewals"]
 
+logger = logging.getLogger("django_dlock")
+
 BEAT_EVERY = 4.0
 """Seconds; a renewal sooner than this after the last heartbeat writes no new heartbeat."""
+PAUSES = (0.005, 0.01, 0.02, 0.04)
+"""Seconds before each further attempt on rows that others have locked."""
 
 
 class Renewals:
-    """The renewals and heartbeats of this process in one table."""
+    """The renewals and heartbeats of this process in one table.
+
+    Rows that another transaction has locked must not keep the others from being renewed. They are
+    left out and tried again a few times, because another process that writes the row is done soon.
+    A row that stays locked, as by an operator's open transaction, is answered with the time that
+    its lease has left: the holder then renews again well before that is over.
+    """
 
     def __init__(self, table: LeaseTable) -> None:
         self._table = table
@@ -33,55 +45,76 @@ class Renewals:
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
     ) -> RenewalResults:
         """See ``BaseLockBackend.renew``."""
-        results: dict[int, RenewalResult] = {}
-        plain = [number for number, each in enumerate(renewals) if not each.shorten]
-
-        def use(one: Connection, store: Store) -> None:
-            results.clear()
-            dialect, beat = store.dialect, self._beat_of(process)
-            keys = [dialect.key(self._table.digest(renewals[number].name)) for number in plain]
-            if not plain:
-                if beat or not renewals:
-                    dialect.beat(one, process)
-            else:
-                asked = [
-                    (key, renewals[number].owner, micro(renewals[number].ttl))
-                    for key, number in zip(keys, plain, strict=True)
-                ]
-                renewed = dialect.renew(one, asked, beat)
-                for key, number in zip(keys, plain, strict=True):
-                    if dialect.text(key) in renewed:
-                        results[number] = RenewalResult("renewed", renewals[number].ttl)
-            missed = [number for number in plain if number not in results]
-            if missed:
-                self._judge(one, store, renewals, missed, results)
-            if beat:
-                self._beaten = (process, clock.now())
-
-        self._table.call(use, deadline, "renew")
-        for number, each in enumerate(renewals):
-            if number not in results:
-                outcome = self._renew_alone(each, deadline)
-                ttl = each.ttl if outcome == "renewed" else 0.0
-                results[number] = RenewalResult(outcome, ttl)
+        alone = {number: each for number, each in enumerate(renewals) if each.shorten}
+        asked = {number: each for number, each in enumerate(renewals) if not each.shorten}
+        results, left = self._renew_unlocked(asked, process, deadline, beats=not renewals)
+        if len(renewals) == 1:
+            # Nobody else waits for the answer, so this one may wait for the row.
+            alone.update({number: asked[number] for number in left})
+            left = {}
+        for pause in PAUSES:
+            if not left:
+                break
+            time.sleep(max(0.0, min(pause, deadline - clock.now())))
+            again = {number: asked[number] for number in left}
+            found, left = self._renew_unlocked(again, process, deadline)
+            results.update(found)
+        for number, seconds in left.items():
+            logger.warning(
+                "Lock %r cannot be renewed yet: another transaction has locked its row",
+                asked[number].name,
+            )
+            results[number] = RenewalResult("renewed", min(seconds, asked[number].ttl))
+        for number, each in alone.items():
+            outcome = self._renew_alone(each, deadline)
+            results[number] = RenewalResult(outcome, each.ttl if outcome == "renewed" else 0.0)
         return [results[number] for number in range(len(renewals))]
 
-    def _judge(
+    def _renew_unlocked(
         self,
-        one: Connection,
-        store: Store,
-        renewals: Sequence[Renewal],
-        missed: Sequence[int],
-        results: dict[int, RenewalResult],
-    ) -> None:
-        """Find out how the leases that were not renewed ended."""
-        keys = {n: store.dialect.key(self._table.digest(renewals[n].name)) for n in missed}
-        now, rows = store.dialect.read_many(one, list(keys.values()))
-        for number, key in keys.items():
-            row = rows.get(store.dialect.text(key))
-            ended = row.outcome_of(renewals[number].owner, now) if row else "refused"
-            if ended is not None:
-                results[number] = RenewalResult(ended)
+        asked: Mapping[int, Renewal],
+        process: str,
+        deadline: float,
+        *,
+        beats: bool = False,
+    ) -> tuple[dict[int, RenewalResult], dict[int, float]]:
+        """Renew the leases whose rows nobody has locked, and write a heartbeat if one is due.
+
+        Args:
+            beats: Write a heartbeat in any case.
+
+        Returns:
+            Results; and the seconds left to each lease whose row is locked.
+        """
+
+        def use(one: Connection, store: Store) -> tuple[dict[int, RenewalResult], dict[int, float]]:
+            dialect, beat = store.dialect, self._beat_of(process)
+            keys = {n: dialect.key(self._table.digest(each.name)) for n, each in asked.items()}
+            renewed: set[str] = set()
+            if asked:
+                values = [(keys[n], each.owner, micro(each.ttl)) for n, each in asked.items()]
+                renewed = dialect.renew(one, values, beat)
+            elif beat or beats:
+                dialect.beat(one, process)
+            if beat:
+                self._beaten = (process, clock.now())
+            results: dict[int, RenewalResult] = {}
+            left: dict[int, float] = {}
+            missed = {n for n in asked if dialect.text(keys[n]) not in renewed}
+            now, rows = dialect.read_many(one, [keys[n] for n in missed]) if missed else (0, {})
+            for number, each in asked.items():
+                if number not in missed:
+                    results[number] = RenewalResult("renewed", each.ttl)
+                    continue
+                row = rows.get(dialect.text(keys[number]), Row(0))
+                ended = row.outcome_of(each.owner, now)
+                if ended is None:
+                    left[number] = (row.ends_at - now) / SECOND
+                else:
+                    results[number] = RenewalResult(ended)
+            return results, left
+
+        return self._table.call(use, deadline, "renew")
 
     def _renew_alone(self, renewal: Renewal, deadline: float) -> Outcome:
         def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:

@@ -14,8 +14,10 @@ from ...exceptions import InvalidLockBackend
 from ..base import AliasOptions, Problem
 from . import sqlite
 from .connection import Connection, connect_as_django, settings_of
-from .dialects import Dialect, MySQL, PostgreSQL, SQLite
+from .dialects import Dialect, SQLite
+from .mysql import MySQL
 from .pool import FEWEST, Pool, Urgency
+from .postgresql import PostgreSQL
 from .sessions import SessionProof
 from .wakeup import Wakeup
 

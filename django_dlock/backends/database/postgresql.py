@@ -1,0 +1,63 @@
+"""What PostgreSQL does in another way than the other databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .dialects import LEASES, PROCESSES, Dialect, Executor
+from .rows import Message
+
+__all__ = ["PostgreSQL"]
+
+NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+# Neither part waits for a row that another transaction has locked.
+BEAT = f"""
+, first_beat AS (
+  INSERT INTO {PROCESSES} (id, seen_at, gone) SELECT %s, {NOW}, false
+  WHERE NOT EXISTS (SELECT 1 FROM {PROCESSES} WHERE id = %s) ON CONFLICT DO NOTHING
+), beat AS (
+  UPDATE {PROCESSES} SET seen_at = {NOW}, gone = false WHERE id IN (
+    SELECT id FROM {PROCESSES} WHERE id = %s FOR NO KEY UPDATE SKIP LOCKED)
+)"""
+
+
+class PostgreSQL(Dialect):
+    NOW = NOW
+    EXACT = '{} COLLATE "C"'
+
+    def _written(
+        self, executor: Executor, statement: str, values: list[Any], messages: Sequence[Message]
+    ) -> bool:
+        if not messages:
+            return executor.count(statement, values) > 0
+        marks = ", ".join(["(%s::text, %s::text)"] * len(messages))
+        for message in messages:
+            values += [message.channel, message.payload]
+        sent = executor.rows(
+            f"WITH written AS ({statement} RETURNING 1) SELECT pg_notify(m.channel, m.payload) "
+            f"FROM written, (VALUES {marks}) m (channel, payload)",
+            values,
+        )
+        return bool(sent)
+
+    def renew(
+        self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
+    ) -> set[str]:
+        keys, owners, ttls = zip(*renewals, strict=True)
+        ends = self.KEPT.format(now="r.now", until="(r.now + r.ttl)")
+        beat, values = ("", []) if not process else (BEAT, [process] * 3)
+        statement = f"""
+WITH r AS (
+  SELECT unnest(%s::text[])::uuid AS id, unnest(%s::text[]) AS owner, unnest(%s::bigint[]) AS ttl,
+    {self.NOW} AS now
+), free AS (
+  SELECT id FROM {LEASES} WHERE id IN (SELECT id FROM r) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+){beat}
+UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(r.ttl, {ends} - r.now),
+  renewals = greatest(l.renewals, 0) + 1, version = l.version + 1
+FROM r JOIN free ON free.id = r.id WHERE l.id = r.id AND l.owner = r.owner AND l.ended = ''
+  AND l.kind <> 'cooling' AND l.ends_at > r.now
+RETURNING l.id"""
+        arrays = [[str(key) for key in keys], list(owners), list(ttls)]
+        return {self.text(key) for (key,) in executor.rows(statement, [*arrays, *values])}

@@ -1,0 +1,79 @@
+"""Somebody else's transaction has locked rows, as by an open ``SELECT … FOR UPDATE``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.db import connections, transaction
+
+from django_dlock.backends.database import DatabaseBackend
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.lease import Lease
+from django_dlock.process import current
+from tests.support.database_bed import Bed, grant, release, renew, renewal_results, request
+
+SERVERS = ["postgres", "mariadb"]
+"""Those that lock rows; SQLite locks the whole file, for as long as one statement takes."""
+
+
+@contextmanager
+def locked_row(database: str, table: str, column: str, value: str) -> Iterator[None]:
+    with transaction.atomic(using=database):
+        with connections[database].cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {table} WHERE {column} = %s FOR UPDATE", [value])
+            assert cursor.fetchall()
+        yield
+
+
+def leases_of(backend: DatabaseBackend, count: int = 20) -> list[Lease]:
+    return [grant(backend, request(f"n{number}", ttl=30.0)) for number in range(count)]
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_g1_a_locked_row_keeps_no_other_lease_from_being_renewed(bed: Bed, database: str) -> None:
+    backend = bed.backend(database, command_timeout=5.0)
+    leases = leases_of(backend)
+    with locked_row(database, "django_dlock_leaserecord", "owner", leases[7].owner):
+        results = renewal_results(backend, *leases)
+        assert [result.outcome for result in results] == ["renewed"] * len(leases)
+        # The lease of the locked row has no more than it had.
+        assert [result.ttl == 30.0 for result in results].count(False) == 1
+        assert 0.0 < results[7].ttl < 30.0
+        infos = {info.name: info.renewals for info in backend.list(prefix="n")}
+    assert infos == {lease.name: 0 if lease is leases[7] else 1 for lease in leases}
+    assert renewal_results(backend, *leases)[7].ttl == 30.0
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_a_lease_of_a_locked_row_that_has_ended_is_told_as_lost(bed: Bed, database: str) -> None:
+    backend = bed.backend(database, command_timeout=5.0)
+    leases = leases_of(backend, 3)
+    release(backend, leases[1])
+    with locked_row(database, "django_dlock_leaserecord", "owner", leases[1].owner):
+        assert renew(backend, *leases) == ["renewed", "released", "renewed"]
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_the_renewal_of_one_lease_whose_row_is_locked_has_no_answer(
+    bed: Bed, database: str
+) -> None:
+    backend = bed.backend(database, command_timeout=2.0)
+    lease = grant(backend, request())
+    locked = locked_row(database, "django_dlock_leaserecord", "owner", lease.owner)
+    with locked, pytest.raises(BackendUnavailable):
+        renew(backend, lease)
+    assert renew(backend, lease) == ["renewed"]
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_g1_a_locked_heartbeat_keeps_no_lease_from_being_renewed(bed: Bed, database: str) -> None:
+    backend = bed.backend(database, command_timeout=5.0)
+    leases = leases_of(backend, 3)
+    renew(backend, *leases)
+    other = bed.backend(database, command_timeout=5.0)
+    leases = leases_of(other, 3)
+    with locked_row(database, "django_dlock_processrecord", "id", current().id):
+        # A new backend writes a heartbeat with its first renewal.
+        assert renew(other, *leases) == ["renewed"] * 3
