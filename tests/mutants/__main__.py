@@ -223,8 +223,12 @@ def show(results: Sequence[Result]) -> None:
     print("---------  --------------------------------------------------------------  ------")
     for result in results:
         print(f"{result.mutant.guarantee:<9}  {result.mutant.what:<62}  {result.verdict}")
-    red = sum(result.verdict in GOOD for result in results)
-    print(f"\n{red} of {len(results)} mutants went red")
+    unnoticed = [result for result in results if result.verdict not in GOOD]
+    print(f"\n{len(results) - len(unnoticed)} of {len(results)} mutants went red")
+    # By name at the very end, where a reader of a long log looks.
+    for result in unnoticed:
+        patch = result.mutant.patch
+        print(f"not noticed: {patch.parent.name}/{patch.name} ({result.verdict})")
 
 
 if __name__ == "__main__":
