@@ -9,12 +9,14 @@ leases are in memory, too, in one database for all threads of the process.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ... import clock
@@ -22,7 +24,7 @@ from .connection import Connection, Failure, failure
 from .dialects import LEASES, PROCESSES
 from .pool import Urgency
 
-__all__ = ["MemoryPool", "connect", "is_in_memory", "path_beside"]
+__all__ = ["MemoryPool", "connect", "is_in_memory", "path_beside", "sole_writer"]
 
 T = TypeVar("T")
 
@@ -32,7 +34,10 @@ FORMAT = 1
 OLDEST = (3, 35, 0)
 """The first version of SQLite that has ``RETURNING``."""
 BUSY = 0.05
-"""Seconds for which SQLite itself waits for another connection that writes."""
+"""Seconds for which a statement is repeated while another connection writes."""
+
+PROBE_PAUSE = (0.0005, 0.002)
+"""Shortest and longest pause before a statement is tried again, in seconds."""
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -77,12 +82,29 @@ def connect(path: Path) -> Callable[[], Connection]:
         try:
             raw.execute("PRAGMA synchronous = NORMAL")
             _create(raw, durable=True)
+            raw.execute("PRAGMA busy_timeout = 0")
         except sqlite3.Error as error:
             raw.close()
             raise failure(error) from error
-        return Connection(raw, sqlite3, mark="?")
+        return FileConnection(raw, sqlite3, mark="?")
 
     return open_
+
+
+class FileConnection(Connection):
+    """A connection to the file of leases."""
+
+    def _execute(self, statement: str, parameters: Sequence[Any]) -> None:
+        give_up_at = clock.now() + BUSY
+        while True:
+            try:
+                return super()._execute(statement, parameters)
+            except Failure as error:
+                if error.kind != "passing" or clock.now() >= give_up_at:
+                    raise
+            # SQLite itself would pause for longer and longer, and a connection that writes often
+            # would leave it no chance.
+            time.sleep(random.uniform(*PROBE_PAUSE))
 
 
 def _open(database: str, *, uri: bool) -> sqlite3.Connection:
@@ -111,6 +133,19 @@ def _create(raw: sqlite3.Connection, *, durable: bool) -> None:
     except sqlite3.Error:
         if raw.in_transaction:
             raw.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def sole_writer(connection: Connection) -> Iterator[None]:
+    """Keep all other connections from writing during the block, which is one transaction."""
+    connection.count("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.count("COMMIT")
+    except BaseException:
+        with contextlib.suppress(Failure):
+            connection.count("ROLLBACK")
         raise
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from ...exceptions import BackendRefused, BackendUnavailable
 from ..base import AliasOptions
+from . import sqlite
 from .connection import Connection, Failure
 from .pool import Urgency
 from .rows import Message, Row
@@ -26,17 +28,26 @@ class LeaseTable:
     def __init__(self, options: AliasOptions) -> None:
         self._options = options
         self._made: Store | None = None
+        # Reentrant: a signal handler may come here while its thread makes the store.
+        self._making = threading.RLock()
 
     @property
     def store(self) -> Store:
         store = self._made
         if store is None or not store.is_current:
-            # Two threads may each make a store; the one stored last is kept.
-            self._made, old = Store(self._options), store
-            store = self._made
-            if old is not None:
-                old.close()
+            store = self._new_store()
         return store
+
+    def _new_store(self) -> Store:
+        with self._making:
+            old = self._made
+            if old is not None and old.is_current:
+                # Another thread was first.
+                return old
+            self._made = made = Store(self._options)
+        if old is not None:
+            old.close()
+        return made
 
     @property
     def is_in_use(self) -> bool:
@@ -49,6 +60,8 @@ class LeaseTable:
 
     def forget(self) -> None:
         """Leave all connections to the parent; called in a forked child."""
+        # Another thread of the parent may have held the lock during the fork.
+        self._making = threading.RLock()
         if self._made is not None:
             self._made.forget()
 
@@ -78,7 +91,7 @@ class LeaseTable:
     ) -> T:
         """Read the row, change it and write it; repeat while other callers change it first."""
 
-        def use(one: Connection, store: Store, key: Any) -> T:
+        def once(one: Connection, store: Store, key: Any, writes: bool = True) -> tuple[T, bool]:
             now, row = store.dialect.read(one, key)
             is_new = row is None
             if row is None:
@@ -86,13 +99,26 @@ class LeaseTable:
                 row = Row(version=now)
             before = row.values()
             answer, messages = change(row, now)
-            if row.values() == before:
-                return answer
+            if row.values() == before or not writes:
+                return answer, row.values() == before
             if is_new:
                 written = store.dialect.insert(one, key, self.names(name), row, messages)
             else:
                 written = store.dialect.write(one, key, before, row, messages)
-            if not written:
+            return answer, written
+
+        def use(one: Connection, store: Store, key: Any) -> T:
+            if store.vendor == "sqlite":
+                # Written in two steps, the row would often have changed while this caller waited
+                # for the right to write, and a waiter would not get its place in the queue. A
+                # poll, which changes nothing, does not ask for that right.
+                answer, done = once(one, store, key, writes=False)
+                if not done:
+                    with sqlite.sole_writer(one):
+                        answer, done = once(one, store, key)
+            else:
+                answer, done = once(one, store, key)
+            if not done:
                 raise Failure("passing", RuntimeError("other callers kept changing the lock's row"))
             return answer
 
