@@ -1,4 +1,4 @@
-"""A Redis that may be hurt, aliases on it, and processes that hold."""
+"""A Redis that tests may disturb, aliases on it, and processes that hold locks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NewHolder: TypeAlias = Callable[..., Holder]
 
 @pytest.fixture
 def dlocks(own_redis: RedisServer) -> Iterator[Dlocks]:
-    """``default`` goes straight to ``own_redis``."""
+    """``default`` connects directly to ``own_redis``."""
     entries = {"default": alias(own_redis.url)}
     with configured(entries):
         yield entries
@@ -54,7 +54,7 @@ def holder(new_holder: NewHolder) -> Holder:
 
 @pytest.fixture
 def stepped_clock(tmp_path: Path) -> SteppedClock:
-    """A wall clock to start a process under, and to step."""
+    """A wall clock for a process, which a test can step."""
     preload = library()
     if preload is None:
         missing(f"libfaketime is not installed: there is no {LIBRARY}")

@@ -12,11 +12,11 @@ from tests.support.proxy import Proxy
 
 
 def stranger() -> Lock:
-    """A handle that is not the test's own thread, so that it meets the lock as others do."""
+    """A handle that is not bound to the test's thread, so that it meets the lock as others do."""
     return Lock("it", bound=False)
 
 
-def test_g1_a_body_that_outlives_its_ttl_keeps_every_waiter_out(
+def test_g1_a_body_longer_than_the_ttl_keeps_every_waiter_out(
     through_proxy: Proxy, holder: Holder
 ) -> None:
     lock = Lock("it")
@@ -33,7 +33,7 @@ def test_g1_a_body_that_outlives_its_ttl_keeps_every_waiter_out(
     assert entered > token
 
 
-def test_g1_connections_cut_again_and_again_lose_nothing(through_proxy: Proxy) -> None:
+def test_g1_repeated_cuts_of_connections_lose_no_lock(through_proxy: Proxy) -> None:
     lock = Lock("it")
     lock.acquire()
     for _ in range(5):
@@ -44,13 +44,13 @@ def test_g1_connections_cut_again_and_again_lose_nothing(through_proxy: Proxy) -
     lock.release()
 
 
-def test_g1_pauses_of_the_server_shorter_than_a_lease_lose_nothing(
+def test_g1_pauses_of_the_server_shorter_than_a_lease_lose_no_lock(
     own_redis: RedisServer, through_proxy: Proxy
 ) -> None:
     lock = Lock("it")
     lock.acquire()
     for _ in range(4):
-        # Until a renewal is under way that is not answered.
+        # Until a renewal has been sent that gets no answer.
         with another(through_proxy):
             own_redis.pause()
         own_redis.resume()
@@ -60,7 +60,7 @@ def test_g1_pauses_of_the_server_shorter_than_a_lease_lose_nothing(
     assert stranger().acquire(blocking=False)
 
 
-def test_g1_forgotten_scripts_and_killed_clients_lose_nothing(
+def test_g1_lost_scripts_and_killed_clients_lose_no_lock(
     own_redis: RedisServer, dlocks: Dlocks
 ) -> None:
     lock = Lock("it")

@@ -1,4 +1,4 @@
-"""G2: a loss is known at the local deadline at the latest, and told in every way."""
+"""G2: a loss is known at the local deadline at the latest, and reported in every way."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.holder import Holder, HolderError
 from tests.support.proxy import Proxy
 
 
-class Ear:
-    """What is told of one lock, as it is told."""
+class Recorder:
+    """Records everything that is reported about one lock."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -31,7 +31,7 @@ class Ear:
         self.calls.append(reason)
         self._called.set()
 
-    def hear(self, signal: Any, **facts: Any) -> None:
+    def receive(self, signal: Any, **facts: Any) -> None:
         if signal is signals.renewed:
             self.renewed.set()
         elif signal is signals.in_doubt:
@@ -41,25 +41,27 @@ class Ear:
             self.told.append(facts["reason"])
 
     def wait_for_loss(self) -> None:
-        assert self._called.wait(30), "no loss was told"
+        assert self._called.wait(30), "no loss was reported"
         assert dispatch.flush(30)
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    ear = Ear()
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder()
     heard = (signals.renewed, signals.in_doubt, signals.lost)
     for signal in heard:
-        signal.connect(ear.hear)
-    yield ear
+        signal.connect(recorder.receive)
+    yield recorder
     for signal in heard:
-        signal.disconnect(ear.hear)
+        signal.disconnect(recorder.receive)
 
 
-# -- a holder that slept ---------------------------------------------------------------
+# -- a paused holder ---------------------------------------------------------------
 
 
-def test_g2_a_paused_holder_is_told_at_once_and_cannot_pass(dlocks: Dlocks, holder: Holder) -> None:
+def test_g2_a_paused_holder_knows_its_loss_at_once_and_its_check_fails(
+    dlocks: Dlocks, holder: Holder
+) -> None:
     holder.do(
         "lock = Lock('it', on_lost=lambda lock, reason: say('on_lost', reason)); lock.acquire()"
     )
@@ -73,7 +75,7 @@ def test_g2_a_paused_holder_is_told_at_once_and_cannot_pass(dlocks: Dlocks, hold
     assert holder.do("lock.state, lock.held, lock.remaining") == ["lost", False, 0.0]
     holder.wait_until_said("lost", "it", "expired")
     holder.wait_until_said("on_lost", "expired")
-    # Its late release frees nothing of ours.
+    # Its late release does not free our lock.
     with pytest.raises(HolderError, match="LeaseLost"):
         holder.do("lock.release()")
     mine.renew()
@@ -106,20 +108,25 @@ def flush_all(server: RedisServer) -> None:
     [flush_all, RedisServer.restart],
     ids=["FLUSHALL", "an empty restart"],
 )
-def test_g2_lost_data_is_told_within_one_interval(
-    lose_all: Callable[[RedisServer], None], own_redis: RedisServer, dlocks: Dlocks, ear: Ear
+def test_g2_lost_data_is_reported_within_one_interval(
+    lose_all: Callable[[RedisServer], None],
+    own_redis: RedisServer,
+    dlocks: Dlocks,
+    recorder: Recorder,
 ) -> None:
-    with pytest.raises(LeaseLost) as caught, Lock("it", on_lost=ear.on_lost) as lock:
+    with pytest.raises(LeaseLost) as caught, Lock("it", on_lost=recorder.on_lost) as lock:
         lose_all(own_redis)
-        ear.wait_for_loss()
-        # By the refusal and not by the deadline, before which a stranger could have come.
+        recorder.wait_for_loss()
+        # By the refusal, not by the deadline: a stranger could have acquired in between.
         assert lock.lost_reason == "refused"
     assert caught.value.reason == "refused"
-    assert ear.calls == ["refused"]
-    assert ear.told == ["refused"]
+    assert recorder.calls == ["refused"]
+    assert recorder.told == ["refused"]
 
 
-def test_g2_a_cache_clear_in_the_same_database_is_told(own_redis: RedisServer, ear: Ear) -> None:
+def test_g2_a_cache_clear_in_the_same_database_is_reported(
+    own_redis: RedisServer, recorder: Recorder
+) -> None:
     caches = {
         "default": {
             "BACKEND": "django.core.cache.backends.redis.RedisCache",
@@ -129,29 +136,29 @@ def test_g2_a_cache_clear_in_the_same_database_is_told(own_redis: RedisServer, e
     entry = alias("unused", CACHE="default")
     del entry["LOCATION"]
     with configured({"default": entry}, CACHES=caches):
-        lock = Lock("it", on_lost=ear.on_lost)
+        lock = Lock("it", on_lost=recorder.on_lost)
         lock.acquire()
         cache.clear()
-        ear.wait_for_loss()
+        recorder.wait_for_loss()
         assert lock.lost_reason == "refused"
         with pytest.raises(LeaseLost):
             lock.release()
 
 
-def test_g2_a_fail_over_that_lost_the_lock_is_told(
-    own_redis: RedisServer, through_proxy: Proxy, ear: Ear
+def test_g2_a_fail_over_that_lost_the_lock_is_reported(
+    own_redis: RedisServer, through_proxy: Proxy, recorder: Recorder
 ) -> None:
-    lock = Lock("it", on_lost=ear.on_lost)
+    lock = Lock("it", on_lost=recorder.on_lost)
     with RedisServer() as replica, Proxy("127.0.0.1", replica.port) as successor:
-        # Asynchronous replication: the replica has not heard of the lock when it is promoted.
+        # Replication is asynchronous: the replica does not have the lock when it is promoted.
         successor.refuse()
         lock.acquire()
         through_proxy.refuse()
         own_redis.kill()
         successor.port = through_proxy.port
         successor.accept()
-        ear.wait_for_loss()
-        assert ear.calls == ["refused"]
+        recorder.wait_for_loss()
+        assert recorder.calls == ["refused"]
         with pytest.raises(LeaseLost):
             lock.release()
 
@@ -173,12 +180,12 @@ def test_g2_a_lock_that_was_flushed_and_taken_is_not_freed_by_its_former_holder(
 # -- a lock that was broken ------------------------------------------------------------
 
 
-def test_g2_a_broken_lock_is_told(dlocks: Dlocks, ear: Ear) -> None:
-    lock = Lock("it", on_lost=ear.on_lost)
+def test_g2_a_broken_lock_is_reported(dlocks: Dlocks, recorder: Recorder) -> None:
+    lock = Lock("it", on_lost=recorder.on_lost)
     lock.acquire()
     assert locks["default"].break_("it", owner=lock.owner or "")
-    ear.wait_for_loss()
-    assert ear.calls == ear.told == ["broken"]
+    recorder.wait_for_loss()
+    assert recorder.calls == recorder.told == ["broken"]
     with pytest.raises(LeaseLost):
         lock.check()
 
@@ -187,14 +194,14 @@ def test_g2_a_broken_lock_is_told(dlocks: Dlocks, ear: Ear) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_g2_without_a_server_the_deadline_is_told(
-    how: str, own_redis: RedisServer, dlocks: Dlocks, ear: Ear
+def test_g2_without_a_server_the_loss_is_reported_at_the_deadline(
+    how: str, own_redis: RedisServer, dlocks: Dlocks, recorder: Recorder
 ) -> None:
-    lock = Lock("it", on_lost=ear.on_lost)
+    lock = Lock("it", on_lost=recorder.on_lost)
     lock.acquire()
     getattr(own_redis, how)()
-    ear.wait_for_loss()
-    assert ear.told == ["in_doubt", "unreachable"]
+    recorder.wait_for_loss()
+    assert recorder.told == ["in_doubt", "unreachable"]
     assert (lock.state, lock.remaining) == ("lost", 0.0)
     with pytest.raises(LeaseLost):
         lock.check()
@@ -202,50 +209,50 @@ def test_g2_without_a_server_the_deadline_is_told(
         lock.release()
 
 
-def test_g2_a_black_holed_holder_knows_its_loss_before_a_stranger_can_enter(
-    through_proxy: Proxy, ear: Ear
+def test_g2_a_holder_without_network_knows_its_loss_before_another_can_acquire(
+    through_proxy: Proxy, recorder: Recorder
 ) -> None:
-    lock = Lock("it", on_lost=ear.on_lost)
+    lock = Lock("it", on_lost=recorder.on_lost)
     lock.acquire()
     through_proxy.black_hole()
     assert Lock("it", using="direct").acquire(timeout=20)
-    # Asked at the very moment of the stranger's entry, and without any thread's help.
+    # Checked at the moment when the stranger acquires, without help from any thread.
     assert lock.lost
-    ear.wait_for_loss()
-    assert ear.calls == ["unreachable"]
+    recorder.wait_for_loss()
+    assert recorder.calls == ["unreachable"]
 
 
-def test_g2_a_recovered_server_takes_the_doubt_away(through_proxy: Proxy, ear: Ear) -> None:
+def test_g2_a_recovered_server_ends_the_doubt(through_proxy: Proxy, recorder: Recorder) -> None:
     lock = Lock("it", ttl=4 * TTL)
     lock.acquire()
     through_proxy.refuse()
-    assert ear.doubtful.wait(30)
+    assert recorder.doubtful.wait(30)
     assert (lock.state, lock.held) == ("in_doubt", True)
     through_proxy.accept()
-    assert ear.renewed.wait(30)
+    assert recorder.renewed.wait(30)
     assert lock.state == "held"
-    assert ear.told == ["in_doubt"]
+    assert recorder.told == ["in_doubt"]
     lock.release()
 
 
-def test_g2_a_fixed_lease_tells_its_end(dlocks: Dlocks, ear: Ear) -> None:
-    lock = Lock("it", ttl=TTL, renew=False, on_lost=ear.on_lost)
+def test_g2_the_end_of_a_fixed_lease_is_reported(dlocks: Dlocks, recorder: Recorder) -> None:
+    lock = Lock("it", ttl=TTL, renew=False, on_lost=recorder.on_lost)
     lock.acquire()
     end = clock.now() + lock.remaining
-    ear.wait_for_loss()
+    recorder.wait_for_loss()
     assert clock.now() >= end
-    assert ear.calls == ["expired"]
+    assert recorder.calls == ["expired"]
     with pytest.raises(LeaseLost):
         lock.release()
 
 
-def test_g2_an_error_of_the_body_is_told_along_with_the_loss(
-    own_redis: RedisServer, dlocks: Dlocks, ear: Ear
+def test_g2_an_error_of_the_body_is_raised_with_a_note_about_the_loss(
+    own_redis: RedisServer, dlocks: Dlocks, recorder: Recorder
 ) -> None:
-    with pytest.raises(ZeroDivisionError) as caught, Lock("it", on_lost=ear.on_lost):
+    with pytest.raises(ZeroDivisionError) as caught, Lock("it", on_lost=recorder.on_lost):
         flush_all(own_redis)
-        ear.wait_for_loss()
+        recorder.wait_for_loss()
         raise ZeroDivisionError
     notes: list[str] = getattr(caught.value, "__notes__", ["lost"])
     assert "lost" in notes[0]
-    assert ear.told == ["refused"]
+    assert recorder.told == ["refused"]

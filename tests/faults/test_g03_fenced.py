@@ -71,7 +71,7 @@ def test_g3_tokens_rise_when_the_servers_clock_steps_back(
     with configured({"default": alias(stepped_server.url)}):
         tokens = [next_token(), next_token("other")]
         stepped_clock.step("-2h")
-        # A name that is remembered, and one that was never heard of.
+        # A name that the server remembers, and one that it does not know.
         tokens += [next_token(), next_token(), next_token("new")]
         stepped_clock.step("+0")
         tokens.append(next_token())
@@ -81,7 +81,7 @@ def test_g3_tokens_rise_when_the_servers_clock_steps_back(
             assert admin.time()[0] * 1_000_000 < tokens[0], "the clock did not step"
 
 
-def test_g3_a_step_of_the_servers_clock_under_a_held_lock_lets_nobody_in(
+def test_g3_a_step_of_the_servers_clock_does_not_free_a_held_lock(
     stepped_server: RedisServer, stepped_clock: SteppedClock
 ) -> None:
     with configured({"default": alias(stepped_server.url)}):
@@ -95,7 +95,7 @@ def test_g3_a_step_of_the_servers_clock_under_a_held_lock_lets_nobody_in(
         assert next_token() > 0
 
 
-# -- a resource that goes by them ------------------------------------------------------
+# -- a resource that checks tokens ------------------------------------------------------
 
 WRITE = "UPDATE stock SET value = :value, token = :token WHERE token <= :token"
 
@@ -111,7 +111,7 @@ def stock(tmp_path: Path) -> Iterator[Path]:
 
 
 def write(stock: Path, value: str, token: int | None) -> bool:
-    """Write with a token; false where the row has seen a newer one."""
+    """Write with a token; returns false if the row has seen a newer one."""
     with closing(sqlite3.connect(stock)) as connection, connection:
         return bool(connection.execute(WRITE, {"value": value, "token": token}).rowcount)
 
@@ -121,11 +121,11 @@ def value(stock: Path) -> str:
         return str(connection.execute("SELECT value FROM stock").fetchone()[0])
 
 
-def test_g3_a_holder_that_slept_cannot_write_over_its_successor(
+def test_g3_a_paused_holder_cannot_overwrite_its_successor(
     dlocks: Dlocks, holder: Holder, stock: Path
 ) -> None:
     holder.do("lock = Lock('it'); lock.acquire()")
-    # The token is in the hands of code that does not ask again before it writes.
+    # Code that does not check the lock before it writes has the token.
     late = holder.do("lock.token")
     assert write(stock, "first", late)
     assert write(stock, "first again", late)
@@ -138,7 +138,7 @@ def test_g3_a_holder_that_slept_cannot_write_over_its_successor(
     assert value(stock) == "second again"
 
 
-def test_g3_no_good_token_is_refused_after_the_server_lost_everything(
+def test_g3_no_valid_token_is_refused_after_the_server_lost_all_data(
     own_redis: RedisServer, dlocks: Dlocks, holder: Holder, stock: Path
 ) -> None:
     holder.do(f"lock = Lock('it', ttl={LONG}); lock.acquire()")

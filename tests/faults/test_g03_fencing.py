@@ -1,7 +1,7 @@
-"""G3: a holder that was stopped, wherever that was, does not write over its successor.
+"""G3: a holder that was stopped at any point does not overwrite its successor.
 
-Real processes hold a real Redis lock and stop themselves (SIGSTOP) at a chosen place. Their
-lease ends meanwhile, and another process takes over.
+Real processes hold a real Redis lock and stop themselves (SIGSTOP) at a chosen point. Meanwhile
+their lease ends and another process takes over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.holder import Holder, HolderError
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-Hands: TypeAlias = Callable[[], Holder]
+NewWriter: TypeAlias = Callable[[], Holder]
 
 WRITES = """
 import itertools
@@ -30,15 +30,15 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 def stop_before(number, table="django_dlock_fence"):
-    # Before the so-manieth statement that writes the table.
+    # Stop before the statement with this number that writes to the table.
     numbers = itertools.count(1)
 
-    def look(execute, sql, params, many, context):
+    def count(execute, sql, params, many, context):
         if sql.startswith("UPDATE") and table in sql and next(numbers) == number:
             stop()
         return execute(sql, params, many, context)
 
-    connection.execute_wrappers.append(look)
+    connection.execute_wrappers.append(count)
 
 def stop_before_commit():
     commit = connection._commit
@@ -69,11 +69,11 @@ lock = Lock("it", wait=10)
 
 
 @pytest.fixture
-def new_hands(new_holder: NewHolder, database: str) -> Hands:
-    """Starts processes that may hold the lock and write to the database."""
+def new_writer(new_holder: NewHolder, database: str) -> NewWriter:
+    """Starts processes that can hold the lock and write to the database."""
     told = connections[database].settings_dict
     entry = {name: told[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
-    # Of Django's own modes of SQLite the one that takes its lock with the first write.
+    # The only transaction mode of SQLite in Django that locks at the first write.
     options = {"timeout": 20} if told["ENGINE"].endswith("sqlite3") else {}
     settings: dict[str, Any] = {
         "DATABASES": {"default": {**entry, "NAME": str(entry["NAME"]), "OPTIONS": options}},
@@ -90,9 +90,9 @@ def new_hands(new_holder: NewHolder, database: str) -> Hands:
 
 
 @pytest.fixture
-def hands(new_hands: Hands) -> tuple[Holder, Holder]:
-    """The one that will sleep, holding the lock, and the one that will come after it."""
-    first, second = new_hands(), new_hands()
+def holders(new_writer: NewWriter) -> tuple[Holder, Holder]:
+    """The process that will be stopped while it holds the lock, and the one that comes after it."""
+    first, second = new_writer(), new_writer()
     assert first.do("lock.acquire()")
     return first, second
 
@@ -102,7 +102,7 @@ def effects(using: str) -> list[str]:
 
 
 def end_of(holder: Holder) -> str:
-    """How the line ended that was begun: the name of the error."""
+    """How the started line ended: the name of the error."""
     with pytest.raises(HolderError) as raised:
         holder.answer()
     return raised.value.kind
@@ -111,8 +111,8 @@ def end_of(holder: Holder) -> str:
 # -- lock.atomic() ---------------------------------------------------------------------
 
 
-def test_g3_a_transaction_that_stopped_after_its_check_does_not_begin(hands, database):
-    first, second = hands
+def test_g3_a_transaction_that_stopped_after_its_check_does_not_begin(holders, database):
+    first, second = holders
     first.do("stop_before(1)")
     first.begin("book('late')")
     first.wait_until_stopped()
@@ -126,22 +126,22 @@ def test_g3_a_transaction_that_stopped_after_its_check_does_not_begin(hands, dat
 @pytest.mark.parametrize(
     ("before", "line"),
     [
-        # Between what it wrote and the end of its body.
+        # Between its writes and the end of its body.
         ("pass", "book('late', stop)"),
         # Between the end of its body and its last statement.
         ("stop_before(2)", "book('late')"),
     ],
 )
 def test_g3_a_transaction_that_stopped_after_its_write_does_not_commit(
-    hands, database, before, line
+    holders, database, before, line
 ):
-    first, second = hands
+    first, second = holders
     first.do(before)
     first.begin(line)
     first.wait_until_stopped()
     second.do("lock.acquire()")
     second.begin("book('second')")
-    # For the row that the stopped one has locked.
+    # It waits for the row that the stopped transaction has locked.
     wait_until_one_waits(database, over=lambda: second.answered)
     assert not second.answered
     first.resume()
@@ -150,8 +150,10 @@ def test_g3_a_transaction_that_stopped_after_its_write_does_not_commit(
     assert effects(database) == ["second"]
 
 
-def test_g3_a_transaction_that_overslept_does_not_commit_even_if_nobody_came(hands, database):
-    first, second = hands
+def test_g3_a_transaction_past_its_deadline_does_not_commit_even_without_a_successor(
+    holders, database
+):
+    first, second = holders
     first.begin("book('late', stop)")
     first.wait_until_stopped()
     second.do("lock.acquire(); lock.release()")
@@ -160,10 +162,12 @@ def test_g3_a_transaction_that_overslept_does_not_commit_even_if_nobody_came(han
     assert effects(database) == []
 
 
-def test_g3_a_transaction_that_stopped_in_its_commit_comes_before_the_newer_one(hands, database):
-    """Too late to be refused; but nobody has been let in to read what it was about to change."""
-    first, second = hands
-    # The name's row is made before, in a transaction of its own.
+def test_g3_a_transaction_that_stopped_in_its_commit_commits_before_the_newer_one(
+    holders, database
+):
+    """It cannot be refused any more, but nobody has read meanwhile what it was about to change."""
+    first, second = holders
+    # The row of the name is created before, in its own transaction.
     first.do("book('before'); stop_before_commit()")
     first.begin("book('first')")
     first.wait_until_stopped()
@@ -182,7 +186,7 @@ def test_g3_a_transaction_that_stopped_in_its_commit_comes_before_the_newer_one(
 
 @pytest.fixture
 def stock(database: str) -> Callable[[], int]:
-    """How many there are."""
+    """Reads the number in stock."""
     Stock.objects.using(database).create(article=1, count=10)
     return lambda: Stock.objects.using(database).get(article=1).count
 
@@ -194,8 +198,8 @@ def stock(database: str) -> Callable[[], int]:
         ("stop_before(1, 'shop_stock')", "sell_one(99)"),
     ],
 )
-def test_g3_a_write_that_stopped_after_its_check_is_refused(hands, stock, before, line):
-    first, second = hands
+def test_g3_a_write_that_stopped_after_its_check_is_refused(holders, stock, before, line):
+    first, second = holders
     first.do(before)
     first.begin(line)
     first.wait_until_stopped()
@@ -205,19 +209,19 @@ def test_g3_a_write_that_stopped_after_its_check_is_refused(hands, stock, before
     assert stock() == 9
 
 
-def test_g3_a_holder_that_slept_over_what_it_read_does_not_write(hands, stock):
-    first, second = hands
+def test_g3_a_holder_that_was_paused_after_its_read_does_not_write(holders, stock):
+    first, second = holders
     first.begin("sell_one(99, stop)")
     first.wait_until_stopped()
     second.do("lock.acquire(); sell(9)")
     first.resume()
-    # It learns that from its own clock, before it asks the database.
+    # Its own clock tells it, before it asks the database.
     assert end_of(first) == "LeaseLost"
     assert stock() == 9
 
 
-def test_g3_a_write_that_stopped_between_its_statements_is_taken_back(hands, stock, database):
-    first, second = hands
+def test_g3_a_write_that_stopped_between_its_statements_is_rolled_back(holders, stock, database):
+    first, second = holders
     first.do("stop_before(2, 'shop_stock')")
     first.begin("sell_one(99)")
     first.wait_until_stopped()
@@ -230,8 +234,10 @@ def test_g3_a_write_that_stopped_between_its_statements_is_taken_back(hands, sto
     assert stock() == 9
 
 
-def test_g3_a_write_that_stopped_in_its_commit_comes_before_the_newer_one(hands, stock, database):
-    first, second = hands
+def test_g3_a_write_that_stopped_in_its_commit_commits_before_the_newer_one(
+    holders, stock, database
+):
+    first, second = holders
     first.do("stop_before_commit()")
     first.begin("sell(8)")
     first.wait_until_stopped()

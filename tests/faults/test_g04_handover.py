@@ -1,4 +1,4 @@
-"""G4: waiters that die, or stop, cost those behind them nothing, or one TTL."""
+"""G4: waiters that die or stop delay the waiters behind them not at all, or by one TTL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TTL = 4.0
 
 
 def listening(holder: Holder) -> Holder:
-    """Let it listen, and so ask once: one that asks again meets who has the name by then."""
+    """Make it listen and ask once: a later request meets whoever has the name by then."""
     with Lock("warm", ttl=LONG):
         assert not holder.do("Lock('warm').acquire(timeout=0.1)")
     return holder
 
 
 def waiting(holder: Holder, count: int, ttl: float = LONG) -> Holder:
-    """Let it wait, so that so many do."""
+    """Make it wait, until ``count`` waiters are queued."""
     listening(holder)
     holder.begin(f"lock = Lock('it', ttl={ttl}); lock.acquire(timeout={LONG})")
     end = clock.now() + PATIENCE
@@ -40,7 +40,7 @@ def held(dlocks: Dlocks) -> Lock:
     return lock
 
 
-def test_g4_a_killed_first_waiter_is_passed_over_at_once(held: Lock, new_holder: NewHolder) -> None:
+def test_g4_a_killed_first_waiter_is_skipped_at_once(held: Lock, new_holder: NewHolder) -> None:
     first, second = waiting(new_holder(), 1), waiting(new_holder(), 2)
     first.kill()
     held.release()
@@ -48,7 +48,7 @@ def test_g4_a_killed_first_waiter_is_passed_over_at_once(held: Lock, new_holder:
     assert second.do("lock.held")
 
 
-def test_g4_a_stopped_first_waiter_costs_its_ttl_and_believes_no_old_message(
+def test_g4_a_stopped_first_waiter_costs_its_ttl_and_ignores_old_messages(
     dlocks: Dlocks, new_holder: NewHolder
 ) -> None:
     with Lock("it", ttl=TTL) as held:
@@ -57,12 +57,12 @@ def test_g4_a_stopped_first_waiter_costs_its_ttl_and_believes_no_old_message(
         third = waiting(new_holder(), 3, TTL)
         first.pause()
         assert held.held
-    # Whichever of them asks first when the lease has expired.
+    # Either waiter may be the first to ask after the lease has expired.
     answered = next_of(second, third)
     answered.answer()
     assert answered.do("lock.held")
     first.resume()
-    # It reads now that the lease was handed to it.
+    # Now it reads the message that the lease was handed to it.
     assert answered.do("lock.renew(), lock.held") == [None, True]
     assert not first.answered
     token = answered.do("lock.token")
@@ -77,7 +77,7 @@ def test_g4_a_stopped_first_waiter_costs_its_ttl_and_believes_no_old_message(
 
 
 def next_of(*holders: Holder) -> Holder:
-    """The one that answers first."""
+    """The first of them that answers."""
     end = clock.now() + PATIENCE
     while clock.now() < end:
         for holder in holders:
@@ -86,7 +86,7 @@ def next_of(*holders: Holder) -> Holder:
     raise AssertionError("none of them has answered")
 
 
-def test_g4_one_that_does_nothing_with_a_lease_costs_a_name_one_ttl_only(
+def test_g4_a_process_that_does_not_use_its_leases_costs_a_name_only_one_ttl(
     dlocks: Dlocks, new_holder: NewHolder
 ) -> None:
     stopped = listening(new_holder())
@@ -96,7 +96,7 @@ def test_g4_one_that_does_nothing_with_a_lease_costs_a_name_one_ttl_only(
             " for _ in range(3)]; [thread.start() for thread in threads]"
         )
         waiting(stopped, 4, TTL).pause()
-    # The lease of the first is waited for, and none of the others of its process.
+    # The lease of the first is waited for, but no lease of the other waiters of its process.
     other = waiting(new_holder(), 4, TTL)
     other.answer()
     assert other.do("lock.held")
@@ -105,7 +105,7 @@ def test_g4_one_that_does_nothing_with_a_lease_costs_a_name_one_ttl_only(
     assert waiting_now.waiting == 0
 
 
-def test_g4_one_killed_after_it_was_handed_the_lease_is_followed(
+def test_g4_the_lease_of_a_waiter_killed_after_the_hand_over_goes_to_the_next(
     dlocks: Dlocks, new_holder: NewHolder
 ) -> None:
     with Lock("it", ttl=TTL):
@@ -117,13 +117,13 @@ def test_g4_one_killed_after_it_was_handed_the_lease_is_followed(
     assert second.do("lock.held")
 
 
-def test_g1_a_lease_that_was_handed_over_outlives_a_stall_of_two_thirds_of_its_ttl(
+def test_g1_a_handed_over_lease_survives_a_stall_of_two_thirds_of_its_ttl(
     own_redis: RedisServer, dlocks: Dlocks, new_holder: NewHolder
 ) -> None:
     with Lock("it", ttl=LONG):
         waiter = waiting(new_holder(), 1, 6.0)
     waiter.answer()
-    # Holder and server, at the very beginning: nothing can be renewed meanwhile.
+    # Both holder and server, from the first moment: nothing can be renewed meanwhile.
     waiter.pause()
     own_redis.pause()
     assert not threading.Event().wait(3.0)
@@ -136,10 +136,10 @@ def test_g1_a_lease_that_was_handed_over_outlives_a_stall_of_two_thirds_of_its_t
 
 
 @pytest.mark.parametrize("ttl", [3.0, LONG])
-def test_g1_names_that_many_want_pass_from_process_to_process(
+def test_g1_a_contended_name_passes_from_process_to_process(
     ttl: float, dlocks: Dlocks, new_holder: NewHolder
 ) -> None:
-    # Enough time for a busy machine; messages still count.
+    # Long enough for a busy machine, but messages still matter.
     options = {"command_timeout": 1.0}
     entry = alias(dlocks["default"]["LOCATION"], TTL=ttl, OPTIONS=options)
     with configured({"default": entry}):

@@ -1,4 +1,4 @@
-"""G4: a dead holder's lock is free soon, and a living one's is not."""
+"""G4: the lock of a dead holder is free soon, and that of a living one is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.holder import Holder
 from tests.support.proxy import Proxy
 
 SLACK = 10.0
-"""Seconds for a busy machine."""
+"""Seconds; long enough for a busy machine."""
 
 HOLD = f"lock = Lock('it', ttl={LONG}); lock.acquire()"
 
@@ -23,7 +23,7 @@ import dataclasses
 from django_dlock import process
 process._current = process.current()._replace(boot_id="of another machine")
 """
-"""Makes a holder one of another machine, of which nothing can be proven from here."""
+"""Makes a holder look as if it ran on another machine, where this one can prove nothing."""
 
 
 def test_g4_a_killed_holders_lock_is_free_after_its_ttl(dlocks: Dlocks, holder: Holder) -> None:
@@ -35,13 +35,13 @@ def test_g4_a_killed_holders_lock_is_free_after_its_ttl(dlocks: Dlocks, holder: 
     assert clock.now() - killed_at <= TTL + 1 + SLACK
 
 
-def test_g4_a_waiter_on_the_same_machine_follows_a_killed_holder_within_a_second(
+def test_g4_a_waiter_on_the_same_machine_gets_the_lock_of_a_killed_holder_within_a_second(
     proxy: Proxy, new_holder: NewHolder
 ) -> None:
     holder, waiter = new_holder(), new_holder(dlocks={"default": alias(proxy.url)})
     holder.do(HOLD)
     waiter.begin(f"waiter = Lock('it'); waiter.acquire(timeout={LONG})")
-    # It has met the living holder, and blocks.
+    # The waiter has met the living holder, and blocks.
     proxy.wait_until(lambda proxy: bool(proxy.count("SUBSCRIBE")))
     holder.kill()
     waiter.answer(timeout=1 + SLACK)
@@ -49,23 +49,23 @@ def test_g4_a_waiter_on_the_same_machine_follows_a_killed_holder_within_a_second
 
 
 @pytest.mark.parametrize("how", ["kill", "kill_unreaped"])
-def test_g4_a_newcomer_follows_a_dead_holder_at_once(
+def test_g4_a_new_caller_gets_the_lock_of_a_dead_holder_at_once(
     how: str, dlocks: Dlocks, holder: Holder
 ) -> None:
     told: list[str] = []
 
-    def hear(reason: str, **facts: object) -> None:
+    def receive(reason: str, **facts: object) -> None:
         told.append(reason)
 
     holder.do(HOLD)
     getattr(holder, how)()
-    signals.broken.connect(hear)
+    signals.broken.connect(receive)
     try:
         with Lock("it", wait=0):
             pass
         assert dispatch.flush(30)
     finally:
-        signals.broken.disconnect(hear)
+        signals.broken.disconnect(receive)
     assert told == ["holder_dead"]
 
 
@@ -78,7 +78,9 @@ def test_g4_a_stopped_holder_is_not_dead(dlocks: Dlocks, holder: Holder) -> None
     holder.do("lock.release()")
 
 
-def test_g4_a_holder_elsewhere_is_not_declared_dead(dlocks: Dlocks, holder: Holder) -> None:
+def test_g4_a_holder_on_another_machine_is_not_declared_dead(
+    dlocks: Dlocks, holder: Holder
+) -> None:
     holder.do(ELSEWHERE)
     holder.do(HOLD)
     holder.kill()
@@ -93,7 +95,9 @@ def test_g4_a_process_that_ends_in_order_leaves_nothing_behind(
     assert not Lock("it").locked()
 
 
-def test_g4_a_chain_of_dead_holders_blocks_nobody(dlocks: Dlocks, new_holder: NewHolder) -> None:
+def test_g4_several_dead_holders_in_a_row_block_nobody(
+    dlocks: Dlocks, new_holder: NewHolder
+) -> None:
     for _ in range(3):
         holder = new_holder()
         holder.do(HOLD)

@@ -1,4 +1,4 @@
-"""G5: a lost reply never orphans a lock, blocks its owner, or passes for a loss."""
+"""G5: a lost reply never orphans a lock, blocks its owner, or counts as a loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRIES: dict[str, Any] = {
     "retry_on_timeout": True,
     "retry_on_error": [redis.exceptions.ConnectionError, redis.exceptions.TimeoutError],
 }
-"""The client's own silent retries, as a project may have them for its cache."""
+"""The client's own silent retries, which a project may have set for its cache."""
 
 CACHES: dict[str, dict[str, Any]] = {
     "Django's cache": {
@@ -41,9 +41,9 @@ CACHES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=["a URL", *CACHES])
 def lossy(request: pytest.FixtureRequest, dlocks: Dlocks, proxy: Proxy) -> Iterator[Proxy]:
-    """The proxy through which ``default`` connects, in every way; ``direct`` does not."""
+    """The proxy through which ``default`` connects, in each way; ``direct`` does not use it."""
     cache = CACHES.get(request.param)
-    # Five threads take part in each command: a busy machine may take its time for it.
+    # Five threads handle each command, which takes time on a busy machine.
     entry = alias(proxy.url, TTL=LONG, OPTIONS={"command_timeout": 1.0})
     caches: dict[str, Any] = {}
     if cache is not None:
@@ -51,7 +51,7 @@ def lossy(request: pytest.FixtureRequest, dlocks: Dlocks, proxy: Proxy) -> Itera
         del entry["LOCATION"]
         caches = {"CACHES": {"default": {**cache, "LOCATION": proxy.url}}}
     with configured({"default": entry, "direct": dlocks["default"]}, **caches):
-        # Connections and scripts are there: the next command is the one that matters.
+        # Connections are open and scripts loaded, so the next command is the tested one.
         with Lock("warm"):
             pass
         yield proxy
@@ -71,13 +71,13 @@ def test_g5_an_acquire_whose_reply_was_lost_finds_its_own_grant(lossy: Proxy) ->
     assert stranger().acquire(blocking=False)
 
 
-def test_g5_an_acquire_that_was_never_answered_is_taken_back(lossy: Proxy) -> None:
+def test_g5_an_acquire_without_an_answer_is_cancelled(lossy: Proxy) -> None:
     lock = Lock("it")
     lossy.drop_replies(how="swallow")
     with pytest.raises(BackendUnavailable):
         lock.acquire(blocking=False)
     assert (lock.state, lock.token) == ("free", None)
-    # The lease itself would last much longer.
+    # Without the cancellation, the lease would last much longer.
     assert stranger().acquire(timeout=LONG / 4)
     assert lossy.replies_dropped == 1
 
@@ -93,7 +93,7 @@ def test_g5_a_release_whose_reply_was_lost_is_no_loss(lossy: Proxy, times: int) 
     assert stranger().acquire(timeout=LONG / 4)
 
 
-def test_g5_a_release_that_was_never_answered_is_repeated_in_the_background(
+def test_g5_a_release_without_an_answer_is_repeated_in_the_background(
     lossy: Proxy, own_redis: RedisServer
 ) -> None:
     lock = Lock("it")
@@ -123,7 +123,7 @@ def test_g5_a_renewal_whose_reply_was_lost_is_no_loss(lossy: Proxy, how: How) ->
     lock.release()
 
 
-def test_g5_a_lost_reply_is_told_apart_from_a_broken_lease(lossy: Proxy) -> None:
+def test_g5_a_lost_reply_is_distinguished_from_a_broken_lease(lossy: Proxy) -> None:
     lock = Lock("it")
     lock.acquire()
     assert locks["direct"].break_("it", owner=lock.owner or "")
@@ -133,7 +133,7 @@ def test_g5_a_lost_reply_is_told_apart_from_a_broken_lease(lossy: Proxy) -> None
     assert caught.value.reason == "broken"
 
 
-def test_g5_a_lost_reply_is_told_apart_from_an_expired_lease(
+def test_g5_a_lost_reply_is_distinguished_from_an_expired_lease(
     lossy: Proxy, own_redis: RedisServer
 ) -> None:
     lock = Lock("it", ttl=0.3, renew=False)
@@ -146,7 +146,7 @@ def test_g5_a_lost_reply_is_told_apart_from_an_expired_lease(
     assert stranger().locked()
 
 
-def test_g5_an_attempt_that_a_paused_server_read_late_is_taken_back(
+def test_g5_an_attempt_that_a_paused_server_read_late_is_cancelled(
     own_redis: RedisServer, dlocks: Dlocks, holder: Holder
 ) -> None:
     with configured({"default": {**dlocks["default"], "TTL": LONG}}):
@@ -156,13 +156,13 @@ def test_g5_an_attempt_that_a_paused_server_read_late_is_taken_back(
         lock = Lock("it")
         with pytest.raises(BackendUnavailable):
             lock.acquire(blocking=False)
-        # The server now executes what lies in its sockets, and what comes after it.
+        # The server now executes what its sockets contain, and later commands.
         own_redis.resume()
         assert holder.do(f"Lock('it').acquire(timeout={LONG / 4})")
 
 
 def of_delivery(owner: str, *, parked: str = "") -> DeliveryLock:
-    """The lock of a task's delivery; ``parked`` is whose place it may take."""
+    """The lock of a task's delivery; ``parked`` names the owner it may replace."""
     return DeliveryLock("it", owner, replaces=parked)
 
 
@@ -170,7 +170,7 @@ def of_delivery(owner: str, *, parked: str = "") -> DeliveryLock:
 def test_g5_a_lease_whose_parking_was_cut_off_is_parked(lossy: Proxy, how: How) -> None:
     lock = of_delivery("first")
     lock.acquire()
-    # Of the renewal before it, and of the parking itself.
+    # Lose the replies to the renewal before it and to the parking itself.
     lossy.drop_replies(2, how=how)
     lock.pass_to("P", kind="parked", ttl=LONG)
     assert (lossy.replies_dropped, lock.state) == (2, "free")
@@ -184,7 +184,7 @@ def test_g5_a_lease_whose_parking_was_cut_off_is_parked(lossy: Proxy, how: How) 
     retry.release()
 
 
-def test_g5_a_lease_whose_parking_was_never_answered_blocks_nobody(
+def test_g5_a_lease_whose_parking_got_no_answer_blocks_nobody(
     lossy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = of_delivery("first")
@@ -193,7 +193,7 @@ def test_g5_a_lease_whose_parking_was_never_answered_blocks_nobody(
     lossy.drop_replies(how="swallow")
     with pytest.raises(BackendUnavailable):
         lock.pass_to("P", kind="parked", ttl=LONG)
-    # Passed on, and not lost.
+    # The lease was passed on, not lost.
     assert (lock.state, lock.lost_reason) == ("free", None)
     assert stranger().acquire(timeout=LONG / 4)
     assert lossy.replies_dropped == 1

@@ -25,12 +25,12 @@ def doubted() -> Iterator[threading.Event]:
     """Set when half a TTL has passed without a confirmed renewal."""
     event = threading.Event()
 
-    def hear(**facts: Any) -> None:
+    def receive(**facts: Any) -> None:
         event.set()
 
-    signals.in_doubt.connect(hear)
+    signals.in_doubt.connect(receive)
     yield event
-    signals.in_doubt.disconnect(hear)
+    signals.in_doubt.disconnect(receive)
 
 
 # -- what it survives ------------------------------------------------------------------
@@ -52,17 +52,17 @@ def test_g6_an_outage_shorter_than_the_lease_loses_nothing(
     begin(through_proxy, own_redis)
     assert doubted.wait(30)
     end(through_proxy, own_redis)
-    # Longer than what was left of the lease.
+    # Longer than the rest of the lease.
     assert not stranger().acquire(timeout=2 * TTL)
     assert lock.state == "held"
     lock.release()
 
 
-def test_g6_replies_lost_again_and_again_lose_nothing(through_proxy: Proxy) -> None:
+def test_g6_repeatedly_lost_replies_lose_no_lock(through_proxy: Proxy) -> None:
     lock = Lock("it")
     lock.acquire()
     for how in ("close", "swallow", "close", "swallow", "close", "close"):
-        # The one whose reply is lost, and one that confirms the lease.
+        # The renewal whose reply is lost, and one that confirms the lease.
         with another(through_proxy, commands=2):
             through_proxy.drop_replies(how=how)
     assert not stranger().acquire(timeout=TTL)
@@ -71,7 +71,7 @@ def test_g6_replies_lost_again_and_again_lose_nothing(through_proxy: Proxy) -> N
     lock.release()
 
 
-def test_g6_a_receiver_that_hangs_keeps_nothing_from_renewal_and_release(
+def test_g6_a_receiver_that_hangs_does_not_delay_renewal_and_release(
     through_proxy: Proxy,
 ) -> None:
     inside, free = threading.Event(), threading.Event()
@@ -166,7 +166,7 @@ def test_g6_renewal_ends_with_the_loss(own_redis: RedisServer, through_proxy: Pr
     own_redis.restart()
     assert lost.wait(30)
     with stranger() as mine:
-        # What the former holder may still send must not prolong, or end, another's lease.
+        # Late commands of the former holder must neither prolong nor end the lease of another.
         assert not Lock("it", using="direct", bound=False).acquire(timeout=TTL)
         assert mine.held
     sent = through_proxy.count("EVALSHA", "EVAL")
@@ -187,7 +187,7 @@ def test_g6_a_paused_server_delays_no_other_alias(own_redis: RedisServer, dlocks
         for lock in hung + well:
             lock.acquire()
         own_redis.pause()
-        # Three leases long, on the alias that is well.
+        # As long as three leases, on the alias that works.
         assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
         assert all(lock.lost for lock in hung)
         assert all(lock.held for lock in well)

@@ -15,27 +15,27 @@ from django_dlock.core.held import registry
 from testproject.servers import RedisServer
 from tests.support.aliases import LONG, alias, configured
 
-Strike = Literal["cancelled", "thrown", "closed"]
+Interruption = Literal["cancelled", "thrown", "closed"]
 
-STRIKES: tuple[Strike, ...] = ("cancelled", "thrown", "closed")
+INTERRUPTIONS: tuple[Interruption, ...] = ("cancelled", "thrown", "closed")
 
 
 @pytest.fixture(autouse=True)
 def lasting(own_redis: RedisServer) -> Iterator[None]:
-    """Leases longer than any test: if a name is free, it was released."""
+    """Leases longer than any test: a free name has been released."""
     direct = alias(own_redis.url, TTL=LONG, OPTIONS={"command_timeout": LONG / 3})
     with configured({"default": direct, "other": direct}):
         yield
 
 
-class Struck:
-    """Awaits a coroutine, and strikes it where it suspends for the n-th time.
+class InterruptedAwait:
+    """Awaits a coroutine, and interrupts it where it suspends for the n-th time.
 
-    ``cancelled`` asks its task, ``thrown`` throws into it by hand while what it waits for goes on,
-    and ``closed`` ends it as a loop's end does with what still waits.
+    ``cancelled`` cancels its task. ``thrown`` throws into the coroutine directly, while the
+    operation that it awaits goes on. ``closed`` closes it, as the end of an event loop does.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], n: int, how: Strike) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], n: int, how: Interruption) -> None:
         self._coroutine, self._n, self._how = coroutine, n, how
         self.suspensions = 0
 
@@ -67,31 +67,31 @@ class Struck:
 
 async def everywhere(
     make: Callable[[int], Awaitable[Coroutine[Any, Any, Any]]],
-    how: Strike,
+    how: Interruption,
     afterwards: Callable[[int], Awaitable[None]],
 ) -> int:
-    """Strike what ``make(n)`` gives at its n-th suspension, for all n; gives how many there are."""
+    """Interrupt what ``make(n)`` returns at its n-th suspension, for all n; return the count."""
     async with Lock("warm"):
         pass
     for n in itertools.count(1):
 
-        async def strike(n: int = n) -> Struck:
-            struck = Struck(await make(n), n, how)
-            await struck
-            return struck
+        async def interrupt(n: int = n) -> InterruptedAwait:
+            interrupted = InterruptedAwait(await make(n), n, how)
+            await interrupted
+            return interrupted
 
         try:
-            struck = await asyncio.create_task(strike())
+            interrupted = await asyncio.create_task(interrupt())
         except asyncio.CancelledError:
             await afterwards(n)
         else:
-            assert struck.suspensions < n
+            assert interrupted.suspensions < n
             return n - 1
     raise AssertionError
 
 
 async def assert_free(name: str) -> None:
-    """Nobody here holds it, and it is free as soon as the undo has come through."""
+    """This process does not hold it, and it is free once the cancellation has been sent."""
     assert name not in renewed()
     lock = Lock(name)
     assert await lock.aacquire(timeout=LONG / 2), name
@@ -103,8 +103,8 @@ def renewed() -> list[str]:
     return [hold.name for hold in registry._leases.values() if hold.renews and not hold.ended]
 
 
-@pytest.mark.parametrize("how", STRIKES)
-async def test_g7_an_acquire_cancelled_at_any_await_holds_nothing(how: Strike) -> None:
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+async def test_g7_an_acquire_cancelled_at_any_await_holds_nothing(how: Interruption) -> None:
     async def make(n: int) -> Coroutine[Any, Any, Any]:
         return Lock(f"it:{n}").aacquire()
 
@@ -114,8 +114,8 @@ async def test_g7_an_acquire_cancelled_at_any_await_holds_nothing(how: Strike) -
     assert await everywhere(make, how, afterwards) >= 1
 
 
-@pytest.mark.parametrize("how", STRIKES)
-async def test_g7_a_waiter_cancelled_at_any_await_is_forgotten(how: Strike) -> None:
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+async def test_g7_a_waiter_cancelled_at_any_await_leaves_the_queue(how: Interruption) -> None:
     releases: list[asyncio.Task[None]] = []
 
     async def release_soon(holder: Lock) -> None:
@@ -139,8 +139,8 @@ async def test_g7_a_waiter_cancelled_at_any_await_is_forgotten(how: Strike) -> N
     await asyncio.gather(*releases)
 
 
-@pytest.mark.parametrize("how", STRIKES)
-async def test_g7_a_release_cancelled_at_any_await_renews_nothing(how: Strike) -> None:
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+async def test_g7_a_release_cancelled_at_any_await_renews_nothing(how: Interruption) -> None:
     held: list[Lock] = []
 
     async def make(n: int) -> Coroutine[Any, Any, Any]:
@@ -157,8 +157,8 @@ async def test_g7_a_release_cancelled_at_any_await_renews_nothing(how: Strike) -
     assert renewed() == []
 
 
-@pytest.mark.parametrize("how", STRIKES)
-async def test_g7_a_block_cancelled_at_any_await_leaves_the_name_free(how: Strike) -> None:
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+async def test_g7_a_block_cancelled_at_any_await_leaves_the_name_free(how: Interruption) -> None:
     async def block(name: str) -> None:
         async with Lock(name):
             await asyncio.sleep(0)
@@ -169,13 +169,13 @@ async def test_g7_a_block_cancelled_at_any_await_leaves_the_name_free(how: Strik
     async def afterwards(n: int) -> None:
         await assert_free(f"it:{n}")
 
-    # One each of acquire, body and release at the least.
+    # At least one each in acquire, body and release.
     assert await everywhere(make, how, afterwards) >= 3
     assert renewed() == []
 
 
-@pytest.mark.parametrize("how", STRIKES)
-async def test_g7_a_renewal_cancelled_at_any_await_keeps_the_lock(how: Strike) -> None:
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+async def test_g7_a_renewal_cancelled_at_any_await_keeps_the_lock(how: Interruption) -> None:
     async with Lock("it") as lock:
 
         async def make(n: int) -> Coroutine[Any, Any, Any]:
@@ -185,7 +185,7 @@ async def test_g7_a_renewal_cancelled_at_any_await_keeps_the_lock(how: Strike) -
             lock.check()
 
         assert await everywhere(make, how, afterwards) >= 1
-        # The late replies answered nobody.
+        # The late replies answered no other call.
         await lock.arenew()
         assert await lock.alocked()
 
@@ -213,7 +213,7 @@ async def by_task_group(lock: Lock) -> None:
 
 
 @pytest.mark.parametrize("end", [by_wait_for, by_timeout, by_task_group])
-async def test_g7_what_ends_a_waiter_in_time_leaves_no_waiter(
+async def test_g7_a_waiter_ended_by_a_timeout_leaves_the_queue(
     end: Callable[[Lock], Awaitable[None]],
 ) -> None:
     if sys.version_info < (3, 11) and end is not by_wait_for:

@@ -19,12 +19,12 @@ ROUNDS = 300
 SEED = 20240229
 
 PATIENT: dict[str, Any] = {"TTL": 3 * TTL, "OPTIONS": {"command_timeout": TTL}}
-"""For many commands on a machine that now and then does nothing for some tenths of a second."""
+"""Seconds; long enough for many commands on a machine that stalls for tenths of a second."""
 
 
 @pytest.fixture
 def patient(own_redis: RedisServer) -> Iterator[Dlocks]:
-    """``default`` with time for each command."""
+    """``default`` with enough time for each command."""
     entries = {"default": alias(own_redis.url, **PATIENT)}
     with configured(entries):
         yield entries
@@ -32,7 +32,7 @@ def patient(own_redis: RedisServer) -> Iterator[Dlocks]:
 
 @pytest.fixture
 def patient_holder(new_holder: NewHolder, patient: Dlocks) -> Holder:
-    """A process whose commands have time."""
+    """A process with enough time for its commands."""
     return new_holder(dlocks=patient)
 
 
@@ -42,13 +42,13 @@ def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
     error: str, how: How, patient_holder: Holder
 ) -> None:
     patient_holder.do("from tests.support.interrupts import storm")
-    struck = patient_holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
-    assert struck > 10, "hardly anything was interrupted"
-    # The process lives on, so what it renews would stay taken.
+    interrupted = patient_holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
+    assert interrupted > 10, "hardly anything was interrupted"
+    # The process lives on, so a lease that it still renewed would keep the name taken.
     assert all_free(ROUNDS, PATIENT["TTL"] + 3)
 
 
-def test_g7_interrupts_keep_nobody_else_from_the_lock(patient_holder: Holder) -> None:
+def test_g7_interrupts_keep_no_other_thread_from_the_lock(patient_holder: Holder) -> None:
     holder = patient_holder
     holder.do(
         "from tests.support.interrupts import storm\n"
@@ -60,10 +60,10 @@ def test_g7_interrupts_keep_nobody_else_from_the_lock(patient_holder: Holder) ->
         "threads = [threading.Thread(target=churn, args=[n]) for n in range(3)]\n"
         "for thread in threads: thread.start()"
     )
-    struck = holder.do(
+    interrupted = holder.do(
         f"storm('KeyboardInterrupt', 'with', rounds={ROUNDS}, seed={SEED}, name='it')"
     )
-    assert struck > 10, "hardly anything was interrupted"
+    assert interrupted > 10, "hardly anything was interrupted"
     holder.do("before = turns.copy()")
     holder.do("while any(now < then + 10 for now, then in zip(turns, before)): pass")
     holder.do("stop.set()\nfor thread in threads: thread.join()")
@@ -73,8 +73,8 @@ def test_g7_interrupts_keep_nobody_else_from_the_lock(patient_holder: Holder) ->
 async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
     how: How, patient: Dlocks
 ) -> None:
-    struck = await cancellations(how, rounds=ROUNDS, seed=SEED)
-    assert struck > 10, "hardly anything was cancelled"
+    interrupted = await cancellations(how, rounds=ROUNDS, seed=SEED)
+    assert interrupted > 10, "hardly anything was cancelled"
     assert await asyncio.to_thread(all_free, ROUNDS, PATIENT["TTL"] + 3)
 
 
@@ -84,12 +84,14 @@ def test_g7_an_interrupt_anywhere_leaves_nothing_renewed(
 ) -> None:
     holder.do("from tests.support.interrupts import one, walk")
     holder.do("one('warm', 'with')")
-    struck: dict[str, str] = holder.do(f"walk({how!r})")
-    assert len(struck) > 100
-    # The process and all its handles live on.
-    stay = {name: where for name, where in struck.items() if not Lock(name).acquire(timeout=TTL)}
+    interrupted: dict[str, str] = holder.do(f"walk({how!r})")
+    assert len(interrupted) > 100
+    # The process and all its handles stay alive.
+    stay = {
+        name: where for name, where in interrupted.items() if not Lock(name).acquire(timeout=TTL)
+    }
     assert stay == {}
-    # Nor was anything broken by which it renews.
+    # The watchdog itself must still work.
     holder.do("lock = Lock('it'); lock.acquire()")
     assert not Lock("it").acquire(timeout=2 * TTL)
     assert holder.do("lock.held")

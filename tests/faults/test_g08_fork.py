@@ -14,20 +14,20 @@ from tests.support.holder import Holder
 
 @pytest.fixture
 def parent(dlocks: Dlocks, holder: Holder) -> Holder:
-    """A process that holds ``it`` and is about to fork."""
+    """A process that holds ``it`` and will fork."""
     holder.do(
         "lock = Lock('it', on_lost=lambda lock, reason: say('on_lost', reason)); lock.acquire()"
     )
     return holder
 
 
-def test_g8_a_childs_handles_read_lost(parent: Holder) -> None:
+def test_g8_handles_in_a_child_have_the_state_lost(parent: Holder) -> None:
     answers = parent.do(
         "in_fork('lock.state, lock.lost_reason, lock.held, lock.lost, lock.remaining')"
     )
     assert answers == ["lost", "fork", False, True, 0.0]
     assert parent.do("lock.state") == "held"
-    # A fork is no event: nobody is told of a loss, in the child or in the parent.
+    # A fork is no event: neither child nor parent reports a loss.
     assert parent.said == []
 
 
@@ -37,7 +37,7 @@ def test_g8_a_child_cannot_use_its_parents_lock(parent: Holder, call: str) -> No
     parent.do("lock.renew()")
 
 
-def test_g8_a_child_leaves_its_parents_block_in_silence(parent: Holder) -> None:
+def test_g8_a_child_leaves_its_parents_block_silently(parent: Holder) -> None:
     parent.do(
         "def enter():\n"
         "    global other\n"
@@ -50,7 +50,7 @@ def test_g8_a_child_leaves_its_parents_block_in_silence(parent: Holder) -> None:
 
 
 def test_g8_a_child_does_not_release_at_its_end(parent: Holder) -> None:
-    # Ends as a child of multiprocessing does, finalizers and all.
+    # The child ends like one of multiprocessing, with its finalizers.
     parent.do(
         "child = multiprocessing.get_context('fork').Process(target=len, args=['']);"
         "child.start(); child.join()"
@@ -61,7 +61,7 @@ def test_g8_a_child_does_not_release_at_its_end(parent: Holder) -> None:
 
 
 def test_g8_a_child_does_not_renew_for_its_parent(parent: Holder) -> None:
-    # Both live on; the parent is stopped, so that only the child could renew.
+    # Both stay alive; the parent is stopped, so that only the child could renew.
     parent.do("child = os.fork() or signal.pause()")
     parent.pause()
     assert Lock("it").acquire(timeout=TTL + 20)
@@ -72,7 +72,7 @@ def test_g8_a_child_does_not_renew_for_its_parent(parent: Holder) -> None:
 def test_g8_a_child_can_lock_for_itself_at_once(parent: Holder) -> None:
     mine = "[(l := Lock('mine')).acquire(timeout=20), l.token > 0, l.renew(), l.release(), l.state]"
     assert parent.do(f"in_fork({mine!r})") == [True, True, None, None, "free"]
-    # On connections of its own: the parent's still answer to the parent.
+    # It uses its own connections: the parent's connections still work for the parent.
     parent.do("lock.renew()")
 
 
@@ -83,7 +83,7 @@ def test_g8_a_child_renews_its_own_lock_and_waits_for_its_parents(parent: Holder
 
 
 def test_g8_a_child_forked_while_threads_lock_can_lock(dlocks: Dlocks, holder: Holder) -> None:
-    # Not while they import: Python itself hangs in a child forked then.
+    # Fork only after the imports: a child forked during an import hangs in Python itself.
     holder.do("with Lock('warm'): pass")
     holder.do(
         "stop = threading.Event()\n"
@@ -99,7 +99,7 @@ def test_g8_a_child_forked_while_threads_lock_can_lock(dlocks: Dlocks, holder: H
     holder.do("stop.set()\nfor thread in threads: thread.join()")
 
 
-def test_g8_a_locks_parent_may_die_while_its_child_lives(parent: Holder) -> None:
+def test_g8_a_holder_may_die_while_its_child_lives(parent: Holder) -> None:
     parent.do(f"long = Lock('long', ttl={LONG}); long.acquire()")
     parent.do("child = os.fork() or signal.pause()")
     child = parent.do("child")

@@ -14,7 +14,7 @@ DAY = 86400.0
 
 
 @pytest.mark.parametrize("offset", [-DAY, DAY], ids=["back", "ahead"])
-def test_g9_a_step_of_the_clients_clock_decides_nothing(
+def test_g9_a_step_of_the_clients_clock_has_no_effect(
     offset: float, dlocks: Dlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, other = Lock("it"), Lock("it", bound=False)
@@ -23,7 +23,7 @@ def test_g9_a_step_of_the_clients_clock_decides_nothing(
     true_time, true_ns = time.time, time.time_ns
     monkeypatch.setattr(time, "time", lambda: true_time() + offset)
     monkeypatch.setattr(time, "time_ns", lambda: true_ns() + int(offset * 1e9))
-    # Renewed, seen and waited for as before, past the end of its first lease.
+    # The lease is renewed, shown and waited for as before, past its first end.
     assert not other.acquire(timeout=2 * TTL)
     assert lock.state == "held"
     assert 0 < lock.remaining <= TTL
@@ -52,7 +52,7 @@ def test_g9_holders_whose_clocks_differ_by_a_day_exclude_each_other(
     holder.do("lock = Lock('it'); lock.acquire()")
     token = holder.do("lock.token")
     assert not Lock("it").acquire(timeout=2 * TTL)
-    # In the middle of a hold, the other way round.
+    # While the lock is held, the clock steps to the other side.
     holder.do(f"offset = {-offset}")
     assert not Lock("it").acquire(timeout=2 * TTL)
     assert holder.do("lock.state") == "held"

@@ -1,7 +1,7 @@
 """G10: acquire and release return in time, even if the backend hangs.
 
-The only tests that look at a watch: each bound is the patience given, plus one command timeout,
-plus slack for a busy machine.
+Only these tests measure time: each limit is the given patience, plus one command timeout, plus a
+margin for a busy machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIMEOUT = 1.0
 """Command timeout."""
 OPTIONS = {"outage_patience": OUTAGE_PATIENCE, "command_timeout": TIMEOUT}
 SLACK = 5.0
-"""Far less than one silent retry more for each of redis-py's ten."""
+"""Much less than one more silent retry for each of redis-py's ten."""
 
 Fault = Callable[[RedisServer, Proxy], None]
 
@@ -36,10 +36,10 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.fixture(params=FAULTS)
-def hurt(
+def cut_off(
     request: pytest.FixtureRequest, own_redis: RedisServer, proxy: Proxy
 ) -> Iterator[Callable[[], None]]:
-    """Hurts the server of ``default``, once called."""
+    """Makes the server of ``default`` unreachable, once called."""
     with configured({"default": alias(proxy.url, TTL=LONG, OPTIONS=OPTIONS)}):
         yield lambda: FAULTS[request.param](own_redis, proxy)
 
@@ -54,69 +54,71 @@ def within(seconds: float) -> Iterator[None]:
 @pytest.mark.parametrize("fresh", [True, False], ids=["first use", "connected"])
 @pytest.mark.parametrize("patience", [0, 0.4])
 def test_g10_acquire_returns_in_time(
-    hurt: Callable[[], None], patience: float, fresh: bool
+    cut_off: Callable[[], None], patience: float, fresh: bool
 ) -> None:
     if not fresh:
         with Lock("warm"):
             pass
-    hurt()
+    cut_off()
     with within(patience), pytest.raises(BackendUnavailable):
         Lock("it").acquire(timeout=patience)
 
 
-def test_g10_release_and_renew_return_in_time(hurt: Callable[[], None]) -> None:
+def test_g10_release_and_renew_return_in_time(cut_off: Callable[[], None]) -> None:
     lock = Lock("it")
     lock.acquire()
-    hurt()
+    cut_off()
     for call in (lock.renew, lock.locked, lock.release):
         with within(0), pytest.raises(BackendUnavailable):
             call()
     assert lock.state == "free"
 
 
-def test_g10_leaving_a_block_returns_in_time_and_fails_nobody(hurt: Callable[[], None]) -> None:
+def test_g10_leaving_a_block_returns_in_time_and_raises_nothing(
+    cut_off: Callable[[], None],
+) -> None:
     with Lock("it"):
-        hurt()
+        cut_off()
         started = clock.now()
     assert clock.now() - started < TIMEOUT + SLACK
 
 
-def test_g10_a_waiter_returns_in_time_when_the_backend_goes(
-    hurt: Callable[[], None], proxy: Proxy
+def test_g10_a_waiter_returns_in_time_when_the_backend_becomes_unreachable(
+    cut_off: Callable[[], None], proxy: Proxy
 ) -> None:
     ended: list[bool] = []
 
-    def hurt_soon() -> None:
+    def cut_off_soon() -> None:
         proxy.wait_until(lambda proxy: bool(ended or proxy.count("SUBSCRIBE")))
         if not ended:
-            hurt()
+            cut_off()
 
-    hurting = threading.Thread(target=hurt_soon)
+    cutting_off = threading.Thread(target=cut_off_soon)
     with Lock("it", bound=False):
-        hurting.start()
-        # Contention or no answer, as the moment has it; but in time.
+        cutting_off.start()
+        # Either contention or no answer, depending on the moment; but in time.
         with within(1.0):
             try:
                 assert not Lock("it").acquire(timeout=1.0)
             except BackendUnavailable:
                 pass
-        # On a busy machine, before it subscribed. The release is seen by the other thread.
+        # On a busy machine this may come before it subscribed. The other thread sees the release.
         ended.append(True)
-    hurting.join()
+    cutting_off.join()
 
 
-async def test_g10_coroutines_return_in_time(hurt: Callable[[], None]) -> None:
+async def test_g10_coroutines_return_in_time(cut_off: Callable[[], None]) -> None:
     lock = Lock("it")
     await lock.aacquire()
-    hurt()
+    cut_off()
     with within(0.4), pytest.raises(BackendUnavailable):
         await Lock("other").aacquire(timeout=0.4)
     with within(0), pytest.raises(BackendUnavailable):
         await lock.arelease()
 
 
-def test_g10_many_callers_at_once_return_in_time(hurt: Callable[[], None]) -> None:
-    hurt()
+def test_g10_many_callers_at_once_return_in_time(cut_off: Callable[[], None]) -> None:
+    cut_off()
 
     async def main() -> list[object]:
         calls = [
@@ -129,7 +131,7 @@ def test_g10_many_callers_at_once_return_in_time(hurt: Callable[[], None]) -> No
     assert {type(answer) for answer in answers} == {BackendUnavailable}
 
 
-def test_g10_an_unanswered_attempt_is_taken_back_in_the_background(
+def test_g10_an_unanswered_attempt_is_cancelled_in_the_background(
     own_redis: RedisServer, dlocks: Dlocks
 ) -> None:
     with configured({"default": alias(own_redis.url, TTL=LONG)}):
@@ -143,12 +145,12 @@ def test_g10_an_unanswered_attempt_is_taken_back_in_the_background(
 
 
 @pytest.mark.parametrize("patience", [0.4, -1], ids=["patient", "for ever"])
-def test_g10_many_waiters_of_one_process_return_in_time_too(
-    hurt: Callable[[], None], patience: float
+def test_g10_many_waiters_of_one_process_return_in_time(
+    cut_off: Callable[[], None], patience: float
 ) -> None:
     with Lock("warm"):
         pass
-    hurt()
+    cut_off()
     errors: list[Exception] = []
     ended: list[float] = []
 

@@ -1,4 +1,4 @@
-"""G10: an acquire with patience rides through an outage for a while, then says that it is one."""
+"""G10: an acquire with patience keeps trying for a while in an outage, then raises an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def acquire(request: pytest.FixtureRequest) -> Acquire:
 
 
 class Tries:
-    """Counts how often the backend of ``default`` was asked without an answer."""
+    """Counts how often the backend of ``default`` was called without an answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, acquire: Acquire) -> None:
         self._some = threading.Semaphore(0)
@@ -70,12 +70,12 @@ class Tries:
 
 @pytest.fixture
 def server(own_redis: RedisServer) -> Iterator[RedisServer]:
-    """The Redis of ``default``, with leases that no test outlives."""
+    """The Redis of ``default``, with leases longer than any test."""
     with configured({"default": alias(own_redis.url, TTL=LONG)}):
         yield own_redis
 
 
-def test_g10_an_acquire_rides_through_a_restart(
+def test_g10_an_acquire_survives_a_restart_of_the_server(
     server: RedisServer, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Lock("warm"):
@@ -91,7 +91,7 @@ def test_g10_an_acquire_rides_through_a_restart(
     lock.release()
 
 
-def test_g10_a_waiter_rides_through_a_restart(
+def test_g10_a_waiter_survives_a_restart_of_the_server(
     server: RedisServer, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, waiter = Lock("it", bound=False), Lock("it", bound=False)
@@ -102,7 +102,7 @@ def test_g10_a_waiter_rides_through_a_restart(
             clock.now()
         server.kill()
         server.restart()
-        # With its data the server has lost the holder's lease.
+        # The server has lost its data and with it the holder's lease.
         assert got.result(60)
     assert waiter.token is not None
     assert holder.token is not None
@@ -112,7 +112,7 @@ def test_g10_a_waiter_rides_through_a_restart(
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("patience", [20, -1], ids=["patient", "for ever"])
-def test_g10_a_long_outage_is_told_after_the_outage_patience(
+def test_g10_a_long_outage_is_reported_after_the_outage_patience(
     fault: str, patience: float, acquire: Acquire, own_redis: RedisServer, proxy: Proxy
 ) -> None:
     with configured({"default": alias(proxy.url, TTL=LONG, OPTIONS=OPTIONS)}):
@@ -125,7 +125,7 @@ def test_g10_a_long_outage_is_told_after_the_outage_patience(
         assert OUTAGE_PATIENCE <= clock.now() - started < OUTAGE_PATIENCE + TIMEOUT + SLACK
 
 
-def test_g10_whoever_tries_once_is_told_at_once(
+def test_g10_a_single_attempt_fails_at_once(
     server: RedisServer, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = Tries(monkeypatch, acquire)

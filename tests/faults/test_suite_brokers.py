@@ -1,4 +1,4 @@
-"""What the fault suite knows of messages on their way."""
+"""How the fault suite finds messages between queue and worker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import redis
 from tests.faults.suite.brokers import RedisBroker
 
 
-def test_a_message_that_nobody_wrote_down_is_missing():
+def test_a_message_without_an_entry_for_a_worker_is_missing():
     with RedisBroker() as broker, redis.Redis.from_url(broker.url) as client:
         client.lpush("celery", "one", "two", "three")
         broker.calibrate()
         assert broker.missing() == 0
-        # As a worker takes it, and writes down that it is not acknowledged.
+        # As a worker does: take the message and note it as unacknowledged.
         client.rpop("celery")
         client.hset("unacked", "tag", "one")
         assert broker.missing() == 0

@@ -1,4 +1,4 @@
-"""The short form of the fault suite: Redis, prefork, 20 keys a scenario.
+"""The short form of the fault suite: Redis, prefork, 20 keys per scenario.
 
 ``make faults`` runs all of it; see ``tests/faults/suite``.
 """
@@ -22,7 +22,7 @@ from tests.support.postgres import PostgresNotFound
 KEYS = 20
 BUSY = 2.0
 FREE_WITHIN = 5.0
-"""Other tests run beside it, unlike beside ``make faults``; by itself a lease ends after 30 s."""
+"""Other tests run at the same time, unlike with ``make faults``; a lease expires after 30 s."""
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.mark.parametrize(
     "scenario", [each for each in SCENARIOS if each.short], ids=lambda scenario: scenario.name
 )
-def test_g12_g13_whatever_happens_each_key_takes_effect_once(
+def test_g12_g13_each_key_takes_effect_once_whatever_happens(
     stage: Stage, scenario: Scenario
 ) -> None:
-    """And without the guard it does not, so the fault was one."""
+    """Without the guard it does not, so the fault was real."""
     if stage.database is None and not scenario.on_sqlite:
         pytest.skip("needs two transactions at a time, and SQLite has one")
     if scenario.free_within is not None:

@@ -69,7 +69,7 @@ def test_a_clean_run_has_no_findings() -> None:
             found.overlaps,
             found.stale_spans,
             found.stale_writes,
-            found.struck,
+            found.hit,
             found.failed,
             found.endless,
         )
@@ -161,18 +161,18 @@ def test_a_lock_that_came_free_is_told_with_its_kind() -> None:
     assert (list(found["guarded"].freed), list(found["plain"].freed)) == ([0.4], [])
 
 
-@pytest.mark.parametrize(("pids", "struck"), [([], 2), ([10], 1), ([12], 0)])
+@pytest.mark.parametrize(("pids", "hit"), [([], 2), ([10], 1), ([12], 0)])
 def test_a_fault_meets_the_keys_whose_bodies_run_where_it_is_made(
-    pids: list[int], struck: int
+    pids: list[int], hit: int
 ) -> None:
     fault = {"event": "fault", "at": 2.0, "what": "x", "pids": pids}
     bodies = [*body(1, 3), *body(1, 3, key=2, pid=11), *body(2.5, 3, key=3)]
-    assert tally(sent(1), sent(2), sent(3), *bodies, fault).struck == struck
+    assert tally(sent(1), sent(2), sent(3), *bodies, fault).hit == hit
 
 
 def test_a_fault_of_a_bodys_own_meets_its_key() -> None:
-    struck = {"event": "struck", "at": 1.0, "kind": "guarded", "key": 1, "what": "die"}
-    assert tally(sent(), struck).struck == 1
+    hit = {"event": "hit", "at": 1.0, "kind": "guarded", "key": 1, "what": "die"}
+    assert tally(sent(), hit).hit == 1
 
 
 def test_messages_that_ended_otherwise_are_counted() -> None:
@@ -344,7 +344,7 @@ def test_a_lock_must_be_free_soon_where_the_scenario_says_so() -> None:
 def test_a_fault_that_harms_nobody_is_a_problem_unless_it_is_said_why() -> None:
     events = [sent(), *body(1, 2, committed=2), sent(kind="plain")]
     events += body(1, 2, kind="plain", committed=1)
-    assert "did not bite" in judge(scenario(), check(events), events, "redis solo")[0]
+    assert "had no effect" in judge(scenario(), check(events), events, "redis solo")[0]
     excused = scenario(harmless={"redis solo": "it cannot"})
     assert judge(excused, check(events), events, "redis solo") == []
     assert judge(excused, check(events), events, "redis threads") != []

@@ -23,7 +23,7 @@ def tally(**counts: Any) -> Tally:
 
 
 def outcome(scenario: str = "child-before-commit", **facts: Any) -> Outcome:
-    tallies = {"guarded": tally(struck=3), "plain": tally(doubles=7), "early": tally(lost=5)}
+    tallies = {"guarded": tally(hit=3), "plain": tally(doubles=7), "early": tally(lost=5)}
     known = {"scenario": scenario, "broker": "redis", "pool": "prefork", "seconds": 1.0}
     return Outcome(**{**known, "tallies": tallies, **facts})
 
@@ -49,7 +49,7 @@ def row(one: Outcome) -> dict[str, str]:
 
 def test_a_row_has_each_number_in_its_place() -> None:
     guarded = tally(
-        struck=3,
+        hit=3,
         doubles=1,
         lost=2,
         stale_writes=4,

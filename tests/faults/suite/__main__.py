@@ -1,8 +1,8 @@
 """``python -m tests.faults.suite``: all scenarios on real workers and servers.
 
 Writes journals, workers' logs and ``results.json`` into a directory, and the table of the
-documentation. Ends with 0 only if no guarded task was doubled or lost anywhere, and the others
-were.
+documentation. The exit code is 0 only if no guarded task was doubled or lost anywhere, and other
+tasks were.
 """
 
 from __future__ import annotations
@@ -37,30 +37,33 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line.
 
     Raises:
-        SystemExit: It is wrong; says how.
+        SystemExit: The command line is wrong; the message says how.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.faults.suite", description=__doc__)
     parser.add_argument("--brokers", nargs="+", choices=list(BROKERS), default=list(BROKERS))
     parser.add_argument("--pools", nargs="+", choices=list(POOLS), default=list(POOLS))
     parser.add_argument(
-        "--backend", choices=BACKENDS, default="redis", help="keeps the locks; database: PostgreSQL"
+        "--backend",
+        choices=BACKENDS,
+        default="redis",
+        help="where locks are kept; database: PostgreSQL",
     )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument("--scenarios", nargs="+", choices=names, default=names)
-    parser.add_argument("--keys", type=int, default=200, help="of each kind in each scenario")
+    parser.add_argument("--keys", type=int, default=200, help="keys of each kind in each scenario")
     parser.add_argument(
         "--busy", type=float, default=8.0, help="seconds for which long bodies keep workers busy"
     )
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "faults")
     parser.add_argument("--table", type=Path, help="Markdown file to write")
     parser.add_argument(
-        "--again", action="store_true", help="run nothing, but judge the journals in --directory"
+        "--again", action="store_true", help="run nothing; only judge the journals in --directory"
     )
     return parser.parse_args(arguments)
 
 
 def run(options: argparse.Namespace) -> list[Outcome]:
-    """Play what was asked for, and tell of each when it is over."""
+    """Run the chosen scenarios and report each one when it is over."""
     outcomes = []
     for broker in options.brokers:
         for pool in options.pools:
@@ -112,7 +115,7 @@ def _stage(
 
 
 def _empty(directory: Path) -> None:
-    """Make a place for what is written; what an earlier run left there goes."""
+    """Create an empty directory for the results; delete those of an earlier run."""
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.iterdir():
         if left.is_file():
@@ -140,14 +143,14 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, report, and say by the exit code how it went."""
+    """Run and report; the exit code says whether all went well."""
     options = parse(arguments)
     if options.backend == DATABASE:
-        # The driver asks who holds what, as the workers' own backend does.
+        # The driver reads the holders of locks with the same backend as the workers.
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
         django.setup()
     if not options.again:
-        # However it is ended, it takes with it what it started.
+        # However this process is ended, it also ends what it started.
         for name in ("SIGTERM", "SIGHUP"):
             signal.signal(getattr(signal, name), _interrupt)
     began = time.monotonic()

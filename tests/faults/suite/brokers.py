@@ -1,4 +1,4 @@
-"""A broker: where messages are, and the ways to lose, return and count them."""
+"""A broker: where the messages are, and how to lose, return and count them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["BROKERS", "Broker", "RabbitBroker", "RedisBroker"]
 
 
 TRIES = 200
-"""Stops, each of some looks, to find a worker between two messages."""
+"""Stops, each with several checks, until a worker is stopped between two messages."""
 
 LOOKS = 20
 QUEUES = ("celery", "prefork", "threads", "solo")
@@ -34,9 +34,9 @@ class Broker(Protocol):
 
     Attributes:
         name: For the table.
-        server: May be stopped for a while.
-        url: Straight to it, for the driver.
-        proxied: Through a proxy, for the workers.
+        server: Can be stopped for a while.
+        url: Its direct address, for the driver.
+        proxied: Its address through a proxy, for the workers.
     """
 
     name: str
@@ -53,41 +53,41 @@ class Broker(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
     def cut(self, workers: Sequence[Worker]) -> None:
-        """Close the connections of these workers, which run."""
+        """Close the connections of these running workers."""
 
     def pause(self, worker: Worker) -> None:
-        """Stop a worker with all its children (SIGSTOP), between two messages."""
+        """Stop a worker with all its children (SIGSTOP) between two messages."""
 
     def kill(self, worker: Worker) -> None:
-        """Kill a worker with all its children (SIGKILL), and see the broker notice."""
+        """Kill a worker with all its children (SIGKILL); wait until the broker notices."""
 
     def go_away(self, workers: Sequence[Worker]) -> None:
-        """From now on these workers, which run, find no broker."""
+        """From now on these running workers cannot reach the broker."""
 
     def come_back(self) -> None:
-        """They find it again."""
+        """Let them reach it again."""
 
     def refuse(self, workers: Sequence[Worker]) -> None:
-        """As ``go_away``, but for the workers only: the driver can still publish."""
+        """As ``go_away``, but only for the workers: the driver can still publish."""
 
     def accept(self) -> None:
-        """They find it again."""
+        """Let them reach it again."""
 
     def calibrate(self) -> None:
-        """All is quiet now: messages that are missing are lost, and not on their way."""
+        """Call this when all is quiet: from now on, missing messages are lost ones."""
 
     def missing(self) -> int:
-        """How many messages left the queue since, and were not written down for a worker."""
+        """How many messages have left the queue since then without being noted for a worker."""
 
     def redeliver(self, site: Site) -> None:
-        """Deliver again now what is not acknowledged."""
+        """Deliver unacknowledged messages again now."""
 
     def waiting(self, queue: str) -> int:
-        """How many messages are in the queue, or delivered and not acknowledged."""
+        """How many messages are in the queue, or delivered and not yet acknowledged."""
 
 
 class RedisBroker:
-    """Redis: what is not acknowledged comes back when the visibility timeout is over."""
+    """Redis: unacknowledged messages come back after the visibility timeout."""
 
     name = "redis"
 
@@ -127,7 +127,7 @@ class RedisBroker:
             worker.resume()
 
     def go_away(self, workers: Sequence[Worker]) -> None:
-        # A restarted one would have forgotten all messages.
+        # A restarted Redis would have lost all messages.
         self._stop_between_messages(workers)
         self.proxy.refuse()
         for worker in workers:
@@ -144,14 +144,15 @@ class RedisBroker:
     def kill(self, worker: Worker) -> None:
         ports = self._stop_between_messages([worker])
         worker.kill()
-        # A server that does not know yet would give it another message.
+        # A server that has not noticed the death would send the worker another message.
         eventually(lambda: ports.isdisjoint(self._ports()), why="the server sees the death")
 
     def _stop_between_messages(self, workers: Sequence[Worker]) -> set[int]:
-        """Stop them when no message is on its way from the queue; their ports at the server.
+        """Stop them when no message is between queue and worker; return their ports at the server.
 
-        Redis takes a message from the queue and gives it to a worker, who writes down a moment
-        later that it is unacknowledged; a death or a cut in between loses it, of whatever task.
+        Redis removes a message from the queue and sends it to a worker. A moment later the worker
+        notes it as unacknowledged. A death or a cut in between loses the message, whatever its
+        task.
         """
         for _ in range(TRIES):
             for worker in workers:
@@ -170,14 +171,15 @@ class RedisBroker:
         return ports
 
     def _nothing_on_its_way(self) -> bool:
-        """Whether, at some moment, every message was in a queue or written down.
+        """Whether, at one moment, every message was in a queue or noted as unacknowledged.
 
-        Then none is on its way to a worker that is stopped. Others go on, so it takes some looks.
+        Then no message is on its way to a stopped worker. Other workers continue, so this may take
+        several checks.
         """
         return any(self._on_their_way() == self._known_lost for _ in range(LOOKS))
 
     def _on_their_way(self) -> int:
-        """How many messages were taken out of queues and not written down as unacknowledged."""
+        """How many messages were taken out of queues and not yet noted as unacknowledged."""
         with self._client.pipeline(transaction=True) as pipe:
             pipe.info("commandstats")
             for queue in QUEUES:
@@ -204,7 +206,7 @@ class RedisBroker:
         return {
             links[connection.laddr.port]
             for connection in psutil.net_connections("tcp4")
-            # A port may also be that of a connection to another server.
+            # A port may also belong to a connection to another server.
             if connection.pid in pids
             and connection.raddr
             and connection.raddr.port == self.proxy.port
@@ -222,7 +224,7 @@ class RedisBroker:
 
 
 class RabbitBroker:
-    """RabbitMQ: what is not acknowledged comes back when its connection ends."""
+    """RabbitMQ: unacknowledged messages come back when their connection ends."""
 
     name = "rabbitmq"
 
@@ -254,8 +256,9 @@ class RabbitBroker:
         self.proxy.cut()
 
     def go_away(self, workers: Sequence[Worker]) -> None:
-        # Durable queues and persistent messages, as Celery's are, outlive it; killed, it would
-        # forget what it has not confirmed, and nobody who publishes asks for that but the guard.
+        # Celery's durable queues and persistent messages survive this. After a kill, RabbitMQ would
+        # lose messages that it has not confirmed, and only the guarded tasks wait for
+        # confirmations.
         self.server.shut_down()
 
     def come_back(self) -> None:
@@ -271,7 +274,7 @@ class RabbitBroker:
         worker.pause()
 
     def calibrate(self) -> None:
-        """Nothing is lost on its way."""
+        """Do nothing: RabbitMQ loses no message on its way."""
 
     def missing(self) -> int:
         return 0
@@ -280,7 +283,7 @@ class RabbitBroker:
         worker.kill()
 
     def redeliver(self, site: Site) -> None:
-        # From the side of the broker, for a worker may be stopped.
+        # The broker does it, because a worker may be stopped.
         self.proxy.cut()
 
     def waiting(self, queue: str) -> int:
@@ -291,7 +294,7 @@ class RabbitBroker:
     def _control(self, *arguments: str) -> str:
         server = find_rabbitmq_server()
         if server is None:
-            raise ServerNotFound("no RabbitMQ to ask")
+            raise ServerNotFound("RabbitMQ is not installed")
         program = shutil.which("rabbitmqctl", path=str(Path(server).parent)) or "rabbitmqctl"
         return subprocess.run(
             [program, "-n", self.server.name, *arguments],

@@ -1,4 +1,4 @@
-"""What the events of a run mean; knows no server and no clock, and reads files as well."""
+"""Judges the events of a run; uses no server and no clock, so it can also read files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Span:
     """One execution of a body.
 
     Attributes:
-        start, end: When it ran; a span without an end is that of a process whose end nobody saw.
-        lost: When its lock was, as far as its process knew, or would have known.
-        died: Whether it ended with its process.
+        start, end: When it ran; without an end if its process died and nobody saw its end.
+        lost: When its lock was lost as far as its process knew, or would have known.
+        died: Whether it ended because its process died.
     """
 
     run: str
@@ -41,19 +41,19 @@ class Tally:
     Attributes:
         keys: How many were published.
         bodies: How often a body began.
-        doubles: Effects beyond the first of their keys.
+        doubles: Effects beyond the first one of each key.
         lost: Keys without an effect.
-        unknown: Effects of keys that nobody published.
-        overlaps: Pairs of bodies of one key that ran at the same time, both believing that they
-            hold the lock; without a lock, that ran at the same time.
-        stale_spans: Pairs that ran, or lay stopped, at the same time, but one of them knew
-            that it had lost the lock, or would have known, had it not been stopped.
-        stale_writes: Commits with a token below one that the key had seen.
-        struck: Keys that a fault met: one of their own, or one while their body ran.
+        unknown: Effects of keys that were not published.
+        overlaps: Pairs of bodies of one key that ran at the same time and both considered the lock
+            theirs; without a lock, all pairs that ran at the same time.
+        stale_spans: Pairs that ran or were stopped at the same time, of which one knew that it had
+            lost the lock, or would have known if it had not been stopped.
+        stale_writes: Commits with a token lower than one that the key had seen.
+        hit: Keys that met a fault: their own one, or one during their body.
         failed: Messages that ended with FAILURE or REVOKED.
-        endless: Bodies of which neither an end nor a death is known.
-        takeovers: Seconds from the death of a body that had not committed to the next beginning
-            of its key; infinite where there was none.
+        endless: Bodies without a known end or death.
+        takeovers: Seconds from the death of a body that had not committed to the next start for its
+            key; infinite if there was none.
         freed: Seconds from such a death until the lock was free.
     """
 
@@ -65,7 +65,7 @@ class Tally:
     overlaps: int
     stale_spans: int
     stale_writes: int
-    struck: int
+    hit: int
     failed: int
     endless: int
     takeovers: Sequence[float]
@@ -74,20 +74,20 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUps:
-    """What guarded bodies sent, and what came of it.
+    """The tasks that guarded bodies sent, and what became of them.
 
     Attributes:
         expected: Two for each key that took effect.
-        lost: How many of them nobody received; those of the follower with a record count as
-            lost without its effect, too.
-        doubled: Further ids under which one was received, and further effects of the follower
+        lost: How many of them were not received. A follower with a record also counts as lost if
+            its effect is missing.
+        doubled: Additional ids under which one was received, and additional effects of the follower
             with a record.
         unfounded: Received for keys that did not take effect.
         repeated: Further deliveries under the same id; they are allowed.
-        pending: Rows that were not published in the end.
+        pending: Rows that were not published at the end.
         by_command: How many ``publish_pending_followups`` published.
-        hook_lost: How many of those were lost that guarded bodies sent with ``on_commit()``;
-            ``None`` where they sent none.
+        hook_lost: How many were lost of those that guarded bodies sent with ``on_commit()``;
+            ``None`` if they sent none.
     """
 
     expected: int = 0
@@ -101,7 +101,7 @@ class FollowUps:
 
     @property
     def problems(self) -> dict[str, int]:
-        """How many of each thing that must not be."""
+        """How often each forbidden thing happened."""
         return {
             "lost follow-ups": self.lost,
             "doubled follow-ups": self.doubled,
@@ -111,7 +111,7 @@ class FollowUps:
 
 
 def follow_ups(events: Collection[Event]) -> FollowUps:
-    """Those of all keys whose bodies send any."""
+    """The follow-ups of all keys whose bodies send any."""
     sending = {event["key"] for event in _named("sent", events) if event.get("follow_ups")}
     hooked = {event["key"] for event in _named("sent", events) if event.get("hook")}
     effects = _named("effect", events)
@@ -139,7 +139,7 @@ def follow_ups(events: Collection[Event]) -> FollowUps:
 
 
 def check(events: Collection[Event]) -> dict[str, Tally]:
-    """The tally of every kind that was published."""
+    """The tally of each published kind."""
     kinds = sorted({event["kind"] for event in events if event["event"] == "sent"})
     return {kind: _tally(kind, events) for kind in kinds}
 
@@ -160,7 +160,7 @@ def _tally(kind: str, events: Collection[Event]) -> Tally:
         overlaps=both,
         stale_spans=stale,
         stale_writes=_stale_writes(mine),
-        struck=len(_struck(mine, events, spans)),
+        hit=len(_hit(mine, events, spans)),
         failed=sum(event["state"] != "SUCCESS" for event in _named("final", mine)),
         endless=sum(span.end == math.inf for span in spans),
         takeovers=_takeovers(spans, {event["run"] for event in _named("effect", mine)}),
@@ -173,7 +173,7 @@ def _named(name: str, events: Iterable[Event]) -> list[Event]:
 
 
 def _spans(kind: str, events: Collection[Event]) -> list[Span]:
-    """The spans of a kind, in the order of their beginnings."""
+    """The spans of a kind, by their start."""
     deaths: dict[int, list[float]] = defaultdict(list)
     for event in _named("death", events):
         deaths[event["pid"]].append(event["at"])
@@ -191,7 +191,7 @@ def _span(begin: Event, lines: Sequence[Event], deaths: Sequence[float]) -> Span
     for line in _named("end", lines):
         span.end = line["at"]
     if span.end == math.inf:
-        # The process id may be given to another one later.
+        # The system may give the process id to a later process.
         span.end = min((at for at in deaths if at >= span.start), default=math.inf)
         span.died = span.end != math.inf
     span.lost = min((line["at"] for line in _named("lost", lines)), default=math.inf)
@@ -199,12 +199,12 @@ def _span(begin: Event, lines: Sequence[Event], deaths: Sequence[float]) -> Span
 
 
 def overlapping(kind: str, events: Collection[Event]) -> list[tuple[Span, Span]]:
-    """Pairs of bodies that ran at the same time, both believing that they hold the lock."""
+    """Pairs of bodies that ran at the same time and both considered the lock theirs."""
     return [pair for pair in _pairs(_spans(kind, events)) if _both_hold(*pair)]
 
 
 def _overlaps(spans: Sequence[Span]) -> tuple[int, int]:
-    """Pairs that overlap while both hold, and pairs that overlap otherwise."""
+    """Pairs that overlap while both hold the lock, and all other overlapping pairs."""
     both = stale = 0
     for one, other in _pairs(spans):
         if _both_hold(one, other):
@@ -215,7 +215,7 @@ def _overlaps(spans: Sequence[Span]) -> tuple[int, int]:
 
 
 def _pairs(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
-    """Of the same key; first the one that began first."""
+    """Pairs of the same key; the one that began first comes first."""
     by_key: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         by_key[span.key].append(span)
@@ -224,7 +224,7 @@ def _pairs(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
 
 
 def _both_hold(one: Span, other: Span) -> bool:
-    # One that was stopped before it began may know of its loss from the first moment on.
+    # A body that was stopped before it began may know of the loss from its first moment.
     if one.lost <= one.start or other.lost <= other.start:
         return False
     return one.start < min(other.end, other.lost) and other.start < min(one.end, one.lost)
@@ -241,20 +241,20 @@ def _stale_writes(mine: Collection[Event]) -> int:
     return stale
 
 
-def _struck(mine: Collection[Event], events: Collection[Event], spans: Sequence[Span]) -> set[int]:
-    struck = {event["key"] for event in _named("struck", mine)}
+def _hit(mine: Collection[Event], events: Collection[Event], spans: Sequence[Span]) -> set[int]:
+    hit = {event["key"] for event in _named("hit", mine)}
     for fault in _named("fault", events):
-        struck |= {
+        hit |= {
             span.key
             for span in spans
             if span.start <= fault["at"] <= span.end
             and (not fault["pids"] or span.pid in fault["pids"])
         }
-    return struck
+    return hit
 
 
 def _takeovers(spans: Sequence[Span], effective: set[str]) -> list[float]:
-    """Of bodies that died without effect; one that had its effect needs no successor."""
+    """For bodies that died without an effect; a body that had its effect needs no successor."""
     found = []
     for span in spans:
         if not span.died or span.run in effective:

@@ -1,4 +1,4 @@
-"""The random faults, chosen in advance: the same seed always chooses the same ones."""
+"""The random faults, chosen in advance: the same seed always gives the same faults."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "cut the broker": (3, ANY),
     "stop the broker": (1, ANY),
     "refuse the broker": (2, ANY),
-    "publish what is pending": (1, ANY),
+    "publish pending follow-ups": (1, ANY),
     "cut the database": (3, ANY),
     "refuse the database": (2, ANY),
     "deliver again": (4, ANY),
     "publish again": (4, ANY),
 }
-"""How likely each is, and in which pools it can be made."""
+"""How likely each one is, and in which pools it is possible."""
 
 PAUSES = (0.5, 4.0)
 """Seconds between two faults."""
 
 HANGS = frozenset({"hold", "block"})
-"""What only a hard time limit ends."""
+"""Only a hard time limit ends this."""
 
 LASTS = (0.5, SHORT_TTL + 2.0)
-"""Seconds for which what is stopped stays so."""
+"""Seconds for which a stopped process or server stays stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Draw:
 
     Attributes:
         at: Seconds since the beginning.
-        aim: From 0 to 1: which of those that it may meet when its time has come.
-        lasts: Seconds, of faults that end by themselves.
+        aim: From 0 to 1: chooses among the possible targets at that time.
+        lasts: Seconds, for faults that end by themselves.
     """
 
     at: float
@@ -62,12 +62,12 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How one key is published.
+    """How the messages of one key are published.
 
     Attributes:
         plan: What its body does; see ``workload``.
-        copies: Messages at once.
-        options: Of the messages.
+        copies: Messages sent at once.
+        options: Options of the messages.
     """
 
     plan: dict[str, Any]
@@ -76,7 +76,7 @@ class Order:
 
 
 def faults(seed: str, pool: str) -> Iterator[Draw]:
-    """One fault after another, for ever."""
+    """Endless faults, one after another."""
     chance = random.Random(f"{seed}: faults")
     names = [name for name, (_, pools) in FAULTS.items() if pool in pools]
     weights = [FAULTS[name][0] for name in names]
@@ -88,7 +88,7 @@ def faults(seed: str, pool: str) -> Iterator[Draw]:
 
 
 def order(seed: str, pool: str, number: int) -> Order:
-    """The key of this number: mostly short work, now and then a trouble of its own."""
+    """The messages of this key: mostly short work, sometimes with its own fault."""
     chance = random.Random(f"{seed}: key {number}")
     long = chance.random() < 0.15
     plan: dict[str, Any] = {
@@ -110,7 +110,7 @@ def order(seed: str, pool: str, number: int) -> Order:
 _LOST = [("began", "answer lost: COMMIT"), ("began", "not sent: COMMIT")]
 _DIES = [("began", "die"), ("written", "die"), ("done", "die")]
 _BETWEEN = [("committed", "die"), ("published", "die"), ("publishing", "die")]
-"""Between the commit and the row that says that all follow-ups are published."""
+"""Between the commit and the row that marks all follow-ups as published."""
 _OWN: dict[str, list[tuple[str, str]]] = {
     "prefork": [
         *(*_LOST, *_DIES, *_BETWEEN),

@@ -1,26 +1,28 @@
-"""What happened, line by line, in a file that no transaction rolls back.
+"""The events of a run, line by line, in a file that no transaction rolls back.
 
-Every process appends to the same file, each line in one ``write``, so that lines never mix and a
-process that is killed leaves no half one. Times are ``time.monotonic()``, which on one machine is
-one clock for all processes.
+All processes append to the same file, each line in one ``write``. So lines never mix, and a killed
+process leaves no partial line. Times are ``time.monotonic()``, which on one machine is the same
+clock for all processes.
 
 The events, all with ``event`` and ``at``:
 
-* ``sent``, ``final``: a message (``kind``, ``key``, ``delivery``) was published, and the
-  ``state`` in which its result ended;
-* ``begin``, ``end``: the span of a body (``run``, ``kind``, ``key``, ``delivery``, ``pid``,
-  ``token``, ``owner``, ``attempt``, ``long``), and ``how`` it ended;
-* ``lost``: the body knew that its lock was, or would have known, had it not been stopped;
-* ``committed``: its transaction was;
-* ``followed``: a task that a guarded body had sent (``by``, ``key``) was delivered under the id
+* ``sent``, ``final``: a message (``kind``, ``key``, ``delivery``) was published; its result ended
+  in ``state``;
+* ``begin``, ``end``: the start and end of a body (``run``, ``kind``, ``key``, ``delivery``,
+  ``pid``, ``token``, ``owner``, ``attempt``, ``long``), and ``how`` it ended;
+* ``lost``: the body knew that its lock was lost, or would have known if it had not been stopped;
+* ``committed``: its transaction was committed;
+* ``followed``: a task sent by a guarded body (``by``, ``key``) was delivered under the id
   ``delivery``;
 * ``pending``: so many follow-ups (``count``) were not published at the end;
-* ``command``: ``publish_pending_followups`` ended with ``code``, and said how many it published;
-* ``struck``: a body met its own fault; ``fault``: the driver made one (``what``, ``pids``);
-* ``death``: a process that had run a body is gone; ``freed``: the lock of a body of it was free;
+* ``command``: ``publish_pending_followups`` ended with ``code``, and reported how many it
+  published;
+* ``hit``: a body met its own fault; ``fault``: the driver made one (``what``, ``pids``);
+* ``death``: a process that had run a body is dead; ``freed``: the lock of one of its bodies was
+  free;
 * ``effect``: a row that is in the database at the end;
-* ``restarted``: a worker had ended by itself (``log``), and another was started;
-* ``stuck``: something did not come to its end (``what``).
+* ``restarted``: a worker had ended by itself (``log``), and another one was started;
+* ``stuck``: something did not finish (``what``).
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ __all__ = ["EVERYBODY", "Event", "Journal", "gate"]
 Event: TypeAlias = dict[str, Any]
 
 EVERYBODY = "go"
-"""The gate that is open to all who wait."""
+"""The gate at which everybody may wait."""
 
 
 def gate(kind: str, key: int) -> str:
-    """Where the body of a key waits."""
+    """The gate at which the body of a key waits."""
     return f"go-{kind}-{key}"
 
 
 class Journal:
-    """A file of JSON lines; for writing in any process, for reading in one.
+    """A file of JSON lines; any process may write, one process reads.
 
     Args:
-        path: Of the file; ``first`` makes further files beside it.
+        path: Of the file; ``first`` creates further files beside it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +59,7 @@ class Journal:
         self._rest = b""
 
     def write(self, event: str, *, at: float | None = None, **facts: Any) -> None:
-        """Append one line, by default of now."""
+        """Append one line; its time is now by default."""
         line = {"event": event, "at": time.monotonic() if at is None else at, **facts}
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -66,7 +68,7 @@ class Journal:
             os.close(descriptor)
 
     def first(self, what: str) -> bool:
-        """Whether nobody has asked this before; decided by the file system."""
+        """Whether this is the first call with this argument in any process, by the file system."""
         try:
             self.path.with_name(f"{self.path.name}.{what}").touch(exist_ok=False)
         except FileExistsError:
@@ -74,15 +76,15 @@ class Journal:
         return True
 
     def open(self, gate: str) -> None:
-        """Let those that ``wait`` at this gate continue."""
+        """Let everybody that waits at this gate continue."""
         self.path.with_name(f"{self.path.name}.{gate}").touch()
 
     def is_open(self, gate: str) -> bool:
-        """Whether anybody has opened it."""
+        """Whether the gate has been opened."""
         return self.path.with_name(f"{self.path.name}.{gate}").exists()
 
     def new(self) -> list[Event]:
-        """The events since the last call, whole lines only."""
+        """The events since the last call; only complete lines."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._read)

@@ -1,4 +1,4 @@
-"""The kinds of tasks that are compared; known to workers and driver."""
+"""The kinds of tasks that are compared; used by workers and driver."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = [
 GUARDED, PLAIN, EARLY = KINDS = ("guarded", "plain", "early")
 
 FOLLOWER, RECORDED_FOLLOWER = FOLLOWERS = ("follower", "recorded_follower")
-"""The tasks that a guarded body sends for each key; the second one has a record of its own."""
+"""The tasks that a guarded body sends for each key; the second one has its own record."""
 
 HOOK_FOLLOWER = "hook_follower"
-"""What a guarded body sends with ``transaction.on_commit()``, where that is compared."""
+"""The task that a guarded body also sends with ``transaction.on_commit()``, for comparison."""
 
 ACKS = {
     GUARDED: "late, reject_on_worker_lost",
@@ -31,7 +31,7 @@ ACKS = {
 }
 
 SHORT_TTL = 3.0
-"""Seconds, of the lock where the end of a lease is part of the fault."""
+"""TTL in seconds where the end of a lease is part of the fault."""
 
 LONG_TTL = 30.0
-"""Seconds, of the lock everywhere else: whoever waits for its end is seen to."""
+"""TTL in seconds everywhere else; there, nobody should have to wait for the end of a lease."""

@@ -1,4 +1,4 @@
-"""What keeps the locks: a Redis of their own, or the table in PostgreSQL."""
+"""Where the locks are kept: in a separate Redis, or in a table in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ BACKENDS = ("redis", DATABASE)
 
 
 class LockStore(Protocol):
-    """May be hurt; nothing but locks is in it.
+    """A store that contains only locks, so faults may disturb it.
 
     Attributes:
-        url: As ``Site`` takes it.
+        url: In the form that ``Site`` takes.
     """
 
     @property
     def url(self) -> str: ...
 
     def restart(self) -> None:
-        """Forget all locks."""
+        """Lose all locks."""
 
     def pause(self) -> None:
-        """From now on nobody gets an answer."""
+        """From now on, do not answer."""
 
     def resume(self) -> None:
-        """They get answers again."""
+        """Answer again."""
 
 
 class DatabaseLocks:
-    """The table of leases.
+    """The table of leases in PostgreSQL.
 
     Args:
         postgres: URL of its database.
@@ -47,7 +47,7 @@ class DatabaseLocks:
         self._blocking: psycopg.Connection[Any] | None = None
 
     def restart(self) -> None:
-        """As somebody does who thinks that nobody needs these rows."""
+        """Delete the rows, as somebody might who thinks that nobody needs them."""
         with psycopg.connect(self._postgres) as connection:
             connection.execute("DELETE FROM django_dlock_leaserecord")
 

@@ -1,4 +1,4 @@
-"""One scenario, played and judged."""
+"""Runs one scenario and judges it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .stage import Stage
 __all__ = ["MISSED", "Outcome", "judge", "outcome", "play"]
 
 UNHIT = "guarded: no key was hit"
-HARMLESS = "unguarded: nothing doubled or lost, so the fault did not bite"
+HARMLESS = "unguarded: nothing doubled or lost, so the fault had no effect"
 MISSED = frozenset({UNHIT, HARMLESS})
-"""Problems of a fault that came at the wrong moment; they say nothing of the guard."""
+"""Problems of a fault that came at the wrong moment; they say nothing about the guard."""
 
 TRIES = 3
-"""To hit something on a machine that has other things to do."""
+"""How often a scenario runs until its fault hits something, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one scenario on one stage.
+    """The result of one scenario on one stage.
 
     Attributes:
         seconds: How long it took.
         tallies: By kind.
         follow_ups: Of the guarded tasks.
-        problems: Why it counts as failed; empty where all is as it must be.
+        problems: Why it counts as failed; empty if it passed.
     """
 
     scenario: str
@@ -45,13 +45,13 @@ class Outcome:
 
 
 def play(stage: Stage, scenario: Scenario, *, keys: int, busy: float) -> Outcome:
-    """Play a scenario, wait for its end, and judge it; its journal stays in the directory.
+    """Run a scenario, wait for its end and judge it; its journal stays in the directory.
 
-    Again where nothing was hit.
+    If the fault hit nothing, the scenario runs again.
 
     Args:
         keys: How many of each kind.
-        busy: Seconds for which all slots are to be busy while the faults are made.
+        busy: Seconds for which all slots shall be busy while the faults are made.
     """
     for _ in range(TRIES):
         found = _play(stage, scenario, keys=keys, busy=busy)
@@ -80,7 +80,7 @@ def _play(stage: Stage, scenario: Scenario, *, keys: int, busy: float) -> Outcom
 
 
 def outcome(scenario: Scenario, broker: str, pool: str, events: Sequence[Event]) -> Outcome:
-    """Judge a scenario by its journal."""
+    """Judge a scenario from its journal."""
     tallies = check(events)
     times = [event["at"] for event in events]
     return Outcome(
@@ -97,9 +97,9 @@ def outcome(scenario: Scenario, broker: str, pool: str, events: Sequence[Event])
 def judge(
     scenario: Scenario, tallies: Mapping[str, Tally], events: Collection[Event], where: str
 ) -> list[str]:
-    """What is not as it must be.
+    """The problems found.
 
-    The guarded tasks must be hit and clean, and the others must show what the fault does to them.
+    The guarded tasks must have met the fault without damage, and the others must show its damage.
 
     Args:
         where: Broker and pool.
@@ -125,8 +125,8 @@ def judge(
                 f"guarded: {late} of {len(guarded.freed)} locks were not free {limit:g} s "
                 f"after the death of their holders, the last one after {max(guarded.freed):.1f} s"
             )
-    made = any(event["event"] in ("fault", "struck") for event in events)
-    if made and not guarded.struck:
+    made = any(event["event"] in ("fault", "hit") for event in events)
+    if made and not guarded.hit:
         problems.append(UNHIT)
     if where not in scenario.harmless and not any(
         tally.doubles or tally.lost for kind, tally in tallies.items() if kind != GUARDED

@@ -1,4 +1,4 @@
-"""From outcomes to the table of the documentation."""
+"""Makes the documentation's table from the outcomes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 def versions(stage: Stage) -> dict[str, str]:
-    """What ran on a stage, and in which version."""
+    """The programs of a stage and their versions."""
     found = {
         "Python": platform.python_version(),
         **{name: version(name) for name in ("Django", "celery", "kombu", "redis")},
@@ -59,10 +59,10 @@ def table(
     versions: Mapping[str, str],
     backend: str = "redis",
 ) -> str:
-    """Markdown: what was run, and one table per broker and pool.
+    """Markdown: how the suite ran, and one table per broker and pool.
 
     Args:
-        backend: What keeps the locks.
+        backend: Where the locks are kept.
     """
     stages = groupby(outcomes, key=lambda outcome: (outcome.broker, outcome.pool))
     parts = [_preface(keys, versions, backend)]
@@ -105,7 +105,7 @@ def _preface(keys: int, versions: Mapping[str, str], backend: str) -> str:
 
 
 def _named(versions: Mapping[str, str]) -> list[tuple[str, str]]:
-    """A broker's version has its name in it."""
+    """The version of a broker includes its name."""
     return [
         tuple(text.split(" ", 1)) if " " in text else (name, text)  # type: ignore[misc]
         for name, text in versions.items()
@@ -130,7 +130,7 @@ def _row(outcome: Outcome, backend: str) -> str:
     guarded = outcome.tallies[GUARDED]
     cells = [
         title + (" **failed**" if outcome.problems else ""),
-        str(guarded.struck),
+        str(guarded.hit),
         *_damage(outcome.tallies.get(PLAIN)),
         *_damage(outcome.tallies.get(EARLY)),
         *_damage(guarded),
@@ -164,7 +164,7 @@ def _freed(seconds: Sequence[float]) -> str:
 
 
 def _notes(outcomes: Sequence[Outcome]) -> str:
-    """Why what is seen in some rows must be so."""
+    """Explanations of values in some rows."""
     present = {outcome.scenario for outcome in outcomes}
     scenarios: list[Scenario] = [each for each in SCENARIOS if each.name in present]
     lines = [

@@ -1,4 +1,4 @@
-"""One scenario on one stage: publish, hurt, settle, and write down what is in the end."""
+"""One scenario on one stage: publish, make faults, wait for the end, record the final state."""
 
 from __future__ import annotations
 
@@ -29,32 +29,30 @@ __all__ = ["OutOfTime", "Run"]
 PAUSE = 0.1
 LONGEST_TRIES = 5
 QUIET = LONGEST_DELAY + 2.0
-"""Seconds without news after which what nobody acknowledged is delivered again."""
+"""Seconds without events after which unacknowledged messages are delivered again."""
 LOST = 2 * QUIET
-"""Seconds without news after which a follow-up that nobody received is given up."""
+"""Seconds without events after which a missing follow-up counts as lost."""
 
 COMMAND_TIMEOUT = 60.0
 
 
 class OutOfTime(Exception):
-    """Something did not come; the message says what."""
+    """Something did not happen in time; the message says what."""
 
 
 class Run:
-    """What the scenarios have to work with.
+    """What the scenarios use.
 
     Args:
         name: Of the journal's file.
         keys: How many keys of each kind.
-        busy: Seconds for which all slots are to be busy with long bodies.
-        kinds: Which tasks are compared.
+        busy: Seconds for which all slots shall be busy with long bodies.
+        kinds: The tasks that are compared.
         task: The guarded one.
-        publish_again: Whether a final failure is answered by publishing the key again, as a
-            business would.
-        patience: Seconds until everything must have come to its end.
-
-    Attributes:
-        patient: Seconds for which ``until`` waits.
+        publish_again: Whether a key is published again after a final failure, as a business would
+            do.
+        patience: Seconds until everything must have finished.
+        \t
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Run:
         self.keys = [next(stage.keys) for _ in range(keys)]
         path = stage.directory / f"{name}.jsonl"
         if path.exists():
-            # What is left of an earlier try may still write to the other one.
+            # The rest of an earlier try may still write to the earlier file.
             path = stage.directory / f"{name}-{uuid.uuid4().hex[:6]}.jsonl"
         self.journal = Journal(path)
         self.watch = Watch(Journal(path), stage.site.locks)
@@ -89,7 +87,7 @@ class Run:
 
     @contextmanager
     def watched(self) -> Iterator[Run]:
-        """Everything happens in here."""
+        """The context in which everything happens."""
         self.stage.broker.calibrate()
         with self.watch, self.stage.site.app.producer_pool.acquire(block=True) as producer:
             self._producer = producer
@@ -110,12 +108,12 @@ class Run:
         """Publish every key of every kind.
 
         Args:
-            work: Seconds that the first body of a key takes, of as many keys as keep all slots
-                busy for as long as was asked for; the others are short.
-            at: From kind and number of the key, what is to happen at which place of its body.
+            work: Seconds that the first body of a key takes. Only so many keys are long that all
+                slots are busy for the requested time; the others are short.
+            at: Given kind and number of the key, what shall happen at which point of its body.
             copies: Messages per key.
             again: Seconds that all other bodies take.
-            hook: Whether guarded bodies send something with ``on_commit()`` as well.
+            hook: Whether guarded bodies also send something with ``on_commit()``.
 
         Returns:
             How many first bodies are long.
@@ -125,7 +123,7 @@ class Run:
         body = itertools.count()
         for number, key in enumerate(self.keys):
             for kind in self.kinds:
-                # Spread evenly, for a worker takes many messages at once.
+                # Spread evenly, because a worker fetches many messages at once.
                 at_hand = next(body)
                 is_long = at_hand * long // bodies < (at_hand + 1) * long // bodies
                 plan = {
@@ -140,7 +138,7 @@ class Run:
         return long
 
     def publish(self, kind: str, key: int, plan: dict[str, Any], **options: Any) -> str:
-        """Publish one message; its id."""
+        """Publish one message; return its id."""
         delivery = str(uuid.uuid4())
         plan = {"hook": False, **plan, "queue": self.stage.queue}
         self._sent[delivery] = (kind, key, plan, options)
@@ -166,23 +164,23 @@ class Run:
         slots = self.stage.pool.all_slots
         return max(2 * slots, 32, int(slots * self.busy / work))
 
-    # -- hurting -----------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------
 
     def fault(self, what: str, pids: Sequence[int] = ()) -> None:
-        """Note a fault; call it just before it is made.
+        """Note a fault; call this just before making it.
 
         Args:
-            pids: Whom it meets; everybody where there are none.
+            pids: The affected processes; all if empty.
         """
         self.journal.write("fault", what=what, pids=list(pids))
 
     def killed(self, pids: Sequence[int]) -> None:
-        """Note the deaths that were just dealt; the watch of a busy machine sees them late."""
+        """Note deaths just caused; on a busy machine the watch sees them late."""
         for pid in pids:
             self.journal.write("death", pid=pid)
 
     def pids(self, session: int) -> list[int]:
-        """The running bodies' processes of a worker."""
+        """The processes of a worker's running bodies."""
         found = []
         for body in self.watch.running():
             with contextlib.suppress(ProcessLookupError):
@@ -191,14 +189,14 @@ class Run:
         return found
 
     def until(self, ask: Callable[[], Any], why: str, patience: float = 30.0) -> Any:
-        """What ``ask`` answers once it is true.
+        """Wait until ``ask`` returns something true, and return that.
 
         Raises:
-            OutOfTime: It was not, for so long.
+            OutOfTime: It did not within that time.
         """
         deadline = time.monotonic() + patience
         while not (answer := ask()):
-            self._tend()
+            self._replace_ended_workers()
             self._redeliver_when_quiet(self.watch.count())
             if time.monotonic() > deadline:
                 raise OutOfTime(f"not within {patience:g} s: {why}")
@@ -206,21 +204,21 @@ class Run:
         return answer
 
     def long(self, event: str) -> int:
-        """How often a long body came to this."""
+        """How often this event happened to a long body."""
         return sum(each["long"] for each in self.watch.events(event))
 
     def until_begun(self, count: int) -> None:
         """Wait until ``count`` long bodies have begun."""
         self.until(lambda: self.long("begin") >= count, f"{count} long bodies have begun")
 
-    def until_struck(self, count: int) -> None:
+    def until_hit(self, count: int) -> None:
         """Wait until so many long bodies have met their own fault."""
-        self.until(lambda: self.long("struck") >= count, f"{count} faults in long bodies")
+        self.until(lambda: self.long("hit") >= count, f"{count} faults in long bodies")
 
     def _redeliver_when_quiet(self, now: object) -> None:
-        """What nobody acknowledged is delivered again when nothing else happens.
+        """Deliver unacknowledged messages again if nothing else happens.
 
-        As the broker would do later: a cut leaves behind what a worker had at hand.
+        The broker would do so later: after a cut, messages that a worker had fetched stay behind.
         """
         if now != self._last_seen or self.watch.running():
             self._last_seen, self._heard = now, time.monotonic()
@@ -230,10 +228,10 @@ class Run:
             self._heard = time.monotonic()
 
     def _replace_lost(self) -> None:
-        """Publish again what got lost between the queue and the workers.
+        """Publish again what was lost between the queue and the workers.
 
-        Only as many as the broker itself misses, so that nothing that a worker ever had can pass
-        for one of these.
+        Only as many as the broker itself misses, so that a message that a worker once had is never
+        mistaken for one of these.
         """
         broker = self.stage.broker
         gone = [delivery for delivery in self._open if self._sent[delivery][0] == GUARDED]
@@ -253,19 +251,19 @@ class Run:
             self.stage.site.send(name, *signature["args"], task_id=delivery, queue=queue)
         broker.calibrate()
 
-    def _tend(self) -> None:
-        for log in self.stage.tend():
+    def _replace_ended_workers(self) -> None:
+        for log in self.stage.replace_ended_workers():
             self.journal.write("restarted", log=log)
 
-    # -- settling ----------------------------------------------------------------------
+    # -- waiting for the end ----------------------------------------------------------------------
 
     def settle(self) -> bool:
-        """Wait until every message has come to its end; whether it has."""
+        """Wait until every message has finished; return whether it has."""
         deadline = time.monotonic() + self.patience
         before: object = None
         quiet = 0
         while quiet < 2:
-            self._tend()
+            self._replace_ended_workers()
             now = (self._collect(), self.watch.count())
             if now != before:
                 before, quiet = now, 0
@@ -291,7 +289,7 @@ class Run:
     # -- follow-ups --------------------------------------------------------------------
 
     def publish_pending(self) -> int:
-        """Run ``publish_pending_followups`` as Beat or cron would; its exit code."""
+        """Run ``publish_pending_followups`` as Beat or cron would; return its exit code."""
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "django", "publish_pending_followups"),
@@ -311,7 +309,7 @@ class Run:
         return done.returncode
 
     def attempts(self) -> int:
-        """How many follow-ups are pending that somebody has tried to publish."""
+        """How many pending follow-ups somebody has tried to publish."""
         return int(
             self.stage.site.query(
                 "SELECT count(*) FROM django_dlock_followup "
@@ -321,9 +319,9 @@ class Run:
         )
 
     def _followed(self) -> bool:
-        """Whether every follow-up was received, or is given up; nothing else is under way.
+        """Whether every follow-up was received or counts as lost, and nothing else is running.
 
-        What nobody publishes any more is published by the command.
+        The command publishes follow-ups that no task will publish any more.
         """
         if self._pending():
             self.publish_pending()
@@ -335,7 +333,7 @@ class Run:
         return time.monotonic() - self._unfollowed_since > LOST
 
     def _pending(self) -> int:
-        """How many follow-ups of this run are not published."""
+        """How many follow-ups of this run are unpublished."""
         return int(
             self.stage.site.query(
                 "SELECT count(*) FROM django_dlock_followup WHERE published_at IS NULL AND id > ?",
@@ -344,7 +342,7 @@ class Run:
         )
 
     def _unfollowed(self) -> dict[str, str]:
-        """The messages that were published, and have not come to their end, by their ids."""
+        """The published messages that have not finished, by their ids."""
         rows = self.stage.site.query(
             "SELECT task_id, message FROM django_dlock_followup "
             "WHERE published_at IS NOT NULL AND id > ?",
@@ -353,7 +351,7 @@ class Run:
         followed = {
             event["delivery"] for event in self.watch.events("followed") if event["by"] == FOLLOWER
         }
-        # It may have told of itself and then been requeued.
+        # A follower may have written its event and then been requeued.
         ran = self.stage.site.query(
             "SELECT delivery FROM shop_effect WHERE by = ? AND order_number BETWEEN ? AND ?",
             RECORDED_FOLLOWER,
@@ -368,7 +366,7 @@ class Run:
         return int(rows[0][0])
 
     def _collect(self) -> int:
-        """Note which messages have come to their end, and answer failures; how many are left."""
+        """Note which messages have finished, and react to failures; return how many are left."""
         backend = self.stage.site.app.backend
         waited = list(self._open)
         keys = [backend.get_key_for_task(delivery) for delivery in waited]
@@ -399,7 +397,7 @@ class Run:
         )
 
     def finish(self) -> list[Event]:
-        """Add the rows of the database to the journal; all events."""
+        """Add the rows of the database to the journal; return all events."""
         rows = self.stage.site.query(
             "SELECT id, by, order_number, token, delivery FROM shop_effect "
             "WHERE order_number BETWEEN ? AND ? ORDER BY id",

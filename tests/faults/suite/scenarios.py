@@ -1,4 +1,4 @@
-"""The scenarios: what is done to the tasks, and what may be expected of it."""
+"""The scenarios: the faults, and what is expected of the tasks under them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ class Scenario:
     Attributes:
         name: For files and the command line.
         title: For the table.
-        on_database: The same, where locks are in a table; empty where it makes no difference.
-        play: Does it; afterwards the run settles by itself.
-        kinds: Which tasks are compared; always some that are not guarded.
+        on_database: The title if locks are in a table; empty if it is the same.
+        play: Makes the faults; afterwards the run waits for the end.
+        kinds: The tasks that are compared; some of them are always unguarded.
         task: The guarded one.
-        pools: Where it is possible.
-        on_sqlite: Whether it is possible where only one transaction at a time may write.
-        publish_again: Ends some messages with a final failure, which is answered by publishing
-            the key again.
-        free_within: Seconds after a death until the lock must be free, where there is a parent
-            to see it.
-        short: Whether the short form plays it, too.
-        overlaps: Why guarded bodies may overlap here, believing that they hold; empty where
-            they may not.
-        harmless: By broker and pool, as in ``redis solo``, why unguarded tasks do not suffer
-            there; elsewhere they must.
+        pools: The pools in which it is possible.
+        on_sqlite: Whether it is possible if only one transaction at a time may write.
+        publish_again: Some messages fail finally in this scenario; the driver publishes their keys
+            again.
+        free_within: Seconds after a death until the lock must be free, in pools with a parent
+            process that notices it.
+        short: Whether it is part of the short form, too.
+        overlaps: Why guarded bodies may overlap here although both consider the lock theirs; empty
+            if they may not.
+        harmless: By broker and pool, as in ``redis solo``: why unguarded tasks are not damaged
+            there. Everywhere else they must be.
+        \t
     """
 
     name: str
@@ -67,15 +68,15 @@ class Scenario:
 
 
 def rounds(run: Run, begun: int) -> list[int]:
-    """Some moments, one after another, at which ever more of the long bodies have begun."""
+    """Some numbers, one after another, of long bodies that must have begun."""
     count = max(1, min(2 * ROUNDS if few(run) else ROUNDS, begun // 4))
     step = max(1, begun // (count + 1))
-    # Kinds take turns; every second moment is to meet another one.
+    # Kinds alternate, so every second number meets another kind.
     return [(turn + 1) * step + turn % 2 * 2 for turn in range(count)]
 
 
 def few(run: Run) -> bool:
-    """Whether a fault meets no more than a few bodies."""
+    """Whether a fault meets only a few bodies."""
     return run.stage.pool.all_slots < 10
 
 
@@ -103,7 +104,7 @@ def redelivered_while_running(run: Run) -> None:
 def redelivered_after_success(run: Run) -> None:
     long = run.publish_all(work=1.0, at=lambda kind, number: {"done": "linger"})
     for finished in rounds(run, long):
-        run.until_struck(finished)
+        run.until_hit(finished)
         run.fault("redelivery")
         run.stage.redeliver()
 
@@ -111,10 +112,10 @@ def redelivered_after_success(run: Run) -> None:
 def some(at: Callable[[str, int], dict[str, str]]) -> Callable[[str, int], dict[str, str]]:
     """Every second key of the guarded task, and every fourth of the others.
 
-    A worker replaces no more than a few children a second.
+    A worker cannot replace more than a few children a second.
 
     Args:
-        at: From the kind and how many of it were before.
+        at: Given the kind and how many of it came before.
     """
 
     def plan(kind: str, number: int) -> dict[str, str]:
@@ -128,7 +129,7 @@ def some(at: Callable[[str, int], dict[str, str]]) -> Callable[[str, int], dict[
 
 
 def child_killed_before_commit(run: Run) -> None:
-    # Acknowledged early, an effect that is there already is not lost any more.
+    # For tasks acknowledged early, an effect that already exists cannot be lost any more.
     run.publish_all(at=some(lambda kind, turn: {"began" if kind == EARLY else "written": "die"}))
 
 
@@ -137,7 +138,7 @@ def child_killed_after_commit(run: Run) -> None:
 
 
 def stop_half(run: Run, what: str) -> tuple[list[Worker], list[int]]:
-    """Stop half of the workers (SIGSTOP), and note it; the processes of the bodies in them."""
+    """Stop half of the workers (SIGSTOP) and note it; return the processes of their bodies."""
     stopped = run.stage.workers[: len(run.stage.workers) // 2]
     for worker in stopped:
         run.stage.broker.pause(worker)
@@ -163,16 +164,16 @@ def child_killed(run: Run) -> None:
             os.kill(body["pid"], signal.SIGKILL)
             run.killed([body["pid"]])
         killed += 1
-        # The next one dies when this one's lock is seen to.
-        run.until(functools.partial(seen_to, run, body), "the lock of a dead body is free")
+        # The next process dies when the lock of this one has been freed.
+        run.until(functools.partial(is_free, run, body), "the lock of a dead body is free")
 
 
 def next_one(run: Run, kind: str, met: set[tuple[object, ...]], long: int) -> bool:
-    """Whether a body runs, or none will any more."""
+    """Whether a body runs, or no further one will."""
     return running(run, kind, met) is not None or run.long("begin") >= long
 
 
-def seen_to(run: Run, body: Event) -> bool:
+def is_free(run: Run, body: Event) -> bool:
     return not run.watch.pending() and body not in run.watch.running()
 
 
@@ -192,7 +193,7 @@ def worker_killed(run: Run) -> None:
             run.stage.kill(worker)
             run.killed(pids)
         if run.stage.broker.name == "redis":
-            # RabbitMQ has seen the connection end.
+            # RabbitMQ has noticed the end of the connection.
             run.stage.redeliver()
         for _ in victims:
             run.stage.start_worker()
@@ -205,7 +206,7 @@ def worker_stopped(run: Run) -> None:
         victims, pids = stop_half(run, "SIGSTOP")
         try:
             time.sleep(PAST_TTL / 2)
-            # Not one that was about to commit: what it has written, nobody else can touch.
+            # Do not stop one that is about to commit: others cannot change the rows it has written.
             stopped = [body for body in run.watch.running() if body["pid"] in pids]
             run.stage.redeliver()
             time.sleep(PAST_TTL / 2)
@@ -213,7 +214,7 @@ def worker_stopped(run: Run) -> None:
         finally:
             for worker in victims:
                 worker.resume()
-        # The next are to be others.
+        # Choose others next time.
         run.stage.workers[:] = run.stage.workers[len(victims) :] + victims
 
 
@@ -222,22 +223,22 @@ def let_others_take_over(run: Run, stopped: list[dict[str, object]]) -> None:
     try:
         run.until(done, "others took over what was stopped", patience=15)
     except OutOfTime:
-        # Threads share one AMQP connection, and one may have read the answer for which another
-        # waits; a heartbeat would end that connection later.
+        # Threads share one AMQP connection, and one may have read the reply that another waits for;
+        # later, a missing heartbeat would end that connection.
         run.stage.redeliver()
-        # What was requeued is behind all waiting messages, so it runs last.
+        # A requeued message is behind all waiting ones, so it runs last.
         run.until(done, "others took over what was stopped and delivered twice", patience=90)
 
 
 def taken_over(run: Run, stopped: list[dict[str, object]]) -> bool:
-    """Whether the work of stopped bodies was done by others."""
+    """Whether others have done the work of the stopped bodies."""
     done = {(event["kind"], event["key"]) for event in run.watch.events("committed")}
     return all((body["kind"], body["key"]) in done for body in stopped)
 
 
 def hard_limit(run: Run) -> None:
-    # The guarded body is stopped at the same moment, for the lock is not held longer; but not
-    # one that is in a call which nothing interrupts.
+    # The guarded body is stopped at the same moment, because its lock is not held longer. A body
+    # inside a call that cannot be interrupted is not.
     run.publish_all(
         at=some(lambda kind, turn: {"written": ("block", "hold")[turn % 2]}), time_limit=LIMIT
     )
@@ -250,7 +251,7 @@ def terminated(run: Run) -> None:
     revoked: set[str] = set()
     deadline = time.monotonic() + 60
     while len(revoked) < total and time.monotonic() < deadline:
-        held = {(event["kind"], event["key"]) for event in run.watch.events("struck")}
+        held = {(event["kind"], event["key"]) for event in run.watch.events("hit")}
         new = [
             body["delivery"]
             for body in run.watch.running()
@@ -300,7 +301,7 @@ def broker_cut(run: Run) -> None:
 
 def database_cut(run: Run) -> None:
     def cut(kind: str, number: int) -> dict[str, str]:
-        # What completes the work: without a transaction it is the INSERT itself.
+        # The statement that completes the work: without a transaction that is the INSERT itself.
         statement = "COMMIT" if kind == GUARDED else "INSERT"
         return {"began": f"{('answer lost', 'not sent')[number % 2]}: {statement}"}
 
@@ -310,7 +311,7 @@ def database_cut(run: Run) -> None:
 # -- follow-ups --------------------------------------------------------------------------
 
 BETWEEN = ("committed", "published", "publishing")
-"""Moments between COMMIT and the row that says that all is published; see ``workload``."""
+"""Points between COMMIT and the row that marks all as published; see ``workload``."""
 
 
 def sender_killed(run: Run) -> None:
@@ -321,7 +322,7 @@ def sender_killed(run: Run) -> None:
 
 
 def sender_over_limit(run: Run) -> None:
-    # Its message is acknowledged, and comes no more: only the command publishes.
+    # Its message is acknowledged and not delivered again: only the command publishes.
     run.publish_all(at=some(lambda kind, turn: {"committed": "block"}), hook=True, time_limit=LIMIT)
 
 
@@ -334,7 +335,7 @@ def broker_away_and_sender_killed(run: Run) -> None:
 
 
 def without_broker(run: Run, what: Callable[[int], str]) -> None:
-    """Let bodies wait after their COMMIT until the broker is gone, and then continue."""
+    """Make bodies wait after their COMMIT until the broker is gone, and then continue."""
     plans = some(lambda kind, turn: {"committed": what(turn) if kind == GUARDED else "wait"})
     run.publish_all(at=plans, hook=True)
     left = sum(bool(plans(kind, number)) for kind in BOTH for number in range(len(run.keys)))
@@ -349,17 +350,17 @@ def without_broker(run: Run, what: Callable[[int], str]) -> None:
                 break
             met |= {(body["kind"], body["key"]) for body in bodies}
             left -= len(bodies)
-            go_on_without_broker(run, bodies)
+            continue_without_broker(run, bodies)
             if turn % 2:
-                # As Beat does, sooner or later; otherwise their messages come again first.
+                # Beat does so sooner or later; otherwise their messages would be redelivered first.
                 run.publish_pending()
             run.stage.redeliver()
     finally:
         run.journal.open(EVERYBODY)
 
 
-def go_on_without_broker(run: Run, bodies: list[Event]) -> None:
-    """End their waiting, and have the broker back when they could not publish."""
+def continue_without_broker(run: Run, bodies: list[Event]) -> None:
+    """Let them continue; bring the broker back once they have failed to publish."""
     run.fault("broker away")
     run.stage.broker.go_away(run.stage.workers)
     try:
@@ -370,22 +371,22 @@ def go_on_without_broker(run: Run, bodies: list[Event]) -> None:
             return
         until_tried(run, len(senders))
         if run.publish_pending() == 0:
-            raise OutOfTime("the command has published to a broker that is away")
+            raise OutOfTime("the command has published although the broker is away")
     finally:
         run.stage.broker.come_back()
 
 
 def those_that_wait(run: Run, met: set[tuple[str, int]], count: int) -> list[Event]:
-    """The waiting bodies, once there are ``count``; after a timeout, those that there are.
+    """The waiting bodies, once there are ``count``; after a timeout, those there are.
 
-    Celery's parent may end by itself when it connects again after children of it have died, and
-    only after the bodies that it has at hand.
+    After deaths of its children, Celery's parent may end by itself when it connects again. It first
+    finishes the bodies that it has fetched.
     """
 
     def found() -> list[Event]:
         return [
             event
-            for event in run.watch.events("struck")
+            for event in run.watch.events("hit")
             if event["what"].startswith("wait") and (event["kind"], event["key"]) not in met
         ]
 
@@ -395,12 +396,12 @@ def those_that_wait(run: Run, met: set[tuple[str, int]], count: int) -> list[Eve
 
 
 def until_tried(run: Run, senders: int) -> None:
-    """Wait until these bodies have tried to publish, and could not."""
+    """Wait until these bodies have tried to publish and failed."""
     deadline = time.monotonic() + 30
     while (tried := run.attempts()) < senders and time.monotonic() < deadline:
         time.sleep(0.1)
     if not tried:
-        raise OutOfTime("nobody has tried to publish without a broker")
+        raise OutOfTime("no body has tried to publish without a broker")
 
 
 SCENARIOS = (

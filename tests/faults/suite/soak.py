@@ -1,9 +1,9 @@
-"""``python -m tests.faults.suite.soak``: faults at random against a stream of work.
+"""``python -m tests.faults.suite.soak``: random faults while tasks run.
 
-Draws faults from a seed, makes them while keys are worked off, says what it did, and checks in
-the end that every key had its effect once, and that each of its follow-ups came. The same seed
-draws the same faults at the same times; whom they meet depends on who is there. The last line says
-how many were doubled, lost or hung, and how many follow-ups were lost. Ends with 0 only if the
+A seed determines the faults. They are made while keys are processed. At the end, every key must
+have had its effect once, and each of its follow-ups must have arrived. The same seed gives the same
+faults at the same times; their targets depend on what is running then. The last line says how many
+keys were doubled, lost or hung, and how many follow-ups were lost. The exit code is 0 only if the
 checker found nothing.
 """
 
@@ -37,18 +37,18 @@ POOLS = {
     pool.name: pool for pool in (Pool("prefork", 2, 6), Pool("threads", 2, 6), Pool("solo", 4, 1))
 }
 CLAIM = 2.0
-"""Seconds by which a body's lock may be older than the body."""
+"""Seconds by which the lock of a body may be older than the body."""
 
 PAUSE = 0.1
 EVERY = 30.0
-"""Seconds between two lines on how far it is."""
+"""Seconds between two lines of progress."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line.
 
     Raises:
-        SystemExit: It is wrong; says how.
+        SystemExit: The command line is wrong; the message says how.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.faults.suite.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -59,13 +59,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the faults and make none")
     options = parser.parse_args(arguments)
     options.seed = options.seed or secrets.token_hex(4)
-    # Of its own: two at once would read each other's journals.
+    # A separate directory for each: two runs would read each other's journals.
     options.directory = options.directory or ROOT / "build" / f"soak-{options.seed}"
     return options
 
 
 def soak(options: argparse.Namespace) -> int:
-    """Run; how many problems there were."""
+    """Run; return the number of problems."""
     _empty(options.directory)
     print(
         f"{options.minutes:g} min of faults, {options.broker}, {options.pool}: SEED={options.seed}",
@@ -78,17 +78,17 @@ def soak(options: argparse.Namespace) -> int:
         with stream.watched():
             trouble = Trouble(stream)
             try:
-                _hurt(stream, trouble, options, made)
+                _make_faults(stream, trouble, options, made)
             finally:
                 trouble.end()
-            _say(options.minutes * 60, "no more faults; waiting for what is under way")
+            _say(options.minutes * 60, "no more faults; waiting for running messages")
             stream.settle()
         events = stream.finish()
     print(f"\nSEED={options.seed}; journal and logs are in {options.directory}")
     return _report(events, made)
 
 
-def _hurt(
+def _make_faults(
     stream: Stream, trouble: Trouble, options: argparse.Namespace, made: Counter[str]
 ) -> None:
     began = time.monotonic()
@@ -101,7 +101,7 @@ def _hurt(
             made[draw.what] += 1
             _tell(now, draw, trouble.make(draw))
             draw = next(coming)
-        for log in stream.stage.tend():
+        for log in stream.stage.replace_ended_workers():
             _say(now, f"a worker ended by itself, and was replaced; see {log}")
         if now - told > EVERY:
             told = now
@@ -124,7 +124,7 @@ def _report(events: Collection[Event], made: Counter[str]) -> int:
     for what, count in made.most_common():
         print(f"  {count:5} {what}")
     print(
-        f"{tally.keys} keys, {tally.bodies} bodies, {tally.struck} keys met by faults, "
+        f"{tally.keys} keys, {tally.bodies} bodies, {tally.hit} keys met by faults, "
         f"{tally.failed} messages failed and were answered by new ones"
     )
     taken = [seconds for seconds in tally.takeovers if seconds != float("inf")]
@@ -147,7 +147,7 @@ def _report(events: Collection[Event], made: Counter[str]) -> int:
 
 
 def summary(tally: Tally, sent: FollowUps, events: Collection[Event]) -> str:
-    """The four numbers that must be 0."""
+    """The four numbers, which must be 0."""
     doubled = tally.doubles + sent.doubled
     hung = tally.endless + sum(event["event"] == "stuck" for event in events)
     lost = max(sent.lost, sent.pending)
@@ -155,7 +155,7 @@ def summary(tally: Tally, sent: FollowUps, events: Collection[Event]) -> str:
 
 
 def judge(tally: Tally, events: Collection[Event]) -> list[str]:
-    """What is not as it must be."""
+    """The problems found."""
     wrong = {
         "double effects": tally.doubles,
         "lost keys": tally.lost,
@@ -172,9 +172,10 @@ def judge(tally: Tally, events: Collection[Event]) -> list[str]:
 
 
 def _unexplained(events: Collection[Event]) -> int:
-    """Overlaps of which the first body did not lose its lock to a fault of the lock's store.
+    """Overlaps in which the first body did not lose its lock to a fault of the lock's store.
 
-    It hears of that at its next renewal, and another one may begin before.
+    After such a fault, a body learns of the loss at its next renewal, and another one may begin
+    before.
     """
     forgot = [event for event in events if event["event"] == "fault"]
     count = 0
@@ -188,14 +189,14 @@ def _unexplained(events: Collection[Event]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, report, and say by the exit code how it went."""
+    """Run and report; the exit code says whether all went well."""
     options = parse(arguments)
     if options.list:
         for draw in faults(options.seed, options.pool):
             if draw.at > options.minutes * 60:
                 return 0
             _tell(draw.at, draw, f"aims at {draw.aim:.3f}, for {draw.lasts:.1f} s")
-    # However it is ended, it takes with it what it started.
+    # However this process is ended, it also ends what it started.
     for name in ("SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), _interrupt)
     try:

@@ -1,4 +1,4 @@
-"""Servers and workers of one broker and one pool; everything is ours and ends with us."""
+"""Servers and workers for one broker and one pool; all of them end with the stage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["POOLS", "SMALL_POOLS", "Pool", "Stage"]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How many workers of a pool, and how many bodies each of them runs at a time."""
+    """How many workers a pool has, and how many bodies each of them runs at a time."""
 
     name: str
     workers: int
@@ -41,7 +41,7 @@ SMALL_POOLS = {"prefork": Pool("prefork", 2, 12)}
 
 
 LONGEST_DELAY = 10.0
-"""Seconds for which a guarded task is requeued at most: a quarter of the visibility timeout."""
+"""The longest delay in seconds of a requeued guarded task: a quarter of the visibility timeout."""
 
 
 class Stage:
@@ -50,13 +50,13 @@ class Stage:
     Args:
         broker: Started and stopped with the stage.
         directory: For logs, journals and, without PostgreSQL, the database.
-        postgres_needed: Raise where there is no PostgreSQL, instead of taking SQLite.
-        backend: What keeps the locks; ``DATABASE`` needs PostgreSQL, and Django set up.
+        postgres_needed: Raise if there is no PostgreSQL, instead of using SQLite.
+        backend: Where the locks are kept; ``DATABASE`` needs PostgreSQL, and Django set up.
 
     Attributes:
-        locks: Where the locks are, and nothing else; it may be hurt.
-        database: A proxy before PostgreSQL; ``None`` on SQLite.
-        workers: Those that are to run.
+        locks: The store of the locks only; faults may disturb it.
+        database: A proxy in front of PostgreSQL; ``None`` on SQLite.
+        workers: Those that shall be running.
 
     Raises:
         ServerNotFound, PostgresNotFound: Something is not installed.
@@ -106,15 +106,15 @@ class Stage:
             settings={
                 "DLOCKS": {"default": self._alias()},
                 "CELERY_BROKER_URL": self.broker.proxied,
-                # A child that was killed keeps its message from being acknowledged for ten
-                # seconds, until Celery believes in its death; others must be there to be
-                # worked off meanwhile.
+                # After the kill of a child, Celery does not acknowledge its message for ten
+                # seconds, until it declares the child dead; meanwhile there must be other messages
+                # to process.
                 "CELERY_WORKER_PREFETCH_MULTIPLIER": 8,
-                # After a lost connection; Celery does so by calls whose answers get lost where
+                # After a lost connection. Celery does so by calls whose replies can get lost if
                 # threads share the connection.
                 "CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION": False,
             },
-            # RabbitMQ has none, but the guarded tasks still respect it.
+            # RabbitMQ has no such timeout, but the guarded tasks still respect it.
             transport={"visibility_timeout": 4 * LONGEST_DELAY},
             tasks="tests.faults.suite.workload",
         )
@@ -126,7 +126,7 @@ class Stage:
             self.start_worker()
 
     def _alias(self) -> dict[str, Any]:
-        """The workers' entry of ``DLOCKS``; with it, the shortest TTL can be renewed."""
+        """The workers' settings in ``DLOCKS``; they allow the shortest TTL to be renewed."""
         shared = {"TTL": SHORT_TTL, "OPTIONS": {"command_timeout": 0.5}}
         if self.backend == DATABASE:
             return {"BACKEND": "django_dlock.backends.database.DatabaseBackend", **shared}
@@ -144,13 +144,13 @@ class Stage:
         self.database = stack.enter_context(
             Proxy(parts.hostname or "127.0.0.1", parts.port or 5432, speaks="postgres")
         )
-        # What a body calls its own statement by, when it has come to lose it.
+        # The marker in the statement that a body is about to lose.
         self.database.always("close", of="answer lost")
         self.database.always("refuse", of="not sent")
         return url
 
     def start_worker(self) -> Worker:
-        """One more worker."""
+        """Start one more worker."""
         worker = self.site.worker(self.pool.name, self.pool.slots)
         self.workers.append(worker)
         return worker
@@ -160,8 +160,8 @@ class Stage:
         self.broker.kill(worker)
         self.workers.remove(worker)
 
-    def tend(self) -> list[str]:
-        """Replace workers that have ended by themselves, as a supervisor does; their logs."""
+    def replace_ended_workers(self) -> list[str]:
+        """Replace workers that ended by themselves, as a supervisor does; return their logs."""
         ended = [worker for worker in self.workers if worker.process.poll() is not None]
         for worker in ended:
             self.workers.remove(worker)
@@ -170,5 +170,5 @@ class Stage:
         return [str(worker.log) for worker in ended]
 
     def redeliver(self) -> None:
-        """Deliver again now what is not acknowledged."""
+        """Deliver unacknowledged messages again now."""
         self.broker.redeliver(self.site)

@@ -10,10 +10,10 @@ from .stage import Stage
 __all__ = ["Stream"]
 
 AHEAD = 3
-"""Messages under way for each slot of the workers."""
+"""Unfinished messages for each slot of the workers."""
 
 PATIENCE = 120.0
-"""Seconds for all to come to its end."""
+"""Seconds until everything must have finished."""
 
 
 class Stream(Run):
@@ -34,11 +34,11 @@ class Stream(Run):
 
     @property
     def under_way(self) -> int:
-        """How many messages have not come to their end."""
+        """How many messages have not finished."""
         return len(self._open)
 
     def go_on(self) -> None:
-        """Note what has ended, and publish as much again."""
+        """Note the finished messages, and publish as many new ones."""
         self._collect()
         while self.under_way < AHEAD * self.stage.pool.all_slots:
             key = next(self.stage.keys)
@@ -49,6 +49,6 @@ class Stream(Run):
                 self.publish(GUARDED, key, plan, **how.options)
 
     def publish_copy(self, delivery: str) -> str:
-        """Publish another message with the key of this one; its id."""
+        """Publish another message with the key of this one; return its id."""
         kind, key, plan, options = self._sent[delivery]
         return self.publish(kind, key, plan, **options)

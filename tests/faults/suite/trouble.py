@@ -22,10 +22,10 @@ from .stream import Stream
 __all__ = ["BROKEN", "EMPTIED", "Trouble"]
 
 EMPTIED = ("lock Redis restarted", "lock Redis flushed")
-"""Faults after which a holder has lost its lock without having noticed."""
+"""Faults after which a holder has lost its lock without noticing it."""
 
 BROKEN = "lock broken"
-"""The same, of one key."""
+"""The same, for one key."""
 
 GRACE = 8.0
 """Seconds for a worker to shut down."""
@@ -33,15 +33,15 @@ GRACE = 8.0
 T = TypeVar("T")
 
 
-class NobodyThere(Exception):
-    """There is nothing that the fault could meet."""
+class NoTarget(Exception):
+    """There is no target for the fault."""
 
 
 class Trouble:
     """The faults of one run.
 
-    Some last for a while: they are ended by threads of their own, for the driver itself may be
-    held up by what it has stopped.
+    Some last for a while. Separate threads end them, because the driver itself may be blocked by
+    what it has stopped.
     """
 
     def __init__(self, run: Stream) -> None:
@@ -64,7 +64,7 @@ class Trouble:
             "cut the broker": self._cut_broker,
             "stop the broker": self._stop_broker,
             "refuse the broker": self._refuse_broker,
-            "publish what is pending": self._publish_pending,
+            "publish pending follow-ups": self._publish_pending,
             "cut the database": self._cut_database,
             "refuse the database": self._refuse_database,
             "deliver again": self._deliver_again,
@@ -72,14 +72,14 @@ class Trouble:
         }
 
     def make(self, draw: Draw) -> str:
-        """Make a fault; what was met, for the reader."""
+        """Make a fault; return a description of what it met."""
         try:
             return self._faults[draw.what](draw)
-        except NobodyThere as nobody:
-            return f"nothing to do: {nobody}"
+        except NoTarget as error:
+            return f"nothing to do: {error}"
 
     def end(self) -> None:
-        """Let what lasts come to its end."""
+        """Wait until the lasting faults have ended."""
         for timer in self._timers:
             timer.join()
 
@@ -91,7 +91,7 @@ class Trouble:
         try:
             os.kill(body["pid"], signal.SIGKILL)
         except ProcessLookupError:
-            raise NobodyThere("it has just ended") from None
+            raise NoTarget("it has just ended") from None
         self.run.killed([body["pid"]])
         return f"process {body['pid']} in key {body['key']}"
 
@@ -123,7 +123,7 @@ class Trouble:
             self._away.remove(worker)
 
         self._later(draw.lasts, resume)
-        # As the broker does to those who do not answer any more.
+        # As the broker treats a client that does not answer any more.
         self._later(draw.lasts / 2, self.stage.redeliver)
         return f"process {worker.process.pid} and its children, for {draw.lasts:.1f} s"
 
@@ -155,9 +155,9 @@ class Trouble:
             if lease is None or not self.stage.site.locks.break_(
                 key, owner=lease.owner, reason="operator"
             ):
-                raise NobodyThere("it has just ended")
+                raise NoTarget("it has just ended")
         except BackendUnavailable:
-            raise NobodyThere("the locks' Redis does not answer") from None
+            raise NoTarget("the locks' Redis does not answer") from None
         return f"of key {key}"
 
     def _restart_locks(self, draw: Draw) -> str:
@@ -172,7 +172,7 @@ class Trouble:
             with redis.Redis.from_url(self.stage.locks.url, socket_timeout=1) as client:
                 client.flushall()
         except redis.RedisError as error:
-            raise NobodyThere(f"it does not answer: {error}") from None
+            raise NoTarget(f"it does not answer: {error}") from None
         return "empty"
 
     def _stop_locks(self, draw: Draw) -> str:
@@ -189,14 +189,14 @@ class Trouble:
 
     def _stop_broker(self, draw: Draw) -> str:
         if self._without_broker.locked():
-            raise NobodyThere("it is refused")
+            raise NoTarget("it is refused")
         self.run.fault("broker stopped")
         self._pause(self.stage.broker.server, draw.lasts)
         return f"for {draw.lasts:.1f} s"
 
     def _refuse_broker(self, draw: Draw) -> str:
         if not self._without_broker.acquire(blocking=False):
-            raise NobodyThere("it is refused already")
+            raise NoTarget("it is refused already")
         self.run.fault("broker refused")
         self.stage.broker.refuse(self._running())
 
@@ -208,7 +208,7 @@ class Trouble:
         return f"for {draw.lasts:.1f} s"
 
     def _publish_pending(self, draw: Draw) -> str:
-        # In a process of its own, as Beat's task is; it may find no broker, or no database.
+        # In a separate process, like Beat's task; it may find no broker, or no database.
         self._later(0.0, self.run.publish_pending)
         return "as Beat does"
 
@@ -222,7 +222,7 @@ class Trouble:
         database = self.stage.database
         assert database is not None
         if not self._refused.acquire(blocking=False):
-            raise NobodyThere("it is refused already")
+            raise NoTarget("it is refused already")
         self.run.fault("database refused")
         database.refuse()
 
@@ -243,10 +243,10 @@ class Trouble:
         again = self.run.publish_copy(body["delivery"])
         return f"key {body['key']} as {again}"
 
-    # -- whom --------------------------------------------------------------------------
+    # -- targets --------------------------------------------------------------------------
 
     def _body(self, draw: Draw) -> dict[str, Any]:
-        """A running body, of a worker that is not stopped."""
+        """A running body of a worker that is not stopped."""
         stopped = {pid for worker in self._away for pid in self.run.pids(worker.process.pid)}
         bodies = [
             body
@@ -259,11 +259,11 @@ class Trouble:
         return [worker for worker in self.stage.workers if worker not in self._away]
 
     def _worker(self, draw: Draw) -> Worker:
-        """A worker that runs, and is not the only one."""
+        """A running worker that is not the only one."""
         running = self._running()
         return pick(running if len(running) > 1 else [], draw, "no worker to spare")
 
-    # -- how long ----------------------------------------------------------------------
+    # -- duration ----------------------------------------------------------------------
 
     def _pause(self, server: OwnProcess, seconds: float) -> None:
         with self._mouth:
@@ -283,11 +283,11 @@ class Trouble:
 
 
 def pick(candidates: Sequence[T], draw: Draw, why_none: str) -> T:
-    """The one that chance aims at.
+    """The candidate that the draw chooses.
 
     Raises:
-        NobodyThere: There is none.
+        NoTarget: There is no candidate.
     """
     if not candidates:
-        raise NobodyThere(why_none)
+        raise NoTarget(why_none)
     return candidates[int(draw.aim * len(candidates))]

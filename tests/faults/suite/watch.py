@@ -20,11 +20,11 @@ PAUSE = 0.01
 
 
 class Watch:
-    """A context manager; reads until it is left.
+    """A context manager; reads the journal until it ends.
 
     Args:
-        locks: Asked who holds the lock of a body whose process died. Nothing but ``get``, which
-            tells what is written there and cannot prove a death.
+        locks: Used to ask who holds the lock of a body whose process died. Only with ``get``, which
+            returns what is stored and cannot prove a death.
     """
 
     def __init__(self, journal: Journal, locks: BaseLockBackend) -> None:
@@ -36,7 +36,7 @@ class Watch:
         self._pending: list[Event] = []
         self._selector = selectors.DefaultSelector()
         self._pids: set[int] = set()
-        # Where the kernel does not tell.
+        # For systems whose kernel does not report it.
         self._polled: list[int] = []
         self._stopped = threading.Event()
         self._threads = [
@@ -58,7 +58,7 @@ class Watch:
         self._selector.close()
 
     def events(self, *names: str) -> list[Event]:
-        """What was seen so far, of these names."""
+        """The events with these names, so far."""
         with self._lock:
             return [event for event in self._events if not names or event["event"] in names]
 
@@ -66,16 +66,16 @@ class Watch:
         return len(self.events(*names))
 
     def running(self) -> list[Event]:
-        """The beginnings of the bodies that have not ended, and whose process lives."""
+        """The ``begin`` events of the bodies that have not ended and whose process lives."""
         with self._lock:
             return list(self._open.values())
 
     def pending(self) -> bool:
-        """Whether a lock of a dead process is still waited for."""
+        """Whether the lock of a dead process is not free yet."""
         with self._lock:
             return bool(self._pending)
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _read_and_see(self) -> None:
         while not self._stopped.is_set():
@@ -117,14 +117,14 @@ class Watch:
     def _dead(self, pid: int) -> None:
         self._pids.discard(pid)
         self._journal.write("death", pid=pid)
-        # Its last lines are in the file, but may not have been read.
+        # Its last lines are in the file, but may not have been read yet.
         for event in self._journal.new():
             self._take_last(event, pid)
         with self._lock:
             gone = {run: event for run, event in self._open.items() if event["pid"] == pid}
             for run in gone:
                 del self._open[run]
-            # One whose body has ended may hold its lock still.
+            # A process whose body has ended may still hold the lock.
             if last := self._last.pop(pid, None):
                 gone[last["run"]] = last
             self._pending += [

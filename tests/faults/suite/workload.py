@@ -1,7 +1,7 @@
 """The Celery app of the suite's workers; ``celery -A tests.faults.suite.workload worker``.
 
-One body, guarded in one way or in none. What happens to it stands in the ``plan`` that travels
-with the message, and happens once per key: to the first body that comes to the place.
+All kinds of tasks run the same body, with or without a guard. The ``plan`` in the message says
+which faults happen to it. Each happens once per key, to the first body that reaches that point.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from .kinds import (  # noqa: E402
 )
 
 SLICE = 0.02
-"""Seconds between two looks at the lock."""
+"""Seconds between two checks of the lock."""
 
 LONGEST_HOLD = 60.0
 
 
 _here = threading.local()
-"""``span``: the body that ran last on this thread."""
+"""``span``: the last body that ran on this thread."""
 _spans: WeakValueDictionary[str | None, Span] = WeakValueDictionary()
-"""The bodies that run, by the owners of their locks."""
+"""The running bodies, by the owners of their locks."""
 
 
 @receiver([renewed, lost])
-def _told(owner: str, **_: Any) -> None:
-    # A body in a call that nothing interrupts does not look at its lock.
+def _on_lost(owner: str, **_: Any) -> None:
+    # A body inside a call that cannot be interrupted does not check its lock.
     if span := _spans.get(owner):
-        span.look()
+        span.check()
 
 
 class Span:
@@ -78,16 +78,16 @@ class Span:
         self._held = lock is not None
         if lock is not None:
             _spans[lock.owner] = self
-            self.look()
+            self.check()
 
     def note(self, event: str, **facts: Any) -> None:
         self.journal.write(event, run=self.run, **facts)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Note that the lock is lost, as far as the process knows.
 
-        Whoever was stopped past the deadline lost it there, and not when it woke up; whoever
-        was stopped for a shorter time had it all the while.
+        A body that was stopped past the deadline lost the lock at the deadline, not when it
+        continued. A body that was stopped for a shorter time did not lose it.
         """
         if self.lock is None or not self._held:
             return
@@ -96,23 +96,24 @@ class Span:
             self._until = now + left
             return
         self.note("lost", at=min(now, self._until))
-        # After the line: struck in between, the body looks again and notes it twice at worst.
+        # Set after the line is written. An interrupt in between makes the body note it twice, at
+        # worst.
         self._held = False
 
     def sleep(self, seconds: float) -> None:
-        """Work; in short slices, so that the body can be interrupted."""
+        """Work in short slices, so that the body can be interrupted."""
         end = time.monotonic() + seconds
-        self.look()
+        self.check()
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, SLICE))
-            self.look()
+            self.check()
 
     def hold(self) -> None:
-        """Work until somebody ends it."""
+        """Work until somebody ends the body."""
         self.sleep(LONGEST_HOLD)
 
     def block(self) -> None:
-        """The same, in one call that nothing in this process can cut short."""
+        """The same, in one call that nothing in this process can interrupt."""
         time.sleep(LONGEST_HOLD)
 
     def wait_at(self, gate: str) -> None:
@@ -124,7 +125,7 @@ class Span:
 
     @contextmanager
     def noted(self, **facts: Any) -> Iterator[None]:
-        """The first and the last line."""
+        """Write the first and the last line."""
         self.note("begin", at=self.began, pid=os.getpid(), **facts)
         how = "returned"
         try:
@@ -137,10 +138,10 @@ class Span:
 
     def _end(self, how: str) -> None:
         try:
-            self.look()
+            self.check()
             self.end(how)
         except LeaseLost:
-            # It strikes wherever the body is, also here, until the body has ended.
+            # An interrupt may come at any point, also here, until the body has ended.
             self._end(LeaseLost.__name__)
 
     def end(self, how: str) -> None:
@@ -149,12 +150,12 @@ class Span:
 
 
 def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
-    """An effect in the middle of some work, and what the plan says."""
+    """Have an effect in the middle of some work, and do what the plan says."""
     current = task.current_run if isinstance(task, LockedTask) else None
     lock = current.lock if current else None
     journal = Journal(Path(plan["journal"]))
     span = _here.span = Span(journal, lock)
-    # What made it slow was slow once.
+    # The reason for its slowness existed only once.
     first = journal.first(f"ran-{kind}-{key}")
     work = plan["work"] if first else plan["again"]
     with span.noted(
@@ -166,7 +167,7 @@ def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
         owner=lock.owner if lock else None,
         attempt=current.attempt if current else None,
     ):
-        strike("began", kind, key, plan, span)
+        make_fault("began", kind, key, plan, span)
         span.sleep(work / 2)
         Effect.objects.create(
             order_number=key,
@@ -177,7 +178,7 @@ def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
 
         def committed() -> None:
             span.note("committed", kind=kind, key=key, token=lock.token if lock else None)
-            strike("committed", kind, key, plan, span)
+            make_fault("committed", kind, key, plan, span)
 
         if current is not None:
             for sent in (follower, recorded_follower):
@@ -185,21 +186,21 @@ def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
         transaction.on_commit(committed)
         if current is not None and plan["hook"]:
             after = follower.si(key, plan, by=HOOK_FOLLOWER).set(queue=plan["queue"])
-            # Robust: its failure is not to be that of the others, too.
+            # Robust: an error here must not prevent the other receivers.
             transaction.on_commit(after.apply_async, robust=True)
-        strike("written", kind, key, plan, span)
+        make_fault("written", kind, key, plan, span)
         span.sleep(work / 2)
     return key
 
 
-def strike(place: str, kind: str, key: int, plan: dict[str, Any], span: Span) -> None:
-    """Do what the plan says for this place, if nobody has for this key."""
+def make_fault(point: str, kind: str, key: int, plan: dict[str, Any], span: Span) -> None:
+    """Make the fault that the plan names for this point, if it has not happened for this key."""
     journal = span.journal
-    what = plan.get("at", {}).get(place)
-    if what is None or not journal.first(f"struck-{kind}-{key}"):
+    what = plan.get("at", {}).get(point)
+    if what is None or not journal.first(f"hit-{kind}-{key}"):
         return
     long = plan["work"] > plan["again"]
-    journal.write("struck", kind=kind, key=key, what=what, place=place, long=long)
+    journal.write("hit", kind=kind, key=key, what=what, point=point, long=long)
     if what.startswith("wait"):
         span.wait_at(gate(kind, key))
     if what.endswith("die"):
@@ -213,44 +214,44 @@ def strike(place: str, kind: str, key: int, plan: dict[str, Any], span: Span) ->
     elif what == "linger":
         span.sleep(plan["work"])
     else:
-        # Heard by the proxy before the database; see ``tests/support/proxy.py``.
+        # The proxy sees this before the database; see ``tests/support/proxy.py``.
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT '{what}'")
 
 
 @after_task_publish.connect
 def _published(sender: str, body: Any, **_: Any) -> None:
-    """The place ``published``: the broker has the first follow-up, and no row says so."""
+    """The point ``published``: the broker has the first follow-up, but no row says so yet."""
     if sender == follower.name:
-        _strike_sender("published", body)
+        _make_senders_fault("published", body)
 
 
 @before_task_publish.connect
 def _publishing(sender: str, body: Any, **_: Any) -> None:
-    """The place ``publishing``: the second follow-up is not published, the first one is."""
+    """The point ``publishing``: the first follow-up is published, the second one is not."""
     if sender == recorded_follower.name:
-        _strike_sender("publishing", body)
+        _make_senders_fault("publishing", body)
 
 
-def _strike_sender(place: str, body: Any) -> None:
+def _make_senders_fault(point: str, body: Any) -> None:
     (key, plan), kwargs, *_ = body
     if kwargs:
-        # The one of the hook.
+        # This is the task of the hook.
         return
-    strike(place, GUARDED, key, plan, Span(Journal(Path(plan["journal"])), None))
+    make_fault(point, GUARDED, key, plan, Span(Journal(Path(plan["journal"])), None))
 
 
 @task_postrun.connect
 def _done(args: tuple[Any, ...] | None = None, **_: Any) -> None:
-    """The place ``done``: after the result was stored, before the acknowledgement."""
+    """The point ``done``: after the result was stored, before the acknowledgement."""
     span: Span | None = vars(_here).pop("span", None)
     if span is not None and not span.ended:
-        # Struck where it could not note its end; now nothing strikes any more.
+        # An interrupt prevented it from noting its end; now no further interrupt comes.
         span.end(LeaseLost.__name__)
     if args and len(args) == 3:
         kind, key, plan = args
         journal = Journal(Path(plan["journal"]))
-        strike("done", kind, key, plan, Span(journal, None))
+        make_fault("done", kind, key, plan, Span(journal, None))
 
 
 GUARD = {
@@ -266,19 +267,19 @@ GUARD = {
 
 @shared_task(**GUARD, lock_ttl=SHORT_TTL)
 def guarded(self: LockedTask, kind: str, key: int, plan: dict[str, Any]) -> int:
-    """Where the end of a lease is part of the fault."""
+    """The end of a lease is part of the fault."""
     return body(self, kind, key, plan)
 
 
 @shared_task(**GUARD, lock_ttl=LONG_TTL)
 def guarded_long(self: LockedTask, kind: str, key: int, plan: dict[str, Any]) -> int:
-    """Where nobody is to wait for the end of a lease."""
+    """Nobody should have to wait for the end of a lease."""
     return body(self, kind, key, plan)
 
 
 @shared_task(bind=True, acks_late=True, reject_on_worker_lost=True)
 def plain(self: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
-    """Not guarded, with the acknowledgements of ``LockedTask``."""
+    """Not guarded, with the acknowledgement settings of ``LockedTask``."""
     return body(self, kind, key, plan)
 
 
@@ -290,7 +291,7 @@ def early(self: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
 
 @shared_task(bind=True, acks_late=True, reject_on_worker_lost=True)
 def follower(self: Task, key: int, plan: dict[str, Any], by: str = FOLLOWER) -> None:
-    """Is sent by a body; tells of each of its deliveries."""
+    """Sent by a body; writes an event for each of its deliveries."""
     _followed(self, by, key, plan)
 
 
@@ -304,7 +305,7 @@ def follower(self: Task, key: int, plan: dict[str, Any], by: str = FOLLOWER) -> 
     atomic=True,
 )
 def recorded_follower(self: LockedTask, key: int, plan: dict[str, Any]) -> None:
-    """The same with a record of its own, and an effect that must not be doubled."""
+    """The same with its own record, and an effect that must not be doubled."""
     Effect.objects.create(order_number=key, by=RECORDED_FOLLOWER, delivery=self.request.id or "")
     _followed(self, RECORDED_FOLLOWER, key, plan)
 
