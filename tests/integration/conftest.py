@@ -1,4 +1,4 @@
-"""What tests on real workers share; each file says itself what its ``site`` is made of."""
+"""Shared fixtures for tests on real workers; each file defines its own ``site``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.workers import Place, Site, orders
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    """A Redis of this file's own."""
+    """A Redis for this file only."""
     try:
         with RedisServer() as server:
             yield server

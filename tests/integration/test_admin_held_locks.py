@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 
 class DownBackend(LocalBackend):
-    """An alias of which nobody answers."""
+    """An alias that does not answer."""
 
     asked = 0
 
@@ -41,7 +41,7 @@ class DownBackend(LocalBackend):
 
 
 class UnansweredBreak(LocalBackend):
-    """The break is carried out, and its answer is lost."""
+    """The break is executed, but its answer is lost."""
 
     def break_(self, name, *, owner):
         super().break_(name, owner=owner)
@@ -117,7 +117,7 @@ def messages_on(response):
 # -- the list -----------------------------------------------------------------------------
 
 
-def test_the_list_shows_what_an_operator_must_know(admin_client):
+def test_the_list_shows_what_an_operator_needs(admin_client):
     lease = hold("invoice:42", metadata='{"task_name": "shop.charge", "task_id": "t-1"}')
     page = admin_client.get(LIST).content.decode()
     assert "shop.<wbr>charge" in page, "a narrow column wraps between the words"
@@ -180,7 +180,7 @@ def test_the_list_can_be_sorted_by_every_column(admin_client):
     assert names_on(admin_client.get(LIST + "?o=-1")) == ["c", "b", "a"]
 
 
-def test_the_oldest_come_first_until_another_order_is_asked_for(admin_client):
+def test_the_oldest_locks_come_first_by_default(admin_client):
     for name in ("b", "a", "c"):
         hold(name)
     age = admin_client.get(LIST).context["cl"].list_display.index("age")
@@ -201,7 +201,7 @@ def test_the_list_has_pages(admin_client):
     assert "120 held locks" in first.content.decode()
 
 
-def test_pages_in_order_of_age_run_through_all_aliases(admin_client, settings):
+def test_pages_by_age_include_all_aliases(admin_client, settings):
     use(settings, one=LOCAL, two=LOCAL)
     for number in range(60):
         hold(f"lock:{number:03}", ("one", "two")[number % 2])
@@ -209,14 +209,14 @@ def test_pages_in_order_of_age_run_through_all_aliases(admin_client, settings):
     assert names_on(admin_client.get(LIST + "?p=2")) == [f"lock:{n:03}" for n in range(50, 60)]
 
 
-def test_a_page_that_has_vanished_is_the_last_one(admin_client):
+def test_a_page_beyond_the_end_shows_the_last_one(admin_client):
     hold("a")
     assert names_on(admin_client.get(LIST + "?p=99")) == ["a"]
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the page asks the backends for: alias, offset and limit."""
+    """The calls that the page makes to the backends: alias, offset and limit."""
     asked, original = [], LocalBackend.page
 
     def spy(self, query, *, offset=0, limit=None):
@@ -228,7 +228,7 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("more", ["", "&o=-1", "&q=lock", "&kind=held", "&holder_state=alive"])
-def test_a_page_of_one_alias_reads_the_rows_that_it_shows(admin_client, settings, asked, more):
+def test_a_page_of_one_alias_reads_only_the_rows_it_shows(admin_client, settings, asked, more):
     use(settings, full=LOCAL, empty=LOCAL)
     for number in range(120):
         hold(f"lock:{number:03}", "full")
@@ -241,7 +241,7 @@ def test_a_page_of_one_alias_reads_the_rows_that_it_shows(admin_client, settings
     ]
 
 
-def test_a_page_of_several_aliases_reads_up_to_its_end(admin_client, settings, asked):
+def test_a_page_of_several_aliases_reads_all_rows_up_to_its_end(admin_client, settings, asked):
     use(settings, one=LOCAL, two=LOCAL)
     for number in range(120):
         hold(f"lock:{number:03}", ("one", "two")[number % 2])
@@ -253,7 +253,7 @@ def test_a_page_of_several_aliases_reads_up_to_its_end(admin_client, settings, a
     assert asked[2:] == [("one", 0, 100), ("two", 0, 100)]
 
 
-def test_all_orders_run_through_all_aliases(admin_client, settings):
+def test_every_order_includes_all_aliases(admin_client, settings):
     use(settings, one=LOCAL, two=LOCAL)
     for number in range(60):
         hold(f"lock:{number * 37 % 60:03}", ("one", "two")[number % 2])
@@ -276,12 +276,12 @@ def test_settings_of_a_wrong_type_are_named(admin_client, settings, wrong):
 
 
 @pytest.mark.parametrize("query", ["?name=x", "?foo=bar", "?kind__x=1"])
-def test_an_unknown_filter_leads_back_to_the_list(admin_client, query):
+def test_an_unknown_filter_redirects_to_the_list(admin_client, query):
     response = admin_client.get(LIST + query)
     assert response.status_code in (302, 400)
 
 
-def test_an_alias_that_does_not_answer_is_named_and_hides_no_other(admin_client, settings):
+def test_an_alias_that_does_not_answer_is_named_and_the_others_are_shown(admin_client, settings):
     use(settings, default=f"{__name__}.DownBackend", spare=LOCAL, wrong="no.such.Backend")
     hold("a", "spare")
     response = admin_client.get(LIST)
@@ -304,8 +304,8 @@ def test_no_number_of_locks_is_shown_while_no_alias_answers(admin_client, settin
     assert "0 results" not in page
 
 
-def test_the_list_holds_nothing_inline(admin_client):
-    """A strict Content-Security-Policy would block it."""
+def test_the_list_has_no_inline_code(admin_client):
+    """A strict Content-Security-Policy would block inline code."""
     hold("a")
     for url in (LIST, page_of("a"), page_of("a", step="release")):
         page = admin_client.get(url).content.decode()
@@ -342,7 +342,7 @@ def test_an_alias_of_any_name_works(admin_client, settings):
     assert admin_client.get(href).context["original"].info.alias == "a/b é"
 
 
-def test_the_page_of_one_lock_shows_its_facts(admin_client):
+def test_the_page_of_one_lock_shows_its_details(admin_client):
     hold("a", metadata='{"path": "/pay/", "note": "<b>"}')
     page = admin_client.get(page_of("a")).content.decode()
     assert "owner of a" in page
@@ -350,14 +350,14 @@ def test_the_page_of_one_lock_shows_its_facts(admin_client):
 
 
 @pytest.mark.parametrize("step", ["change", "release", "history"])
-def test_a_lock_that_is_not_held_any_more_leads_to_the_list(admin_client, step):
+def test_a_lock_that_is_not_held_any_more_redirects_to_the_list(admin_client, step):
     response = admin_client.get(page_of("gone", step=step), follow=True)
     assert response.redirect_chain == [(LIST, 302)]
     assert messages_on(response) == ["The lock “gone” is not held any more."]
 
 
 def test_an_alias_that_does_not_answer_is_asked_only_once(admin_client, settings):
-    """Each question to a dead server costs its whole command timeout."""
+    """Each call to a dead server takes its whole command timeout."""
     use(settings, default=f"{__name__}.DownBackend")
     DownBackend.asked = 0
     admin_client.get(LIST)
@@ -372,7 +372,7 @@ def test_an_alias_that_does_not_answer_is_named_on_every_page(admin_client, sett
     assert "nobody answers" in messages_on(response)[0]
 
 
-def test_the_user_behind_a_request_is_shown_only_to_those_who_may_see_users():
+def test_the_user_of_a_request_is_shown_only_to_those_who_may_see_users():
     hold("a", metadata='{"path": "/pay/", "user": "grace"}')
     for url in (LIST, page_of("a")):
         assert b"grace" not in visitor("view_heldlock").get(url).content
@@ -390,7 +390,7 @@ def test_each_release_link_names_its_lock_and_is_escaped(operator):
     assert '"><script>' not in page
 
 
-def test_looking_at_the_confirmation_changes_nothing(operator):
+def test_opening_the_confirmation_changes_nothing(operator):
     hold("a")
     say_goodbye()
     assert operator.get(page_of("a", step="release")).status_code == 200
@@ -401,7 +401,7 @@ def test_looking_at_the_confirmation_changes_nothing(operator):
     assert not LogEntry.objects.exists()
 
 
-def test_a_dead_holders_lock_is_released_and_written_down(operator):
+def test_a_dead_holders_lock_is_released_and_logged(operator):
     lease = hold("a", metadata='{"task_name": "shop.charge", "user": "ada"}')
     say_goodbye()
     response = release(operator, "a")
@@ -448,7 +448,7 @@ def test_a_parked_lease_is_released_only_by_force(operator):
     assert locks["default"].get("a") is None
 
 
-def test_a_lock_that_has_changed_hands_is_left_alone(operator):
+def test_a_lock_with_another_owner_is_not_released(operator):
     hold("a", owner="the next one")
     response = release(operator, "a", force=True)
     assert messages_on(response) == ["The lock “a” now has another owner. It was not released."]
@@ -456,7 +456,7 @@ def test_a_lock_that_has_changed_hands_is_left_alone(operator):
     assert not LogEntry.objects.exists()
 
 
-def test_a_lock_that_changes_hands_at_the_last_moment_leaves_no_trace(operator, settings):
+def test_a_lock_whose_owner_changes_at_the_last_moment_is_not_logged(operator, settings):
     use(settings, default=f"{__name__}.ChangesHands")
     hold("a")
     response = release(operator, "a", force=True)
@@ -465,7 +465,7 @@ def test_a_lock_that_changes_hands_at_the_last_moment_leaves_no_trace(operator, 
     assert not LockEvent.objects.filter(name="a").exists()
 
 
-def test_a_release_without_an_answer_is_written_down_as_such(operator, settings):
+def test_a_release_without_an_answer_is_logged_as_uncertain(operator, settings):
     use(settings, default=f"{__name__}.UnansweredBreak")
     hold("a")
     response = release(operator, "a", force=True)
@@ -474,7 +474,7 @@ def test_a_release_without_an_answer_is_written_down_as_such(operator, settings)
     assert not LockEvent.objects.filter(name="a").exists()
 
 
-def test_what_cannot_be_written_down_is_not_released(operator, monkeypatch):
+def test_a_release_that_cannot_be_logged_is_not_made(operator, monkeypatch):
     def no_table(*_, **__):
         raise DatabaseError("no such table")
 
@@ -490,8 +490,8 @@ def test_what_cannot_be_written_down_is_not_released(operator, monkeypatch):
 
 
 def test_a_release_sends_broken(operator, monkeypatch):
-    # A loss of another test's lock may be told now, and would wait on SQLite for this test's
-    # transaction, and all other events behind it.
+    # The loss of another test's lock may be reported now. On SQLite it would wait for this test's
+    # transaction, with all other events behind it.
     monkeypatch.setattr(audit, "_try_to_record", lambda *args, **facts: None)
     hold("a")
     sent = []
@@ -527,7 +527,7 @@ def test_a_release_that_names_no_owner_is_refused(operator, answers):
 
 
 def select(client, *names, owners=(), force=False, alias="default"):
-    """Confirms with ``owners``; without them, the page asks."""
+    """Confirms with ``owners``; without them, the page asks for confirmation."""
     answers = {
         "action": "release_selected",
         "_selected_action": [f"{alias}/{name}" for name in names],
@@ -537,7 +537,7 @@ def select(client, *names, owners=(), force=False, alias="default"):
     return client.post(LIST, answers, follow=True)
 
 
-def test_several_locks_are_confirmed_on_one_page_and_written_down(operator):
+def test_several_locks_are_confirmed_on_one_page_and_logged(operator):
     names = ["a", "b/c", "d <i>"]
     for name in names:
         hold(name)
@@ -550,7 +550,7 @@ def test_several_locks_are_confirmed_on_one_page_and_written_down(operator):
         assert fact in page
     assert page.count("Nothing is running under this lock.") == 3
     assert 'name="force"' not in page
-    assert locks["default"].count() == 3, "nothing is done before it is confirmed"
+    assert locks["default"].count() == 3, "nothing is done before the confirmation"
     response = select(operator, *names, owners=[f"owner of {name}" for name in names])
     assert response.redirect_chain == [(LIST, 302)]
     assert messages_on(response) == [
@@ -563,7 +563,7 @@ def test_several_locks_are_confirmed_on_one_page_and_written_down(operator):
     assert sorted(LockEvent.objects.filter(event="broken").values_list("name", flat=True)) == names
 
 
-def test_of_several_locks_each_is_told_what_became_of_it(operator):
+def test_the_result_is_shown_for_each_of_several_locks(operator):
     hold("cooling", kind="cooling")
     hold("alive")
     hold("changed", owner="the next one")
@@ -577,7 +577,7 @@ def test_of_several_locks_each_is_told_what_became_of_it(operator):
     ]
     page = response.content.decode()
     assert "Its holder may still be running" in page
-    assert 'value="owner of alive"' in page, "what needs force is asked for once more"
+    assert 'value="owner of alive"' in page, "a lock that needs force is shown again"
     assert 'value="owner of cooling"' not in page
     assert [info.name for info in locks["default"].list()] == ["alive", "changed"]
     response = select(operator, "alive", owners=["owner of alive"], force=True)
@@ -585,7 +585,7 @@ def test_of_several_locks_each_is_told_what_became_of_it(operator):
     assert [info.name for info in locks["default"].list()] == ["changed"]
 
 
-def test_locks_are_selected_at_every_alias_and_a_silent_one_hides_no_other(operator, settings):
+def test_locks_of_every_alias_can_be_selected_even_if_one_alias_does_not_answer(operator, settings):
     use(settings, default=f"{__name__}.DownBackend", spare=LOCAL)
     hold("a", "spare")
     chosen = ["default/x", "default/y", "spare/a", "nowhere/z"]
@@ -601,7 +601,7 @@ def test_locks_are_selected_at_every_alias_and_a_silent_one_hides_no_other(opera
     ]
 
 
-def test_an_alias_that_stops_answering_is_not_asked_to_release_more(operator, settings):
+def test_after_an_alias_stops_answering_no_further_release_is_sent(operator, settings):
     use(settings, default=f"{__name__}.UnansweredBreak")
     hold("a")
     hold("b")
@@ -611,7 +611,7 @@ def test_an_alias_that_stops_answering_is_not_asked_to_release_more(operator, se
     assert 'value="owner of b"' in response.content.decode()
 
 
-def test_all_pages_selected_are_still_the_rows_in_view(operator):
+def test_selecting_all_pages_selects_only_the_visible_rows(operator):
     hold("a")
     hold("b")
     answers = {"action": "release_selected", "_selected_action": "default/a", "select_across": "1"}
@@ -637,7 +637,7 @@ def test_actions_of_the_whole_site_are_not_offered_for_locks(operator):
 
 
 def statuses(client):
-    """List, one lock, the confirmation, the release."""
+    """The status codes of the list, one lock, the confirmation and the release."""
     hold("a")
     answers = (
         client.get(LIST),
@@ -668,7 +668,7 @@ def test_staff_without_permission_see_nothing():
     assert b"Held locks" not in client.get("/admin/").content
 
 
-def test_those_who_may_look_may_not_release():
+def test_the_permission_to_view_does_not_allow_a_release():
     client = visitor("view_heldlock")
     assert statuses(client) == ([200, 200, 403, 403], False)
     assert b"/release/" not in client.get(LIST).content
@@ -678,11 +678,11 @@ def test_those_who_may_look_may_not_release():
     assert locks["default"].get("a") is not None
 
 
-def test_the_permission_to_release_alone_opens_nothing():
+def test_the_permission_to_release_alone_allows_nothing():
     assert statuses(visitor("release_heldlock")) == ([403, 403, 403, 403], False)
 
 
-def test_those_who_may_look_and_release_do():
+def test_the_permissions_to_view_and_release_allow_both():
     client = visitor("view_heldlock", "release_heldlock")
     hold("b")
     assert b"/release/" in client.get(LIST).content

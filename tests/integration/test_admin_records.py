@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
 
 
 class DownBackend(LocalBackend):
-    """An alias of which nobody answers."""
+    """An alias that does not answer."""
 
     def get(self, name):
         raise BackendUnavailable("nobody answers", name, self.alias)
@@ -69,7 +69,7 @@ def make_record(key="42", using="default", **facts):
 
 
 def run_under_way(**facts):
-    """A record whose owner holds its lock."""
+    """A record whose owner holds the lock."""
     record = make_record(state="running", **facts)
     backend = locks["default"]
     request = LeaseRequest(name=record.lock_name, owner=record.owner, ttl=30)
@@ -136,14 +136,14 @@ def test_a_record_is_read_only(admin_client):
     assert IdempotencyRecord.objects.get().state == "succeeded"
 
 
-def test_looking_at_the_confirmation_forgets_nothing(operator):
+def test_opening_the_confirmation_deletes_nothing(operator):
     record = make_record()
     page = operator.get(page_of(record, "forget") + "?attempt=1&state=succeeded&force=on")
     assert page.status_code == 200
     assert IdempotencyRecord.objects.exists()
 
 
-def test_a_finished_record_is_forgotten_and_that_is_written_down(operator):
+def test_a_finished_record_is_forgotten_and_that_is_logged(operator):
     record = make_record()
     response = forget(operator, record)
     assert messages_on(response) == [
@@ -156,7 +156,7 @@ def test_a_finished_record_is_forgotten_and_that_is_written_down(operator):
     assert entry.change_message == "Forgotten in state succeeded at attempt 1."
 
 
-def test_a_run_under_way_is_forgotten_only_by_force(operator):
+def test_a_record_of_a_current_run_is_forgotten_only_by_force(operator):
     record = run_under_way()
     assert "in progress" in operator.get(page_of(record, "forget")).content.decode()
     refused = forget(operator, record)
@@ -183,7 +183,7 @@ def test_a_run_whose_lock_has_another_owner_needs_no_force(operator):
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_run_of_which_nothing_can_be_told_needs_force(operator, settings):
+def test_a_run_of_unknown_state_needs_force(operator, settings):
     use(settings, f"{__name__}.DownBackend")
     record = make_record(state="running")
     page = operator.get(page_of(record, "forget"))
@@ -195,15 +195,15 @@ def test_a_run_of_which_nothing_can_be_told_needs_force(operator, settings):
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_run_under_an_alias_that_is_gone_from_the_settings_needs_force(operator):
+def test_a_run_under_an_alias_removed_from_the_settings_needs_force(operator):
     record = make_record(state="running", lock_alias="gone")
     forget(operator, record)
     assert IdempotencyRecord.objects.exists()
 
 
 @pytest.mark.parametrize("seen", [{"attempt": 1}, {"state": "running"}])
-def test_a_record_that_has_changed_since_the_look_is_kept(operator, seen):
-    """The run ended, or another began, between the page and the click."""
+def test_a_record_that_has_changed_since_the_page_was_loaded_is_kept(operator, seen):
+    """Between loading the page and the click, the run ended or another one began."""
     record = make_record(attempt=2)
     response = forget(operator, record, force=True, **seen)
     assert messages_on(response) == [
@@ -213,7 +213,7 @@ def test_a_record_that_has_changed_since_the_look_is_kept(operator, seen):
     assert not LogEntry.objects.exists()
 
 
-def test_a_record_that_is_gone_leads_to_the_list(operator):
+def test_a_deleted_record_redirects_to_the_list(operator):
     record = make_record()
     record_page = page_of(record, "forget")
     record.delete()
@@ -237,7 +237,7 @@ def test_forgetting_needs_the_csrf_token(operator):
         (("view_idempotencyrecord", "forget_idempotencyrecord"), [200, 200, 200, 200], True),
     ],
 )
-def test_each_permission_opens_what_it_names(permissions, statuses, forgotten):
+def test_each_permission_allows_what_it_names(permissions, statuses, forgotten):
     client, record = visitor(*permissions), make_record()
     answers = [
         client.get(RECORDS),
@@ -263,7 +263,7 @@ def test_an_anonymous_visitor_is_sent_to_the_login(client):
 
 
 def queries_of(client, url, using="default"):
-    """The answer, and the statements about records that made it."""
+    """The response, and the statements about records that it needed."""
     with CaptureQueriesContext(connections[using]) as captured:
         response = client.get(url)
     table = IdempotencyRecord._meta.db_table
@@ -282,7 +282,7 @@ def test_the_page_of_a_record_shows_its_result(admin_client):
     assert b"a result" in admin_client.get(page_of(make_record(result="a result"))).content
 
 
-def test_no_more_is_counted_than_can_be_paged_through(admin_client, monkeypatch):
+def test_only_as_many_records_are_counted_as_the_pages_can_show(admin_client, monkeypatch):
     monkeypatch.setattr(BoundedPaginator, "LONGEST", 3)
     monkeypatch.setattr(IdempotencyRecordAdmin, "list_per_page", 2)
     for number in range(5):
@@ -292,14 +292,14 @@ def test_no_more_is_counted_than_can_be_paged_through(admin_client, monkeypatch)
         assert keys_on(response) == ["4", "3"]
         assert "Only the first 3 records in this order are shown" in response.content.decode()
         assert not [text for text in statements if "COUNT" in text]
-        # And what matches is looked for once.
+        # The matching records are queried only once.
         assert len([text for text in statements if "LIMIT 4" in text]) == 1
         assert keys_on(admin_client.get(f"{RECORDS}?p=2&{query[1:]}")) == ["2"]
     assert "are shown" not in admin_client.get(RECORDS + "?q=1").content.decode()
 
 
-def test_the_scopes_to_filter_by_are_found_without_reading_the_table(admin_client):
-    """One seek in the index for each, instead of DISTINCT over all rows."""
+def test_the_scopes_of_the_filter_are_found_without_reading_the_table(admin_client):
+    """One index lookup for each, instead of DISTINCT over all rows."""
     for number in range(3):
         for scope in ("a", "b", "c"):
             make_record(str(number), scope=scope)
@@ -313,11 +313,11 @@ def test_the_scopes_to_filter_by_are_found_without_reading_the_table(admin_clien
         with connections["default"].cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {text}")
             assert "USING COVERING INDEX dlock_record_scope" in str(cursor.fetchall())
-    # And one that finds no other.
+    # One more lookup finds no further scope.
     assert len(seeks) == 4
 
 
-def test_more_scopes_than_fit_a_page_are_left_to_the_search(admin_client, monkeypatch):
+def test_with_too_many_scopes_the_filter_is_replaced_by_the_search(admin_client, monkeypatch):
     monkeypatch.setattr(records, "MOST_SCOPES", 2)
     for scope in ("a", "b", "c"):
         make_record(scope=scope)
@@ -327,8 +327,10 @@ def test_more_scopes_than_fit_a_page_are_left_to_the_search(admin_client, monkey
     assert len(keys_on(admin_client.get(RECORDS + "?scope=c"))) == 1
 
 
-def test_a_search_reads_the_latest_records_and_what_an_index_finds(admin_client, monkeypatch):
-    """A part of a text would have to be looked for in every row of a table of millions."""
+def test_a_search_reads_only_the_latest_records_and_those_found_by_an_index(
+    admin_client, monkeypatch
+):
+    """Searching for part of a text would read every row of a table with millions."""
     monkeypatch.setattr(BoundedPaginator, "LONGEST", 2)
     make_record("order 7", task_id="old", scope="shop.refund")
     for number in range(3):
@@ -347,7 +349,7 @@ def test_a_search_reads_the_latest_records_and_what_an_index_finds(admin_client,
         response, statements = queries_of(admin_client, f"{RECORDS}?q={query}")
         assert keys_on(response) == keys, query
         for text in statements:
-            # Another test covers the lookups of scopes.
+            # Another test covers how scopes are found.
             if 'FROM "django_dlock_idempotencyrecord"' in text and not text.endswith("LIMIT 1"):
                 with connections["default"].cursor() as cursor:
                     cursor.execute(f"EXPLAIN QUERY PLAN {text}")
@@ -355,7 +357,7 @@ def test_a_search_reads_the_latest_records_and_what_an_index_finds(admin_client,
                 assert not [step for step in plan if step.startswith("SCAN")], (text, plan)
 
 
-def test_one_database_offers_no_choice_of_databases(admin_client):
+def test_with_one_database_there_is_no_choice_of_databases(admin_client):
     make_record()
     assert b"database" not in admin_client.get(RECORDS).content.lower().split(b"<main")[1]
 
@@ -389,7 +391,7 @@ def test_records_of_another_database_are_shown_and_forgotten_there(elsewhere, op
     assert IdempotencyRecord.objects.get() == here
 
 
-def test_a_database_that_is_not_defined_is_not_asked(admin_client):
+def test_an_undefined_database_is_not_queried(admin_client):
     make_record()
     answer = admin_client.get(RECORDS + "?database=nowhere", follow=True)
     assert answer.status_code == 200
@@ -443,7 +445,7 @@ def test_an_event_is_read_only(admin_client):
     assert LockEvent.objects.get().name == "order:1"
 
 
-def test_the_operator_behind_an_event_is_shown_only_to_those_who_may_see_users():
+def test_the_operator_of_an_event_is_shown_only_to_those_who_may_see_users():
     event = make_event(event="broken", user="grace")
     client = visitor("view_lockevent")
     for url in (EVENTS, f"{EVENTS}{event.pk}/change/"):
@@ -453,7 +455,7 @@ def test_the_operator_behind_an_event_is_shown_only_to_those_who_may_see_users()
         assert b"grace" in client.get(url).content
 
 
-def test_who_may_not_see_users_cannot_find_them_by_a_query_string_either():
+def test_without_the_permission_to_see_users_a_query_string_does_not_find_them():
     make_event(user="grace")
     client = visitor("view_lockevent")
     query = f"{EVENTS}?user__startswith=gr"
@@ -462,8 +464,8 @@ def test_who_may_not_see_users_cannot_find_them_by_a_query_string_either():
     assert len(client.get(query).context["cl"].result_list) == 1
 
 
-def test_who_may_see_users_is_asked_of_the_user_model_of_the_project(monkeypatch, rf):
-    """Its permission is not ``auth.view_user`` where ``AUTH_USER_MODEL`` is another."""
+def test_the_permission_to_see_users_is_that_of_the_projects_user_model(monkeypatch, rf):
+    """The permission is not ``auth.view_user`` if ``AUTH_USER_MODEL`` is another model."""
 
     class Person:
         class _meta:
@@ -483,7 +485,7 @@ def test_staff_without_permission_see_no_events():
 # -- follow-ups ----------------------------------------------------------------------------
 
 
-def test_the_page_of_a_record_shows_what_its_runs_have_sent(operator):
+def test_the_page_of_a_record_shows_the_follow_ups_of_its_runs(operator):
     record = make_record()
     now = timezone.now()
     for published in (None, now):

@@ -1,4 +1,4 @@
-"""What the benchmark sets up around its servers, and how it reads processor time."""
+"""The conditions that the benchmark creates around its servers, and how it measures CPU time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def connect(url: str) -> socket.socket:
 def test_a_round_trip_takes_twice_the_delay(echo: str) -> None:
     with DelayProxy(echo) as proxy, connect(proxy.urls[0]) as client:
         proxy.delay(0.2)
-        # The proxy may read the new delay after what was sent first.
+        # The proxy may read the new delay only after earlier data was sent.
         for _ in range(2):
             began = time.monotonic()
             client.sendall(b"PING")
@@ -56,7 +56,7 @@ def test_a_round_trip_takes_twice_the_delay(echo: str) -> None:
         assert time.monotonic() - began >= 0.4
 
 
-def test_a_delay_costs_no_throughput(echo: str) -> None:
+def test_a_delay_does_not_reduce_the_throughput(echo: str) -> None:
     chunks = [b"%03d" % number for number in range(40)]
     with DelayProxy(echo) as proxy, connect(proxy.urls[0]) as client:
         proxy.delay(0.5)
@@ -69,17 +69,17 @@ def test_a_delay_costs_no_throughput(echo: str) -> None:
         received = b""
         while len(received) < 3 * len(chunks):
             received += client.recv(100)
-        # One after the other they would take as many seconds as there are chunks.
+        # One after another, they would take as many seconds as there are chunks.
         assert time.monotonic() - began < len(chunks) / 2
     assert received == b"".join(chunks)
 
 
-def test_a_client_that_leaves_is_told_to_the_server(echo: str) -> None:
+def test_the_server_learns_that_a_client_has_left(echo: str) -> None:
     with DelayProxy(echo) as proxy, connect(proxy.urls[0]) as client:
         client.sendall(b"PING")
         assert client.recv(100) == b"PING"
         client.shutdown(socket.SHUT_WR)
-        # The server closes, which comes back the same way.
+        # The server closes its side, which arrives through the proxy.
         assert client.recv(100) == b""
 
 
@@ -100,7 +100,7 @@ def test_spinning_processes_end_with_the_bed() -> None:
 WORK = "import time\nwhile time.process_time() < 0.2: pass\nprint(time.process_time())\ninput()"
 
 
-def test_processor_time_of_another_process_is_what_it_has_used_itself() -> None:
+def test_the_measured_processor_time_of_a_process_is_its_own() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
@@ -119,7 +119,7 @@ print(HIREDIS_AVAILABLE)
 """
 
 
-def test_a_process_reads_by_the_parser_that_was_chosen() -> None:
+def test_a_process_uses_the_chosen_parser() -> None:
     said = {
         parser: subprocess.run(
             [sys.executable, "-c", ASK, parser], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""How rows are run: in turns, counted honestly, and once for real."""
+"""How benchmark rows run: by turns, with exact counts, and once completely."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Scripted(Session):
-    def __init__(self, name: str, heard: list[str], rounds: Iterator[float]) -> None:
-        self.name, self.heard, self.rounds = name, heard, rounds
+    def __init__(self, name: str, calls: list[str], rounds: Iterator[float]) -> None:
+        self.name, self.calls, self.rounds = name, calls, rounds
 
     def once(self) -> Readings:
         return {"count": 7.0}
 
     def round(self) -> Readings:
-        self.heard.append(self.name)
+        self.calls.append(self.name)
         return {"time": [next(self.rounds)]}
 
 
-def scripted(name: str, heard: list[str], rounds: list[float]) -> Subject:
+def scripted(name: str, calls: list[str], rounds: list[float]) -> Subject:
     @contextmanager
     def open_() -> Iterator[Session]:
-        yield Scripted(name, heard, iter(rounds))
-        heard.append(f"{name} closed")
+        yield Scripted(name, calls, iter(rounds))
+        calls.append(f"{name} closed")
 
     return Subject(name, "peer", "scripted", open_)
 
@@ -73,19 +73,19 @@ def run(*subjects: Subject, rounds: int = 2, passes: int = 1) -> tuple[dict[str,
     return dict(outcome.subjects), out.getvalue()
 
 
-def test_subjects_take_turns_and_another_begins_each_round() -> None:
-    heard: list[str] = []
-    subjects = [scripted(name, heard, [1.0, 2.0]) for name in "abc"]
+def test_subjects_take_turns_and_a_different_one_begins_each_round() -> None:
+    calls: list[str] = []
+    subjects = [scripted(name, calls, [1.0, 2.0]) for name in "abc"]
     results, said = run(*subjects)
-    assert heard == ["a", "b", "c", "b", "c", "a", "c closed", "b closed", "a closed"]
+    assert calls == ["a", "b", "c", "b", "c", "a", "c closed", "b closed", "a closed"]
     series = results["a"].series  # type: ignore[attr-defined]
     assert (series["time"].rounds, series["count"].rounds) == ([1.0, 2.0], [7.0])
     assert "[1/1] row: round 2 of 2, about" in said
 
 
-def test_passes_go_round_within_a_round() -> None:
-    heard: list[str] = []
-    results, _ = run(scripted("a", heard, [1.0, 9.0, 2.0, 8.0]), rounds=2, passes=2)
+def test_the_subjects_alternate_within_a_round() -> None:
+    calls: list[str] = []
+    results, _ = run(scripted("a", calls, [1.0, 9.0, 2.0, 8.0]), rounds=2, passes=2)
     assert results["a"].series["time"].rounds == [5.0, 5.0]  # type: ignore[attr-defined]
 
 
@@ -101,7 +101,7 @@ def test_passes_go_round_within_a_round() -> None:
         (15, 16, 1.0, FEWEST_ROUNDS * FEWEST_PASSES),
     ],
 )
-def test_a_slow_machine_leaves_out_passes_or_else_rounds(
+def test_on_a_slow_machine_passes_or_rounds_are_left_out(
     monkeypatch: pytest.MonkeyPatch, rounds: int, passes: int, seconds: float, turns: int
 ) -> None:
     now = [0.0]
@@ -119,11 +119,13 @@ def test_a_slow_machine_leaves_out_passes_or_else_rounds(
     assert (now[0], outcome.seconds) == (turns, turns)
 
 
-def test_who_cannot_take_part_says_why_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    heard: list[str] = []
-    # Breaks in its second round.
+def test_a_subject_that_cannot_take_part_is_reported_and_the_others_continue(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    # It fails in its second round.
     results, _ = run(
-        unavailable("absent"), scripted("broken", heard, [1.0]), scripted("well", heard, [1.0, 2.0])
+        unavailable("absent"), scripted("broken", calls, [1.0]), scripted("well", calls, [1.0, 2.0])
     )
     assert results["absent"].cannot == "not here"  # type: ignore[attr-defined]
     assert results["broken"].cannot == "StopIteration:"  # type: ignore[attr-defined]
@@ -132,7 +134,7 @@ def test_who_cannot_take_part_says_why_and_ends_nothing(capsys: pytest.CaptureFi
     assert "StopIteration" in capsys.readouterr().err
 
 
-def test_a_peer_that_stumbles_over_its_end_keeps_what_it_measured(
+def test_a_peer_that_fails_at_its_end_keeps_its_measurements(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextmanager
@@ -192,13 +194,13 @@ def test_a_pipeline_is_one_round_trip_of_many_commands(
     assert passed(proxy, lambda: (client.get("it"), client.get("it"))) == Counted(2, 2)
 
 
-def test_what_a_script_does_is_one_command(counted: tuple[CountingProxy, redis.Redis]) -> None:
+def test_a_script_counts_as_one_command(counted: tuple[CountingProxy, redis.Redis]) -> None:
     proxy, client = counted
     script = "redis.call('set', KEYS[1], 1) return redis.call('del', KEYS[1])"
     assert passed(proxy, lambda: client.eval(script, 1, "it")) == Counted(1, 1)
 
 
-def test_a_message_that_nobody_asked_for_is_no_round_trip(
+def test_an_unsolicited_message_is_not_a_round_trip(
     counted: tuple[CountingProxy, redis.Redis],
 ) -> None:
     proxy, client = counted
@@ -218,7 +220,7 @@ def test_a_message_that_nobody_asked_for_is_no_round_trip(
 # -- for real -------------------------------------------------------------------------------
 
 
-# The settings of the tests are not those of a benchmark.
+# The test settings are not those of a benchmark.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "DJANGO" not in name}
 
 
@@ -238,7 +240,7 @@ def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
     )
     (path,) = tmp_path.glob("*.json")
     data = json.loads(path.read_text())
-    # 1 is a budget that does not hold, which on a busy machine says nothing about the code.
+    # 1 means that a budget was missed; on a busy machine that says nothing about the code.
     assert ran.returncode == (0 if all(each["holds"] for each in data["verdicts"]) else 1)
     assert "[1/3] cycle.idle.same: round 2 of 2" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -258,7 +260,7 @@ def test_a_quick_run_measures_prints_judges_and_stores(tmp_path: Path) -> None:
     assert 0 <= stolen < 1 if sys.platform == "linux" else stolen is None
 
 
-def test_a_run_that_is_ended_leaves_no_server_behind(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_server_behind(tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil")
     command = benchmark("--rows", "renewal.100", "--output", str(tmp_path))
     with subprocess.Popen(
@@ -275,7 +277,7 @@ def test_a_run_that_is_ended_leaves_no_server_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_budget_is_about_something_that_is_measured() -> None:
+def test_every_budget_has_a_measurement() -> None:
     rows = {row.name: row for row in all_rows(Bench())}
     for budget in BUDGETS:
         row = rows[budget.row]

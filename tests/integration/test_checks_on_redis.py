@@ -1,4 +1,4 @@
-"""System checks that ask a Redis."""
+"""System checks that query a Redis."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def entry(location: str) -> dict[str, Any]:
     return {"default": {"BACKEND": backend, "LOCATION": location}}
 
 
-def test_w003_a_redis_that_evicts_when_it_is_full(own_redis: RedisServer) -> None:
+def test_w003_a_redis_that_evicts_keys_when_it_is_full(own_redis: RedisServer) -> None:
     client = redis.Redis.from_url(own_redis.url)
     with override_settings(DLOCKS=entry(own_redis.url)):
         assert checks.check_deployment() == []
         client.config_set("maxmemory-policy", "volatile-ttl")
-        # Without a limit it is never full.
+        # Without a memory limit it is never full.
         assert checks.check_deployment() == []
         client.config_set("maxmemory", "100mb")
         (warning,) = checks.check_deployment()

@@ -1,4 +1,4 @@
-"""G1 and G15 by numbers: what many processes add up under one lock is exact."""
+"""G1 and G15: many processes increment a number under one lock, and the total is exact."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PROCESSES, THREADS, TOTAL = 8, 8, 2000
 
 
 def count_up(redis: RedisServer, **job: Any) -> None:
-    """Let 8 processes of 8 threads add 1 to the number 2000 times in all."""
+    """Let 8 processes with 8 threads each increment the number, 2000 times in all."""
     dlocks = {"default": alias(redis.url, TTL=30.0, OPTIONS={"command_timeout": 5.0})}
-    # 2000 is no multiple of 64: the first processes do a round more.
+    # 2000 is not a multiple of 64, so the first processes do one more round.
     rounds, rest = divmod(TOTAL, THREADS)
     shares = [rounds // PROCESSES + (n < rounds % PROCESSES) for n in range(PROCESSES)]
     assert rest == 0
@@ -64,7 +64,7 @@ def test_g15_2000_increments_inside_transactions_on_sqlite_are_2000(
     own_redis: RedisServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "counter.sqlite3"
-    # Deferred: an immediate transaction would guard the number by itself.
+    # Deferred, because an immediate transaction would protect the number by itself.
     options = {**settings.DATABASES["default"]["OPTIONS"], "transaction_mode": "DEFERRED"}
     entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": options}
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -1,4 +1,4 @@
-"""What goes over the wire and how many threads stand behind it, counted."""
+"""Counts of commands on the wire and of threads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.support.aliases import TTL, alias, another, configured
 from tests.support.proxy import Proxy
 
 LEASE = 6.0
-"""Seconds; a third of it is enough to acquire hundreds of locks on a busy machine."""
+"""Seconds; within a third of it, a busy machine can acquire hundreds of locks."""
 
 
 @pytest.fixture
 def counted(own_redis: RedisServer, proxy: Proxy) -> Iterator[Proxy]:
-    """The proxy through which ``default`` connects; ``direct`` goes past it."""
+    """The proxy through which ``default`` connects; ``direct`` does not use it."""
     entries = {"default": alias(proxy.url, TTL=LEASE), "direct": alias(own_redis.url)}
     with configured(entries):
-        # Connects, and loads the scripts.
+        # Connect and load the scripts.
         with Lock("warm"):
             pass
         yield proxy
 
 
 def calls(own_redis: RedisServer) -> dict[str, int]:
-    """How often each command was called from outside of scripts."""
+    """How often each command was called outside of scripts."""
     with redis.Redis(port=own_redis.port) as admin:
         stats = admin.info("commandstats")
     return {name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval")}
@@ -43,7 +43,7 @@ def test_an_uncontended_acquire_and_release_are_two_commands(
     before = calls(own_redis)
     lock = Lock("it")
     assert lock.acquire()
-    # One command, so one round trip, although the watchdog is armed.
+    # One command is one round trip, although the watchdog is started.
     assert counted.commands[passed:] == ["EVALSHA"]
     assert any(thread.name == "dlock-watchdog" for thread in threading.enumerate())
     lock.release()
@@ -60,7 +60,7 @@ class Renewals:
         self._changed = threading.Condition()
         self._count = 0
 
-    def hear(self, **facts: Any) -> None:
+    def receive(self, **facts: Any) -> None:
         with self._changed:
             self._count += 1
             self._changed.notify_all()
@@ -73,21 +73,21 @@ class Renewals:
 @pytest.fixture
 def renewals() -> Iterator[Renewals]:
     counter = Renewals()
-    signals.renewed.connect(counter.hear)
+    signals.renewed.connect(counter.receive)
     yield counter
-    signals.renewed.disconnect(counter.hear)
+    signals.renewed.disconnect(counter.receive)
 
 
 def test_one_round_trip_renews_500_leases(counted: Proxy, renewals: Renewals) -> None:
     held = [Lock(f"it:{number}") for number in range(500)]
     for lock in held:
         assert lock.acquire(blocking=False)
-    # The script is loaded by its first use, in a round trip of its own.
+    # Its first use loads the script, which takes an extra round trip.
     renewals.wait_for(500)
     passed = len(counted.commands)
     renewals.wait_for(1000)
     assert counted.commands[passed:] == ["EVALSHA"]
-    # The next ones may be on their way.
+    # Further renewals may already have been sent.
     assert min(info.renewals for info in locks["direct"].list(prefix="it:")) >= 2
     for lock in held:
         lock.release()
@@ -101,7 +101,7 @@ def test_a_waiter_of_five_seconds_sends_at_most_five_commands(counted: Proxy) ->
 
 
 def hand_over(counted: Proxy, passed: int, asks: int) -> Lock:
-    """Let a waiter ask so often, then release; gives its lock, held, once it has it."""
+    """Let a waiter ask so often, then release; return its lock once it holds it."""
     holder = Lock("it", using="direct", bound=False)
     holder.acquire()
     waiter = Lock("it", bound=False)
@@ -116,8 +116,8 @@ def hand_over(counted: Proxy, passed: int, asks: int) -> Lock:
     return waiter
 
 
-def test_a_waiter_sends_one_command_and_is_handed_the_lease(counted: Proxy) -> None:
-    # The first wait of the process subscribes, on a connection of its own, and asks again.
+def test_a_waiter_sends_one_command_and_gets_the_lease(counted: Proxy) -> None:
+    # The first wait of a process subscribes on a separate connection, and asks again.
     passed = len(counted.commands)
     hand_over(counted, passed, 2).release()
     commands = [name for name in counted.commands[passed:] if name != "CLIENT"]
@@ -136,7 +136,7 @@ def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -
         assert lock.acquire(blocking=False)
     with another(counted, commands=9):
         pass
-    # Other tests may have left attempts to be taken back from a dead server: these threads connect
+    # Other tests may have left acquires to be cancelled at a dead server. Their threads connect
     # again and again, and renew nothing.
     ours = [
         thread.name
@@ -145,14 +145,14 @@ def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -
         and thread.name not in ("dlock-connect", "dlock-cleanup")
     ]
     assert ours.count("dlock-watchdog") == 1
-    # A batch that is too large to be sent without blocking is sent by a thread of its own.
+    # A separate thread sends a batch that is too large to be sent without blocking.
     assert set(ours) <= {"dlock-watchdog", "dlock-dispatch", "dlock-call"}
     assert len(ours) <= 3
     assert counted.connections <= 2
     assert all(lock.held for lock in held)
 
 
-def test_an_alias_behind_a_black_hole_costs_the_other_no_lock(proxy: Proxy) -> None:
+def test_an_unreachable_alias_loses_no_lock_of_another_alias(proxy: Proxy) -> None:
     with (
         RedisServer() as other,
         configured({"default": alias(proxy.url), "other": alias(other.url)}),

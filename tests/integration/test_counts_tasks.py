@@ -1,4 +1,4 @@
-"""What a locked task and a thousand waiting threads cost, counted."""
+"""The cost of a locked task and of a thousand waiting threads, as counts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def nothing(self: object, order: int) -> None:
     """A body."""
 
 
-def test_a_locked_task_runs_for_two_commands_on_the_connection_that_is_there(
-    app: Celery, proxy: Proxy
-) -> None:
+def test_a_locked_task_takes_two_commands_on_an_open_connection(app: Celery, proxy: Proxy) -> None:
     made = task(app, nothing, lock_key="order:{order}")
     passed, connections = len(proxy.commands), proxy.connections
     for order in range(5):
@@ -47,7 +45,7 @@ def test_a_locked_task_runs_for_two_commands_on_the_connection_that_is_there(
     assert proxy.connections == connections
 
 
-def test_a_locked_task_leaves_no_thread_of_its_own(app: Celery) -> None:
+def test_a_locked_task_leaves_no_thread_behind(app: Celery) -> None:
     made = task(app, nothing, lock_key="order:{order}")
     before = set(threading.enumerate())
     for order in range(5):
@@ -59,10 +57,10 @@ def test_a_locked_task_leaves_no_thread_of_its_own(app: Celery) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_a_thousand_threads_that_wait_for_a_thousand_names_share_few_connections(
+def test_a_thousand_threads_that_wait_for_different_names_share_few_connections(
     own_redis: RedisServer,
 ) -> None:
-    # Nothing is timed: all of them at once may take a busy machine long.
+    # No time is measured: all of them together may take long on a busy machine.
     patient = alias(own_redis.url, TTL=180.0, OPTIONS={"command_timeout": 60.0})
     with (
         configured({"default": patient, "holder": patient}),
@@ -82,7 +80,7 @@ def test_a_thousand_threads_that_wait_for_a_thousand_names_share_few_connections
             except Exception as error:
                 errors.append(error)
 
-        # Daemons, that end with a test that fails.
+        # Daemon threads, so that they end if the test fails.
         threads = [threading.Thread(target=wait, args=(lock.name,), daemon=True) for lock in held]
         for thread in threads:
             thread.start()
@@ -102,5 +100,5 @@ def test_a_thousand_threads_that_wait_for_a_thousand_names_share_few_connections
         most = max(most, len(asking.client_list()) - before)
         assert errors == []
         assert sorted(acquired) == sorted(lock.name for lock in held)
-        # The pool, the mailbox, and the watchdog's.
+        # The pool's, the listener's and the watchdog's.
         assert most <= MAX_CONNECTIONS + 2

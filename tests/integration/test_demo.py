@@ -1,4 +1,4 @@
-"""The demonstration, as ``make demo`` runs it: in a process that knows nothing of the tests."""
+"""The demonstration as ``make demo`` runs it, in a process independent of the tests."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ pytestmark = [
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where the demonstration puts its files."""
+    """The directory for the demonstration's files."""
     with tempfile.TemporaryDirectory(prefix="dlock-test-") as name:
-        # PostgreSQL's user must get there, too, where that is not ours.
+        # PostgreSQL may run as another user, who must be able to enter the directory.
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Nearly none: what the tests set must not reach it."""
+    """Nearly empty, because the settings of the tests must not reach the demonstration."""
     return {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(directory)}
 
 
 def left_behind(directory: Path) -> list[psutil.Process]:
-    """Processes that were started for this run and are still there."""
+    """Processes that this run started and that still exist."""
     return [process for process in psutil.process_iter() if _is_of(process, directory)]
 
 
@@ -57,7 +57,7 @@ def _is_of(process: psutil.Process, directory: Path) -> bool:
 
 def row(output: str, name: str) -> list[str]:
     """The cells of one line of the table: plain, lock alone, lock and record."""
-    # The first is the table's; the second explains the row.
+    # The first cell belongs to the table; the second explains the row.
     line, _meaning = re.findall(rf"^{name}  +(.*)$", output, re.MULTILINE)
     return re.split(r"  +", line.strip())
 
@@ -94,7 +94,7 @@ def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
             assert re.fullmatch(r"\d+\.\d s", cell)
     assert output.count("killed the whole worker") == 3
     assert ("Redis runs on port" in output) == (kind == "redis")
-    # How far it is, of how many.
+    # The progress, and the total.
     assert re.search(r" \d+ of \d+ messages are done", output)
     assert left_behind(directory) == []
     assert list(directory.iterdir()) == []
@@ -165,7 +165,7 @@ def test_the_site_and_its_workers_run_until_they_are_stopped(directory: Path) ->
             assert page.url == f"{address}login/?next=/admin/"
             assert page.status == 200
         (redis,) = re.findall(r"redis://\S+", said)
-        # A minute, and as much again for a busy machine.
+        # A minute, and the same again for a busy machine.
         patience = time.monotonic() + 120
         wanted = {"waiting", "alive", "dead", "silent", "taken_over", "long_wait"}
         seen: set[str] = set()

@@ -19,7 +19,7 @@ django.setup()
 from django_dlock import Lock
 
 def hold():
-    # Kept alive by the module, as a careless program does.
+    # The module keeps it alive, as in a careless program.
     global lock
     lock = Lock("exit")
     assert lock.acquire(blocking=False), "taken"
@@ -57,7 +57,9 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_an_orderly_end_gives_leases_back(how: str, redis_server: RedisServer) -> None:
+def test_a_process_that_ends_in_order_releases_its_leases(
+    how: str, redis_server: RedisServer
+) -> None:
     backend = locks["default"]
     process = subprocess.run(
         [sys.executable, "-c", HEAD + ENDS[how]],
@@ -73,16 +75,18 @@ def test_an_orderly_end_gives_leases_back(how: str, redis_server: RedisServer) -
     assert told.outcome == "released", process.stderr
 
 
-def test_g2_a_loss_just_before_the_end_is_told(redis_server: RedisServer) -> None:
+def test_g2_a_loss_just_before_the_end_of_the_process_is_reported(
+    redis_server: RedisServer,
+) -> None:
     body = """
 import time
 from django_dlock import locks, signals
 
-def hear(reason, **facts):
+def receive(reason, **facts):
     time.sleep(0.3)
     print("told", reason, flush=True)
 
-signals.lost.connect(hear)
+signals.lost.connect(receive)
 lock = Lock("exit:lost")
 lock.acquire()
 locks["default"].break_("exit:lost", owner=lock.owner)

@@ -27,14 +27,14 @@ def _fresh_local() -> None:
 
 
 def holder(name: str = "it", using: str = "local") -> Lock:
-    """A holder that nobody tells anything: no renewal, no deadline for a while."""
+    """A holder without renewal, signals and, for a while, a deadline."""
     lock = Lock(name, using=using, ttl=60, renew=False, bound=False)
     assert lock.acquire(blocking=False)
     return lock
 
 
 def unknowing(name: str = "it") -> Lock:
-    """A holder that lost its lease and does not know, as one that was stopped after a check."""
+    """A holder that has lost its lease without knowing, as if stopped after its check."""
     lock = holder(name)
     assert locks["local"].break_(name, owner=lock.owner)
     return lock
@@ -47,7 +47,7 @@ def late() -> Lock:
 
 @pytest.fixture
 def present(late: Lock) -> Lock:
-    """The holder that came after it."""
+    """The next holder."""
     return holder()
 
 
@@ -97,7 +97,7 @@ def test_g3_a_late_transaction_does_not_begin(database, late, present):
 
 
 def test_g3_a_late_transaction_that_gave_up_its_row_lock_does_not_commit(database, late, present):
-    """As by DDL on MySQL, which commits without being told."""
+    """MySQL, for instance, commits before DDL without telling the caller."""
 
     def come_after() -> None:
         with present.atomic(using=database):
@@ -121,7 +121,7 @@ def lose(lock: Lock) -> None:
     hold.lose("expired")
 
 
-def test_g2_a_lease_that_ended_meanwhile_rolls_back_even_if_nobody_came_after(database, present):
+def test_g2_a_lease_that_ended_meanwhile_rolls_back_even_without_a_successor(database, present):
     with pytest.raises(LeaseLost, match="expired"), present.atomic(using=database):
         write(database, "asleep")
         lose(present)
@@ -137,8 +137,8 @@ def test_a_lock_that_was_released_meanwhile_rolls_back(database, present):
     assert written(database) == []
 
 
-def test_g3_a_newer_transaction_waits_for_one_that_has_begun(database, late, present):
-    """Held to COMMIT: between the older one's last statement and its COMMIT nobody writes."""
+def test_g3_a_newer_transaction_waits_for_an_older_one_that_has_begun(database, late, present):
+    """Until COMMIT: nobody writes between the older one's last statement and its COMMIT."""
     done: list[list[str]] = []
 
     def come_after() -> None:
@@ -156,17 +156,17 @@ def test_g3_a_newer_transaction_waits_for_one_that_has_begun(database, late, pre
     assert written(database) == ["older", "newer"]
 
 
-def test_an_error_rolls_back_the_token_too(database, late, present):
+def test_an_error_also_rolls_back_the_token(database, late, present):
     with pytest.raises(ZeroDivisionError), present.atomic(using=database):
         write(database, "broken")
         raise ZeroDivisionError
     assert written(database) == []
-    # Nothing of the newer holder is there that the older one could spoil.
+    # The newer holder has no row yet that the older one could damage.
     with late.atomic(using=database):
         pass
 
 
-def test_a_rollback_that_was_asked_for_is_no_error(database, present):
+def test_a_requested_rollback_is_no_error(database, present):
     with present.atomic(using=database):
         write(database, "not wanted")
         transaction.set_rollback(True, using=database)
@@ -176,7 +176,7 @@ def test_a_rollback_that_was_asked_for_is_no_error(database, present):
 LOCAL = {"local": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
 
 
-def test_another_alias_makes_another_name_space(database, present):
+def test_each_alias_is_a_separate_name_space(database, present):
     with override_settings(DLOCKS={**LOCAL, "other": LOCAL["local"]}):
         for lock in (holder(using="other"), present):
             with lock.atomic(using=database):
@@ -193,7 +193,7 @@ def test_names_are_compared_exactly(database):
     assert set(Fence.objects.using(database).values_list("name", flat=True)) == set(names)
 
 
-def test_a_key_prefix_makes_another_name_space(database, present):
+def test_each_key_prefix_is_a_separate_name_space(database, present):
     with present.atomic(using=database):
         pass
     staging = {"local": LOCAL["local"] | {"KEY_PREFIX": "staging"}}
@@ -203,7 +203,7 @@ def test_a_key_prefix_makes_another_name_space(database, present):
     assert sorted(prefixes) == ["dlock", "staging"]
 
 
-def test_the_parts_of_a_name_do_not_run_together():
+def test_the_parts_of_a_name_are_kept_apart():
     digests = {Fence.digest_of("a", "b", "cd"), Fence.digest_of("ab", "", "cd")}
     digests |= {Fence.digest_of("a", "bc", "d"), Fence.digest_of("a", "", "bcd")}
     assert len(digests) == 4
@@ -236,7 +236,7 @@ def test_many_first_transactions_at_once_leave_the_highest_token(database):
     assert Fence.objects.using(database).get().token == many[-1].token
 
 
-def test_a_row_that_another_inserted_just_before_is_used(database, present, monkeypatch):
+def test_a_row_that_was_inserted_just_before_is_used(database, present, monkeypatch):
     with present.atomic(using=database):
         pass
     monkeypatch.setattr(models.QuerySet, "exists", lambda rows: False)
@@ -245,7 +245,7 @@ def test_a_row_that_another_inserted_just_before_is_used(database, present, monk
     assert Fence.objects.using(database).get().token == present.token
 
 
-def test_a_row_that_is_deleted_meanwhile_is_refused(database, present):
+def test_a_transaction_whose_row_was_deleted_meanwhile_is_refused(database, present):
     with pytest.raises(StaleToken), present.atomic(using=database):
         Fence.objects.using(database).all().delete()
 
@@ -266,13 +266,13 @@ def test_inside_another_transaction_it_is_refused(database, present):
         connections[database].set_autocommit(True)
 
 
-def test_a_transaction_of_another_database_is_none_of_its_concern(postgres_alias, present):
+def test_a_transaction_on_another_database_does_not_matter(postgres_alias, present):
     with transaction.atomic(), present.atomic(using=postgres_alias):
         write(postgres_alias, "it")
     assert written(postgres_alias) == ["it"]
 
 
-def test_inside_it_there_may_be_others(database, late, present):
+def test_it_may_contain_nested_transactions(database, late, present):
     with present.atomic(using=database), transaction.atomic(using=database):
         write(database, "inner")
     assert written(database) == ["inner"]
@@ -293,7 +293,7 @@ WAIT = {
 
 @pytest.mark.parametrize("server", WAIT)
 def test_a_wait_that_is_too_long_is_an_error_of_the_database(server, late, present, request):
-    """The newer holder has written nothing then and may try again."""
+    """The newer holder has written nothing yet and may try again."""
     using = request.getfixturevalue(f"{server}_alias")
     raised: list[BaseException] = []
 

@@ -72,7 +72,7 @@ def tables(database: str) -> Iterator[str]:
 
 
 def holder(name: str = "it") -> Lock:
-    """A holder that nobody tells anything: no renewal, no deadline for a while."""
+    """A holder without renewal, signals and, for a while, a deadline."""
     lock = Lock(name, using="local", ttl=60, renew=False, bound=False)
     assert lock.acquire(blocking=False)
     return lock
@@ -80,7 +80,7 @@ def holder(name: str = "it") -> Lock:
 
 @pytest.fixture
 def late() -> Lock:
-    """A holder that lost its lease and does not know, as one that was stopped after a check."""
+    """A holder that has lost its lease without knowing, as if stopped after its check."""
     lock = holder()
     assert locks["local"].break_("it", owner=lock.owner)
     return lock
@@ -88,7 +88,7 @@ def late() -> Lock:
 
 @pytest.fixture
 def present(late: Lock) -> Lock:
-    """The holder that came after it."""
+    """The next holder."""
     return holder()
 
 
@@ -97,7 +97,7 @@ def stock(using: str, article: int = 1, count: int = 10, fence: int | None = 0) 
 
 
 def stocks(using: str) -> list[tuple[int, int]]:
-    """Count and token of all, by article."""
+    """Count and token of all rows, by article."""
     rows = Stock.objects.using(using).order_by("article")
     return list(rows.values_list("count", "fence"))
 
@@ -135,7 +135,7 @@ def test_g3_a_late_update_is_refused(database, late, present):
     assert stocks(database) == [(20, present.token)]
 
 
-def test_one_row_that_refuses_keeps_all_from_being_written(database, late, present):
+def test_one_row_with_a_newer_token_prevents_the_whole_update(database, late, present):
     stock(database, 1)
     stock(database, 2)
     rows = Stock.objects.using(database)
@@ -145,7 +145,7 @@ def test_one_row_that_refuses_keeps_all_from_being_written(database, late, prese
     assert stocks(database) == [(10, 0), (20, present.token)]
 
 
-def test_a_row_that_does_not_match_refuses_nothing(database, late, present):
+def test_the_token_of_a_row_that_does_not_match_does_not_matter(database, late, present):
     stock(database, 1)
     stock(database, 2)
     rows = Stock.objects.using(database)
@@ -153,7 +153,7 @@ def test_a_row_that_does_not_match_refuses_nothing(database, late, present):
     assert late.fence(rows.filter(article=1)).update(count=30) == 1
 
 
-def test_a_holder_writes_as_often_as_it_likes(database, present):
+def test_a_holder_may_write_several_times(database, present):
     stock(database)
     fenced = present.fence(Stock.objects.using(database))
     assert [fenced.update(count=n) for n in (1, 1, 2)] == [1, 1, 1]
@@ -189,7 +189,7 @@ def test_columns_in_several_tables_are_written(tables, present):
     assert present.fence(Fridge.objects.using(tables)).update() == 1
 
 
-def test_conditions_on_other_tables_are_heeded(tables, present):
+def test_conditions_on_other_tables_apply(tables, present):
     shelves(tables)
     rows = Box.objects.using(tables)
     assert present.fence(rows.filter(shelf__name="oak")).update(label="a") == 1
@@ -198,7 +198,7 @@ def test_conditions_on_other_tables_are_heeded(tables, present):
 
 
 def within(tables: str, name: str) -> tuple[Any, dict[str, Any]]:
-    """Rows and what to write, for each way in which Django makes an UPDATE of them."""
+    """Rows and new values, for each way in which Django builds an UPDATE of them."""
     rows: dict[str, tuple[Any, dict[str, Any]]] = {
         "one table": (Shelf.objects.filter(room="hall"), {"name": "late"}),
         "another table": (Box.objects.filter(shelf__room="hall"), {"label": "late"}),
@@ -217,7 +217,7 @@ def within(tables: str, name: str) -> tuple[Any, dict[str, Any]]:
     "shape", ["one table", "another table", "several tables", "a subquery", "distinct"]
 )
 def test_g3_a_late_update_that_waited_for_the_newer_one_is_refused(tables, late, present, shape):
-    """The condition must be looked at again after the wait, in every shape of statement."""
+    """Every kind of statement must check the condition again after the wait."""
     shelves(tables)
     rows, values = within(tables, shape)
     raised: list[BaseException] = []
@@ -241,8 +241,8 @@ def test_g3_a_late_update_that_waited_for_the_newer_one_is_refused(tables, late,
     assert "late" not in [value for row in rows.values_list(*values) for value in row]
 
 
-def test_g3_a_snapshot_of_the_past_does_not_hide_the_newer_token(mariadb_alias, late, present):
-    """Under MySQL's own REPEATABLE READ a plain read sees the row as it was."""
+def test_g3_an_old_snapshot_does_not_hide_the_newer_token(mariadb_alias, late, present):
+    """Under REPEATABLE READ, MySQL's default, a plain read sees the row as it was before."""
     row = stock(mariadb_alias)
 
     def write() -> None:
@@ -289,7 +289,7 @@ def test_a_saved_instance_has_the_token(database, present):
     assert stocks(database) == [(9, present.token)]
 
 
-def test_a_saved_instance_is_not_asked_for_again(database, present):
+def test_a_saved_instance_is_not_read_again(database, present):
     row = stock(database)
     present.fence(row).save()
     assert row.get_deferred_fields() == set()
@@ -317,7 +317,7 @@ def test_g3_a_late_save_is_refused(database, late, present):
     row.count = 30
     with pytest.raises(StaleToken):
         late.fence(row).save()
-    # As it was, for somebody may look at it or save it again.
+    # The instance is unchanged, because the caller may read it or save it again.
     assert row.fence == 0
     assert stocks(database) == [(10, present.token)]
 
@@ -345,7 +345,7 @@ def test_a_row_that_vanished_is_not_inserted_again(database, present):
     assert stocks(database) == []
 
 
-def test_a_child_is_saved_under_the_token_of_its_parents_table(tables, late, present):
+def test_a_child_model_is_saved_with_the_token_in_its_parents_table(tables, late, present):
     fridge = shelves(tables)[1]
     fridge.degrees = 7
     fridge.name = "cooler"
@@ -359,7 +359,7 @@ def test_a_child_is_saved_under_the_token_of_its_parents_table(tables, late, pre
     assert Shelf.objects.using(tables).get(name="new").fence == present.token
 
 
-def test_an_instance_that_is_not_wholly_loaded_is_saved(database, present):
+def test_an_instance_with_deferred_fields_is_saved(database, present):
     stock(database)
     row = Stock.objects.using(database).only("count").get()
     row.count = 9
@@ -390,7 +390,7 @@ def test_a_fence_ends_with_its_lease(database, present):
     rows, one = present.fence(Stock.objects.using(database)), present.fence(row)
     present.release()
     assert present.acquire(blocking=False)
-    # Not with the new token: what is written was decided under the old one.
+    # Do not use the new token: the change was decided under the old one.
     for write in (lambda: rows.update(count=1), rows.delete, one.save, one.delete):
         with pytest.raises(NotHeld):
             write()
@@ -403,7 +403,7 @@ def lose(lock: Lock) -> None:
     hold.lose("expired")
 
 
-def test_g2_a_lease_that_ends_during_the_write_takes_it_back(database, present):
+def test_g2_a_write_is_rolled_back_if_the_lease_ends_meanwhile(database, present):
     row = stock(database)
 
     def sleep(*args: object, **facts: object) -> None:
@@ -421,7 +421,7 @@ def test_g2_a_lease_that_ends_during_the_write_takes_it_back(database, present):
         present.fence(row)
 
 
-# -- what can be fenced ----------------------------------------------------------------
+# -- values that can be fenced ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -434,12 +434,12 @@ def test_g2_a_lease_that_ends_during_the_write_takes_it_back(database, present):
         (Stock, None, "a queryset, a manager or a model instance, not <class"),
     ],
 )
-def test_what_cannot_be_fenced_is_said(target, field, message, present):
+def test_the_error_says_why_a_value_cannot_be_fenced(target, field, message, present):
     with pytest.raises(TypeError, match=message):
         present.fence(target, field)
 
 
-def test_of_several_fields_one_is_named(tables, present):
+def test_one_of_several_fields_can_be_chosen(tables, present):
     Door.objects.using(tables).create()
     other = holder("other")
     present.fence(Door.objects.db_manager(tables), field="inside").update(colour="red")
@@ -448,7 +448,7 @@ def test_of_several_fields_one_is_named(tables, present):
     assert (door.inside, door.outside) == (present.token, other.token)
 
 
-def test_the_token_is_not_the_callers_to_write(present):
+def test_the_caller_cannot_write_the_token(present):
     with pytest.raises(TypeError, match=r"The fence sets shop.Stock.fence"):
         present.fence(Stock.objects.all()).update(fence=1)
 
@@ -458,7 +458,7 @@ def test_a_slice_is_refused_as_django_refuses_it(present):
         present.fence(Stock.objects.all()[:1]).update(count=1)
 
 
-async def test_coroutines_write_too(present):
+async def test_coroutines_can_write(present):
     row = await Stock.objects.acreate(article=1)
     assert await present.fence(Stock.objects.all()).aupdate(count=1) == 1
     await present.fence(row).asave()
@@ -480,13 +480,13 @@ def test_g3_a_plain_save_never_lowers_the_token(database, present):
     assert stocks(database) == [(10, present.token + 1)]
 
 
-def test_rows_of_code_that_does_not_know_the_column_begin_at_0(database):
+def test_rows_inserted_without_the_column_begin_at_0(database):
     with connections[database].cursor() as cursor:
         cursor.execute("INSERT INTO shop_stock (article, count) VALUES (1, 2)")
     assert stocks(database) == [(2, 0)]
 
 
-def test_the_field_is_written_into_migrations_as_users_import_it():
+def test_migrations_import_the_field_from_its_public_module():
     field = FencingTokenField()
     assert (field.default, field.editable, field.null) == (0, False, False)
     assert field.deconstruct()[1:] == ("django_dlock.FencingTokenField", [], {})

@@ -68,13 +68,13 @@ def record(using: str) -> IdempotencyRecord:
     return IdempotencyRecord.objects.using(using).get()
 
 
-def test_g12_a_finished_key_answers_with_its_recorded_result(database):
+def test_g12_a_finished_key_returns_its_recorded_result(database):
     idempotency.complete(begin("a", database), '"done"')
     again = idempotency.claim(request_of("b"), holds=alive, using=database)
     assert again == Finished('"done"', ending="returned")
 
 
-def test_a_claim_notes_who_runs_under_which_lease(database):
+def test_a_claim_stores_the_owner_and_the_lease(database):
     begin("a", database, token=7, task_id="t")
     row = record(database)
     assert (row.state, row.attempt, row.owner, row.token) == (State.RUNNING, 1, "a", 7)
@@ -82,7 +82,7 @@ def test_a_claim_notes_who_runs_under_which_lease(database):
     assert row.expires_at - row.started_at >= dt.timedelta(days=6, hours=23)
 
 
-def test_a_running_key_is_not_taken_from_an_owner_who_still_holds(database):
+def test_a_running_key_is_not_taken_from_an_owner_that_still_holds_the_lock(database):
     begin("a", database)
     other = idempotency.claim(request_of("b"), holds=alive, using=database)
     assert other == InFlight("default", "order:42", "a")
@@ -132,11 +132,11 @@ def test_g12_a_stale_completion_rolls_back_what_its_transaction_wrote(database):
     assert not IdempotencyRecord.objects.using(database).filter(key="effect").exists()
 
 
-def test_g12_a_forgotten_and_renewed_key_is_not_completed_by_the_old_run(database):
+def test_g12_a_forgotten_key_that_was_claimed_again_is_not_completed_by_the_old_run(database):
     old = begin("a", database)
     assert IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42", force=True)
     new = begin("b", database)
-    # As on a database that gives a primary key out twice.
+    # As on a database that assigns a primary key twice.
     old = replace(old, record_id=new.record_id)
     with pytest.raises(StaleToken):
         idempotency.complete(old)
@@ -199,7 +199,7 @@ def test_a_lost_race_for_a_new_key_does_not_spoil_the_callers_transaction(databa
 
 
 @pytest.mark.parametrize("end", [idempotency.mark_waiting, idempotency.mark_failed])
-def test_g13_a_run_that_ended_without_success_leaves_the_key_takeable(database, end):
+def test_g13_after_a_run_without_success_the_key_can_be_claimed_again(database, end):
     assert end(begin("a", database), "reason")
     row = record(database)
     assert (row.error, row.result) == ("reason", "")
@@ -209,7 +209,7 @@ def test_g13_a_run_that_ended_without_success_leaves_the_key_takeable(database, 
 
 
 @pytest.mark.parametrize("end", [idempotency.mark_waiting, idempotency.mark_failed])
-def test_an_outdated_run_cannot_change_how_the_latest_stands(database, end):
+def test_an_outdated_run_cannot_change_the_state_of_the_latest_run(database, end):
     first = begin("a", database)
     begin("b", database)
     assert not end(first, "late")
@@ -225,7 +225,7 @@ def test_a_run_that_ended_cannot_end_again(database):
     assert record(database).result == "1"
 
 
-def test_has_succeeded_tells_this_run_from_others(database):
+def test_has_succeeded_is_true_only_for_this_run(database):
     first = begin("a", database)
     second = begin("b", database)
     assert not idempotency.has_succeeded(second)
@@ -234,8 +234,8 @@ def test_has_succeeded_tells_this_run_from_others(database):
     assert not idempotency.has_succeeded(first)
 
 
-def test_g12_a_commit_that_is_still_under_way_is_waited_for(postgres_alias):
-    """The connection broke during COMMIT: the server has the command but has not executed it."""
+def test_g12_a_commit_that_still_runs_is_waited_for(postgres_alias):
+    """The connection broke during COMMIT: the server has received the command, not executed it."""
     IdempotencyRecord.objects.using(postgres_alias).all().delete()
     claim = begin("a", postgres_alias)
     answers: list[bool] = []
@@ -279,7 +279,7 @@ def test_an_expired_record_counts_as_absent(database):
     idempotency.complete(begin("a", database), "1")
     expire(database)
     again = begin("b", database, payload="other")
-    # Not 1, because the fence still rises.
+    # Not 1, because tokens still rise.
     assert again.attempt == 2
     assert record(database).payload == "other"
 
@@ -298,12 +298,12 @@ def test_keys_are_compared_exactly(database):
     assert IdempotencyRecord.objects.using(database).count() == len(keys)
 
 
-def test_scope_and_key_do_not_run_together(database):
+def test_scope_and_key_are_kept_apart(database):
     begin("a", database, scope="a", key="bc")
     assert begin("b", database, scope="ab", key="c").attempt == 1
 
 
-def test_runs_that_died_are_counted_until_the_key_is_given_up(database):
+def test_runs_that_died_are_counted_until_the_key_fails_for_good(database):
     for attempt in (1, 2, 3):
         assert begin(f"run {attempt}", database, max_attempts=3).attempt == attempt
     with pytest.raises(AttemptsExhausted, match="3 runs"):
@@ -311,14 +311,14 @@ def test_runs_that_died_are_counted_until_the_key_is_given_up(database):
     assert record(database).state == State.FAILED
 
 
-def test_a_key_that_was_given_up_may_be_tried_anew(database):
+def test_a_key_that_failed_for_good_may_be_claimed_again(database):
     begin("run 1", database, max_attempts=1)
     with pytest.raises(AttemptsExhausted):
         begin("run 2", database, max_attempts=1)
     assert begin("run 3", database, max_attempts=1).deaths == 0
 
 
-def test_deaths_survive_an_orderly_wait_but_not_a_failure(database):
+def test_the_count_of_deaths_survives_a_wait_but_not_a_failure(database):
     begin("dies", database)
     idempotency.mark_waiting(begin("waits", database))
     third = begin("third", database)
@@ -327,15 +327,15 @@ def test_deaths_survive_an_orderly_wait_but_not_a_failure(database):
     assert begin("fourth", database).deaths == 0
 
 
-def test_mysql_gives_the_time_as_django_stores_it():
-    """Its own ``CURRENT_TIMESTAMP`` is in the zone of the server, not in UTC."""
+def test_the_time_from_mysql_is_as_django_stores_it():
+    """MySQL's own ``CURRENT_TIMESTAMP`` is in the time zone of the server, not in UTC."""
     compiler = IdempotencyRecord.objects.values("pk").query.get_compiler("default")
     sql, _ = idempotency.Now().as_mysql(compiler, connections["default"])
     assert sql == "UTC_TIMESTAMP(6)"
 
 
 def test_postgresql_updates_records_in_place(postgres_alias):
-    """A heap-only tuple (HOT) is no work for any index, nor for VACUUM."""
+    """A heap-only tuple (HOT) update needs no work in the indexes, nor by VACUUM."""
     IdempotencyRecord.objects.using(postgres_alias).all().delete()
     with transaction.atomic(using=postgres_alias):
         for number in range(30):
@@ -351,7 +351,7 @@ def test_postgresql_updates_records_in_place(postgres_alias):
     assert in_place == 90
 
 
-def test_runs_that_end_in_the_middle_are_counted_until_the_key_is_given_up(database):
+def test_interrupted_runs_are_counted_until_the_key_fails_for_good(database):
     for _ in range(2):
         assert idempotency.mark_interrupted(begin("a", database, max_attempts=3), "lost")
         assert record(database).state == State.WAITING
@@ -360,7 +360,7 @@ def test_runs_that_end_in_the_middle_are_counted_until_the_key_is_given_up(datab
     assert record(database).state == State.FAILED
 
 
-def test_an_outdated_run_that_ends_in_the_middle_gives_nothing_up(database):
+def test_an_outdated_run_that_is_interrupted_does_not_fail_the_key(database):
     old = begin("a", database, max_attempts=1)
     begin("b", database, task_id="b")
     assert not idempotency.mark_interrupted(old, "lost")
@@ -385,7 +385,7 @@ def test_g14_runs_of_one_task_may_have_other_arguments(database, end):
         assert record(database).payload == "other"
 
 
-def test_a_look_claims_nothing(database):
+def test_look_claims_nothing(database):
     look = idempotency.look
     assert look(request_of("b"), using=database) is None
     running = begin("a", database, task_id="t")
@@ -403,7 +403,7 @@ def test_a_look_claims_nothing(database):
 
 
 def replaced(using: str) -> None:
-    """Step 0 of task ``t`` is done, and its replacement is on its way."""
+    """Step 0 of task ``t`` is done, and its replacement has been published."""
     idempotency.complete(begin("a", using, task_id="t"), ending="replaced")
 
 
@@ -412,12 +412,12 @@ def step(using: str, number: int, task_id: str = "t", payload: str = "p") -> obj
     return idempotency.claim(request, holds=dead, using=using)
 
 
-def test_g12_a_replacement_goes_on_where_a_redelivery_of_the_original_does_not(database):
+def test_g12_a_replacement_runs_but_a_redelivery_of_the_original_does_not(database):
     replaced(database)
     assert step(database, 0) == Finished("", "t", "replaced")
     second = step(database, 1, payload="of step 1")
     assert isinstance(second, Claim)
-    # Whatever becomes of it, step 0 is done.
+    # Whatever happens to the replacement, step 0 is done.
     assert step(database, 0) == Finished("", "t", "replaced")
     idempotency.complete(second, "1")
     assert step(database, 0) == Finished("", "t", "replaced")
@@ -425,7 +425,7 @@ def test_g12_a_replacement_goes_on_where_a_redelivery_of_the_original_does_not(d
     assert record(database).payload == "p"
 
 
-def test_g12_nobody_else_begins_again_what_was_replaced(database):
+def test_g12_no_other_run_starts_a_replaced_step_again(database):
     replaced(database)
     assert step(database, 0, task_id="other") == Finished("", "t", "replaced")
     second = step(database, 1)
@@ -438,12 +438,12 @@ def test_g12_nobody_else_begins_again_what_was_replaced(database):
         step(database, 0, task_id="other")
     with pytest.raises(PayloadMismatch):
         step(database, 0, task_id="other", payload="other")
-    # Its own message may come again.
+    # Its own message may be delivered again.
     assert isinstance(step(database, 1), Claim)
 
 
-def test_g12_a_replacement_does_not_begin_before_what_it_replaces_is_done(database):
-    """It was published by a body whose transaction was rolled back."""
+def test_g12_a_replacement_does_not_begin_before_the_replaced_step_is_done(database):
+    """The transaction of the body that published it was rolled back."""
     first = begin("a", database, task_id="t")
     assert isinstance(step(database, 1), InFlight)
     idempotency.mark_waiting(first)

@@ -1,4 +1,4 @@
-"""What happens to locks ends in a row, and a database that fails ends in a log line."""
+"""Lock events are written as rows; if the database fails, a log line is written."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.usefixtures("lock_events")
 
 
 def send(signal, **facts):
-    """Send it over the events thread, which has a database connection of its own."""
+    """Send it through the events thread, which has its own database connection."""
     dispatch.send(signal, Lock, **{**FACTS, **facts})
     assert dispatch.flush(30)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_loss_is_written_down():
+def test_a_loss_is_recorded():
     send(signals.lost, reason="expired", held_for=31.5)
-    # By its name here and below, for a lock of another test may end late.
+    # Select by name here and below, because a lock of another test may end late.
     event = LockEvent.objects.get(name="order:1")
     assert (event.event, event.name, event.alias) == ("lost", "order:1", "default")
     assert (event.owner, event.token, event.reason) == ("o", 7, "expired")
@@ -42,13 +42,13 @@ def test_a_loss_is_written_down():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_longest_hold_is_an_event_of_its_own():
+def test_reaching_max_hold_is_a_separate_event():
     send(signals.lost, reason="max_hold", held_for=900.0)
     assert LockEvent.objects.get(name="order:1").event == "max_hold"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_take_over_from_a_dead_holder_is_written_down():
+def test_a_take_over_from_a_dead_holder_is_recorded():
     send(signals.broken, reason="holder_dead", owner="the dead one")
     event = LockEvent.objects.get(name="order:1")
     assert (event.event, event.owner, event.reason) == (
@@ -59,7 +59,7 @@ def test_a_take_over_from_a_dead_holder_is_written_down():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_long_wait_is_written_down_and_a_short_one_is_not(settings, monkeypatch):
+def test_a_long_wait_is_recorded_and_a_short_one_is_not(settings, monkeypatch):
     settings.DLOCKS = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
     locks.reset()
     with Lock("short"):
@@ -76,12 +76,12 @@ def test_a_long_wait_is_written_down_and_a_short_one_is_not(settings, monkeypatc
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("reason", ["operator", "command"])
-def test_what_an_operator_broke_is_written_down_by_the_one_who_asked(reason):
+def test_a_break_by_an_operator_is_recorded_by_the_caller(reason):
     send(signals.broken, reason=reason)
     assert not LockEvent.objects.filter(name="order:1").exists()
 
 
-def test_a_database_that_fails_costs_the_row_and_a_log_line(monkeypatch, caplog):
+def test_if_the_database_fails_the_row_is_replaced_by_a_log_line(monkeypatch, caplog):
     def refuse(*args, **facts):
         raise DatabaseError("no database")
 
@@ -109,7 +109,7 @@ assert dispatch.flush(30)
 """
 
 
-def test_a_project_without_a_database_has_no_rows_and_no_complaint():
+def test_a_project_without_a_database_has_no_rows_and_no_errors():
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_A_DATABASE],
         env={**os.environ, "PYTHONPATH": os.getcwd()},
@@ -124,7 +124,7 @@ def test_a_project_without_a_database_has_no_rows_and_no_complaint():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_listening_twice_writes_one_row():
+def test_connecting_the_receiver_twice_writes_one_row():
     audit.connect()
     send(signals.lost, reason="expired", held_for=1.0)
     assert LockEvent.objects.filter(name="order:1").count() == 1

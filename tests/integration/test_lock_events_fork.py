@@ -1,4 +1,4 @@
-"""A worker's parent writes lock events while it forks new children."""
+"""A worker's parent process writes lock events while it forks new children."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Writer:
 
 
 def forked(work: Callable[[], None]) -> None:
-    """Do it in a forked child, and see it succeed."""
+    """Run it in a forked child, which must succeed."""
     pid = os.fork()
     if not pid:
         try:
@@ -66,7 +66,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 
 
 def test_no_process_is_forked_while_a_row_is_written_to_sqlite(writer: Writer) -> None:
-    """It would believe in SQLite's locks of a thread that it does not have."""
+    """The child would see SQLite locks held by a thread that it does not have."""
     forker = threading.Thread(target=writer.fork)
     forker.start()
     forker.join(0.3)
@@ -75,7 +75,7 @@ def test_no_process_is_forked_while_a_row_is_written_to_sqlite(writer: Writer) -
     assert writer.order == ["written", "forked"]
 
 
-def test_a_row_that_is_not_written_in_time_holds_up_no_fork_for_ever(
+def test_a_slow_write_delays_a_fork_only_for_a_limited_time(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "FORK_WAITS", 0.05)
@@ -94,7 +94,7 @@ def test_parent_and_child_can_write_after_the_fork(writer: Writer) -> None:
     write()
 
 
-def test_a_child_that_was_forked_in_spite_of_a_row_can_write(
+def test_a_child_that_was_forked_during_a_write_can_write(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "FORK_WAITS", 0.05)

@@ -1,4 +1,4 @@
-"""``LockedCommand`` as cron runs it: processes, exit codes and what they print."""
+"""``LockedCommand`` as run by cron: processes, exit codes and their output."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class Cron:
         return started
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
-        """A run whose ``handle`` has begun, and waits for a line."""
+        """A run whose ``handle`` has begun and waits for a line of input."""
         run = self.start(*arguments)
         assert run.stdout is not None
         assert run.stdout.readline() == "begun\n"
         return run
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code and output of a run that is not kept waiting."""
+        """Exit code and output of a run that need not wait."""
         return end(self.start(*arguments))
 
 
@@ -107,7 +107,7 @@ def cron(redis_server: RedisServer, tmp_path: Path, settings: Any) -> Iterator[C
     (tmp_path / "nightly" / "__init__.py").touch()
     (tmp_path / "cron_settings.py").write_text(SETTINGS)
     cron = Cron(tmp_path, redis_server.url)
-    # For looking at the same locks from here.
+    # To see the same locks in this process.
     settings.DLOCKS = {
         "default": {
             "BACKEND": "django_dlock.backends.redis.RedisBackend",
@@ -122,7 +122,7 @@ def cron(redis_server: RedisServer, tmp_path: Path, settings: Any) -> Iterator[C
         run.communicate()
 
 
-def test_a_run_that_is_alone_does_its_work(cron: Cron) -> None:
+def test_a_single_run_does_its_work(cron: Cron) -> None:
     assert cron.run("end") == (0, "begun\ndone\n", "")
     assert not Lock(NAME).locked()
 
@@ -148,7 +148,7 @@ def test_the_exit_code_of_a_second_run_can_be_chosen(cron: Cron) -> None:
 
 
 @pytest.mark.parametrize("wait", ["-1", "nan", "inf"])
-def test_a_wait_that_cannot_be_is_wrong_usage(cron: Cron, wait: str) -> None:
+def test_an_impossible_wait_is_a_usage_error(cron: Cron, wait: str) -> None:
     code, out, err = cron.run("end", f"--lock-wait={wait}")
     assert (code, out) == (2, "")
     assert err.startswith(f"CommandError: Not run: --lock-wait is {float(wait)}; it must be finite")
@@ -181,7 +181,7 @@ def test_a_lost_lock_is_a_failure_in_one_line(cron: Cron) -> None:
     assert "Traceback" not in err
 
 
-def test_a_failure_of_the_work_is_told_as_ever(cron: Cron) -> None:
+def test_an_error_of_the_work_is_reported_as_by_django(cron: Cron) -> None:
     code, _out, err = cron.run("fail")
     assert code == 1
     assert err.strip().endswith("ZeroDivisionError")
@@ -246,13 +246,13 @@ def test_names_of_options_make_a_digest() -> None:
 
 
 @pytest.mark.usefixtures("local")
-def test_a_key_of_an_unknown_option_is_told() -> None:
+def test_a_key_with_an_unknown_option_is_refused() -> None:
     with pytest.raises(ValueError, match="'stream', which does not exist"):
         call_command(command(print, lock_key="import:{stream}"))
 
 
 @pytest.mark.usefixtures("local")
-def test_a_call_that_is_not_run_returns_or_raises_as_its_exit_code_says() -> None:
+def test_call_command_of_a_refused_run_returns_or_raises_according_to_its_exit_code() -> None:
     err = io.StringIO()
     with Lock("import:news", bound=False):
         made = command(pytest.fail, lock_key="import:{feed}")
@@ -264,13 +264,13 @@ def test_a_call_that_is_not_run_returns_or_raises_as_its_exit_code_says() -> Non
 
 
 @pytest.mark.usefixtures("local")
-def test_wrong_settings_are_told_in_one_line() -> None:
+def test_wrong_settings_are_reported_in_one_line() -> None:
     with pytest.raises(CommandError, match="Not run: There is no lock alias 'nowhere'"):
         call_command(command(pytest.fail, lock_using="nowhere"))
 
 
 @pytest.mark.usefixtures("local")
-def test_contention_of_the_work_itself_is_not_that_of_the_command() -> None:
+def test_contention_inside_the_work_is_not_contention_of_the_command() -> None:
     def work(_run: LockedCommand) -> None:
         with Lock("other", bound=False, wait=0):
             pass
@@ -299,7 +299,7 @@ def test_it_is_a_mixin_for_other_base_commands() -> None:
 
 
 @pytest.mark.usefixtures("local")
-def test_a_handler_of_sigterm_is_left_as_it_is() -> None:
+def test_an_existing_handler_of_sigterm_is_kept() -> None:
     def ours(*_: Any) -> None: ...
 
     seen: list[Any] = []

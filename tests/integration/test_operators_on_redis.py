@@ -1,4 +1,4 @@
-"""The admin and the commands before a real Redis, real holders and real outages."""
+"""The admin and the commands with a real Redis, real holders and real outages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.holder import Holder
 
 LIST = "/admin/django_dlock/heldlock/"
 
-# Not in a transaction: losses are written down by a thread with a connection of its own.
+# Not in a transaction: a thread with its own connection records losses.
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -53,7 +53,7 @@ def release(client, name, **answers):
 
 
 def hold(holder, name):
-    """Have the other process hold ``name``; its owner."""
+    """Make the other process hold ``name``; return its owner."""
     holder.do("from django_dlock import Lock")
     return holder.do(f"(lock := Lock({name!r})).acquire() and lock.owner")
 
@@ -76,7 +76,7 @@ def test_the_lock_of_a_killed_process_is_cleared_and_nothing_else(holder, dlocks
 def test_an_entry_without_a_ttl_is_shown_and_cleared(admin_client, own_redis, dlocks):
     client = redis.Redis.from_url(own_redis.url)
     with Lock("healthy"):
-        # Not renewed: a renewal would give it its TTL back.
+        # Not renewed, because a renewal would set a TTL again.
         damaged = Lock("damaged", renew=False, bound=False)
         damaged.acquire()
         for key in client.scan_iter("*damaged*"):
@@ -91,7 +91,7 @@ def test_an_entry_without_a_ttl_is_shown_and_cleared(admin_client, own_redis, dl
     client.close()
 
 
-def test_a_live_holder_is_told_of_the_release(admin_client, dlocks):
+def test_a_living_holder_learns_of_the_release(admin_client, dlocks):
     lock = Lock("order:1")
     lock.acquire()
     refused = release(admin_client, "order:1", owner=lock.owner)
@@ -103,7 +103,7 @@ def test_a_live_holder_is_told_of_the_release(admin_client, dlocks):
     assert caught.value.reason == "broken"
 
 
-def test_a_waiter_goes_on_after_a_release(admin_client, holder, dlocks):
+def test_a_waiter_gets_the_lock_after_a_release(admin_client, holder, dlocks):
     holder.do("from django_dlock import Lock")
     lock = Lock("order:1")
     lock.acquire()
@@ -115,7 +115,7 @@ def test_a_waiter_goes_on_after_a_release(admin_client, holder, dlocks):
     assert holder.answer() is True
 
 
-def test_a_lock_that_changed_hands_between_look_and_click_is_left_alone(admin_client, dlocks):
+def test_a_lock_whose_owner_changed_since_the_page_was_loaded_is_not_released(admin_client, dlocks):
     first = Lock("order:1")
     first.acquire()
     seen = first.owner
@@ -128,7 +128,7 @@ def test_a_lock_that_changed_hands_between_look_and_click_is_left_alone(admin_cl
 
 
 @pytest.mark.parametrize("fault", ["kill", "pause"])
-def test_the_pages_stay_up_when_redis_does_not(admin_client, own_redis, dlocks, fault):
+def test_the_pages_work_while_redis_does_not(admin_client, own_redis, dlocks, fault):
     getattr(own_redis, fault)()
     response = admin_client.get(LIST)
     assert response.status_code == 200
@@ -151,7 +151,7 @@ def test_a_name_of_any_alphabet_is_found_by_search_and_pattern(admin_client, dlo
         assert [row.info.name for row in page.context["cl"].result_list] == ["straße/鍵 ☂ [x]*"]
 
 
-def test_the_pages_of_the_list_hold_each_lock_once(admin_client, dlocks):
+def test_the_pages_of_the_list_show_each_lock_once(admin_client, dlocks):
     held = [Lock(f"lock:{number:03}", bound=False) for number in range(120)]
     for lock in held:
         lock.acquire()

@@ -29,7 +29,7 @@ WEEK = dt.timedelta(days=7)
 
 
 class SilentBackend(LocalBackend):
-    """An alias that does not answer, and counts how often it was asked."""
+    """An alias that does not answer and counts its calls."""
 
     asked = 0
 
@@ -52,7 +52,7 @@ def aliases(settings):
 
 @pytest.fixture(scope="module", autouse=True)
 def known_before_the_first_test(request: pytest.FixtureRequest) -> None:
-    """What a test's threads may connect to is decided before it asks for its database."""
+    """Which databases a test's threads may use is decided before the test requests its database."""
     for alias in databases.ALL[1:]:
         with suppress(pytest.skip.Exception):
             request.getfixturevalue(f"{alias}_alias")
@@ -66,7 +66,7 @@ def database(database: str) -> str:
 
 
 def begin(key: str, using: str, *, owner: str = "a", alias: str = "default") -> Claim:
-    """A run of a key, whose lease nobody holds."""
+    """A run of a key whose lease nobody holds."""
     request = ClaimRequest(
         scope="shop.charge",
         key=key,
@@ -122,7 +122,7 @@ def test_purge_deletes_published_follow_ups_in_batches(database):
     assert list(follow_ups.values_list("task_id", flat=True)) == ["pending"]
 
 
-def test_purge_takes_a_moment_of_its_own(database):
+def test_purge_accepts_a_point_in_time(database):
     idempotency.complete(begin("42", database))
     moment = IdempotencyRecord.objects.using(database).get().expires_at
     assert list(retention.purge(before=moment, using=database)) == []
@@ -130,7 +130,7 @@ def test_purge_takes_a_moment_of_its_own(database):
     assert list(retention.purge(before=later, using=database)) == [1]
 
 
-def test_g12_purge_leaves_a_run_that_lives_past_its_retention(database):
+def test_g12_purge_keeps_the_record_of_a_living_run_past_its_retention(database):
     for key in ("alive", "dead", "taken over"):
         begin(key, database)
     begin("untold", database, alias="silent")
@@ -144,7 +144,7 @@ def test_g12_purge_leaves_a_run_that_lives_past_its_retention(database):
     assert SilentBackend.asked == 1
 
 
-def test_purge_reads_past_what_it_leaves(database):
+def test_purge_continues_after_records_that_it_keeps(database):
     for key in "abc":
         begin(key, database)
         hold(key)
@@ -156,16 +156,16 @@ def test_purge_reads_past_what_it_leaves(database):
 
 @contextmanager
 def while_it_is_deleted(other: Callable[[], object]) -> Iterator[list[object]]:
-    """Let another thread do something once Django has found what it is to delete.
+    """Run a function on another thread after Django has found the rows to delete.
 
-    The receiver, like any of a project's, makes Django find it by a query of its own.
+    A receiver of ``post_delete``, as projects have, makes Django find them with a separate query.
     """
     done: list[object] = []
     threads: list[threading.Thread] = []
 
     def run() -> None:
         try:
-            # MariaDB may end it as a deadlock; its delivery then comes again.
+            # MariaDB may abort it as a deadlock; a real delivery would come again.
             with suppress(OperationalError):
                 done.append(other())
         finally:
@@ -174,7 +174,7 @@ def while_it_is_deleted(other: Callable[[], object]) -> Iterator[list[object]]:
     def collected(**facts: object) -> None:
         threads.append(threading.Thread(target=run))
         threads[-1].start()
-        # It ends at once, or waits for the transaction that deletes.
+        # It ends at once, or waits for the deleting transaction.
         threads[-1].join(1)
 
     pre_delete.connect(collected, sender=IdempotencyRecord)
@@ -195,12 +195,12 @@ def test_g12_a_run_that_begins_while_its_record_is_deleted_keeps_it(database, ho
             list(retention.purge(using=database))
         else:
             IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42")
-    # In a record of its own or in the old one: what has begun can be recorded.
+    # In a new record or in the old one: a run that has begun can be recorded.
     for claim in begun:
         idempotency.complete(claim)
 
 
-def test_forget_deletes_only_the_attempt_that_was_seen(database):
+def test_forget_deletes_only_the_given_attempt(database):
     begin("42", database)
     begin("42", database, owner="b")
     records = IdempotencyRecord.objects.db_manager(database)
@@ -210,7 +210,7 @@ def test_forget_deletes_only_the_attempt_that_was_seen(database):
 
 
 @pytest.mark.parametrize("alias", ["default", "silent", "no alias of the settings"])
-def test_g12_forget_leaves_a_run_that_may_live_unless_it_is_forced(database, alias):
+def test_g12_forget_keeps_the_record_of_a_possibly_living_run_unless_forced(database, alias):
     begin("42", database, alias=alias)
     if alias == "default":
         hold("42")

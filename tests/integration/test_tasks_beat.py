@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def place(site: Site) -> Place:
-    """What was noted while both ran for some ticks, then the slower one alone."""
+    """The notes of the time when both ran for some ticks, and then the slower one alone."""
     preload = library()
     if preload is None:
         missing(f"libfaketime is not installed: there is no {LIBRARY}")
@@ -75,7 +75,7 @@ def place(site: Site) -> Place:
         eventually(lambda: min(fast.sent("short"), slow.sent("short")) >= 2)
         fast.kill()
         before = slow.sent("short")
-        # The first of them may be the tick that the other one has had.
+        # The first tick may be the one that the other beat has already sent.
         eventually(lambda: slow.sent("short") >= before + 3)
     finally:
         fast.kill()
@@ -92,20 +92,20 @@ def nothing_waits(site: Site, place: Place) -> bool:
 
 
 def runs_per_tick(place: Place, task: str) -> list[int]:
-    """How often the task began for each tick of the clock that is ahead, first to last."""
+    """How often the task began in each tick of the faster clock, in order."""
     began = [float(line) for line in place.lines(f"began-{task}")]
     found = collections.Counter(int((moment + AHEAD) // INTERVAL) for moment in began)
     return [found[tick] for tick in range(min(found), max(found) + 1)]
 
 
-def test_skip_and_min_hold_make_one_run_per_tick(place):
-    """While both beats send, and once the one that was first is dead."""
+def test_skip_and_min_hold_give_one_run_per_tick(place):
+    """While both beats send, and after the faster one has died."""
     found = runs_per_tick(place, "short")
     assert len(found) >= 4
     assert set(found) == {1}
 
 
-def test_a_run_longer_than_the_interval_leaves_ticks_out_and_doubles_none(place):
+def test_a_run_longer_than_the_interval_skips_ticks_and_doubles_none(place):
     found = runs_per_tick(place, "long")
     assert sum(found) >= 2
     assert 0 in found

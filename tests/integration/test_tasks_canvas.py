@@ -22,10 +22,10 @@ from tests.support.workers import PATIENCE, Place, Site, eventually, orders
 QUEUES = ("celery", "prefork", "solo", "threads")
 POINTS = ("recorded", "stored", "sending", "sent", "counted")
 """Where a member dies: its record is committed; its result is stored, too; it was counted, and
-the body is about to be sent; the body is sent; all is done but the acknowledgement."""
+the body will be sent next; the body is sent; only the acknowledgement is missing."""
 
 CLAIMS = hasattr(RedisBackend, "_chord_cleanup_script")
-"""Since 5.7 one worker claims to send the body, and others do not for some seconds."""
+"""Since 5.7 a worker first claims the sending of the body; others then wait some seconds."""
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
@@ -55,7 +55,7 @@ def unlocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     settings = {
         "CELERY_RESULT_BACKEND": f"file://{results}",
         "CELERY_RESULT_CHORD_RETRY_INTERVAL": 0.1,
-        # As the documentation says, for the tasks of Celery's own.
+        # For Celery's own tasks, as the documentation recommends.
         "CELERY_TASK_ACKS_LATE": True,
         "CELERY_TASK_REJECT_ON_WORKER_LOST": True,
     }
@@ -73,7 +73,7 @@ def unlocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def sig(site: Site, task: str, *args: Any, **options: Any) -> Signature:
-    """A signature; of a pool whose processes may die if the test says nothing else."""
+    """A signature; by default for a pool whose processes may die."""
     options.setdefault("queue", "prefork")
     return site.app.signature(f"tests.support.tasks_canvas.{task}", args, options=options)
 
@@ -84,7 +84,7 @@ def some(count: int) -> list[int]:
 
 
 def gathered(place: Place, order: int, count: int = 1) -> list[tuple[str, str]]:
-    """Id and results of each run of the body, once there are ``count``."""
+    """Id and results of each run of the body, once there are ``count`` runs."""
     lines = place.wait(f"gathered-{order}", count)
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
@@ -93,10 +93,10 @@ def die(place: Place, point: str, order: int) -> None:
     (place.path / f"die-{point}").write_text(str(order))
 
 
-# -- what becomes of a member --------------------------------------------------------------
+# -- endings of members --------------------------------------------------------------
 
 
-def test_g13_a_chord_gets_every_result_whatever_becomes_of_its_members(site, place):
+def test_g13_a_chord_gets_every_result_however_its_members_end(site, place):
     new, done, busy, put, run = some(5)
     assert result(site.send("member", done, str(place))) == f"{done} run 1"
     hold(site, busy)
@@ -127,7 +127,7 @@ def test_g13_a_chord_gets_every_result_whatever_becomes_of_its_members(site, pla
     let_go(site, busy)
 
 
-def test_g13_a_chain_goes_on_after_a_duplicate_a_skipped_and_a_requeued_member(site, place):
+def test_g13_a_chain_continues_after_a_duplicate_a_skipped_and_a_requeued_member(site, place):
     done, busy, put, last = some(4)
     assert result(site.send("member", done, str(place))) == f"{done} run 1"
     hold(site, busy)
@@ -159,7 +159,7 @@ def test_g13_a_member_that_replaces_itself_is_counted_by_its_replacement(site, p
     sent = chord(header, sig(site, "gather", str(place), last))()
     replaced, both, run = result(sent)
     assert (replaced, run) == (f"{one} replaced", f"{last} run 1")
-    # In their order only since Celery 5.7.
+    # Only since Celery 5.7 they are in order.
     assert sorted(both) == [f"{two} left", f"{two} right"]
     following = chain(
         sig(site, "member", next(orders), str(place), "chain"), sig(site, "plain")
@@ -167,7 +167,7 @@ def test_g13_a_member_that_replaces_itself_is_counted_by_its_replacement(site, p
     assert str(result(following)).endswith("replaced")
 
 
-def test_a_failed_member_fails_its_chord_and_its_chain_and_nothing_hangs(site, place):
+def test_a_failed_member_fails_its_chord_and_its_chain(site, place):
     bad, good, broken = some(3)
     body = sig(site, "gather", str(place), bad)
     body.link_error(sig(site, "failed", str(place), bad))
@@ -181,7 +181,7 @@ def test_a_failed_member_fails_its_chord_and_its_chain_and_nothing_hangs(site, p
         sig(site, "member", broken, str(place), "fail", queue="threads"),
         sig(site, "gather", str(place), broken),
     ).apply_async(link_error=sig(site, "failed", str(place), broken))
-    # The chord's, or that of its member, which the client sees first.
+    # Either the chord's error or that of its member, which the client sees first.
     with pytest.raises((ChordError, ValueError), match=f"order {bad}"):
         result(chorded)
     with pytest.raises(ValueError, match=f"order {broken}"):
@@ -203,7 +203,7 @@ def test_the_items_of_chunks_exclude_each_other(site, place):
     assert len(set(place.lines("items"))) == 12
 
 
-def test_g12_an_item_that_was_done_gets_its_result_and_one_that_fails_ends_its_chunk(site, place):
+def test_g12_a_finished_item_returns_its_result_and_a_failing_one_ends_its_chunk(site, place):
     one, two = some(2)
     again = [(one, str(place)), (two, str(place)), (one, str(place), "fail")]
     member = site.app.signature("tests.support.tasks_canvas.member")
@@ -215,10 +215,10 @@ def test_g12_an_item_that_was_done_gets_its_result_and_one_that_fails_ends_its_c
         result(found)
 
 
-def test_g12_items_of_a_message_that_is_delivered_again_are_the_same_as_before(site, place):
+def test_g12_a_redelivered_message_has_the_same_items_as_before(site, place):
     one, two = some(2)
     once = site.app.signature("tests.support.tasks_canvas.item_once")
-    # Of the second, a duplicate: refused, for another did it.
+    # The second item is refused as a duplicate: another run did it.
     items = [(one, str(place)), (two, str(place))]
     for _ in range(2):
         found = xstarmap(once, items, app=site.app).apply_async(task_id=f"chunk-{one}")
@@ -249,7 +249,7 @@ def test_g13_a_chord_whose_last_member_dies_sends_its_body_with_every_result(sit
     place.wait(f"died-{point}")
     if CLAIMS and point in ("sending", "sent"):
         eventually(lambda: requeues(site) > before, why="requeued while the body is claimed")
-        # By itself the dead one's claim ends some seconds later.
+        # Without this, the dead worker's claim would end some seconds later.
         claim = site.app.backend.get_key_for_group(sent.parent.id, ".c")
         assert site.app.backend.client.pexpire(claim, 1)
     everything = [f"{order} run 1" for order in (last, first, second)]
@@ -260,8 +260,8 @@ def test_g13_a_chord_whose_last_member_dies_sends_its_body_with_every_result(sit
 
 
 @pytest.mark.parametrize("task", ["member", "unrecorded"])
-def test_g13_a_member_that_dies_after_it_was_counted_is_not_counted_twice(site, place, task):
-    """Else the body would be sent with its result twice, and that of another missing."""
+def test_g13_a_member_that_dies_after_it_was_counted_is_counted_once(site, place, task):
+    """Otherwise the body would get its result twice and miss another result."""
     first, second, third = some(3)
     die(place, "counted", first)
     header = [
@@ -271,7 +271,7 @@ def test_g13_a_member_that_dies_after_it_was_counted_is_not_counted_twice(site, 
     ]
     sent = chord(header, sig(site, "gather", str(place), first))()
     place.wait("died-counted")
-    # The first run died before it could say so.
+    # The first run died before it could report this.
     repeated = f"[{sent.parent.results[0].id}] succeeded"
     eventually(lambda: any(repeated in worker.output for worker in site.workers))
     place.open("wait")
@@ -297,7 +297,7 @@ def test_g13_a_member_that_fails_and_dies_sends_errbacks_with_the_same_ids(site,
 
 @pytest.mark.parametrize("shape", ["chain", "group"])
 def test_g13_a_member_that_dies_after_it_sent_its_replacement_is_counted_once(site, place, shape):
-    """It runs again and sends its replacement again, under the same ids."""
+    """It runs again and sends its replacement again with the same ids."""
     replaced, last = some(2)
     die(place, "replaced", replaced)
     header = [
@@ -318,7 +318,7 @@ def test_g13_a_member_that_dies_after_it_sent_its_replacement_is_counted_once(si
 
 
 @pytest.mark.parametrize("point", ["recorded", "sent"])
-def test_g13_a_repeat_sends_callbacks_and_the_rest_of_its_chain_with_the_same_ids(
+def test_g13_a_repeated_run_sends_callbacks_and_the_rest_of_its_chain_with_the_same_ids(
     site, place, point
 ):
     order, linked = some(2)
@@ -336,8 +336,8 @@ def test_g13_a_repeat_sends_callbacks_and_the_rest_of_its_chain_with_the_same_id
     assert len(place.lines(f"began-{order}")) == 1
 
 
-def test_g13_a_chord_ends_whose_worker_died_with_all_its_children(site, place):
-    """Nobody is left to put the member back: the broker does."""
+def test_g13_a_chord_completes_after_the_death_of_a_whole_worker(site, place):
+    """No process is left to requeue the member: the broker redelivers it."""
     first, last = some(2)
     die(place, "recorded", last)
     header = [sig(site, "member", first, str(place)), sig(site, "member", last, str(place))]
@@ -354,8 +354,8 @@ def test_g13_a_chord_ends_whose_worker_died_with_all_its_children(site, place):
 
 
 @pytest.mark.parametrize("point", ["recorded", "counted"])
-def test_g13_a_chord_that_a_task_of_celerys_joins_gets_every_result(unlocking, point):
-    """As with all result backends that do not count: here files, elsewhere a database."""
+def test_g13_a_chord_joined_by_celerys_own_task_gets_every_result(unlocking, point):
+    """As with every result backend that does not count members: files here, or a database."""
     place = unlocking.place()
     first, last = some(2)
     die(place, point, last)
@@ -365,7 +365,7 @@ def test_g13_a_chord_that_a_task_of_celerys_joins_gets_every_result(unlocking, p
     assert len(place.lines("died-" + point)) >= 1
 
 
-def test_g13_a_chunk_whose_worker_dies_in_the_middle_is_worked_off_once(unlocking):
+def test_g13_a_chunk_whose_worker_dies_in_the_middle_takes_effect_once(unlocking):
     place = unlocking.place()
     numbers = some(3)
     die(place, "recorded", numbers[1])

@@ -1,4 +1,4 @@
-"""What ``manage.py check`` and a starting worker find in a project laid out as Celery says."""
+"""What ``manage.py check`` and a starting worker find in a project with Celery's own layout."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def environment() -> dict[str, str]:
 
 
 def checked(directory: Path, tasks: str, **files: str) -> str:
-    """What ``manage.py check`` says of these tasks."""
+    """The output of ``manage.py check`` for these tasks."""
     write(directory, {"shop/tasks.py": tasks, **files})
     done = subprocess.run(
         [sys.executable, "manage.py", "check"],
@@ -133,13 +133,13 @@ def test_check_imports_the_tasks_itself(tmp_path, options, told):
     assert told in checked(tmp_path, CHARGE.format(options))
 
 
-def test_celery_runs_the_checks_once_more_as_the_tasks_are_imported(tmp_path):
+def test_celery_runs_the_checks_again_when_it_imports_the_tasks(tmp_path):
     said = checked(tmp_path, CHARGE.format("ttl=30"), **{"shop/apps.py": SEES_THE_CHECKS})
     assert "django_dlock.W121" in said
     assert said.count("checks run") == 2
 
 
-def test_check_finds_wrong_options_after_somebody_else_has_met_them(tmp_path):
+def test_check_finds_wrong_options_that_an_earlier_import_has_hidden(tmp_path):
     wrong = CHARGE.format("lock_key='order:{order}'")
     said = checked(tmp_path, wrong, **{"shop/apps.py": TASKS_ASKED_FOR_BEFORE})
     assert "django_dlock.E101" in said
@@ -152,18 +152,18 @@ def test_check_finds_a_time_limit_beyond_the_visibility_timeout_of_redis(tmp_pat
     assert "django_dlock.W103" in said
 
 
-def test_check_names_options_of_ours_without_our_base_class(tmp_path):
+def test_check_names_options_of_locked_tasks_on_other_tasks(tmp_path):
     said = checked(tmp_path, FORGOTTEN)
     assert "django_dlock.W120" in said
     assert "'shop.tasks.charge' has lock_key, but is not a LockedTask" in said
 
 
-def test_check_is_silent_about_tasks_as_they_should_be(tmp_path):
+def test_check_is_silent_about_correct_tasks(tmp_path):
     said = checked(tmp_path, CHARGE.format("lock_key='order:{order_id}', time_limit=60"))
     assert "no issues" in said
 
 
-def test_check_asks_for_no_celery_where_the_project_has_none(tmp_path):
+def test_check_works_in_a_project_without_celery(tmp_path):
     nothing = {"proj/__init__.py": "", "proj/celery.py": ""}
     assert "no issues" in checked(tmp_path, "raise RuntimeError", **nothing)
 
@@ -191,7 +191,7 @@ def test_a_worker_does_not_start_with_wrong_options(tmp_path):
     assert "names the argument 'order', which does not exist" in log.read_text()
 
 
-def test_a_worker_logs_what_it_finds_as_it_starts(tmp_path):
+def test_a_worker_logs_warnings_when_it_starts(tmp_path):
     write(tmp_path, {"shop/tasks.py": FORGOTTEN})
     log = tmp_path / "log"
     worker = start_worker(tmp_path, log)

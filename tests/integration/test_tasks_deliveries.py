@@ -1,4 +1,4 @@
-"""Messages that come again, late or too early, and databases that go away; on real workers."""
+"""Messages that arrive again, late or early, and databases that disappear; on real workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def database() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def writing(redis: RedisServer) -> Iterator[Proxy]:
-    """Between the broker and what workers publish."""
+    """Between the broker and the messages that workers publish."""
     with Proxy("127.0.0.1", redis.port) as proxy:
         yield proxy
 
@@ -54,7 +54,7 @@ def site(
     querying: Proxy,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Site]:
-    """A prefork worker; the tests themselves go straight to broker and database."""
+    """A prefork worker; the tests connect directly to broker and database."""
     settings = {"CELERY_BROKER_WRITE_URL": writing.url}
     directory = tmp_path_factory.mktemp("deliveries")
     with Site(redis, directory, postgres=database, settings=settings) as site:
@@ -66,20 +66,20 @@ def site(
 
 
 def said(site: Site, what: str) -> int:
-    """How often workers wrote this into their logs."""
+    """How often the workers logged this."""
     return sum(worker.output.count(what) for worker in site.workers)
 
 
 def state(site: Site, task_id: str) -> str:
-    """Of the result, as it is now: a result object keeps the first final one that it sees."""
+    """The current state of the result; a result object keeps the first final state that it sees."""
     return str(site.app.AsyncResult(task_id).state)
 
 
 # -- messages --------------------------------------------------------------------------
 
 
-def test_g12_copies_of_a_message_that_waits_for_its_time_run_once(site, place, order):
-    """Redis delivers again what waits in a worker for longer than the visibility timeout."""
+def test_g12_copies_of_a_message_with_a_countdown_run_once(site, place, order):
+    """Redis redelivers a message that waits in a worker longer than the visibility timeout."""
     sent = site.send("charge", order, str(place), queue="prefork", countdown=1.5)
     eventually(lambda: said(site, f"[{sent.id}] received") == 1)
     site.redeliver()
@@ -92,17 +92,15 @@ def test_g12_copies_of_a_message_that_waits_for_its_time_run_once(site, place, o
     assert sent.get() == 1
 
 
-def test_a_copy_that_comes_when_the_message_has_expired_does_not_touch_the_result(
-    site, place, order
-):
-    """The original began in time."""
+def test_a_copy_that_arrives_after_the_expiry_does_not_change_the_result(site, place, order):
+    """The original began before it expired."""
     sent = site.send("charge", order, str(place), "go", queue="prefork", expires=1)
     place.wait(f"began-{order}")
     site.redeliver()
     discarded = f"Discarding revoked task: tests.support.tasks_app.charge[{sent.id}]"
     eventually(lambda: said(site, discarded))
     place.open("go")
-    eventually(lambda: state(site, sent.id) == "SUCCESS", why="the original has the last word")
+    eventually(lambda: state(site, sent.id) == "SUCCESS", why="the original sets the final state")
     site.send("charge", order, str(place), task_id=sent.id, queue="prefork", expires=-1)
     eventually(lambda: said(site, discarded) == 2)
     assert state(site, sent.id) == "SUCCESS"
@@ -125,7 +123,7 @@ def test_g13_a_message_that_cannot_be_published_again_is_returned(site, writing,
 
 @pytest.fixture(params=["redis", "rabbit_server"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """Before a broker."""
+    """A proxy in front of a broker."""
     server: RedisServer | RabbitServer = request.getfixturevalue(request.param)
     speaks: Protocol = "redis" if isinstance(server, RedisServer) else "amqp"
     with Proxy("127.0.0.1", server.port, speaks=speaks) as proxy:
@@ -141,7 +139,7 @@ def broker_url(proxy: Proxy) -> str:
 def test_g12_a_worker_stopped_past_its_ttl_and_resumed_counts_once(
     broker, redis, database, tmp_path, order
 ):
-    """The broker takes it for dead, and it is not."""
+    """The broker considers it dead, but it is alive."""
     with Site(redis, tmp_path, broker=broker_url(broker), postgres=database) as site:
         place = site.place()
         stopped = site.worker("solo", 1)
@@ -165,7 +163,7 @@ def test_g12_a_worker_stopped_past_its_ttl_and_resumed_counts_once(
 # -- the database ----------------------------------------------------------------------
 
 
-def test_g13_a_database_that_is_away_at_the_claim_puts_tasks_back_later_and_later(
+def test_g13_without_the_database_at_the_claim_tasks_are_requeued_with_growing_delays(
     site, querying, place, order
 ):
     querying.refuse()
@@ -217,7 +215,9 @@ def test_g12_g13_a_database_connection_cut_before_the_completion_runs_the_task_a
     assert site.record(order)[:2] == ("succeeded", 2)
 
 
-def test_g12_a_commit_whose_answer_is_lost_is_found_and_not_run_again(site, querying, place, order):
+def test_g12_a_commit_whose_reply_is_lost_is_found_and_the_task_not_run_again(
+    site, querying, place, order
+):
     sent = site.send("charge", order, str(place), "go", queue="prefork")
     place.wait(f"began-{order}")
     querying.drop_replies(of=("COMMIT",))
@@ -228,7 +228,9 @@ def test_g12_a_commit_whose_answer_is_lost_is_found_and_not_run_again(site, quer
     assert site.record(order) == ("succeeded", 1, 0)
 
 
-def test_g13_a_database_that_is_away_at_the_completion_is_waited_for(site, querying, place, order):
+def test_g13_a_run_waits_for_a_database_that_is_unreachable_at_the_completion(
+    site, querying, place, order
+):
     sent = site.send("charge", order, str(place), "go", queue="prefork")
     place.wait(f"began-{order}")
     before = requeues(site)
@@ -240,5 +242,5 @@ def test_g13_a_database_that_is_away_at_the_completion_is_waited_for(site, query
         querying.accept()
     assert result(sent) == 2
     assert site.effects(order) == 1
-    # Nobody could write down how the first run ended; it passes for one that died.
+    # Nobody could record how the first run ended, so it counts as died.
     assert site.record(order) == ("succeeded", 2, 0)

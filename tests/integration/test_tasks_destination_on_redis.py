@@ -1,4 +1,4 @@
-"""The queue of a requeued message on a Redis broker."""
+"""The queue to which a message is requeued on a Redis broker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from django_dlock.celery.publishing import destination
 from testproject.servers import RedisServer
 
 
-def test_a_fanout_exchange_of_redis_takes_back_what_one_queue_gets(own_redis: RedisServer) -> None:
-    """Its messages are in no queue; published there again, each other queue would get a copy."""
+def test_a_message_of_a_fanout_exchange_on_redis_is_requeued_to_its_own_queue(
+    own_redis: RedisServer,
+) -> None:
+    """Published to the exchange again, the message would also reach every other queue."""
     app = Celery("pubsub", broker=own_redis.url, set_as_current=False)
     exchange = Exchange("news", "fanout")
     names = ["news.a", "news.b"]

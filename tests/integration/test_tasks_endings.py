@@ -18,14 +18,14 @@ FOLLOWER = 1_000_000
 
 @pytest.fixture(scope="module")
 def writing(redis: RedisServer) -> Iterator[Proxy]:
-    """Between the broker and what the workers publish."""
+    """Between the broker and the messages that the workers publish."""
     with Proxy("127.0.0.1", redis.port) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def dying(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Where a file tells the next run to die before it publishes."""
+    """A file in this place tells the next run to die before it publishes."""
     return Place(tmp_path_factory.mktemp("dying"))
 
 
@@ -62,7 +62,7 @@ def told(place: Place, order: int, count: int = 1) -> list[str]:
     return place.wait(f"told-{order}", count)
 
 
-def test_follow_ups_run_once_they_are_committed(site, place, order):
+def test_follow_ups_run_after_the_commit(site, place, order):
     assert result(site.send("sends", order, str(place), queue="prefork")) == "run 1"
     told(place, order)
     eventually(lambda: site.effects(order + FOLLOWER) == 1)
@@ -81,13 +81,13 @@ def test_g13_a_child_killed_between_commit_and_publishing_loses_no_follow_up(
     assert (site.effects(order), len(place.lines(f"began-{order}"))) == (1, 1)
 
 
-def test_g13_follow_ups_wait_for_a_broker_that_is_away(site, place, order, writing):
+def test_g13_follow_ups_wait_for_an_unreachable_broker(site, place, order, writing):
     writing.refuse()
     try:
         sent = site.send("sends", order, str(place), queue="prefork")
         place.wait(f"ended-{order}")
         eventually(lambda: pending(site) == 2)
-        # The message goes back, as it cannot be requeued either.
+        # The message returns to the broker, because it cannot be requeued either.
         eventually(lambda: any("could not be requeued" in w.output for w in site.workers))
         assert place.lines(f"told-{order}") == []
     finally:
@@ -99,7 +99,7 @@ def test_g13_follow_ups_wait_for_a_broker_that_is_away(site, place, order, writi
     assert (site.effects(order), len(place.lines(f"began-{order}"))) == (1, 1)
 
 
-def test_g13_follow_ups_survive_a_death_and_a_broker_that_is_away(
+def test_g13_follow_ups_survive_a_death_and_an_unreachable_broker(
     site, place, order, death, writing
 ):
     sent = site.send("sends", order, str(place), queue="prefork")
@@ -116,14 +116,16 @@ def test_g12_a_task_that_replaces_itself_runs_each_step_once(site, place, order,
     sent = site.send("steps", order, str(place), queue=queue)
     assert result(sent) == "done in step 2"
     assert site.effects(order) == 3
-    # The original, delivered again.
+    # The original message is delivered again.
     again = site.send("steps", order, str(place), task_id=sent.id, queue=queue)
     assert result(site.send("steps", order, str(place), queue=queue)) == "done in step 2"
     assert again.get() == "done in step 2"
     assert (site.effects(order), place.lines(f"step-{order}")) == (3, ["0", "1", "2"])
 
 
-def test_g13_a_child_killed_before_it_sent_its_replacement_goes_on(site, place, order, death):
+def test_g13_a_task_whose_child_was_killed_before_it_sent_its_replacement_continues(
+    site, place, order, death
+):
     sent = site.send("steps", order, str(place), queue="prefork")
     death.wait("died")
     assert result(sent) == "done in step 2"
@@ -146,7 +148,7 @@ def test_a_body_that_is_always_cancelled_fails_after_max_attempts(site, place, o
     assert (site.effects(order), site.record(order)[0]) == (0, "failed")
 
 
-def test_a_time_limit_fails_a_task_once_where_threads_run_it(site, place, order):
+def test_a_time_limit_in_a_pool_of_threads_fails_a_task_once(site, place, order):
     sent = site.send("overruns", order, str(place), queue="threads", time_limit=1)
     with pytest.raises(TimeLimitExceeded):
         result(sent)
@@ -163,7 +165,7 @@ def test_a_task_that_always_loses_its_lock_fails_after_max_attempts(site, place,
     assert len(place.lines(f"began-{order}")) == 3
 
 
-def test_g12_a_redelivery_that_meets_anothers_lock_keeps_its_result(site, place, order):
+def test_g12_a_redelivery_during_another_run_keeps_its_result(site, place, order):
     sent = site.send("impatient", order, str(place), queue="prefork")
     assert result(sent) == 1
     request = LeaseRequest(f"order:{order}", "a stranger", 60)

@@ -1,4 +1,4 @@
-"""Tasks on real workers whose locks, broker and database let them down."""
+"""Tasks on real workers whose locks, broker or database fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def site(
 
 
 def hold(site: Site, order: int) -> None:
-    """HeldLease an order's lock from outside."""
+    """Hold an order's lock from outside."""
     request = LeaseRequest(f"order:{order}", "test", 60)
     assert isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
 
@@ -54,7 +54,7 @@ def requeues(site: Site) -> int:
     return sum(worker.output.count("is requeued") for worker in site.workers)
 
 
-def test_the_lock_alone_stops_a_body_that_lost_it_too(site, place):
+def test_a_body_without_a_record_is_stopped_when_it_loses_its_lock(site, place):
     sent = site.send("locked", 2, str(place), "never")
     place.wait("began-2")
     site.break_lock(2)
@@ -62,7 +62,7 @@ def test_the_lock_alone_stops_a_body_that_lost_it_too(site, place):
     assert len(place.lines("ended-2")) == 1
 
 
-def test_g12_a_redis_that_lost_everything_in_the_middle_doubles_nothing(site, place, locks):
+def test_g12_a_redis_that_loses_its_data_during_a_run_doubles_nothing(site, place, locks):
     sent = [site.send("charge", 3, str(place), "never") for _ in range(2)]
     place.wait("began-3")
     locks.restart()
@@ -71,7 +71,9 @@ def test_g12_a_redis_that_lost_everything_in_the_middle_doubles_nothing(site, pl
 
 
 @pytest.mark.parametrize("task", ["locked_once", "charge_once"])
-def test_g13_a_lease_that_is_lost_in_an_outage_is_no_attempt(site, place, locks, order, task):
+def test_g13_a_lease_lost_in_an_outage_does_not_count_as_an_attempt(
+    site, place, locks, order, task
+):
     sent = site.send(task, order, str(place), "never")
     place.wait(f"began-{order}")
     before = requeues(site)
@@ -83,7 +85,7 @@ def test_g13_a_lease_that_is_lost_in_an_outage_is_no_attempt(site, place, locks,
     assert result(sent) == 2
 
 
-def test_g13_a_lock_backend_that_is_away_puts_tasks_back(site, place, locks):
+def test_g13_tasks_are_requeued_while_the_lock_backend_is_unreachable(site, place, locks):
     before = requeues(site)
     locks.kill()
     try:
@@ -110,12 +112,12 @@ def test_a_requeued_task_keeps_its_chain_link_and_chord(site, place):
     let_go(site, 5)
     assert isinstance(result(chained), int)
     assert sorted(result(chorded)) == [1, 1] or len(result(chorded)) == 2
-    # The link, the end of the chain, and the chord's body.
+    # The link, the end of the chain, and the body of the chord.
     assert len(place.wait("collected-5", 3)) == 3
     assert len(place.lines("began-5")) == 3
 
 
-def test_a_requeued_task_says_so_and_counts_no_retry(site, place):
+def test_requeuing_a_task_is_logged_and_counts_as_no_retry(site, place):
     hold(site, 6)
     sent = site.send("retries", 6, str(place), retries=1)
     eventually(lambda: sent.state == "RETRY")
@@ -128,7 +130,7 @@ def test_a_requeued_task_says_so_and_counts_no_retry(site, place):
 def test_g12_g13_a_worker_killed_with_all_its_children_loses_and_doubles_nothing(
     broker, locks, tmp_path
 ):
-    """Nobody is left to put the message back: the broker does, after its visibility timeout."""
+    """No process is left to requeue the message: the broker redelivers it after a timeout."""
     with Site(broker, tmp_path, locks=locks.url) as site:
         place = site.place()
         first = site.worker("solo", 1)
@@ -142,7 +144,7 @@ def test_g12_g13_a_worker_killed_with_all_its_children_loses_and_doubles_nothing
         assert site.record(7) == ("succeeded", 2, 0)
 
 
-def test_g12_a_body_longer_than_the_visibility_timeout_is_not_run_beside_itself(
+def test_g12_a_body_longer_than_the_visibility_timeout_does_not_run_twice_at_once(
     broker, locks, tmp_path
 ):
     with Site(broker, tmp_path, locks=locks.url) as site:
@@ -166,8 +168,10 @@ def broker_is_idle(site: Site) -> bool:
         return client.llen("solo") == client.hlen("unacked") == 0
 
 
-def test_g12_a_run_that_was_overtaken_rolls_back_and_learns_the_result(own_redis, tmp_path):
-    """With ``if_lost="finish"``: only the attempt keeps the late run from counting."""
+def test_g12_a_run_that_was_overtaken_rolls_back_and_returns_the_recorded_result(
+    own_redis, tmp_path
+):
+    """With ``if_lost="finish"`` only the attempt number prevents the late run from counting."""
     try:
         with postgres.database() as url, Site(own_redis, tmp_path, postgres=url) as site:
             overtake(site)
@@ -190,7 +194,7 @@ def overtake(site: Site) -> None:
     assert site.record(9) == ("succeeded", 2, 0)
 
 
-def test_a_pool_child_that_ends_in_order_gives_back_what_it_holds(own_redis, tmp_path):
+def test_a_pool_child_that_ends_in_order_releases_its_locks(own_redis, tmp_path):
     with Site(own_redis, tmp_path) as site:
         worker = site.worker("prefork", 1)
         site.send("leaves", "left").get(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""What tasks promise on real workers: once per key, never lost, released after the commit."""
+"""The promises for tasks on real workers: once per key, never lost, released after the commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.workers import Site, eventually, result
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """Two workers of one broker and one database: a prefork one and a solo one."""
+    """Two workers with the same broker and database: a prefork one and a solo one."""
     directory: Path = tmp_path_factory.mktemp(request.param)
     try:
         with RedisServer() as redis:
@@ -43,7 +43,7 @@ def _staffed(site: Site) -> Site:
     return site
 
 
-def test_g12_duplicates_at_once_have_one_effect_and_one_result(site, place, order):
+def test_g12_simultaneous_duplicates_have_one_effect_and_one_result(site, place, order):
     sent = [site.send("charge", order, str(place)) for _ in range(4)]
     assert [result(each) for each in sent] == [1, 1, 1, 1]
     assert site.effects(order) == 1
@@ -70,7 +70,7 @@ def test_a_body_longer_than_its_ttl_keeps_others_out(site, place, order):
     place.wait(f"began-{order}")
     second = site.send("charge", order, str(place), "go")
     token = site.lease(order).token
-    # At three renewals per TTL.
+    # There are three renewals per TTL.
     eventually(lambda: site.lease(order).renewals > 4, why="renewed for longer than the TTL")
     assert site.lease(order).token == token
     assert len(place.lines(f"began-{order}")) == 1
@@ -80,7 +80,7 @@ def test_a_body_longer_than_its_ttl_keeps_others_out(site, place, order):
 
 
 def test_g15_the_lock_is_released_only_after_the_commit(site, place, order):
-    """The next holder of the lock finds what the body wrote."""
+    """The next holder of the lock sees what the body wrote."""
     site.send("charge", order, str(place), "go")
     place.wait(f"began-{order}")
     request = LeaseRequest(f"order:{order}", "test", 5)
@@ -111,7 +111,7 @@ def test_g13_a_task_that_always_dies_fails_after_max_attempts(site, place, order
 
 
 @pytest.mark.parametrize("how", ["retry", "reject"])
-def test_g12_a_run_that_comes_again_by_itself_counts_once(site, place, order, how):
+def test_g12_a_retried_or_rejected_run_counts_once(site, place, order, how):
     assert result(site.send("ends", order, str(place), how)) == 2
     assert len(place.lines(f"began-{order}")) == 2
     assert site.effects(order) == 1
@@ -127,7 +127,9 @@ def test_g12_an_ignored_run_commits_and_is_recorded(site, place, order):
 
 
 @pytest.mark.parametrize("how", ["raise", "soft limit"])
-def test_g13_a_failed_run_leaves_no_effect_and_a_takeable_key(site, place, order, how):
+def test_g13_a_failed_run_leaves_no_effect_and_its_key_can_be_claimed_again(
+    site, place, order, how
+):
     failed = site.send("ends", order, str(place), how)
     with pytest.raises(Exception, match=r".*"):
         result(failed)
@@ -138,7 +140,7 @@ def test_g13_a_failed_run_leaves_no_effect_and_a_takeable_key(site, place, order
     assert site.effects(order) == 1
 
 
-def test_g12_a_run_whose_result_cannot_be_recorded_counts_all_the_same(site, place, order):
+def test_g12_a_run_whose_result_cannot_be_recorded_counts_as_done(site, place, order):
     site.send("ends", order, str(place), "unserialisable", ignore_result=True)
     place.wait(f"ended-{order}")
     eventually(lambda: site.record(order)[0] == "succeeded")

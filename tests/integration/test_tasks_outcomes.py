@@ -1,7 +1,7 @@
-"""What each ending of a body makes of transaction, record, lock, message and result.
+"""How each ending of a body leaves transaction, record, lock, message and result.
 
-The table of the reference, on a real worker. The TTL is half a minute, so that nothing here is
-free because its lease has ended.
+The table in the reference, on a real worker. The TTL is half a minute, so a lock that is free
+here has been released.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tests.support.workers import Place, Site, eventually, result
 
 TTL = 30.0
 SOON = 10.0
-"""Seconds that are far from any TTL and long for any machine."""
+"""Seconds; much less than any TTL and long enough for any machine."""
 
 
 @pytest.fixture(scope="module")
 def writing(redis: RedisServer) -> Iterator[Proxy]:
-    """Between the broker and what the worker publishes."""
+    """Between the broker and the messages that the worker publishes."""
     with Proxy("127.0.0.1", redis.port) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[tuple[str, Proxy] | None]:
-    """A PostgreSQL behind a proxy that can lose a COMMIT; ``None`` where there is none."""
+    """A PostgreSQL behind a proxy that can lose a COMMIT; ``None`` if it is not installed."""
     with ExitStack() as stack:
         try:
             parts = urlsplit(stack.enter_context(postgres.database()))
@@ -76,7 +76,7 @@ def site(
 
 
 def messages(site: Site) -> int:
-    """How many wait in the queue or are not acknowledged."""
+    """How many messages wait in the queue or are unacknowledged."""
     with site.app.connection_for_read() as connection:
         client = connection.default_channel.client
         return client.llen("celery") + client.hlen("unacked")
@@ -97,12 +97,12 @@ class Row:
         ends: Key of ``tests.support.tasks_outcomes.ENDINGS``.
         effects: How many are committed; the lock alone rolls nothing back.
         record: Its state.
-        message: ``acknowledged``; or how it comes again: ``retried``, ``requeued``,
+        message: ``acknowledged``; or how it arrives again: ``retried``, ``requeued``,
             ``redelivered``.
         state: Of the result.
-        task: Where it is not one of ``recorded`` and ``alone``.
-        given: To ``apply_async``. A task may be retried 3 times.
-        commit: What the proxy makes of the COMMIT whose reply it loses.
+        task: If it is neither ``recorded`` nor ``alone``.
+        given: Arguments for ``apply_async``. A task may be retried 3 times.
+        commit: What the proxy does with the COMMIT whose reply it loses.
     """
 
     ends: str
@@ -118,7 +118,7 @@ class Row:
 
 COMMITS: Mapping[str, How] = {"done": "close", "not done": "refuse", "unknown": "swallow"}
 
-# The state of a result that nobody stored is PENDING.
+# A result that was never stored has the state PENDING.
 TABLE = [
     #   the first run ends with           effects  record     lock     message        state
     Row("return", 1, "succeeded", None, "acknowledged", "SUCCESS"),
@@ -141,7 +141,7 @@ TABLE = [
     Row("lost", 0, "waiting", None, "requeued", "RETRY"),
     Row("commit", 1, "succeeded", None, "acknowledged", "SUCCESS", "recorded", commit="done"),
     Row("commit", 0, "waiting", None, "requeued", "RETRY", "recorded", commit="not done"),
-    # Nor is there an answer when the record is to be read back.
+    # The later read of the record gets no answer either.
     Row("commit", 1, "succeeded", None, "requeued", "RETRY", "recorded", commit="unknown"),
     Row("lost unseen", 1, "succeeded", None, "acknowledged", "SUCCESS"),
     Row("killed", 0, "running", None, "redelivered", "PENDING"),
@@ -183,11 +183,11 @@ def test_each_ending_leaves_what_the_table_says(site, place, order, database, ca
     assert site.effects(order) == (row.effects if recorded else 1)
     if recorded:
         assert site.record(order)[0] in row.record.split(" or ")
-    # The parent of a killed child breaks its lease once it has seen it gone.
+    # The parent of a killed child breaks its lease once it has noticed the death.
     eventually(lambda: lock(site, order) == row.lock, SOON)
     assert sent.state == row.state or (row.ends == "Reject" and sent.state == "PENDING")
 
-    # Nothing is in the way of the next one, be it the same message or another.
+    # The next delivery can run, whether it is the same message or another one.
     place.open("again")
     if came == "acknowledged":
         sent = site.send(task, order, str(place), row.ends)
@@ -201,13 +201,13 @@ def test_each_ending_leaves_what_the_table_says(site, place, order, database, ca
 
 
 def settled(site: Site, place: Place, order: int, row: Row) -> str:
-    """How the first delivery ended for the broker, once it has."""
+    """How the broker ended the first delivery; waits until it has."""
     if row.message == "acknowledged":
         idle(site)
         assert len(place.lines(f"came-{order}")) == 1
         return row.message
     came = json.loads(place.wait(f"came-{order}", 2)[1])
-    # The one that has come again, and none beside it.
+    # Only the message that has arrived again.
     eventually(lambda: messages(site) == 1, why="the first message is acknowledged")
     if came["retries"]:
         return "retried"
@@ -224,14 +224,14 @@ def lock(site: Site, order: int) -> str | None:
 # -- retries -------------------------------------------------------------------------------
 
 
-def test_nobody_comes_between_two_runs_of_a_task_that_keeps_its_lock(site, place, order):
+def test_no_other_task_runs_between_two_runs_of_a_task_that_keeps_its_lock(site, place, order):
     sent = site.send("keeps", order, str(place), "late retry")
     eventually(lambda: lock(site, order) == "parked")
     place.open("again")
     other = site.send("alone", order, str(place), "return")
     eventually(lambda: other.state == "RETRY", why="it met the parked lease")
     assert (result(sent), result(other)) == (2, 3)
-    # Not the other one in between.
+    # The other one does not run in between.
     assert [line.split()[0] for line in place.lines(f"began-{order}")] == [
         *(sent.id, sent.id),
         other.id,
@@ -255,9 +255,7 @@ def test_g12_a_child_that_dies_after_its_retry_was_published_counts_once(site, p
 
 
 @pytest.mark.parametrize("why", ["revoked", "expired"])
-def test_a_retry_that_will_never_run_gives_up_the_lock_that_was_kept_for_it(
-    site, place, order, why
-):
+def test_a_retry_that_will_never_run_releases_the_lock_kept_for_it(site, place, order, why):
     """Long before the lease would end."""
     given = {"expires": 1} if why == "expired" else {}
     sent = site.send("keeps", order, str(place), "late retry", **given)
@@ -270,7 +268,7 @@ def test_a_retry_that_will_never_run_gives_up_the_lock_that_was_kept_for_it(
     eventually(lambda: lock(site, order) is None, SOON)
     idle(site)
     assert (len(place.lines(f"came-{order}")), site.effects(order)) == (1, 0)
-    # The record waits, so the next delivery claims it.
+    # The record is waiting, so the next delivery claims it.
     place.open("again")
     assert result(site.send("keeps", order, str(place), "late retry")) == 2
 
@@ -303,12 +301,12 @@ def test_g12_a_task_that_is_retried_when_its_child_dies_counts_once(site, place,
     assert (site.effects(order), site.record(order)) == (1, ("succeeded", 2, 0))
 
 
-def test_g13_a_retry_that_finds_no_broker_loses_nothing(site, place, order, writing):
+def test_g13_a_retry_without_a_broker_loses_nothing(site, place, order, writing):
     writing.refuse()
     try:
         sent = site.send("keeps", order, str(place), "retry")
         came = json.loads(place.wait(f"came-{order}", 2)[1])
-        # The message itself, for there is no other.
+        # The message itself is redelivered, because there is no other.
         assert (came["retries"], came["redelivered"], messages(site)) == (0, True, 1)
         assert (site.effects(order), site.record(order)[0]) == (0, "waiting")
         assert lock(site, order) is None

@@ -1,6 +1,6 @@
 """Children of real workers die; their parent releases their locks.
 
-The TTL is half a minute, so that nothing here is free because its lease has ended.
+The TTL is half a minute, so a lock that is free here has been released.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.workers import Place, Site, eventually, orders, result
 
 TTL = 30.0
 SOON = 10.0
-"""Seconds that are far from any TTL and long for any machine."""
+"""Seconds; much less than any TTL and long enough for any machine."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def site(
 
 
 def begun(place: Place, order: int) -> int:
-    """The process of the body that has begun."""
+    """The process of a body that has begun."""
     return int(place.wait(f"began-{order}")[0].split()[1])
 
 
@@ -77,7 +77,7 @@ def held(site: Site, order: int) -> LeaseInfo:
 
 
 def proven_by_others(site: Site) -> int:
-    """How often an acquirer, and not the parent, found a holder dead."""
+    """How often another process, and not the parent, found a holder dead."""
     return sum(worker.output.count("its holder is dead") for worker in site.workers)
 
 
@@ -87,7 +87,7 @@ def broken_by_the_parent(site: Site, order: int) -> int:
 
 
 def free(site: Site, order: int) -> None:
-    """Wait until nobody holds the lock, and see that its holder was gone before."""
+    """Wait until nobody holds the lock; check that its holder was dead before."""
     known = held(site, order)
 
     def ended() -> bool:
@@ -123,7 +123,7 @@ def test_g4_a_dead_childs_lock_is_broken_before_its_message_comes_back(site, pla
     assert result(sent) == 2
     assert site.effects(order) == 1
     assert site.record(order) == ("succeeded", 2, 0)
-    # The second delivery met no lock, so nobody had to prove anything.
+    # The second delivery found no lock, so it had no death to prove.
     assert broken_by_the_parent(site, order) == 1
     assert proven_by_others(site) == 0
     events = "SELECT event, reason FROM django_dlock_lockevent WHERE name = ?"
@@ -132,7 +132,7 @@ def test_g4_a_dead_childs_lock_is_broken_before_its_message_comes_back(site, pla
     )
 
 
-def test_g4_a_lock_that_the_body_has_acquired_again_is_broken_by_the_parent_too(
+def test_g4_the_parent_also_breaks_a_lock_that_the_body_has_acquired_again(
     site: Site, place: Place, order: int
 ) -> None:
     sent = site.send("acquires_again", order, str(place), "never")
@@ -143,10 +143,10 @@ def test_g4_a_lock_that_the_body_has_acquired_again_is_broken_by_the_parent_too(
 
 
 @pytest.mark.parametrize("since", ["the start", "its broker came back"])
-def test_g4_the_message_waits_for_the_break_and_nobody_else_does(
+def test_g4_only_the_message_of_the_dead_child_waits_for_the_break(
     site, messages, place, order, since
 ):
-    """The name of the lock takes long to find, which must not keep the worker's loop."""
+    """Finding the name of the lock takes long, which must not block the worker's loop."""
     if since == "its broker came back":
         ready = "Connection to broker lost", "Connected to redis"
         lost, connected = map(site.workers[0].output.count, ready)
@@ -164,14 +164,14 @@ def test_g4_the_message_waits_for_the_break_and_nobody_else_does(
     assert proven_by_others(site) == 0
 
 
-def test_g4_the_hard_limit_frees_the_lock_once_the_child_is_gone(site, place, order):
+def test_g4_after_the_hard_limit_the_lock_is_freed_once_the_child_is_dead(site, place, order):
     sent = site.send("deaf", order, str(place), "never", time_limit=1)
     begun(place, order)
     free(site, order)
     with pytest.raises(TimeLimitExceeded):
         result(sent)
     eventually(lambda: broken_by_the_parent(site, order) == 1, SOON)
-    # Nothing was requeued. Whoever sends it again takes the key over.
+    # Nothing was requeued. The next message with this key takes it over.
     assert site.effects(order) == 0
     assert site.record(order) == ("running", 1, 0)
     assert result(site.send("deaf", order, str(place), "never")) == 2
@@ -185,15 +185,15 @@ def test_g4_terminating_a_task_frees_its_lock(site, place, order, by):
     site.app.control.revoke(sent.id, terminate=True, signal=by)
     with pytest.raises(TaskRevokedError):
         result(sent)
-    # By SIGTERM the body is unwound, and the child itself gives the lock back.
+    # SIGTERM raises in the body, and the child itself releases the lock.
     eventually(lambda: site.lease(order) is None, SOON)
     eventually(lambda: broken_by_the_parent(site, order) == (by == "SIGKILL"), SOON)
     assert result(site.send("charge", order, str(place), "never")) == 2
     assert site.effects(order) == 1
 
 
-def test_g4_exactly_the_dead_deliverys_lease_is_broken(site, place, order):
-    """Neither another child's, nor one that the dead body took for itself."""
+def test_g4_only_the_lease_of_the_dead_delivery_is_broken(site, place, order):
+    """Not the lease of another child, and not one that the dead body acquired itself."""
     other, own = next(orders), f"own:{order}"
     site.send("idles", order, str(place), "never", own)
     site.send("idles", other, str(place), "go")
@@ -211,20 +211,24 @@ def test_g4_exactly_the_dead_deliverys_lease_is_broken(site, place, order):
     assert len(place.lines(f"began-{other}")) == 1
 
 
-def test_a_child_that_dies_as_a_waiter_is_forgotten_and_its_message_comes_back(site, place, order):
+def test_a_child_that_dies_while_waiting_leaves_the_queue_and_its_message_comes_back(
+    site, place, order
+):
     request = outsider(site, order)
     sent = site.send("waits", order, str(place))
     eventually(lambda: held(site, order).waiting == 1)
     os.kill(int(place.wait(f"asked-{order}")[0]), signal.SIGKILL)
     eventually(lambda: site.workers[0].output.count(f"[{sent.id}] received") == 2, SOON)
-    # The dead one would be counted for as long as the lease may live.
+    # A dead waiter that stayed in the queue would be counted as long as the lease can live.
     eventually(lambda: held(site, order).waiting == 1, SOON)
     site.locks.release(request.name, request.owner, min_hold=0, deadline=site.locks.call_deadline())
     assert result(sent) == 1
 
 
-def test_g13_a_child_that_dies_while_the_locks_are_away_is_run_again(site, servers, place, order):
-    """The message waits for the break, but not for long; the break is made up for."""
+def test_g13_a_task_whose_child_dies_while_the_locks_are_unreachable_runs_again(
+    site, servers, place, order
+):
+    """The message waits for the break, but not for long; the break is repeated later."""
     _, locks = servers
     sent = site.send("charge", order, str(place), "never")
     child = begun(place, order)

@@ -1,4 +1,4 @@
-"""A lease that is lost, or kept, while a body runs: on a real worker of each pool."""
+"""A lease that is lost or kept while a body runs, on a real worker of each pool."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.workers import PATIENCE, Place, Site, Worker, eventually, ord
 OTHER = "other"
 
 HAS_GEVENT = importlib.util.find_spec("gevent") is not None
-no_gevent = pytest.mark.skipif(not HAS_GEVENT, reason="gevent is not installed: it has no wheel")
+no_gevent = pytest.mark.skipif(not HAS_GEVENT, reason="gevent is not installed: there is no wheel")
 GEVENT = pytest.param("gevent", marks=no_gevent)
 POOLS = ["prefork", "threads", "solo", GEVENT]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """On PostgreSQL: a thread that waits for SQLite's write lock keeps gevent's hub waiting."""
+    """On PostgreSQL: a thread that waits for SQLite's write lock would block gevent's hub."""
     directory = tmp_path_factory.mktemp("pools")
     try:
         with (
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ):
             yield site
             for worker in site.workers:
-                # Under gevent, Celery takes seconds to end in order.
+                # Under gevent, Celery takes seconds to shut down.
                 worker.kill()
     except (ServerNotFound, postgres.PostgresNotFound) as error:
         missing(str(error))
@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def workers(site: Site) -> dict[str, Worker]:
-    """Those that have been started, by pool."""
+    """The workers started so far, by pool."""
     return {}
 
 
@@ -62,7 +62,7 @@ def started(pool: str, site: Site, workers: dict[str, Worker]) -> Worker:
 
 @pytest.fixture
 def other(site: Site, workers: dict[str, Worker]) -> str:
-    """The queue of a worker that is not the one under test."""
+    """The queue of a worker other than the tested one."""
     if OTHER not in workers:
         workers[OTHER] = site.worker("threads", 2, "-Q", OTHER)
     return OTHER
@@ -73,7 +73,7 @@ def told_lost(worker: Worker, order: int) -> bool:
 
 
 def open_pipe(place: Place) -> None:
-    """Let the body that reads from the pipe continue."""
+    """Let a body continue that reads from the pipe."""
     os.close(os.open(place.path / "pipe", os.O_WRONLY))
 
 
@@ -89,7 +89,7 @@ def test_renewals_go_on_past_the_ttl_while_bodies_wait(site, place, workers):
     for order in sent:
         place.wait(f"began-{order}")
     tokens = [site.lease(order).token for order in sent]
-    # At three renewals per TTL.
+    # There are three renewals per TTL.
     eventually(lambda: all(site.lease(order).renewals > 4 for order in sent))
     assert [site.lease(order).token for order in sent] == tokens
     place.open("go")
@@ -123,7 +123,7 @@ def test_g12_a_body_that_swallows_the_interruption_is_interrupted_again(
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_g12_a_body_that_finishes_after_a_loss_counts_by_its_attempt(
+def test_g12_whether_a_body_that_finishes_after_a_loss_counts_depends_on_its_attempt(
     site, place, worker, other, pool
 ):
     order = next(orders)
@@ -141,7 +141,7 @@ def test_g12_a_body_that_finishes_after_a_loss_counts_by_its_attempt(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_a_body_in_a_call_into_c_is_interrupted_when_that_returns(site, place, worker, order, pool):
+def test_a_body_in_a_c_call_is_interrupted_when_the_call_returns(site, place, worker, order, pool):
     os.mkfifo(place.path / "pipe")
     sent = site.send("blocks", order, str(place), "in_c", "never", queue=pool)
     place.wait(f"began-{order}")
@@ -155,7 +155,7 @@ def test_a_body_in_a_call_into_c_is_interrupted_when_that_returns(site, place, w
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_body_in_a_query_is_interrupted_when_that_returns_or_sooner(
+def test_a_body_in_a_query_is_interrupted_when_the_query_returns_or_sooner(
     site, place, worker, order, pool
 ):
     with psycopg.connect(site.postgres) as session:
@@ -177,10 +177,8 @@ def test_a_body_in_a_query_is_interrupted_when_that_returns_or_sooner(
         pytest.param("gevent", "in_a_loop", marks=no_gevent),
     ],
 )
-def test_g12_a_body_that_keeps_gevents_hub_from_running_starves_the_renewal(
-    site, place, worker, pool, how
-):
-    """Its lease ends and another run takes place; it notices the loss and does not count."""
+def test_g12_a_body_that_blocks_gevents_hub_prevents_renewals(site, place, worker, pool, how):
+    """Its lease ends and another run takes over; the first notices the loss and does not count."""
     order = next(orders)
     os.mkfifo(place.path / "pipe")
     woken_late = worker.output.count("The watchdog woke")
@@ -202,17 +200,17 @@ def test_g12_a_body_that_keeps_gevents_hub_from_running_starves_the_renewal(
 
 
 @pytest.mark.parametrize("pool", [GEVENT])
-def test_g6_a_lock_ends_with_the_greenlet_that_forgot_it(site, worker, pool):
+def test_g6_a_lock_ends_with_the_greenlet_that_did_not_release_it(site, worker, pool):
     site.send("forgets", "forgotten", queue=pool).get(timeout=PATIENCE)
     assert site.locks.get("forgotten") is not None
     eventually(lambda: site.locks.get("forgotten") is None)
 
 
 @pytest.mark.parametrize("pool", [GEVENT])
-def test_a_hard_limit_of_a_greenlet_ends_its_run_and_accuses_no_process(
+def test_a_hard_limit_of_a_greenlet_ends_its_run_and_reports_no_dead_process(
     site, place, worker, order, pool
 ):
-    """What Celery says is the process is the address of the greenlet."""
+    """The process id that Celery reports is the address of the greenlet."""
     sent = site.send("charge", order, str(place), "never", queue=pool, time_limit=1)
     with pytest.raises(TimeLimitExceeded):
         result(sent)
@@ -222,8 +220,8 @@ def test_a_hard_limit_of_a_greenlet_ends_its_run_and_accuses_no_process(
     assert "its lock could not be recovered" not in worker.output
 
 
-def test_each_child_that_takes_the_place_of_another_renews_and_gives_back(site, place):
-    """A child per task: each begins without threads, and ends in order."""
+def test_each_replacement_of_a_child_renews_and_releases(site, place):
+    """One child per task: each starts without threads and ends in order."""
     options = {"full": "--max-memory-per-child=1", "done": "--max-tasks-per-child=1"}
     workers = [site.worker("prefork", 1, option, "-Q", why) for why, option in options.items()]
     pids = [result(site.send("leaves", why, queue=why)) for why in options]

@@ -1,4 +1,4 @@
-"""Tasks whose messages come from RabbitMQ: redelivered, requeued, cut off, given up."""
+"""Tasks with messages from RabbitMQ: redelivered, requeued, cut off, and failed for good."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reading(rabbit_server: RabbitServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def writing(rabbit_server: RabbitServer) -> Iterator[Proxy]:
-    """Between RabbitMQ and what the workers publish."""
+    """Between RabbitMQ and the messages that the workers publish."""
     with Proxy("127.0.0.1", rabbit_server.port, speaks="amqp") as proxy:
         yield proxy
 
@@ -55,7 +55,7 @@ def site(
     writing: Proxy,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Site]:
-    """A prefork worker on RabbitMQ; the tests themselves go straight to it."""
+    """A prefork worker on RabbitMQ; the tests connect to RabbitMQ directly."""
     settings = {
         "CELERY_BROKER_READ_URL": url(reading.port),
         "CELERY_BROKER_WRITE_URL": url(writing.port),
@@ -67,12 +67,12 @@ def site(
 
 
 def said(site: Site, what: str) -> int:
-    """How often workers wrote this into their logs."""
+    """How often the workers logged this."""
     return sum(worker.output.count(what) for worker in site.workers)
 
 
 def idle(site: Site) -> bool:
-    """No message is ready or unacknowledged: none appears when the queues' consumers are gone."""
+    """No message is ready or unacknowledged, and none returns when the consumers have left."""
     with site.app.connection_for_read() as connection:
         return all(
             connection.default_channel.queue_declare(queue, passive=True).message_count == 0
@@ -80,10 +80,10 @@ def idle(site: Site) -> bool:
         )
 
 
-def test_g12_a_copy_that_comes_while_the_original_lives_waits_for_its_result(
+def test_g12_a_copy_that_arrives_during_the_original_run_waits_for_its_result(
     site, reading, place, order
 ):
-    """RabbitMQ delivers again at once what a broken connection left unacknowledged."""
+    """RabbitMQ at once redelivers the unacknowledged messages of a broken connection."""
     before = requeues(site)
     sent = site.send("charge", order, str(place), "go", queue="prefork")
     place.wait(f"began-{order}")
@@ -158,10 +158,8 @@ def test_g13_a_message_that_cannot_be_published_again_is_returned(site, writing,
     assert site.effects(order) == 1
 
 
-def test_g13_a_message_swallowed_by_a_dying_connection_is_not_acknowledged(
-    site, writing, place, order
-):
-    """The old one is acknowledged on another connection, which is alive."""
+def test_g13_a_message_lost_in_a_dying_connection_is_not_acknowledged(site, writing, place, order):
+    """The old message is acknowledged on another connection, which still works."""
     hold(site, order)
     before = requeues(site)
     sent = site.send("charge", order, str(place), queue="prefork")
@@ -177,8 +175,8 @@ def test_g13_a_message_swallowed_by_a_dying_connection_is_not_acknowledged(
     assert site.effects(order) == 1
 
 
-def test_a_publish_that_was_not_confirmed_takes_its_channel_with_it(site):
-    """A confirmation that comes late would pass for that of the next message."""
+def test_after_an_unconfirmed_publish_the_channel_is_closed(site):
+    """A late confirmation would be mistaken for that of the next message."""
     channels = []
 
     def publish(error: type[BaseException] | None = None) -> None:
@@ -195,7 +193,7 @@ def test_a_publish_that_was_not_confirmed_takes_its_channel_with_it(site):
     assert channels[2].is_open
 
 
-def test_g13_a_retry_swallowed_by_a_dying_connection_does_not_count_as_published(
+def test_g13_a_retry_lost_in_a_dying_connection_does_not_count_as_published(
     site, writing, place, order
 ):
     sent = site.send("ends", order, str(place), "swallowed", queue="prefork")
@@ -221,7 +219,7 @@ def test_g13_a_task_that_always_dies_fails_after_max_attempts(site, place, order
 def test_g13_a_time_limit_that_ends_in_a_cold_shutdown_loses_nothing(
     redis, rabbit_server, tmp_path, order
 ):
-    """Celery acknowledges such a message, and tells nobody of the limit."""
+    """Celery acknowledges such a message and reports the limit to nobody."""
     with Site(redis, tmp_path, broker=rabbit_server.url) as site:
         place = site.place()
         first = site.worker("prefork", 1, "-Q", "cold")
@@ -238,7 +236,7 @@ def test_g13_a_time_limit_that_ends_in_a_cold_shutdown_loses_nothing(
 def test_g13_a_message_of_a_quorum_queue_is_requeued_for_whole_seconds(
     redis, rabbit_server, tmp_path, order
 ):
-    """RabbitMQ, and not a worker, delays the message; then it is in its old queue."""
+    """RabbitMQ, not a worker, delays the message; then it returns to its old queue."""
     queues = {
         name: {
             "exchange": "tasks",
@@ -275,13 +273,13 @@ def impatient_rabbit() -> Iterator[RabbitServer]:
         missing(str(error))
 
 
-def test_g12_a_body_longer_than_the_consumer_timeout_is_not_run_beside_itself(
+def test_g12_a_body_longer_than_the_consumer_timeout_does_not_run_twice_at_once(
     redis, impatient_rabbit, tmp_path, order
 ):
-    """RabbitMQ closes the channel and delivers again; the worker opens a new one."""
+    """RabbitMQ closes the channel and redelivers; the worker opens a new channel."""
     settings = {"CELERY_BROKER_CHANNEL_ERROR_RETRY": True}
-    # So that a copy is requeued for half a second at the most, and not for longer than this
-    # RabbitMQ waits for acknowledgements.
+    # So a copy is requeued for half a second at most, which is less than this RabbitMQ waits for
+    # acknowledgements.
     transport = {"visibility_timeout": 2}
     with Site(
         redis, tmp_path, broker=impatient_rabbit.url, settings=settings, transport=transport
@@ -301,7 +299,7 @@ def test_g12_a_body_longer_than_the_consumer_timeout_is_not_run_beside_itself(
 
 
 def queues_of(kind: str, *names: str, exchange: str, **arguments: object) -> dict[str, object]:
-    """``task_queues`` of one exchange, which all have its key ``both``."""
+    """``task_queues`` of one exchange that all have its key ``both``."""
     entry = {
         "exchange": exchange,
         "exchange_type": kind,
@@ -315,7 +313,7 @@ def queues_of(kind: str, *names: str, exchange: str, **arguments: object) -> dic
 def site_with(
     redis: RedisServer, broker: str, directory: Path, queues: dict[str, object], **settings: Any
 ) -> Iterator[Site]:
-    """A site whose app and workers have these queues, which are declared."""
+    """A site with these queues, which are declared at the broker."""
     settings = {"task_queues": queues, "task_default_queue": "other", **settings}
     workers = {f"CELERY_{name.upper()}": value for name, value in settings.items()}
     with Site(redis, directory, broker=broker, settings=workers) as site:
@@ -364,7 +362,7 @@ def test_g13_a_requeue_through_an_exchange_of_two_queues_makes_no_third_message(
         assert "could not be requeued" not in "".join(worker.output for worker in workers)
 
 
-def test_messages_requeued_to_a_direct_exchange_of_quorum_queues_hold_up_no_others(
+def test_messages_requeued_to_a_direct_exchange_of_quorum_queues_do_not_block_others(
     redis, rabbit_server, tmp_path, order
 ):
     """A worker that kept them until they are due could not fetch other messages."""
@@ -380,15 +378,15 @@ def test_messages_requeued_to_a_direct_exchange_of_quorum_queues_hold_up_no_othe
         assert [result(each) for each in pinged] == [0, 1, 2]
         let_go(site, order)
         assert sorted(str(result(each)) for each in sent) == ["1", "2", "3", "4"]
-        # Of an ETA, which a worker keeps, Celery says so here.
+        # For an ETA, which a worker waits for, Celery logs this.
         assert "are not supported with native" not in worker.output
         assert "could not be requeued" not in worker.output
 
 
-def test_g13_a_quorum_queue_drops_nothing_that_cannot_be_requeued(
+def test_g13_a_quorum_queue_drops_no_message_that_cannot_be_requeued(
     redis, rabbit_server, writing, tmp_path, order
 ):
-    """Publishing is blocked, consuming is not: each time that the message goes back counts."""
+    """Publishing is blocked but consuming is not; each return of the message is counted."""
     limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
     queues = queues_of("direct", "all", exchange="counting", **limited)
     urls = {"broker_read_url": rabbit_server.url, "broker_write_url": url(writing.port)}
@@ -407,10 +405,10 @@ def test_g13_a_quorum_queue_drops_nothing_that_cannot_be_requeued(
         assert site.effects(order) == 1
 
 
-def test_g13_a_worker_that_stops_returns_what_it_cannot_requeue(
+def test_g13_a_worker_that_stops_returns_messages_it_cannot_requeue(
     redis, rabbit_server, writing, tmp_path, order
 ):
-    """Its children try for as long as the broker waits, but they hold up no shutdown."""
+    """Its children try as long as the broker is blocked, but they do not delay the shutdown."""
     urls = {"broker_read_url": rabbit_server.url, "broker_write_url": url(writing.port)}
     queues = queues_of("direct", "all", exchange="ending")
     with site_with(redis, rabbit_server.url, tmp_path, queues, **urls) as site:

@@ -1,6 +1,6 @@
 """Workers end in every possible way; locks are released, and messages are redelivered.
 
-The TTL is half a minute, so that nothing here is free because its lease has ended.
+The TTL is half a minute, so a lock that is free here has been released.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def place(site: Site) -> Iterator[Place]:
 
 
 def worker(site: Site, concurrency: int = 1, **settings: Any) -> Worker:
-    """A new worker, with further Celery settings."""
+    """A new worker with additional Celery settings."""
     common = site.env["TASKS_SETTINGS"]
     of_celery = {f"CELERY_{name.upper()}": value for name, value in settings.items()}
     site.env["TASKS_SETTINGS"] = json.dumps(json.loads(common) | of_celery)
@@ -65,7 +65,7 @@ def worker(site: Site, concurrency: int = 1, **settings: Any) -> Worker:
 
 
 def begun(place: Place, order: int) -> int:
-    """The process of the body that has begun."""
+    """The process of a body that has begun."""
     return int(place.wait(f"began-{order}")[0].split()[1])
 
 
@@ -81,12 +81,12 @@ def queued(site: Site) -> tuple[int, int]:
 
 
 def proven_by_others(site: Site) -> int:
-    """How often an acquirer found a holder dead."""
+    """How often another process found a holder dead."""
     return sum(worker.output.count("its holder is dead") for worker in site.workers)
 
 
 def runs_again(site: Site, sent: AsyncResult, order: int) -> None:
-    """The lock is free, the message waits, and another worker makes the one effect."""
+    """The lock is free, the message waits, and another worker makes the only effect."""
     assert site.lease(order) is None
     assert queued(site) == (1, 0)
     proven = proven_by_others(site)
@@ -111,7 +111,9 @@ def test_a_warm_shutdown_lets_the_body_end(site, place, order):
     assert site.effects(order) == 1
 
 
-def test_a_child_that_dies_in_a_warm_shutdown_gives_all_back(site, place, order):
+def test_a_child_that_dies_in_a_warm_shutdown_leaves_no_lock_and_no_message_behind(
+    site, place, order
+):
     first = worker(site)
     sent = site.send("charge", order, str(place), "never")
     child = begun(place, order)
@@ -122,18 +124,18 @@ def test_a_child_that_dies_in_a_warm_shutdown_gives_all_back(site, place, order)
     runs_again(site, sent, order)
 
 
-def test_a_cold_shutdown_gives_all_back(site, place, order):
+def test_a_cold_shutdown_releases_locks_and_messages(site, place, order):
     first = worker(site)
     sent = site.send("charge", order, str(place), "never")
     begun(place, order)
     first.process.send_signal(signal.SIGQUIT)
     ended(first)
-    # The body was ended by an exception, which is no death.
+    # The body ended by an exception, which does not count as a death.
     assert site.record(order) == ("waiting", 1, 0)
     runs_again(site, sent, order)
 
 
-def test_a_warm_shutdown_that_becomes_cold_gives_all_back(site, place, order):
+def test_a_warm_shutdown_that_becomes_cold_releases_locks_and_messages(site, place, order):
     first = worker(site)
     sent = site.send("charge", order, str(place), "never")
     begun(place, order)
@@ -144,7 +146,7 @@ def test_a_warm_shutdown_that_becomes_cold_gives_all_back(site, place, order):
     runs_again(site, sent, order)
 
 
-def test_a_soft_shutdown_lets_short_bodies_end_and_gives_the_rest_back(site, place, order):
+def test_a_soft_shutdown_lets_short_bodies_end_and_releases_the_rest(site, place, order):
     short = next(orders)
     first = worker(site, 2, worker_soft_shutdown_timeout=1.5)
     ends = site.send("idles", short, str(place), "go")

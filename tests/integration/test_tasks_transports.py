@@ -19,11 +19,11 @@ from tests.integration.test_tasks_faults import hold, let_go, requeues
 from tests.support.workers import DATABASE, Place, Site, Worker, eventually, orders, result
 
 pytest.importorskip("sqlalchemy")
-# SQLAlchemy's, of what kombu's models say.
+# A warning of SQLAlchemy about kombu's models.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 SETTINGS = {"CELERY_WORKER_LOST_WAIT": 0.5}
-"""Seconds for which a parent waits for the result of a dead child; ten by default."""
+"""Seconds for which a parent waits for the result of a dead child; by default ten."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Transport:
 
     Attributes:
         results: The result backend of the same kind.
-        restore: Makes it deliver again everything that it ever delivered.
+        restore: Makes it deliver again every message that it ever delivered.
     """
 
     url: str
@@ -96,7 +96,7 @@ def site(transport: Transport, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def begun(place: Place, order: int) -> int:
-    """The process of the body that has begun."""
+    """The process of a body that has begun."""
     return int(place.wait(f"began-{order}")[0].split()[1])
 
 
@@ -108,7 +108,7 @@ def waiting(site: Site, queue: str) -> int:
 
 
 def worker_of(site: Site, queue: str) -> Worker:
-    """One of a queue of its own, to be ended by the test."""
+    """A worker with its own queue; the test ends it."""
     return site.worker("prefork", 1, "-Q", queue)
 
 
@@ -131,7 +131,7 @@ def test_a_requeued_message_is_the_same_message(site, place, order):
     let_go(site, order)
     assert result(sent) == order
     told = json.loads(place.wait(f"told-{order}")[0])
-    # What the transport does not keep, and what is a time.
+    # Properties that the transport does not keep, and times.
     del told["priority"]
     assert told.pop("expires") is not None
     assert told == {
@@ -152,8 +152,8 @@ def test_g12_copies_at_once_take_effect_once(site, place, order, pool):
     assert site.effects(order) == 1
 
 
-def test_g13_the_messages_of_killed_children_come_again(site, place):
-    """While others come: a table is read through one session, which two threads cannot share."""
+def test_g13_the_messages_of_killed_children_are_redelivered(site, place):
+    """While others arrive: a table is read through one session, which threads cannot share."""
     killed = [next(orders) for _ in range(4)]
     sent = {}
     for order in killed:
@@ -168,7 +168,7 @@ def test_g13_the_messages_of_killed_children_come_again(site, place):
     assert {site.effects(order) for order in sent} == {1}
 
 
-def test_g13_the_message_of_a_body_that_lost_its_lock_comes_again(site, place, order):
+def test_g13_the_message_of_a_body_that_lost_its_lock_is_redelivered(site, place, order):
     sent = site.send("charge", order, str(place), "never", queue="threads")
     begun(place, order)
     site.break_lock(order)
@@ -177,12 +177,12 @@ def test_g13_the_message_of_a_body_that_lost_its_lock_comes_again(site, place, o
 
 
 def test_g13_a_cold_shutdown_loses_nothing(site, place, order):
-    """Unlike a kill: the worker itself returns what it has not finished."""
+    """Unlike after a kill, the worker itself returns its unfinished messages."""
     worker = worker_of(site, "cold")
     sent = site.send("charge", order, str(place), "never", queue="cold")
     begun(place, order)
     worker.process.send_signal(signal.SIGQUIT)
-    # Billiard, which ends its processes next, may wait for one of them for ever.
+    # Next, billiard ends its processes, and may wait for one of them forever.
     eventually(lambda: "Restoring 1 unacknowledged" in worker.output)
     eventually(lambda: waiting(site, "cold") == 1)
     worker.kill()
@@ -191,7 +191,7 @@ def test_g13_a_cold_shutdown_loses_nothing(site, place, order):
     assert site.effects(order) == 1
 
 
-def test_a_warm_shutdown_acknowledges_what_it_waited_for(site, place, order):
+def test_a_warm_shutdown_acknowledges_the_runs_it_waited_for(site, place, order):
     worker = worker_of(site, "warm")
     sent = site.send("charge", order, str(place), "go", queue="warm")
     begun(place, order)
@@ -204,8 +204,10 @@ def test_a_warm_shutdown_acknowledges_what_it_waited_for(site, place, order):
     assert site.effects(order) == 1
 
 
-def test_what_a_killed_worker_had_is_lost_until_all_is_restored(site, transport, place, order):
-    """As the documentation says. Of what comes again, the record knows what is done."""
+def test_the_messages_of_a_killed_worker_are_missing_until_they_are_restored(
+    site, transport, place, order
+):
+    """As documented. When the messages arrive again, the record knows which runs are done."""
     worker = worker_of(site, "killed")
     done = site.send("charge", order, str(place), queue="killed")
     assert result(done) == 1

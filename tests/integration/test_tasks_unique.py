@@ -1,6 +1,6 @@
 """``unique_until`` over a real Redis: lost replies, dead publishers, real workers.
 
-What is dropped has a message that will be run after it; what is in doubt is published.
+A dropped message has another one that will run after it; in doubt, the message is published.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.workers import PATIENCE, ROOT, Place, Site, eventually
 numbers = itertools.count(1)
 
 SOON = UNCONFIRMED / 3
-"""Seconds after which nothing has ended by itself."""
+"""Seconds; much less than any lease."""
 
 UNTIL = pytest.mark.parametrize("until", ["start", "done"])
 HOW = pytest.mark.parametrize("how", ["close", "swallow"])
@@ -54,12 +54,12 @@ def reserved(using: str = "direct", order: int | str = "") -> list[LeaseInfo]:
 
 @pytest.fixture
 def app(own_redis: RedisServer, proxy: Proxy, transactional_db: None) -> Iterator[Celery]:
-    """Messages in memory, locks behind the proxy; ``direct`` goes past it."""
-    # Long enough for a busy machine: an answer that is late is none, and then all is published.
+    """Messages in memory, locks behind the proxy; ``direct`` does not use it."""
+    # Long enough for a busy machine: a late answer counts as none, and then all is published.
     slow = {"TTL": 10.0, "OPTIONS": {"command_timeout": 0.5}}
     entries = {"default": alias(proxy.url, **slow), "direct": alias(own_redis.url, **slow)}
     with in_memory() as app, configured(entries):
-        # Connects, and loads the scripts.
+        # Connect and load the scripts.
         task(app, nothing, unique_until="start").delay(0)
         work(app)
         yield app
@@ -74,13 +74,13 @@ def messages(app: Celery) -> int:
 
 
 def scripts(proxy: Proxy, act: Callable[[], object]) -> int:
-    """How many commands it costs."""
+    """How many commands the call needs."""
     before = proxy.count()
     act()
     return proxy.count() - before
 
 
-def test_publishing_adds_no_command_where_it_is_not_asked_for(app, proxy):
+def test_publishing_without_the_option_adds_no_command(app, proxy):
     made = task(app)
     assert scripts(proxy, lambda: made.delay(1)) == 0
 
@@ -97,7 +97,7 @@ def test_publishing_once_costs_two_commands_and_a_duplicate_one(app, proxy, unti
 
 @pytest.fixture
 def before_publishing() -> Iterator[list[Callable[[], None]]]:
-    """What is done once something is reserved and before it is published."""
+    """Functions called after the reservation and before publishing."""
     acts: list[Callable[[], None]] = []
 
     def act(**facts: Any) -> None:
@@ -115,7 +115,7 @@ def test_g13_the_lost_reply_of_a_reservation(app, proxy, how):
     proxy.drop_replies(how=how)
     sent = made.delay(1)
     if how == "close":
-        # Asked again, and found its own.
+        # The call was repeated and found its own reservation.
         assert made.delay(1).id == sent.id
         assert messages(app) == 1
         return
@@ -132,14 +132,14 @@ def test_g13_the_lost_reply_of_a_confirmation(app, proxy, how, before_publishing
     before_publishing.append(lambda: proxy.drop_replies(how=how))
     sent = made.delay(1)
     proxy.wait_until(lambda proxy: proxy.replies_dropped == 1)
-    # It was carried out, and there is a message.
+    # It was executed, and there is a message.
     assert made.delay(1).id == sent.id
     work(app)
     assert reserved() == []
 
 
 @HOW
-def test_g13_the_lost_reply_of_a_give_back(app, proxy, how, monkeypatch):
+def test_g13_the_lost_reply_of_a_release_of_a_reservation(app, proxy, how, monkeypatch):
     made = task(app, unique_until="start")
     sent = made.delay(1)
     release = CarriedReservation.release_before_body
@@ -154,7 +154,7 @@ def test_g13_the_lost_reply_of_a_give_back(app, proxy, how, monkeypatch):
     proxy.wait_until(lambda proxy: proxy.replies_dropped == 1)
     if how == "swallow":
         assert (sent.state, effects()) == ("RETRY", 0)
-        # Nobody knows, so it is published.
+        # The outcome is unknown, so it is published.
         assert made.delay(1).id != sent.id
         work(app)
     assert (sent.state, effects()) == ("SUCCESS", 1)
@@ -188,7 +188,7 @@ def test_g13_without_the_broker_nothing_stays_reserved(app, own_redis):
 
 
 def test_g13_on_rabbitmq_a_message_lost_on_its_way_is_published_again(app, rabbit_server):
-    """What a connection swallows before it breaks has not reached the broker."""
+    """A message lost in a breaking connection has not reached the broker."""
     with Proxy("127.0.0.1", rabbit_server.port, speaks="amqp") as broker:
         far = Celery("far", broker=amqp(broker.port), set_as_current=False)
         far.conf.task_default_queue = f"unique-{next(numbers)}"
@@ -211,7 +211,7 @@ def amqp(port: int) -> str:
 
 
 def confirmed(key: str) -> list[str]:
-    """The ids of the tasks for which others are dropped."""
+    """The ids of the tasks in whose favour others are dropped."""
     return [
         info.metadata["task_id"]
         for info in reserved()
@@ -220,7 +220,7 @@ def confirmed(key: str) -> list[str]:
 
 
 @UNTIL
-def test_g13_publishers_at_once_leave_no_result_without_a_message(app, until):
+def test_g13_simultaneous_publishers_leave_no_result_without_a_message(app, until):
     made, together = task(app, unique_until=until), threading.Barrier(4)
 
     def publish(order: int) -> Any:
@@ -239,7 +239,7 @@ def messages_ids(app: Celery) -> set[str]:
     return {message.headers["id"] for message in iter(lambda: waiting(app), None)}
 
 
-def test_operators_see_what_is_reserved_and_clear_it_by_force_only(app, capsys):
+def test_operators_see_reservations_and_clear_them_only_by_force(app, capsys):
     task(app, unique_until="start").delay(1)
     call_command("list_locks", "--using", "direct", "--format", "json")
     assert '"kind": "reserved"' in capsys.readouterr().out
@@ -269,7 +269,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def place(site: Site) -> Iterator[Place]:
-    """Where the tests' own process has the workers' locks as its default."""
+    """Makes the workers' locks the default in the tests' own process."""
     with configured({"default": alias(site.redis.url, TTL=30.0, OPTIONS={"command_timeout": 1.0})}):
         yield site.place()
 
@@ -280,7 +280,7 @@ def order() -> int:
 
 
 def twin(site: Site, name: str, until: Literal["start", "done"]) -> Any:
-    """A task of the workers, to be published by this process."""
+    """A task of the workers, published by this process."""
 
     def run(self: Any, order: int, place: str, gate: str = "") -> None: ...
 
@@ -297,7 +297,7 @@ def twin(site: Site, name: str, until: Literal["start", "done"]) -> Any:
 
 
 def test_g13_no_update_is_lost_while_tasks_are_published_and_run(site, place):
-    """Whatever was written before an enqueue is seen by a body, dropped or not."""
+    """A body, dropped or not, sees everything that was written before its enqueue."""
     made, orders, times = twin(site, "follows", "start"), range(-4, 0), 60
 
     def publish(order: int) -> set[str]:
@@ -314,15 +314,15 @@ def test_g13_no_update_is_lost_while_tasks_are_published_and_run(site, place):
         ids = list(pool.map(publish, orders))
     for order, published in zip(orders, ids, strict=True):
         seen = [int(line) for line in place.wait(f"saw-{order}", len(published))]
-        # The lock keeps the bodies apart, so that they see the states in their order.
+        # The lock keeps the bodies apart, so they see the states in order.
         assert seen == sorted(seen)
         assert seen[-1] == times - 1
-        # Else nothing would have been tried here.
+        # Otherwise this test would have tested nothing.
         assert len(published) < times
     eventually(lambda: not reserved("default"), why="all have been given back")
 
 
-def test_start_publishes_again_once_the_body_has_begun(site, place, order):
+def test_with_start_a_task_can_be_published_again_once_the_body_has_begun(site, place, order):
     made = twin(site, "starts", "start")
     first = made.delay(order, str(place), gate="go")
     place.wait(f"began-{order}")
@@ -332,7 +332,9 @@ def test_start_publishes_again_once_the_body_has_begun(site, place, order):
     assert [first.get(timeout=PATIENCE), second.get(timeout=PATIENCE)] == [1, 2]
 
 
-def test_done_publishes_again_once_it_is_over_and_not_when_its_child_died(site, place, order):
+def test_with_done_a_task_can_be_published_again_after_its_end_but_not_after_a_death(
+    site, place, order
+):
     made = twin(site, "dies_once", "done")
     sent = made.delay(order, str(place))
     place.wait(f"began-{order}")
@@ -342,7 +344,7 @@ def test_done_publishes_again_once_it_is_over_and_not_when_its_child_died(site, 
     assert made.delay(order, str(place)).id != sent.id
 
 
-def test_a_task_that_met_its_hard_limit_lets_others_follow(site, place, order):
+def test_after_a_hard_limit_a_task_can_be_published_again(site, place, order):
     made = twin(site, "hangs", "done")
     sent = made.delay(order, str(place))
     with pytest.raises(TimeLimitExceeded):
@@ -350,7 +352,7 @@ def test_a_task_that_met_its_hard_limit_lets_others_follow(site, place, order):
     eventually(lambda: not reserved("default", order))
 
 
-def test_a_task_that_is_terminated_lets_others_follow(site, place, order):
+def test_after_a_termination_a_task_can_be_published_again(site, place, order):
     made = twin(site, "is_done", "done")
     sent = made.delay(order, str(place), gate="never")
     place.wait(f"began-{order}")
@@ -359,7 +361,7 @@ def test_a_task_that_is_terminated_lets_others_follow(site, place, order):
 
 
 @pytest.mark.parametrize("step", ["reserved", "published", "confirmed"])
-def test_g13_a_publisher_that_is_killed_takes_nobody_with_it(site, place, order, step):
+def test_g13_after_the_death_of_a_publisher_others_can_publish(site, place, order, step):
     made = twin(site, "starts", "start")
     with busy(site, order):
         with subprocess.Popen(
@@ -376,7 +378,7 @@ def test_g13_a_publisher_that_is_killed_takes_nobody_with_it(site, place, order,
         assert (left.ttl > BEYOND) == (step == "confirmed")
         sent = made.delay(order, str(place))
         assert (sent.id == left.metadata["task_id"]) == (step == "confirmed")
-    # Its own message, if it came so far, and ours, if it is another one.
+    # Its own message, if it got that far, and ours, if that is a different one.
     runs = 2 if step == "published" else 1
     place.wait(f"ended-{order}", runs)
     assert sent.get(timeout=PATIENCE) in (1, 2)
@@ -385,6 +387,6 @@ def test_g13_a_publisher_that_is_killed_takes_nobody_with_it(site, place, order,
 
 @contextlib.contextmanager
 def busy(site: Site, order: int) -> Iterator[None]:
-    """The order's lock is held by somebody else, so that what is published stays pending."""
+    """Another owner holds the order's lock, so published messages stay pending."""
     with Lock(f"order:{order}", ttl=60):
         yield

@@ -21,7 +21,7 @@ def guard(**options: object) -> Lock:
     return Lock("it", using="local", **options)  # type: ignore[arg-type]
 
 
-def test_g15_a_release_inside_the_transaction_names_the_cure(
+def test_g15_the_warning_for_a_release_inside_the_transaction_names_the_solution(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with transaction.atomic(), guard():
@@ -55,7 +55,7 @@ def test_g15_hold_until_commit_releases_after_the_commit() -> None:
     assert lock.state == "free"
 
 
-def test_g2_one_who_enters_again_before_the_commit_still_holds_after_it() -> None:
+def test_g2_a_lock_entered_again_before_the_commit_is_still_held_after_it() -> None:
     lock = guard(hold_until="commit", reentrant=True)
     with transaction.atomic():
         with lock:

@@ -39,7 +39,7 @@ def answer(name: str) -> HttpResponse:
 
 
 class Gate:
-    """A view that stops in the middle until it is let go."""
+    """A view that stops in the middle until the test lets it continue."""
 
     def __init__(self) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
@@ -133,7 +133,7 @@ class AsyncOnDispatch(AsyncBase):
 
 @locked_view("view:{number}")
 class AsyncTurnedAway(AsyncBase):
-    """As Django's ``LoginRequiredMixin``: answers from ``dispatch`` without a coroutine."""
+    """As Django's ``LoginRequiredMixin``, returns a response from ``dispatch``, not a coroutine."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse(b"turned away")
@@ -159,7 +159,7 @@ urlpatterns = [
 ]
 
 
-# -- let in --------------------------------------------------------------------------------
+# -- requests that run -----------------------------------------------------------------------------
 
 SYNC = ["plain", "class", "dispatch", "method", "as-view"]
 ASYNC = ["async", "async-class", "async-dispatch", "async-as-view"]
@@ -183,7 +183,7 @@ async def test_a_view_runs_under_the_lock_of_its_url_under_asgi(kind: str) -> No
         assert (await AsyncClient().get(f"/{kind}/8/")).status_code == 200
 
 
-async def test_an_asynchronous_view_may_answer_without_a_coroutine() -> None:
+async def test_an_asynchronous_view_may_return_a_response_without_a_coroutine() -> None:
     assert (await AsyncClient().get("/turned-away/7/")).content == b"turned away"
 
 
@@ -191,11 +191,11 @@ def test_a_default_of_the_view_is_a_field_of_the_key() -> None:
     assert Client().get("/default/7/").content == b"view:7:all True"
 
 
-def test_a_callable_gets_what_the_view_gets() -> None:
+def test_a_callable_key_gets_the_arguments_of_the_view() -> None:
     assert Client().get("/callable/7/").content == b"view:GET:7 True"
 
 
-def test_of_two_requests_at_once_one_is_refused_and_one_that_waits_is_served() -> None:
+def test_of_simultaneous_requests_one_is_refused_and_a_waiting_one_is_served() -> None:
     gate.entered.clear()
     gate.go.clear()
     statuses: list[int] = []
@@ -220,7 +220,7 @@ def test_of_two_requests_at_once_one_is_refused_and_one_that_waits_is_served() -
     assert statuses == [409, 200, 200]
 
 
-def test_patience_ends_in_the_same_refusal() -> None:
+def test_a_request_that_waited_in_vain_is_refused_in_the_same_way() -> None:
     with Lock("view:short", bound=False):
         response = Client().get("/impatient/")
     assert response.status_code == 409
@@ -237,7 +237,7 @@ async def test_an_asynchronous_view_may_be_locked_by_the_user_of_the_session() -
         assert (await client.get("/async-user/")).status_code == 409
 
 
-# -- refused -------------------------------------------------------------------------------
+# -- refused requests ------------------------------------------------------------------------------
 
 
 def refuse(accept: str = "*/*", **options: Any) -> HttpResponse:
@@ -279,7 +279,7 @@ def test_a_client_that_sends_json_and_accepts_anything_gets_json() -> None:
     assert response["Content-Type"] == "application/problem+json"
 
 
-def test_a_refusal_says_when_to_come_again_and_that_it_depends_on_accept() -> None:
+def test_a_refusal_has_retry_after_and_varies_on_accept() -> None:
     response = refuse()
     assert 1 <= int(response["Retry-After"]) <= 31
     assert "Accept" in response["Vary"]
@@ -290,7 +290,7 @@ def test_retry_after_of_a_request_that_began_just_now_is_short() -> None:
         assert Client().get("/plain/7/")["Retry-After"] == "1"
 
 
-def test_retry_after_is_the_end_of_a_lease_that_nobody_holds_any_more() -> None:
+def test_retry_after_is_the_end_of_a_lease_that_is_not_renewed() -> None:
     with Lock("view:7", min_hold=20, bound=False):
         pass
     assert 18 <= int(Client().get("/plain/7/")["Retry-After"]) <= 20
@@ -304,7 +304,7 @@ def test_retry_after_is_never_more_than_a_minute() -> None:
     locks["default"].break_("view:7", owner=locks["default"].get("view:7").owner)
 
 
-def test_the_page_holds_under_a_strict_policy_and_in_light_and_dark() -> None:
+def test_the_page_works_under_a_strict_policy_and_in_light_and_dark() -> None:
     page = refuse(BROWSER).text
     assert "style" not in page
     assert "<script" not in page
@@ -333,7 +333,7 @@ def test_a_project_without_templates_gets_plain_text() -> None:
     assert response.text.startswith("Conflict: Another request")
 
 
-def test_423_is_told_as_locked() -> None:
+def test_status_423_has_the_title_locked() -> None:
     with Lock("view:GET:7", bound=False):
         response = Client().get("/callable/7/", headers={"accept": "application/json"})
     assert response.status_code == 423
@@ -347,7 +347,7 @@ def test_a_refusal_is_not_an_error_in_the_log(caplog: pytest.LogCaptureFixture) 
     assert {record.levelname for record in ours} == {"INFO"}
 
 
-# -- trouble -------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------
 
 
 def request_of(user: Any = None, path: str = "/some/path/") -> HttpRequest:
@@ -379,7 +379,7 @@ def test_a_lease_lost_during_the_view_is_raised(asynchronous: bool) -> None:
             locked_view("view:lost")(view)(request_of())
 
 
-# -- what operators see --------------------------------------------------------------------
+# -- metadata for operators --------------------------------------------------------------------
 
 
 def metadata_of(request: HttpRequest, **options: Any) -> dict[str, Any]:
@@ -396,14 +396,14 @@ def metadata_of(request: HttpRequest, **options: Any) -> dict[str, Any]:
     return seen
 
 
-def test_operators_see_path_user_and_the_views_own_facts() -> None:
+def test_operators_see_path_user_and_the_views_own_metadata() -> None:
     seen = metadata_of(request_of(User(pk=3, username="ada")), metadata={"by": "me"})
     assert seen == {"path": "/some/path/", "user": "ada", "by": "me"}
     assert metadata_of(request_of(AnonymousUser())) == {"path": "/some/path/"}
     assert metadata_of(request_of()) == {"path": "/some/path/"}
 
 
-def test_no_user_is_loaded_for_the_operators_sake() -> None:
+def test_metadata_does_not_load_the_user() -> None:
     from django.utils.functional import SimpleLazyObject
 
     def load() -> None:
@@ -412,7 +412,7 @@ def test_no_user_is_loaded_for_the_operators_sake() -> None:
     assert metadata_of(request_of(SimpleLazyObject(load))) == {"path": "/some/path/"}
 
 
-# -- refused at decoration -----------------------------------------------------------------
+# -- errors at decoration -----------------------------------------------------------------
 
 
 def view(request: HttpRequest, number: int) -> HttpResponse:
@@ -440,7 +440,7 @@ def test_wrong_and_contradicting_options_are_refused(
 
 
 @pytest.mark.parametrize("wait", [0.5, None, DEFAULT])
-def test_waiting_takes_seconds_for_ever_or_the_settings(wait: Seconds | None) -> None:
+def test_wait_takes_seconds_none_or_the_setting(wait: Seconds | None) -> None:
     assert callable(locked_view("view", if_contended="wait", wait=wait)(view))
 
 
@@ -455,7 +455,7 @@ def test_a_key_is_a_template_or_a_callable(key: Any) -> None:
         locked_view(key)
 
 
-def test_a_bare_method_is_told_how() -> None:
+def test_the_error_for_an_undecorated_method_says_what_to_use() -> None:
     def get(self: View, request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
@@ -471,7 +471,7 @@ def test_an_asynchronous_view_cannot_hold_until_a_commit() -> None:
         locked_view("view", hold_until="commit")(aview)
 
 
-# -- kept ----------------------------------------------------------------------------------
+# -- attributes of the view ------------------------------------------------------------------------
 
 
 def test_the_view_keeps_its_name_its_attributes_and_whether_it_is_asynchronous() -> None:
@@ -484,7 +484,7 @@ def test_the_view_keeps_its_name_its_attributes_and_whether_it_is_asynchronous()
     assert AsyncOnDispatch.as_view().csrf_exempt  # type: ignore[attr-defined]
 
 
-def test_a_first_parameter_of_another_name_is_the_request_all_the_same() -> None:
+def test_the_first_parameter_is_the_request_whatever_its_name() -> None:
     @locked_view("view:{request.method}")
     def named(req: HttpRequest) -> HttpResponse:
         return answer("view:GET")

@@ -1,4 +1,4 @@
-"""Asynchronous views: what waits on a thread, and what does not."""
+"""Asynchronous views: what runs on a thread, and what does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dlocks(own_redis: RedisServer) -> Iterator[None]:
 
 @pytest.fixture
 def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what goes to a thread."""
+    """The names of the functions that run on a thread."""
     seen: list[str] = []
     hop = views.sync_to_async
 
@@ -49,7 +49,7 @@ async def view(request: HttpRequest, number: int = 1) -> HttpResponse:
         (lambda request, number=1: f"it:{number}", "it:1", ["lock"]),
     ],
 )
-async def test_a_key_goes_to_a_thread_only_if_it_may_load_something(
+async def test_a_key_is_computed_on_a_thread_only_if_it_may_query_the_database(
     hops: list[str], key: Any, name: str, hop: list[str]
 ) -> None:
     guarded = locked_view(key)(view)
@@ -61,7 +61,7 @@ async def test_a_key_goes_to_a_thread_only_if_it_may_load_something(
     assert hops == 2 * hop
 
 
-async def test_a_page_of_refusal_is_rendered_on_a_thread(hops: list[str]) -> None:
+async def test_the_page_of_a_refusal_is_rendered_on_a_thread(hops: list[str]) -> None:
     async with Lock("it"):
         refused = await locked_view("it")(view)(RequestFactory().get("/"))
     assert refused.status_code == 409

@@ -1,4 +1,4 @@
-"""G15 for views: the transaction of a request begins inside its lock and ends before it."""
+"""G15 for views: a request's transaction begins after the acquire and ends before the release."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def on_another_connection(function: Callable[[], T]) -> T:
 
 @pytest.fixture
 def seen_at_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many rows another connection sees whenever a lock is about to be released."""
+    """How many rows another connection sees just before each release."""
     seen: list[int] = []
     release = LocalBackend.release
 
@@ -123,7 +123,7 @@ def test_g15_the_commit_is_visible_when_the_lock_of_a_view_is_released(
     response = Client().get(f"/{kind}/")
     assert response.content == b"True"
     assert seen_at_release == [1]
-    # The lock warns when it is released inside a transaction that began before it.
+    # The lock warns if it is released inside a transaction that began before the acquire.
     assert [r.message for r in caplog.records if "inside a transaction" in r.message] == []
 
 
@@ -159,7 +159,7 @@ def test_a_lease_that_is_lost_before_the_commit_rolls_back() -> None:
 
 
 @pytest.mark.parametrize("kind", ["unmarked-inside", "unmarked-outside", "unmarked-twice"])
-def test_a_view_that_wants_no_transaction_gets_none(kind: str) -> None:
+def test_a_view_marked_non_atomic_gets_no_transaction(kind: str) -> None:
     assert Client().get(f"/{kind}/").content == b"False"
 
 
@@ -169,7 +169,7 @@ def test_without_atomic_requests_there_is_no_transaction(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["async", "async-class"])
-async def test_an_asynchronous_view_with_atomic_requests_is_refused_as_by_django(
+async def test_an_asynchronous_view_with_atomic_requests_is_refused_with_djangos_error(
     kind: str,
 ) -> None:
     with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
@@ -181,7 +181,7 @@ async def test_an_asynchronous_view_without_its_transaction_runs() -> None:
 
 
 def test_of_two_requests_the_second_sees_what_the_first_has_written() -> None:
-    """Without the order of G15 both count the same number now and then."""
+    """Without the order of G15, both sometimes count the same number."""
 
     def count_and_add(request: HttpRequest) -> HttpResponse:
         name = f"number {Group.objects.count()}"

@@ -1,4 +1,4 @@
-"""``locked_view``: which requests it locks, and what it does where a lock cannot be had."""
+"""``locked_view``: which requests it locks, and what it does if it cannot acquire a lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request_by(user: Any = None, method: str = "GET", **headers: str) -> HttpReq
 
 
 class Ran:
-    """A view that counts, plain or asynchronous, and says whether its lock is held."""
+    """A view, plain or asynchronous, that counts its calls and reports whether its lock is held."""
 
     def __init__(self, asynchronous: bool, key: Any = "view:it", **options: Any) -> None:
         self.count = 0
@@ -51,7 +51,7 @@ class Ran:
 each_kind = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
 
-# -- a key that an anonymous visitor does not have ------------------------------------------
+# -- anonymous visitors ------------------------------------------
 
 
 KEYS = [
@@ -92,7 +92,7 @@ def test_a_class_based_view_redirects_as_well() -> None:
 
 
 @pytest.mark.parametrize("user", [User(), None], ids=["no primary key", "no users"])
-def test_a_missing_value_of_anybody_else_is_an_error(user: User | None) -> None:
+def test_a_missing_value_of_another_user_is_an_error(user: User | None) -> None:
     with pytest.raises(TypeError, match="checkout"):
         Ran(False, KEYS[0]).answer(request_by(user))
 
@@ -109,7 +109,7 @@ def test_a_missing_value_of_anybody_else_is_an_error(user: User | None) -> None:
         ("unsafe", ["GET", "HEAD", "OPTIONS"], ["POST", "PUT", "PATCH", "DELETE"]),
     ],
 )
-def test_only_the_methods_that_are_named_need_the_lock(
+def test_only_the_named_methods_need_the_lock(
     asynchronous: bool, methods: Any, free: list[str], locked: list[str]
 ) -> None:
     view = Ran(asynchronous, methods=methods)
@@ -129,13 +129,15 @@ def test_methods_may_be_given_by_an_iterator() -> None:
 
 @pytest.mark.parametrize("key", ["view:{request.GET[format]}", "view:{request.META[nothing]}"])
 @each_kind
-def test_a_missing_value_that_no_login_would_give_is_an_error(asynchronous: bool, key: str) -> None:
+def test_a_missing_value_that_a_login_would_not_add_is_an_error(
+    asynchronous: bool, key: str
+) -> None:
     with pytest.raises(TypeError, match="cannot be looked up"):
         Ran(asynchronous, key).answer(request_by(AnonymousUser()))
 
 
 @pytest.mark.parametrize("methods", ["POST", ["post"], [1], []])
-def test_methods_that_are_no_names_are_refused(methods: Any) -> None:
+def test_methods_that_are_not_names_are_refused(methods: Any) -> None:
     with pytest.raises(TypeError, match="methods is"):
         locked_view("it", methods=methods)
 
@@ -203,12 +205,12 @@ def test_a_view_that_runs_without_its_lock_has_its_transaction(
 
 
 @pytest.mark.parametrize("wrong", ["skip", 500, None])
-def test_other_answers_to_an_outage_are_refused(wrong: Any) -> None:
+def test_other_values_for_an_outage_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="if_unavailable is"):
         locked_view("it", if_unavailable=wrong)
 
 
-def test_a_method_of_a_rest_framework_view_knows_the_user_of_the_token() -> None:
+def test_the_key_of_a_rest_framework_view_can_use_the_user_of_the_token() -> None:
     from rest_framework.authentication import BaseAuthentication
     from rest_framework.response import Response
     from rest_framework.views import APIView

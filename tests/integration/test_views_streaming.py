@@ -20,7 +20,7 @@ from rest_framework.views import APIView
 
 from django_dlock import Lock, locked_view, locks, signals
 
-# Closing a response looks at the connections that earlier tests have opened.
+# Closing a response checks the connections that earlier tests have opened.
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db]
 
 on_stream = locked_view("stream", using="local")
@@ -55,7 +55,7 @@ async def endless() -> AsyncIterator[bytes]:
 
 
 class Watched(io.BytesIO):
-    """A file that tells whether the lock was held when it was read last."""
+    """A file that records whether the lock was held at its last read."""
 
     held_at: list[bool] = []
 
@@ -167,7 +167,7 @@ def test_a_stream_is_renewed_after_the_thread_that_acquired_has_ended() -> None:
     responses[0].close()
 
 
-async def test_a_client_that_goes_away_releases() -> None:
+async def test_a_client_that_disconnects_causes_a_release() -> None:
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -187,7 +187,7 @@ async def test_a_client_that_goes_away_releases() -> None:
     assert not held()
 
 
-def test_a_response_that_nobody_closes_is_not_renewed_for_ever() -> None:
+def test_the_lock_of_a_response_that_nobody_closes_is_not_renewed_forever() -> None:
     view = locked_view("stream", using="local", ttl=3)(
         lambda request: StreamingHttpResponse(chunks())
     )
@@ -199,7 +199,7 @@ def test_a_response_that_nobody_closes_is_not_renewed_for_ever() -> None:
         threading.Event().wait(0.1)
 
 
-def test_a_loss_after_the_answer_began_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_after_the_response_began_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     response = stream(RequestFactory().get("/"))
     found = locks["local"].get("stream")
     assert found is not None
@@ -209,12 +209,12 @@ def test_a_loss_after_the_answer_began_is_logged(caplog: pytest.LogCaptureFixtur
 
 
 def fresh(kind: str) -> dict[str, str]:
-    """Headers of a client that has what ``kind`` of view gives."""
+    """Headers of a client that already has the response of this ``kind`` of view."""
     return {"If-None-Match": f'"{kind}"'}
 
 
 class Failing:
-    """A middleware that gives its own answer in the place of the view's."""
+    """A middleware that returns its own response instead of the view's."""
 
     def __init__(self, get_response: Any) -> None:
         self.get_response = get_response
@@ -231,7 +231,7 @@ class Failing:
 def test_a_stream_that_a_middleware_replaces_releases(
     kind: str, middleware: str, settings: Any
 ) -> None:
-    """Django never closes the response that is not sent, as with 304 (Not Modified)."""
+    """Django never closes a response that it does not send, as with 304 (Not Modified)."""
     settings.MIDDLEWARE = [middleware]
     response = Client().get(f"/{kind}/", headers=fresh(kind))
     assert response.status_code in (200, 304)
@@ -247,7 +247,7 @@ async def test_a_stream_that_a_middleware_replaces_releases_under_asgi(settings:
 
 
 def test_a_stream_of_a_rest_framework_view_that_is_replaced_releases(settings: Any) -> None:
-    """Its request is not Django's own, which the server closes."""
+    """Its request is not Django's own one, which the server closes."""
     settings.MIDDLEWARE = ["django.middleware.http.ConditionalGetMiddleware"]
     assert Client().get("/rest/", headers=fresh("tagged")).status_code == 304
     assert not held()

@@ -1,4 +1,4 @@
-"""Every waiter is a separate one for the backend, whatever happens to others of its process."""
+"""For the backend every waiter is separate, whatever happens to others in its process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def waiting(name: str = "it") -> int:
     return info.waiting
 
 
-def test_threads_and_tasks_of_one_process_all_count_and_all_have_their_turn(
+def test_threads_and_tasks_of_one_process_are_all_queued_and_all_get_the_lock(
     dlocks: dict[str, Any],
 ) -> None:
     holder = Lock("it", bound=False)
@@ -91,7 +91,7 @@ def test_g8_a_child_forked_while_threads_wait_can_wait_itself(dlocks: dict[str, 
         parent.do("for thread in threads: thread.join()")
 
 
-def test_g7_an_interrupted_waiter_is_forgotten_and_the_others_go_on(
+def test_g7_an_interrupted_waiter_leaves_the_queue_and_the_others_continue(
     dlocks: dict[str, Any],
 ) -> None:
     lock = Lock("it")
@@ -115,7 +115,7 @@ def test_g7_an_interrupted_waiter_is_forgotten_and_the_others_go_on(
 def test_a_waiter_is_woken_when_an_operator_breaks_the_lock(
     dlocks: dict[str, Any], renew: bool, awaited: bool
 ) -> None:
-    # By itself it would ask again when the TTL of the lease ends.
+    # Without the wake-up it would ask again at the end of the lock's TTL.
     holder, lock = Lock("it", bound=False, ttl=600), Lock("it", bound=False, renew=renew, wait=None)
     holder.acquire()
 
