@@ -46,3 +46,11 @@ def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -
             assert time.monotonic() < give_up, "nobody waits"
             # MariaDB answers as before to whoever asks again within a tenth of a second.
             time.sleep(0.12)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Block until the condition holds."""
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up, "it does not come true"
+        time.sleep(0.01)

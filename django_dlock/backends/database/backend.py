@@ -99,14 +99,25 @@ class DatabaseBackend(BaseLockBackend):
         expected = Expected.of(self._store.wakeup, request)
         channel = expected.channel if expected else ""
 
+        seen: list[Contention] = []
+
         def change(row: Row, now: int) -> tuple[Lease | Contention, list[Message]]:
+            met = row.contention(request.owner, now, sent_at, expected, overtaken=True)
+            seen[:] = [] if row.owner == request.owner else [met]
             granted, messages = row.acquire(request, now, process, channel)
             if granted:
                 return row.lease(request, sent_at), messages
             met = row.contention(request.owner, now, sent_at, expected)
             return met._replace(proven_dead=self._is_proven_dead(met)), messages
 
-        answer = self._table.change(request.name, change, deadline)
+        def overtaken() -> Contention | None:
+            if seen and request.since and not request.waits:
+                # Its ticket may still be in the queue, and nobody would take the lease.
+                late = clock.now() + self.command_timeout
+                self._submit("cancel_acquire", request, deadline=late)
+            return seen[0] if seen else None
+
+        answer = self._table.change(request.name, change, deadline, overtaken=overtaken)
         if isinstance(answer, Lease) and self._sweep_is_due():
             # On MySQL every new name is granted here. A failed sweep must not undo the grant.
             with contextlib.suppress(BackendUnavailable):
@@ -212,7 +223,10 @@ class DatabaseBackend(BaseLockBackend):
         def change(row: Row, now: int) -> tuple[bool, list[Message]]:
             return row.end_by_break(owner, now)
 
-        return self._table.change(name, change, self.call_deadline(), "end")
+        def done(row: Row, now: int) -> bool | None:
+            return row.outcome_of(owner, now) == "broken" or None
+
+        return self._table.change(name, change, self.call_deadline(), "end", done=done)
 
     def deregister(self, process: str, *, deadline: float) -> None:
         def use(one: Connection, store: Store) -> None:

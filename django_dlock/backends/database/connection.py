@@ -19,19 +19,29 @@ from django.db.utils import load_backend
 
 __all__ = ["Connection", "Failure", "Kind", "connect_as_django", "connect_failure", "settings_of"]
 
-Kind = Literal["broken", "unreachable", "passing", "missing", "read-only", "denied", "refused"]
+Kind = Literal[
+    "broken",
+    "unreachable",
+    "overtaken",
+    "passing",
+    "missing",
+    "read-only",
+    "denied",
+    "refused",
+]
 """What an error of the driver means.
 
 ``broken``: the connection cannot be used any more, and the statement may have been executed.
-``unreachable``: no connection could be made. ``passing``: nothing was executed; a repetition may
-succeed. ``missing``: there is no such table or column. ``denied``: credentials or rights."""
+``unreachable``: no connection could be made. ``overtaken``: nothing was executed, because other
+callers changed the row first. ``passing``: nothing was executed; a repetition may succeed.
+``missing``: there is no such table or column. ``denied``: credentials or rights."""
 
 POSTGRES: dict[str, Kind] = {
-    "40001": "passing",
-    "40P01": "passing",
+    "40001": "overtaken",
+    "40P01": "overtaken",
     "55P03": "passing",
     "57014": "passing",
-    "23505": "passing",
+    "23505": "overtaken",
     "42P01": "missing",
     "42703": "missing",
     "3F000": "missing",
@@ -41,8 +51,9 @@ POSTGRES: dict[str, Kind] = {
 MYSQL: dict[int, Kind] = {
     1047: "broken",
     1205: "passing",
-    1213: "passing",
-    1062: "passing",  # another caller inserted the name first
+    1213: "overtaken",
+    1020: "overtaken",
+    1062: "overtaken",  # another caller inserted the name first
     1054: "missing",
     1146: "missing",
     1290: "read-only",

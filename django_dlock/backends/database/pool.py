@@ -121,14 +121,15 @@ class Pool:
                     return self._use(connection or self.connect(deadline), use, deadline)
                 except Failure as error:
                     refused = error if error.kind == "read-only" else refused
-                    may_help = error.kind in ("broken", "passing", "read-only")
+                    may_help = error.kind in ("broken", "overtaken", "passing", "read-only")
                     if not may_help or clock.now() + pause >= deadline:
                         if refused is not None:
                             # The earlier error says more than that the time is over.
                             raise refused from refused.__cause__
                         raise
                     # Not another idle connection after this one broke: they are as old.
-                    connection = self._idle_connection() if error.kind == "passing" else None
+                    of_use = error.kind in ("overtaken", "passing")
+                    connection = self._idle_connection() if of_use else None
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
         finally:

@@ -164,14 +164,15 @@ class Row:
             if self.lives(now) and self.kind != "cooling":
                 return None
             return self.outcome()
-        return self._past_outcome(owner) or "refused"
+        ended = self._past_outcome(owner)
+        return ended or ("released" if owner in self._cancelled() else "refused")
 
     def _past_outcome(self, owner: str) -> Outcome | None:
         # The last entry may be cut off.
         for line in self.past.split("\n")[:-1]:
             if line[1:] == owner:
                 return OUTCOMES.get(line[:1])
-        return "released" if owner in self._cancelled() else None
+        return None
 
     def _cancelled(self) -> dict[str, int]:
         known = (line.partition(" ") for line in self.cancelled.split("\n")[:-1])
@@ -185,14 +186,30 @@ class Row:
         except (TypeError, ValueError):
             return []
 
-    def contention(self, owner: str, now: int, asked_at: float, expected: object) -> Contention:
-        """What keeps this owner from the lock; the owner in it is empty if nothing does."""
+    def contention(
+        self,
+        owner: str,
+        now: int,
+        asked_at: float,
+        expected: object,
+        *,
+        overtaken: bool = False,
+    ) -> Contention:
+        """What keeps this owner from the lock.
+
+        The owner in it is empty if nothing does; and if the attempt is over, so that its caller
+        goes on with a new one, which can be granted.
+
+        Args:
+            overtaken: Others are quicker to take a free name: then its last owner is named.
+        """
         waiting = [ticket.owner for ticket in self.tickets(now)] if self.queue else []
         position = waiting.index(owner) if owner in waiting else len(waiting)
         age = max(0, now - self.granted_at) / SECOND
         met = WaitInfo(self.token, asked_at, age, position, expected)
-        if not self.lives(now):
-            return Contention("", "held", 0.0, now / SECOND, ticket=met)
+        if self._is_over(owner) or not self.lives(now):
+            named = self.owner if overtaken and not self._is_over(owner) else ""
+            return Contention(named, "held", 0.0, now / SECOND, ticket=met)
         process = process_from_json(self.process)
         left = (self.ends_at - now) / SECOND
         return Contention(self.owner, self.kind, left, now / SECOND, process, met)
@@ -208,8 +225,7 @@ class Row:
         """Grant the name, or put its waiter into the queue; return whether it was granted."""
         me = request.owner
         self._limit_to_ttl(now)
-        cancelled = me in self._cancelled()
-        if me == self.owner and self.lives(now) and self.kind != "cooling" and not cancelled:
+        if self._is_held_by(me, now) and me not in self._cancelled():
             ttl = micro(request.ttl)
             self.ends_at = max(self.ends_at, now + ttl)
             self.ttl = max(self.ttl, ttl)
@@ -217,7 +233,7 @@ class Row:
             self._remove_ticket(me, now)
             return True, []
         # A late packet of an attempt whose lease was released or broken must not revive it.
-        if cancelled or me == self.owner or self._past_outcome(me):
+        if self._is_over(me) or me in self._cancelled():
             return False, self.settle(now)
         until = now + micro(TICKET)
         asked = Ticket(
@@ -236,6 +252,10 @@ class Row:
         else:
             self._remove_ticket(me, now)
         return False, messages
+
+    def _is_over(self, owner: str) -> bool:
+        """Whether an attempt that has no lease now had one before."""
+        return owner == self.owner or self._past_outcome(owner) is not None
 
     def _is_held_by(self, owner: str, now: int) -> bool:
         return self.owner == owner and self.lives(now) and self.kind != "cooling"

@@ -87,12 +87,29 @@ class LeaseTable:
         return self.ask(lambda one, store, key: store.dialect.read(one, key), name, deadline)
 
     def change(
-        self, name: str, change: Change[T], deadline: float, urgency: Urgency = "ordinary"
+        self,
+        name: str,
+        change: Change[T],
+        deadline: float,
+        urgency: Urgency = "ordinary",
+        *,
+        done: Callable[[Row, int], T | None] = lambda row, now: None,
+        overtaken: Callable[[], T | None] = lambda: None,
     ) -> T:
-        """Read the row, change it and write it; repeat while other callers change it first."""
+        """Read the row, change it and write it; repeat while other callers change it first.
+
+        Args:
+            done: The answer if the row shows that the change has been made; asked only after the
+                reply to a write was lost.
+            overtaken: The answer if nothing was written because others kept changing the row.
+        """
+        in_doubt = was_overtaken = False
 
         def once(one: Connection, store: Store, key: Any, writes: bool = True) -> tuple[T, bool]:
+            nonlocal in_doubt, was_overtaken
             now, row = store.dialect.read(one, key)
+            if in_doubt and row is not None and (known := done(row, now)) is not None:
+                return known, True
             is_new = row is None
             if row is None:
                 # Higher than any version that a deleted row of this name can have had.
@@ -101,10 +118,16 @@ class LeaseTable:
             answer, messages = change(row, now)
             if row.values() == before or not writes:
                 return answer, row.values() == before
-            if is_new:
-                written = store.dialect.insert(one, key, self.names(name), row, messages)
-            else:
-                written = store.dialect.write(one, key, before, row, messages)
+            try:
+                if is_new:
+                    written = store.dialect.insert(one, key, self.names(name), row, messages)
+                else:
+                    written = store.dialect.write(one, key, before, row, messages)
+            except Failure as error:
+                in_doubt = in_doubt or error.kind == "broken"
+                was_overtaken = was_overtaken or error.kind == "overtaken"
+                raise
+            was_overtaken = was_overtaken or not written
             return answer, written
 
         def use(one: Connection, store: Store, key: Any) -> T:
@@ -112,17 +135,26 @@ class LeaseTable:
                 # Written in two steps, the row would often have changed while this caller waited
                 # for the right to write, and a waiter would not get its place in the queue. A
                 # poll, which changes nothing, does not ask for that right.
-                answer, done = once(one, store, key, writes=False)
-                if not done:
+                answer, is_done = once(one, store, key, writes=False)
+                if not is_done:
                     with sqlite.sole_writer(one):
-                        answer, done = once(one, store, key)
+                        answer, is_done = once(one, store, key)
             else:
-                answer, done = once(one, store, key)
-            if not done:
-                raise Failure("passing", RuntimeError("other callers kept changing the lock's row"))
+                answer, is_done = once(one, store, key)
+            if not is_done:
+                others = RuntimeError("other callers kept changing the lock's row")
+                raise Failure("overtaken", others)
             return answer
 
-        return self.ask(use, name, deadline, urgency)
+        try:
+            return self.ask(use, name, deadline, urgency)
+        except BackendRefused:
+            raise
+        except BackendUnavailable:
+            answer = overtaken() if was_overtaken and not in_doubt else None
+            if answer is None:
+                raise
+            return answer
 
     # -- calls -------------------------------------------------------------------------
 
