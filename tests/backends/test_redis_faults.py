@@ -290,6 +290,23 @@ def test_g5_a_release_whose_reply_was_lost_is_a_success(proxy, how):
     assert proxy.replies_dropped == 1
 
 
+@pytest.mark.parametrize("waiting", [False, True])
+def test_g5_a_break_whose_reply_was_cut_off_is_a_success(proxy, own_redis, waiting):
+    backend = backend_for(proxy.url)
+    warm(backend)
+    attempt = request()
+    # So that the script is known.
+    assert not backend.break_("name", owner=attempt.owner)
+    lease = grant(backend, attempt)
+    if waiting:
+        backend.acquire(request(waits=True), deadline=backend.call_deadline())
+    proxy.drop_replies(how="close")
+    assert backend.break_("name", owner=lease.owner)
+    assert proxy.replies_dropped == 1
+    # Another one is told that there is nothing to break any more.
+    assert not backend.break_("name", owner=lease.owner)
+
+
 @pytest.mark.parametrize("how", ["close", "swallow"])
 def test_g5_a_renewal_whose_reply_was_lost_is_repeated(proxy, how):
     backend = backend_for(proxy.url, command_timeout=2.0)

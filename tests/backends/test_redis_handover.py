@@ -668,6 +668,31 @@ def test_g5_a_late_copy_of_a_finished_acquire_makes_no_waiter(direct, listener):
     assert not direct.locked("name", deadline=direct.call_deadline())
 
 
+def test_g4_a_waiter_whose_hand_over_was_broken_unseen_is_told_to_begin_anew(direct, listener):
+    # W waits ──► it is handed the lease, unseen ──► that is broken ──► Y holds ──► W asks again
+    lease, attempt = grant(direct, request()), waiter()
+    queue(listener, attempt)
+    release(direct, lease)
+    assert direct.break_("name", owner=attempt.owner)
+    grant(direct, request())
+    # No owner: the caller goes on with a new attempt, which becomes a waiter.
+    assert refuse(listener, attempt).owner == ""
+    assert direct.get("name").waiting == 0
+
+
+def test_g4_a_waiter_whose_hand_over_expired_unseen_waits_again(direct, listener):
+    lease, attempt = grant(direct, request()), waiter()._replace(ttl=0.1)
+    queue(listener, attempt)
+    release(direct, lease)
+    while direct.locked("name", deadline=direct.call_deadline()):
+        pass
+    holder = grant(direct, request())
+    refuse(listener, attempt)
+    assert direct.get("name").waiting == 1
+    release(direct, holder)
+    assert direct.get("name").owner == attempt.owner
+
+
 def test_g4_waiters_keep_their_order_while_a_handed_over_name_cools(direct, listener):
     lease = grant(direct, request())
     first, second = waiter(), waiter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
@@ -250,7 +251,8 @@ class Commands:
         return Command(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
 
     def break_(self, name: str, owner: str) -> Command[bool]:
-        return Command(scripts.BREAK, self.keys.of(name), [name, owner], _truth, name)
+        args = [name, owner, os.urandom(8).hex()]
+        return Command(scripts.BREAK, self.keys.of(name), args, _truth, name)
 
     def deregister(self, process: str) -> Command[None]:
         return Command(scripts.DEREGISTER, [self.keys.processes + process], [], as_it_is)

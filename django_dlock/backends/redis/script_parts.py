@@ -9,7 +9,8 @@ cluster. After the tag comes ``FORMAT``, so that two releases never read each ot
   that its owner has not used yet; ``short``, the last renewal for which the holder set a TTL, as
   ``<owner>:<number>``; ``proc``, the id of the holder's process; ``meta``, JSON; ``past``, earlier
   owners and how their leases ended, each as ``;<owner>:<first letter of the outcome>``, the latest
-  first. The key outlives the lease by its TTL, at least by a minute, to remember how it ended.
+  first; ``breaker``, the id of the last call that broke a lease. The key outlives the lease by its
+  TTL, at least by a minute, to remember how it ended.
 * ``…:q:<name>``: sorted set of waiters, in the order of their arrival. A member is the waiter's
   whole request: owner, TTL, kind, process id and metadata, one per line.
 * ``…:i``: sorted set of the held names by token, and so in the order of their grants.

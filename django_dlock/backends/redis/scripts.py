@@ -65,10 +65,11 @@ end
 if living and owner == ARGV[8] and kind ~= 'cooling' and not cancelled then
   living, kind = false, 'released'
 end
--- A late copy of a request whose lease was released or broken must not get it again.
-local over = not living and ended(owner == me and end_of(kind) or end_before(past, me))
+-- A late copy of a request whose lease was released or broken must not get it again. A waiter that
+-- did not notice a lease handed to it goes on with a new request, and so becomes a waiter again.
+local over = ended(owner == me and end_of(kind) or end_before(past, me))
 if living or cancelled or over then
-  if not living then
+  if over or not living then
     return table.concat({{'held', '0', moment, token or '0', '', '', ''}}, '\\n')
   end
   local remaining = till and till - now or 10000
@@ -80,8 +81,7 @@ if living or cancelled or over then
     redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
   end
   local listens = ''
-  -- A request that is over must not become a waiter either.
-  if waits and not cancelled and owner ~= me and not ended(end_before(past, me)) then
+  if waits and not cancelled then
     redis.call('ZADD', KEYS[2], 'NX', micros, waiter)
     listens = redis.pcall('PUBSUB', 'NUMSUB', base .. 'm:' .. ARGV[5])[2] or ''
     -- Every waiter asks again when the lease that it found would end.
@@ -200,16 +200,19 @@ BREAK = Script(
     + GRANT
     + f"""
 -- KEYS: lock, waiters, index, clock
--- ARGV: name, owner
--- Returns 1, or 0 if the owner does not hold it.
+-- ARGV: name, owner, an id of this call
+-- Returns 1, or 0 if the owner does not hold it; a repeated call returns what the first one did.
 local name, how, letter, cools = ARGV[1], 'broken', 'b', false
 local waiter, since
 local last, till, kind, ttl, token, past = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
-if last ~= ARGV[2] or ended(kind) then return 0 end
+if last ~= ARGV[2] or ended(kind) then
+  return redis.call('HGET', KEYS[1], 'breaker') == ARGV[3] and 1 or 0
+end
 if not lives(last, till, kind) and redis.call('PTTL', KEYS[1]) ~= -1 then return 0 end
 {HAND_OVER}
 {_STAYS_FREE}
+redis.call('HSET', KEYS[1], 'breaker', ARGV[3])
 return 1
 """
 )
