@@ -1,4 +1,4 @@
-"""No test of this folder needs a server, and none gets one."""
+"""Tests in this folder need no server, and get none."""
 
 from __future__ import annotations
 

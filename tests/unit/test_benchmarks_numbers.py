@@ -1,4 +1,4 @@
-"""What the benchmark makes of its readings: spreads, ratios, verdicts."""
+"""What the benchmark computes from its readings: spreads, ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIME = Metric("time", "s", floor="floor", percentiles=(90,))
 # -- statistics -----------------------------------------------------------------------------
 
 
-def test_a_percentile_lies_between_its_neighbours() -> None:
+def test_a_percentile_is_interpolated() -> None:
     values = [4.0, 1.0, 3.0, 2.0]
     assert [percentile(values, rank) for rank in (0, 25, 50, 90, 100)] == [
         1.0,
@@ -43,7 +43,7 @@ def test_a_percentile_of_nothing_is_an_error(values: list[float], rank: float) -
         percentile(values, rank)
 
 
-def test_the_spread_is_told_by_quartiles_and_extremes() -> None:
+def test_the_spread_consists_of_quartiles_and_extremes() -> None:
     assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(3.0, 2.0, 4.0, 1.0, 5.0)
     assert median([7.0]) == 7.0
 
@@ -52,14 +52,14 @@ def test_the_spread_is_told_by_quartiles_and_extremes() -> None:
 
 
 def test_a_ratio_is_taken_within_each_round() -> None:
-    # The machine became three times slower after the first round; nobody is slower for it.
+    # The machine became three times slower after the first round; the ratios stay the same.
     slowed = row(TIME, floor=subject("floor", time=[1.0, 3.0]), ours=subject(time=[2.0, 6.0]))
     compared = slowed.compared(OURS, "time")
     assert compared is not None
     assert compared.rounds == [2.0, 2.0]
 
 
-def test_a_round_in_which_the_floor_did_nothing_tells_nothing() -> None:
+def test_a_round_without_a_reading_of_the_floor_has_no_ratio() -> None:
     assert Series([4.0, 6.0]).over(Series([0.0, 3.0])).rounds == [2.0]
     nothing = row(
         Metric("time", "/s", better="higher", floor="floor"),
@@ -82,7 +82,7 @@ def test_percentiles_are_of_the_raw_samples_of_all_rounds() -> None:
     assert gathering.series()["time"].percentiles == {"90": 101.0}
 
 
-def test_the_passes_of_a_round_are_put_together() -> None:
+def test_the_passes_of_a_round_are_combined() -> None:
     gathering = Gathering([TIME])
     gathering.add({"time": [1.0, 1.0]}, {"time": [5.0]})
     assert gathering.series()["time"].rounds == [1.0]
@@ -90,7 +90,7 @@ def test_the_passes_of_a_round_are_put_together() -> None:
         gathering.add({"time": 1.0}, {"time": 2.0})
 
 
-def test_a_reading_that_the_row_does_not_know_is_an_error() -> None:
+def test_a_reading_that_the_row_does_not_define_is_an_error() -> None:
     with pytest.raises(KeyError):
         Gathering([TIME]).add({"tmie": 1.0})
 
@@ -103,7 +103,7 @@ def test_rounds_are_never_compared_with_other_rounds() -> None:
 # -- verdicts -------------------------------------------------------------------------------
 
 
-def test_a_budget_is_held_up_to_its_limit_and_says_by_how_much() -> None:
+def test_a_budget_holds_up_to_its_limit_and_shows_the_margin() -> None:
     measured = row(TIME, floor=subject("floor", time=[1.0]), ours=subject("ours", time=[0.9]))
     (verdict,) = judge([measured], [Budget("row", "time", "most", 1.2, aim=0.9)])
     assert verdict.holds
@@ -115,7 +115,7 @@ def test_a_budget_is_held_up_to_its_limit_and_says_by_how_much() -> None:
     assert (verdict.holds, verdict.ahead) == (False, pytest.approx(-0.5))
 
 
-def test_a_budget_of_the_least_is_judged_the_other_way_round() -> None:
+def test_a_minimum_budget_is_judged_the_other_way_round() -> None:
     rate = Metric("rate", "/s", better="higher", floor="floor")
     measured = row(rate, floor=subject("floor", rate=[100.0]), ours=subject("ours", rate=[90.0]))
     (verdict,) = judge([measured], [Budget("row", "rate", "least", 0.8, aim=0.95)])
@@ -133,7 +133,7 @@ def test_nothing_lost_means_nothing() -> None:
         assert verdict.holds is holds
 
 
-def test_peers_that_are_ahead_are_named_best_first() -> None:
+def test_peers_that_are_ahead_are_listed_best_first() -> None:
     measured = row(
         TIME,
         floor=subject("floor", time=[1.0]),
@@ -148,7 +148,7 @@ def test_peers_that_are_ahead_are_named_best_first() -> None:
     assert verdict.peers_ahead == (("faster", 1.2), ("fast", 1.5))
 
 
-def test_what_was_not_measured_does_not_hold() -> None:
+def test_a_budget_without_a_measurement_does_not_hold() -> None:
     gone = row(TIME, floor=subject("floor", time=[1.0]), ours=subject("ours", cannot="broken"))
     no_floor = row(TIME, ours=subject("ours", time=[1.0]))
     no_percentile = row(TIME, floor=subject("floor", time=[1.0]), ours=subject(time=[1.0]))
@@ -162,5 +162,5 @@ def test_what_was_not_measured_does_not_hold() -> None:
         assert (verdict.value, verdict.holds) == (None, False)
 
 
-def test_rows_that_were_not_asked_for_are_not_judged() -> None:
+def test_rows_that_were_not_chosen_are_not_judged() -> None:
     assert judge([], [Budget("row", "time", "most", 1.0)]) == ()

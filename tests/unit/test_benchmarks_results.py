@@ -45,12 +45,12 @@ def result(
 FIRST = result([1.0e-4, 1.1e-4, 1.2e-4])
 
 
-def test_a_stored_result_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_stored_result_is_loaded_unchanged(tmp_path: Path) -> None:
     path = store.write(FIRST, tmp_path)
     assert store.read(path) == FIRST
 
 
-def test_the_file_tells_ratios_and_verdicts_to_those_without_our_code(tmp_path: Path) -> None:
+def test_the_file_contains_ratios_and_verdicts_for_other_programs(tmp_path: Path) -> None:
     data = json.loads(store.write(FIRST, tmp_path).read_text())
     told = data["rows"]["cycle.idle.same"]["subjects"][OURS]["series"]["cycle"]["ratio"]
     assert told["spread"]["median"] == pytest.approx(1.1)
@@ -58,7 +58,7 @@ def test_the_file_tells_ratios_and_verdicts_to_those_without_our_code(tmp_path: 
     assert {verdict["budget"]["row"] for verdict in data["verdicts"]} == {"cycle.idle.same"}
 
 
-def test_the_latest_results_are_found_in_their_order(tmp_path: Path) -> None:
+def test_the_latest_results_are_found_in_order(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         store.latest(2, tmp_path)
     later = store.write(result([1e-4], started="2026-01-02T00:00:00Z"), tmp_path)
@@ -73,17 +73,17 @@ def directions(second: Result) -> dict[str, str]:
     return {move.metric.name: move.direction for move in compare.moves(FIRST, second)}
 
 
-def test_what_stays_within_the_spread_has_not_moved() -> None:
+def test_a_difference_within_the_spread_is_no_change() -> None:
     assert directions(result([1.1e-4, 1.2e-4, 1.3e-4])) == {"cycle": "same", "round_trips": "same"}
 
 
-def test_what_leaves_the_spread_has_moved() -> None:
+def test_a_difference_beyond_the_spread_is_a_change() -> None:
     assert directions(result([1.4e-4, 1.5e-4, 1.6e-4]))["cycle"] == "worse"
     assert directions(result([0.7e-4, 0.8e-4, 0.9e-4]))["cycle"] == "better"
     assert directions(result([1.1e-4] * 3, trips=3.0))["round_trips"] == "worse"
 
 
-def test_a_comparison_names_what_moved_and_what_else_differs() -> None:
+def test_a_comparison_lists_changes_and_other_differences() -> None:
     second = result([1.4e-4, 1.5e-4, 1.6e-4], started="2026-01-02T00:00:00Z")
     second.environment["packages"] = {"redis": "8.2.0"}
     second.rows["new"] = RowResult("new", "New", ())
@@ -112,7 +112,7 @@ def test_the_report_shows_numbers_reasons_and_verdicts() -> None:
     assert "No peer is ahead" in said
 
 
-def test_the_report_says_what_the_host_kept_for_others() -> None:
+def test_the_report_shows_the_processor_time_stolen_by_the_host() -> None:
     second = result([1.0e-4, 1.1e-4, 1.2e-4])
     for share, told in ((None, False), (0.004, False), (0.123, True)):
         second.environment["stolen"] = share
@@ -120,7 +120,7 @@ def test_the_report_says_what_the_host_kept_for_others() -> None:
         assert ("host kept for others: 0% → 12%" in compare.render(FIRST, second)) is told
 
 
-def test_what_is_stolen_is_a_share_of_what_was_wanted(tmp_path: Path) -> None:
+def test_stolen_time_is_a_share_of_the_requested_time(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  100 0 50 9000 10 5 5 40 7 0\ncpu0 0\n")
     stolen = Stolen(stat)
@@ -144,5 +144,5 @@ def test_what_is_stolen_is_a_share_of_what_was_wanted(tmp_path: Path) -> None:
         (12.34, "MiB", "12.3 MiB"),
     ],
 )
-def test_amounts_have_three_digits_and_a_fitting_unit(value: float, unit: str, said: str) -> None:
+def test_amounts_have_three_digits_and_a_suitable_unit(value: float, unit: str, said: str) -> None:
     assert amount(value, unit) == said

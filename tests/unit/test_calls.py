@@ -1,4 +1,4 @@
-"""How coroutines use a backend that blocks: its threads, its lanes, and waiting without either."""
+"""How coroutines use a blocking backend: its threads, its kinds of calls, and polling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.aliases import configured
 
 
 class Blocking(LocalBackend):
-    """Awaited on threads, as a store without an asynchronous client; its acquires may hang."""
+    """Awaited on threads, like a store without an asynchronous client; its acquires may hang."""
 
     acall = BaseLockBackend.acall
     async_wait = BaseLockBackend.async_wait
@@ -74,7 +74,7 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_g6_a_release_never_queues_behind_acquisitions(backend: Blocking) -> None:
+async def test_g6_a_release_never_waits_behind_acquires(backend: Blocking) -> None:
     lease = await acquire(backend, "held")
     backend.hangs.set()
     hanging = [acquire(backend, f"n{number}") for number in range(50)]
@@ -99,7 +99,7 @@ async def test_g10_a_call_that_hangs_or_finds_no_thread_ends_by_its_deadline(
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, BackendUnavailable)
     assert 0.2 <= clock.now() - began < 10
-    # The last one had not begun, and nobody waits for it any more.
+    # The last call had not begun, and nobody waits for it any more.
     backend.hangs.clear()
     backend.goes_on.set()
     await acquire(backend, "another")
@@ -107,7 +107,7 @@ async def test_g10_a_call_that_hangs_or_finds_no_thread_ends_by_its_deadline(
     assert f"n{calls.THREADS}" not in backend.acquired
 
 
-async def test_g7_a_call_that_is_cancelled_before_it_began_is_not_carried_out(
+async def test_g7_a_call_cancelled_before_its_start_is_not_made(
     backend: Blocking,
 ) -> None:
     backend.hangs.set()
@@ -135,10 +135,10 @@ async def test_errors_of_a_call_are_raised_where_it_is_awaited(
 
 
 class Sensitive:
-    """Something that must not be left to the garbage collector."""
+    """An object that the garbage collector must not find."""
 
 
-async def test_an_error_of_a_call_leaves_nothing_to_the_garbage_collector(
+async def test_an_error_of_a_call_leaves_no_reference_cycle(
     backend: Blocking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[weakref.ref[Sensitive]] = []
@@ -163,15 +163,15 @@ async def test_an_error_of_a_call_leaves_nothing_to_the_garbage_collector(
         gc.enable()
 
 
-def test_200_coroutines_that_wait_for_one_name_take_no_threads() -> None:
-    # Those of other tests' backends go after a while.
+def test_200_coroutines_that_wait_for_one_name_need_no_threads() -> None:
+    # Threads of other tests' backends end after a while.
     before = set(call_threads())
 
     async def main() -> None:
         holder = Lock("it", bound=False)
         assert await holder.aacquire()
         waiting = [asyncio.create_task(take_turn()) for _ in range(200)]
-        # Each of them asks again and again.
+        # Each of them asks repeatedly.
         asked = len(backend.acquired) + 2000
         await until(lambda: len(backend.acquired) >= asked)
         assert len(set(call_threads()) - before) <= 2 * calls.THREADS
@@ -191,7 +191,7 @@ def test_200_coroutines_that_wait_for_one_name_take_no_threads() -> None:
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-def test_a_wait_ends_with_patience(backend: Blocking, awaited: bool) -> None:
+def test_a_wait_ends_when_its_time_is_over(backend: Blocking, awaited: bool) -> None:
     met = Contention("another", "held", 30.0, 0.0)
     end = clock.now() + 0.01
     how: Any = {"until": end, "interrupted": lambda: False}
@@ -206,7 +206,7 @@ def test_g8_a_forked_child_uses_none_of_its_parents_threads(backend: Blocking) -
     backend.hangs.set()
     for number in range(calls.THREADS):
         backend._submit("acquire", request(f"n{number}"), deadline=clock.now() + 30)
-    # All that there may be are at work, so none would be started for one more call of theirs.
+    # All allowed threads are busy, so no thread would be started for another call of the parent.
     assert backend._calls is not None
     ordinary = backend._calls._ordinary
     asyncio.run(until(lambda: ordinary._threads == calls.THREADS and not ordinary._jobs))
@@ -217,14 +217,14 @@ def test_g8_a_forked_child_uses_none_of_its_parents_threads(backend: Blocking) -
             backend.after_fork()
             calls.IDLE = 60.0
             call = backend._submit("locked", "it", deadline=clock.now() + 30)
-            # Of the child, whose own it must be.
+            # This thread must belong to the child.
             status = 0 if len(call_threads()) == 1 and call.result(30) is False else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_an_answer_after_the_loop_was_closed_is_nobodys(
+def test_an_answer_after_the_loop_was_closed_is_ignored(
     backend: Blocking, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.hangs.set()
@@ -257,7 +257,7 @@ async def test_idle_threads_end(backend: Blocking) -> None:
     assert backend._calls._ordinary._idle == 0
 
 
-def test_pauses_grow_and_end_with_the_lease_and_with_patience(
+def test_pauses_grow_and_end_with_the_lease_and_with_the_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clock, "now", lambda: 1000.0)

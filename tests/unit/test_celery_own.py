@@ -19,19 +19,19 @@ OTHER = "t/integration/test_tasks.py::test_tasks::test_basic_task"
         ({OTHER: "passed"}, {}, 1),
         ({OTHER: "passed", ACTIVE: "passed"}, {OTHER: "passed", ACTIVE: "failed"}, 0),
         ({OTHER: "passed", ACTIVE: "failed"}, {OTHER: "passed", ACTIVE: "failed"}, 0),
-        # Where nothing passes, nothing is compared.
+        # If nothing passes, nothing is compared.
         ({OTHER: "error"}, {OTHER: "error"}, 1),
     ],
 )
-def test_what_passes_without_must_pass_or_be_explained(plain, ours, status):
+def test_tests_that_pass_without_the_package_must_pass_or_be_explained(plain, ours, status):
     assert report({"plain": plain, "lock": ours}) == status
 
 
-def test_what_is_explained_away_no_more_is_named(capsys):
+def test_an_explanation_that_is_not_needed_any_more_is_reported(capsys):
     report({"plain": {ACTIVE: "passed"}, "lock": {ACTIVE: "passed"}})
     assert "passes, though it is explained why not" in capsys.readouterr().out
 
 
-def test_an_explanation_is_of_one_test():
+def test_an_explanation_belongs_to_one_test():
     assert explanation("lock", ACTIVE)
     assert not explanation("lock", ACTIVE + "_queues")

@@ -1,4 +1,4 @@
-"""System checks: each id, and the silence of settings that are in order."""
+"""System checks: each id, and no messages for correct settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def entry(location: str = "redis://h/0", **more: Any) -> dict[str, Any]:
 
 
 class Several(LocalBackend):
-    """On more than one server."""
+    """A backend on more than one server."""
 
     @classmethod
     def problems(cls, options: AliasOptions) -> list[Problem]:
@@ -54,7 +54,7 @@ def cache(location: Any, backend: str = DJANGO, **options: Any) -> dict[str, Any
     return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
 
 
-@pytest.mark.django_db  # From Django 6.1 on, the command asks all databases.
+@pytest.mark.django_db  # From Django 6.1 on, the command uses all databases.
 def test_the_checks_are_part_of_manage_py_check() -> None:
     with (
         override_settings(DLOCKS={"default": {"BACKEND": 7}}),
@@ -64,7 +64,7 @@ def test_the_checks_are_part_of_manage_py_check() -> None:
     assert "django_dlock.E004" in str(refused.value)
 
 
-def test_settings_in_order_are_met_with_silence() -> None:
+def test_correct_settings_give_no_message() -> None:
     found = checks.check_settings() + checks.check_shared_caches()
     assert found == []
 
@@ -94,7 +94,7 @@ def test_a_problem_of_the_settings_is_an_error_with_its_hint() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
-def test_a_project_without_a_place_for_locks_is_told_so() -> None:
+def test_a_project_without_a_store_for_locks_gets_an_error() -> None:
     memory = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     with override_settings(DLOCKS=None, CACHES=memory, DATABASES={}):
         (error,) = checks.check_settings()
@@ -103,12 +103,12 @@ def test_a_project_without_a_place_for_locks_is_told_so() -> None:
 
 
 @pytest.mark.django_db
-def test_i001_a_project_that_says_nothing_is_told_that_its_database_has_the_locks() -> None:
+def test_i001_without_settings_a_message_says_that_the_database_keeps_the_locks() -> None:
     memory = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     with override_settings(DLOCKS=None, CACHES=memory):
         assert checks.check_settings() == []
         assert ids(checks.check_deployment()) == ["I001"]
-        # Whoever has said so is told nothing.
+        # Explicit settings get no such message.
         backend = {"BACKEND": "django_dlock.backends.database.DatabaseBackend"}
         with override_settings(DLOCKS={"default": backend}):
             assert checks.check_settings() == checks.check_deployment() == []
@@ -178,13 +178,13 @@ def test_w001_locks_in_the_database_of_a_cache(dlocks: Any, caches: Any) -> None
 
 
 @pytest.mark.parametrize(("dlocks", "caches"), APART)
-def test_locks_and_caches_apart_are_in_order(dlocks: Any, caches: Any) -> None:
+def test_locks_and_caches_in_different_databases_give_no_warning(dlocks: Any, caches: Any) -> None:
     with override_settings(DLOCKS=dlocks, CACHES=caches):
         assert checks.check_shared_caches() == []
 
 
 @pytest.mark.parametrize(("dlocks", "caches"), SHARED)
-def test_the_cure_of_w001_is_one_line_that_cures_it(dlocks: Any, caches: Any) -> None:
+def test_the_one_line_solution_of_w001_works(dlocks: Any, caches: Any) -> None:
     namespace = {"DLOCKS": copy.deepcopy(dlocks)}
     with override_settings(DLOCKS=dlocks, CACHES=caches):
         (warning,) = checks.check_shared_caches()
@@ -194,7 +194,7 @@ def test_the_cure_of_w001_is_one_line_that_cures_it(dlocks: Any, caches: Any) ->
         assert checks.check_settings() == []
 
 
-def test_wrong_settings_are_told_once_and_not_by_every_check() -> None:
+def test_wrong_settings_are_reported_once_and_not_by_every_check() -> None:
     with override_settings(DLOCKS={"default": {"BACKEND": 7}}):
         assert checks.check_shared_caches() == []
         assert checks.check_deployment() == []
@@ -242,7 +242,7 @@ def test_w007_runs_under_an_alias_that_is_not_defined(monkeypatch: pytest.Monkey
     (warning,) = checks.check_records(databases=["default"])
     assert warning.id == "django_dlock.W007"
     assert "'gone'" in warning.msg
-    # Of a large table the latest records only, by their primary key.
+    # In a large table only the latest records are read, by their primary key.
     monkeypatch.setattr(checks, "LATEST_RECORDS", 2)
     for key in ("another", "a third"):
         assert checks.check_records(databases=["default"]) == [warning]

@@ -39,14 +39,14 @@ KEYS = {
 
 
 class DownBackend(LocalBackend):
-    """An alias of which nobody answers."""
+    """An alias that does not answer."""
 
     def page(self, query, **_):
         raise BackendUnavailable("nobody answers", "", self.alias)
 
 
 class BreaksNothing(LocalBackend):
-    """Every lock changes hands between the look and the break."""
+    """Every lock gets another owner between listing and break."""
 
     def break_(self, name, *, owner):
         return False
@@ -69,7 +69,7 @@ def hold(name, alias="one", owner="owner", **facts):
 
 
 def say_goodbye(alias="one"):
-    """This process tells that it is dead, which is a proof."""
+    """Makes this process report its end, which proves its death."""
     backend = locks[alias]
     backend.deregister(process.current().id, deadline=backend.call_deadline())
 
@@ -103,7 +103,7 @@ def test_list_locks_shows_the_locks_of_every_alias():
     assert "report:daily" in out
 
 
-def test_the_json_gives_a_terminal_no_orders_and_survives_half_characters():
+def test_the_json_has_no_terminal_escapes_and_accepts_lone_surrogates():
     strange = "\x9b2J\u202e\ud800\U000e0001 é"
     hold("invoice:1", metadata=json.dumps({"path": strange}))
     out = run("list_locks", format="json").out
@@ -123,7 +123,7 @@ def test_list_locks_says_so_when_nothing_is_held():
         ("import:*", "No held lock has a name that matches 'import:*'."),
     ],
 )
-def test_list_locks_says_what_it_looked_for(pattern, told):
+def test_list_locks_without_a_match_repeats_the_pattern(pattern, told):
     hold("report:daily")
     assert run("list_locks", name=pattern).out.startswith(told)
 
@@ -179,7 +179,7 @@ def test_only_the_star_is_special_in_a_name_pattern(pattern, names):
         (None, "", ""),
     ],
 )
-def test_backends_look_for_what_they_can_of_a_pattern(monkeypatch, pattern, prefix, contains):
+def test_backends_filter_by_the_fixed_parts_of_a_pattern(monkeypatch, pattern, prefix, contains):
     asked, original = [], LocalBackend.page
 
     def spy(self, query, **bounds):
@@ -191,7 +191,7 @@ def test_backends_look_for_what_they_can_of_a_pattern(monkeypatch, pattern, pref
     assert asked == [(prefix, contains)] * 2
 
 
-def test_an_alias_that_does_not_answer_hides_no_other_and_ends_in_exit_code_1(settings):
+def test_with_an_alias_that_does_not_answer_the_others_are_shown_and_the_exit_code_is_1(settings):
     settings.DLOCKS = {
         "down": {"BACKEND": f"{__name__}.DownBackend"},
         "up": {"BACKEND": LOCAL},
@@ -205,18 +205,18 @@ def test_an_alias_that_does_not_answer_hides_no_other_and_ends_in_exit_code_1(se
     assert [lock["name"] for lock in json.loads(out.getvalue())] == ["order:1"]
 
 
-def test_an_alias_that_is_set_wrongly_ends_in_exit_code_1(settings):
+def test_an_alias_with_wrong_settings_gives_exit_code_1(settings):
     settings.DLOCKS = {"one": {"BACKEND": "no.such.Backend"}}
     locks.reset()
     assert exit_code("list_locks") == 1
 
 
 @pytest.mark.parametrize("command", ["list_locks", "clear_stale_locks"])
-def test_an_unknown_alias_is_wrong_usage(command):
+def test_an_unknown_alias_is_a_usage_error(command):
     assert exit_code(command, using="three") == 2
 
 
-def test_a_name_cannot_smuggle_escape_sequences_into_the_terminal():
+def test_escape_sequences_in_a_name_do_not_reach_the_terminal():
     hold("a", metadata='{"path": "/\\u001b[2J"}')
     out = run("list_locks").out
     assert "\x1b" not in out
@@ -239,7 +239,7 @@ def test_the_table_fits_a_terminal(monkeypatch):
 
 
 @pytest.mark.django_db
-def test_clear_stale_locks_frees_what_a_dead_process_holds_and_writes_it_down():
+def test_clear_stale_locks_frees_the_lock_of_a_dead_process_and_records_it():
     lease = hold("order:1", metadata='{"task_name": "shop.charge", "user": "ada"}')
     say_goodbye()
     assert [lock["name"] for lock in run_json("clear_stale_locks")] == ["order:1"]
@@ -265,7 +265,7 @@ def test_clear_stale_locks_sends_broken_before_it_ends():
         sent.append((sender.__name__, facts["name"], facts["reason"], facts["alias"]))
 
     signals.broken.connect(receiver)
-    # The events thread is busy at first: the command waits for it.
+    # The events thread is busy at first; the command must wait for it.
     gate = threading.Event()
     dispatch.call(gate.wait)
     threading.Timer(0.2, gate.set).start()
@@ -274,11 +274,11 @@ def test_clear_stale_locks_sends_broken_before_it_ends():
     finally:
         signals.broken.disconnect(receiver)
     assert sent == [("Lock", "order:1", "command", "one")]
-    # The command has written the row; the receivers of the package write no second one.
+    # The command has written the row; the package's own receivers write no second one.
     assert LockEvent.objects.filter(name="order:1").count() == 1
 
 
-def test_clear_stale_locks_leaves_a_live_holder_alone():
+def test_clear_stale_locks_keeps_the_lock_of_a_living_holder():
     hold("order:1")
     assert run("clear_stale_locks").out == "Nothing was cleared.\n"
     assert locks["one"].get("order:1") is not None
@@ -293,7 +293,7 @@ def test_a_dry_run_changes_nothing():
     assert locks["one"].get("order:1") is not None
 
 
-def test_a_lock_that_changed_hands_after_the_look_is_not_cleared(settings):
+def test_a_lock_whose_owner_changed_after_the_listing_is_not_cleared(settings):
     settings.DLOCKS = {"one": {"BACKEND": f"{__name__}.BreaksNothing"}}
     locks.reset()
     hold("order:1")
@@ -303,7 +303,7 @@ def test_a_lock_that_changed_hands_after_the_look_is_not_cleared(settings):
 
 
 @pytest.mark.django_db
-def test_force_clears_what_the_pattern_selects_and_nothing_else():
+def test_force_clears_only_the_locks_that_match_the_pattern():
     hold("order:1", owner="a")
     hold("order:2", owner="b")
     hold("invoice:1", owner="c")
@@ -316,21 +316,21 @@ def test_force_clears_what_the_pattern_selects_and_nothing_else():
     "options",
     [{"force": True}, {"silent_for": -1.0}, {"older_than": -1.0}, {"older_than": float("nan")}],
 )
-def test_contradictory_or_impossible_options_are_wrong_usage(options):
+def test_contradictory_or_impossible_options_are_usage_errors(options):
     hold("order:1")
     assert exit_code("clear_stale_locks", **options) == 2
     assert locks["one"].get("order:1") is not None
 
 
 @pytest.mark.django_db
-def test_older_than_alone_clears_leases_of_no_process_only():
+def test_older_than_alone_clears_only_leases_without_a_process():
     hold("order:1", owner="a")
     hold("order:2", owner="b", kind="parked")
     assert [lock["name"] for lock in run_json("clear_stale_locks", older_than=0.0)] == ["order:2"]
 
 
 @pytest.mark.django_db(databases=[])
-def test_a_database_that_does_not_answer_keeps_no_lock_from_being_cleared(monkeypatch):
+def test_locks_are_cleared_even_if_the_database_does_not_answer(monkeypatch):
     def refuse(*args, **facts):
         raise DatabaseError("no database")
 
@@ -343,7 +343,7 @@ def test_a_database_that_does_not_answer_keeps_no_lock_from_being_cleared(monkey
     assert locks["one"].get("order:1") is None
 
 
-def test_an_alias_that_does_not_answer_fails_the_clearing(settings):
+def test_clearing_fails_if_an_alias_does_not_answer(settings):
     settings.DLOCKS = {"down": {"BACKEND": f"{__name__}.DownBackend"}}
     locks.reset()
     assert exit_code("clear_stale_locks") == 1
@@ -398,7 +398,7 @@ def info(**facts):
         ({"holder_state": "unknown", "kind": "parked"}, {"older_than": 50.0}, True),
     ],
 )
-def test_what_counts_as_stale(facts, options, stale):
+def test_which_locks_are_stale(facts, options, stale):
     defaults = {"silent_for": None, "older_than": None, "force": False, "name": None}
     assert _is_stale(info(**facts), {**defaults, **options}) is stale
 
@@ -424,7 +424,7 @@ def make_records(expired, kept):
 
 
 @pytest.mark.django_db
-def test_purging_deletes_what_is_past_its_retention_in_batches():
+def test_purging_deletes_expired_records_in_batches():
     make_records(expired=5, kept=2)
     answer = run("purge_idempotency_records", batch_size=2)
     assert answer.out == "5 expired records were deleted.\n"
@@ -433,7 +433,7 @@ def test_purging_deletes_what_is_past_its_retention_in_batches():
 
 
 @pytest.mark.django_db
-def test_purging_answers_in_json():
+def test_purging_can_print_json():
     make_records(expired=1, kept=0)
     assert run_json("purge_idempotency_records", using="default", verbosity=0) == {"deleted": 1}
 
@@ -454,7 +454,7 @@ def test_purging_fails_with_exit_code_1_when_the_database_does_not_answer(monkey
 
 
 def test_the_exit_code_reaches_the_shell():
-    """``call_command`` raises; a shell sees only the number."""
+    """``call_command`` raises; a shell sees only the exit code."""
     from django.core.management import execute_from_command_line
 
     with pytest.raises(SystemExit) as caught:
@@ -466,7 +466,7 @@ def test_the_exit_code_reaches_the_shell():
 
 
 @pytest.mark.django_db
-def test_purging_lock_events_leaves_the_younger_ones():
+def test_purging_lock_events_keeps_the_younger_ones():
     now = timezone.now()
     for days in (1, 20, 40, 100, 200):
         LockEvent.objects.create(
@@ -475,7 +475,7 @@ def test_purging_lock_events_leaves_the_younger_ones():
     assert run("purge_lock_events", verbosity=0).out == "2 lock events were deleted.\n"
     answer = run("purge_lock_events", older_than=30, batch_size=1)
     assert answer.err.splitlines() == ["1 deleted so far"]
-    # Losses of other tests' locks may be recorded meanwhile.
+    # Meanwhile, losses of other tests' locks may be recorded.
     left = LockEvent.objects.filter(alias="one")
     assert set(left.values_list("name", flat=True)) == {"1", "20"}
 

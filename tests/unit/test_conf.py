@@ -1,4 +1,4 @@
-"""``DLOCKS``: what is read from it, what is wrong in it, and how that is told."""
+"""``DLOCKS``: what is read from it, what is wrong in it, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MEMORY = "django.core.cache.backends.locmem.LocMemCache"
 
 
 class OurCache(RedisCache):
-    """A project's own, over Django's."""
+    """A project's own cache class, based on Django's."""
 
 
 class Layered(LocalBackend):
-    """Built upon the aliases in its LOCATION."""
+    """Uses the aliases in its LOCATION."""
 
     @classmethod
     def aliases_named(cls, options: AliasOptions) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Layered(LocalBackend):
 
 
 def layered(**named: list[str] | None) -> dict[str, Any]:
-    """Aliases, and upon which others each of them is built."""
+    """Aliases, and the aliases that each of them uses."""
     return {
         alias: {"BACKEND": LOCAL}
         if others is None
@@ -59,7 +59,7 @@ def problems(dlocks: Any, caches: Any = None) -> list[conf.Problem]:
         return conf.problems()
 
 
-# -- what is read --------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -89,14 +89,14 @@ def test_a_location_may_be_a_list() -> None:
     assert read(LOCATION=["redis://a/1", "redis://b/1"]).location == ("redis://a/1", "redis://b/1")
 
 
-def test_the_rest_of_the_options_is_the_backends_own() -> None:
+def test_other_options_are_passed_to_the_backend() -> None:
     entry = {"BACKEND": REDIS, "LOCATION": "redis://h/0"}
     with override_settings(DLOCKS={"default": {**entry, "OPTIONS": {"spin": 0}}}):
         assert conf.alias_options("default").options == {"spin": 0}
 
 
 @pytest.mark.parametrize(("wait", "read_as"), [(None, None), (0, 0.0)])
-def test_wait_may_be_for_ever_or_not_at_all(wait: Any, read_as: Any) -> None:
+def test_wait_may_be_none_or_zero(wait: Any, read_as: Any) -> None:
     assert read(WAIT=wait).wait == read_as
 
 
@@ -119,7 +119,7 @@ def test_without_dlocks_and_a_redis_cache_the_default_is_the_database() -> None:
 
 @pytest.mark.parametrize("databases", [{}, {"default": {}}, {"other": {"ENGINE": "x"}}])
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
-def test_without_dlocks_redis_cache_or_database_there_is_no_place_and_no_silent_one(
+def test_without_dlocks_redis_cache_or_database_there_is_an_error_and_no_silent_default(
     databases: Any,
 ) -> None:
     caches = {"default": {"BACKEND": MEMORY}}
@@ -139,7 +139,7 @@ def test_aliases_are_those_of_dlocks() -> None:
 
 SHORT = {"OPTIONS": {"command_timeout": 0.2}}
 
-# -- what is wrong -------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------
 
 WRONG = [
     ("E001", ["default"], "must be a dict of aliases"),
@@ -203,13 +203,13 @@ WRONG = [
 
 
 def test_a_ttl_of_exactly_three_times_the_command_timeout_is_enough() -> None:
-    # 3 * 0.2 is more than 0.6 to a computer.
+    # In floating point, 3 * 0.2 is more than 0.6.
     assert read(TTL=0.6, OPTIONS={"command_timeout": 0.2}).ttl == 0.6
     assert len(problems({"default": {"BACKEND": LOCAL, "TTL": 0.5999, **SHORT}})) == 1
 
 
 @pytest.mark.parametrize(("check_id", "dlocks", "message"), WRONG)
-def test_a_wrong_setting_is_told_by_a_check_and_raised_at_first_use(
+def test_a_wrong_setting_is_reported_by_a_check_and_raised_at_first_use(
     check_id: str, dlocks: Any, message: str
 ) -> None:
     found = problems(dlocks)
@@ -222,18 +222,18 @@ def test_a_wrong_setting_is_told_by_a_check_and_raised_at_first_use(
         Lock("it")
 
 
-def test_a_cache_that_is_no_redis_is_told() -> None:
+def test_a_cache_that_is_not_redis_is_reported() -> None:
     caches = {"default": {"BACKEND": MEMORY}}
     (problem,) = problems({"default": {"BACKEND": REDIS, "CACHE": "default"}}, caches)
     assert problem.id == "E006"
     assert "not a Redis cache" in problem.message
 
 
-def test_a_cache_that_cannot_be_imported_is_no_redis() -> None:
+def test_a_cache_that_cannot_be_imported_is_not_redis() -> None:
     assert not is_redis_cache("nowhere.Cache")
 
 
-def test_everything_wrong_over_all_aliases_is_told_at_once() -> None:
+def test_all_errors_of_all_aliases_are_reported_together() -> None:
     found = problems({"a": {"BACKEND": LOCAL, "TTL": "x", "X": 1}, "b": 3, "c": {"BACKEND": LOCAL}})
     assert sorted(problem.id for problem in found) == ["E002", "E003", "E005"]
 
@@ -249,13 +249,13 @@ def test_one_wrong_alias_does_not_stop_the_others() -> None:
 # -- aliases that name aliases -------------------------------------------------------------
 
 
-def test_a_backend_reaches_the_aliases_that_it_names() -> None:
+def test_a_backend_can_use_the_aliases_that_it_names() -> None:
     with override_settings(DLOCKS=layered(default=["a", "b"], a=["b"], b=None)):
         assert conf.problems() == []
         assert locks["default"].other("b") is locks["b"]
 
 
-def test_a_circle_of_aliases_is_told_to_each_of_them_and_to_nobody_else() -> None:
+def test_a_circle_of_aliases_is_an_error_of_these_aliases_only() -> None:
     found = problems(layered(default=["a"], a=["b", "c"], b=None, c=["a"]))
     assert [problem.id for problem in found] == ["E009", "E009"]
     assert "'a' → 'c' → 'a'" in found[0].message
@@ -284,7 +284,7 @@ def test_a_duration_out_of_range_is_a_value_error(value: Any) -> None:
         conf.seconds(value, what="it")
 
 
-def test_a_duration_may_have_to_be_more_than_its_minimum() -> None:
+def test_the_minimum_of_a_duration_may_be_exclusive() -> None:
     assert conf.seconds(0.1, what="it", above=True) == 0.1
     with pytest.raises(ValueError, match="more than 0 seconds"):
         conf.seconds(0, what="it", above=True)

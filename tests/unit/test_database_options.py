@@ -22,7 +22,7 @@ from django_dlock.backends.database import DatabaseBackend
         ({"poll": 1}, "['OPTIONS'] has ['poll']."),
     ],
 )
-def test_a_wrong_option_is_told_with_its_place(given: dict[str, Any], told: str) -> None:
+def test_the_error_for_a_wrong_option_names_it(given: dict[str, Any], told: str) -> None:
     options = AliasOptions(alias="it", backend="database", options={"database": "default", **given})
     (problem,) = DatabaseBackend.problems(options)
     assert (problem.id, problem.message) == ("E008", f"DLOCKS['it']{told}")
@@ -30,6 +30,6 @@ def test_a_wrong_option_is_told_with_its_place(given: dict[str, Any], told: str)
 
 
 @pytest.mark.parametrize("given", [{"proof": False}, {"connections": 3}, {"poll_interval": 0.01}])
-def test_right_options_are_no_problem(given: dict[str, Any]) -> None:
+def test_correct_options_are_accepted(given: dict[str, Any]) -> None:
     options = AliasOptions(alias="it", backend="database", options={"database": "default", **given})
     assert DatabaseBackend.problems(options) == []

@@ -1,4 +1,4 @@
-"""``locked``: whose lock, what is refused, and when."""
+"""``locked``: which lock a call takes, and which uses are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def held(name: str) -> bool:
 # -- calls ---------------------------------------------------------------------------------
 
 
-def test_a_call_runs_under_the_lock_that_its_arguments_name() -> None:
+def test_a_call_holds_the_lock_named_by_its_arguments() -> None:
     @locked("rebuild:{account_id}:{kind}", using="local")
     def rebuild(account_id: int, kind: str = "all") -> tuple[bool, bool]:
         return held("rebuild:7:all"), held("rebuild:8:all")
@@ -41,7 +41,7 @@ def test_a_call_runs_under_the_lock_that_its_arguments_name() -> None:
     assert not held("rebuild:7:all")
 
 
-def test_an_exception_of_the_body_releases_and_goes_out() -> None:
+def test_an_exception_of_the_body_releases_and_propagates() -> None:
     @locked("it", using="local")
     def fails() -> None:
         raise ZeroDivisionError
@@ -80,7 +80,7 @@ def test_concurrent_calls_do_not_overlap_and_share_no_handle() -> None:
     assert most == [1] * 400
 
 
-def test_recursion_is_told_unless_the_lock_is_reentrant() -> None:
+def test_recursion_is_an_error_unless_the_lock_is_reentrant() -> None:
     def count(n: int) -> int:
         return n and 1 + decorated(n - 1)
 
@@ -135,7 +135,7 @@ class Account:
     def digested(self) -> None: ...
 
 
-def test_methods_name_the_lock_by_what_is_stable_in_self() -> None:
+def test_keys_of_methods_use_only_stable_attributes_of_self() -> None:
     assert Account(5).rebuild()
     assert Account.open(6)
     with pytest.raises(TypeError, match=r"the field \{self\}.*Use an attribute"):
@@ -179,7 +179,7 @@ def test_the_decorated_function_keeps_name_doc_and_signature() -> None:
 def plain(number: int) -> None: ...
 
 
-def test_an_unknown_field_is_refused_with_place_and_known_arguments() -> None:
+def test_the_error_for_an_unknown_field_names_the_function_and_its_arguments() -> None:
     with pytest.raises(ValueError, match=r"@locked on .*\.plain: .*'numbr'.*: number"):
         locked("it:{numbr}", using="local")(plain)
 
@@ -217,7 +217,7 @@ def test_generator_functions_are_refused(function: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("thing", [classmethod(plain), staticmethod(plain)])
-def test_the_order_of_decorators_is_told(thing: Any) -> None:
+def test_the_error_for_a_wrong_order_of_decorators_says_the_right_one(thing: Any) -> None:
     with pytest.raises(
         TypeError, match=r"Put @locked below @(class|static)method, not above it, on"
     ):
@@ -225,13 +225,13 @@ def test_the_order_of_decorators_is_told(thing: Any) -> None:
 
 
 @pytest.mark.parametrize("thing", [Account, functools.partial(plain, 1), 7])
-def test_what_is_no_function_is_refused(thing: Any) -> None:
+def test_objects_other_than_functions_are_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="takes a function or method"):
         locked("it", using="local")(thing)
 
 
 @pytest.mark.parametrize("arguments", [(), (7,)])
-def test_a_decorator_without_its_key_says_so_at_the_first_call(arguments: Any) -> None:
+def test_a_decorator_without_a_key_raises_at_the_first_call(arguments: Any) -> None:
     @locked
     def rebuild(*_: int) -> None: ...
 
@@ -246,7 +246,7 @@ def test_a_coroutine_function_cannot_hold_until_a_commit() -> None:
         locked("it", using="local", hold_until="commit")(body)
 
 
-def test_wrong_settings_do_not_keep_a_module_from_being_imported() -> None:
+def test_a_module_can_be_imported_with_wrong_settings() -> None:
     with override_settings(DLOCKS={"default": {"BACKEND": 7}}):
         decorated = locked("it")(plain)
         with pytest.raises(TypeError, match="patience"):

@@ -1,4 +1,4 @@
-"""The demonstration's bookkeeping: what counts as an overlap, a double, a loss."""
+"""The report of the demonstration: what counts as an overlap, a double, a loss."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_killed_run_ends_with_its_kill() -> None:
     assert overlaps(spans([e for e in events if e.kind != "killed"], until=9.0)) == 1
 
 
-def test_a_stopped_run_runs_again_from_when_it_wakes_up() -> None:
+def test_a_stopped_run_counts_again_from_the_moment_it_continues() -> None:
     events = [
         event("start", 1, "a", 0.0),
         event("stopped", 1, "a", 1.0),
@@ -82,7 +82,7 @@ def test_a_stopped_run_runs_again_from_when_it_wakes_up() -> None:
     assert overlaps(spans(early, until=9.0)) == 1
 
 
-def test_a_run_that_ended_before_its_process_was_stopped_does_not_run_again() -> None:
+def test_a_run_that_ended_before_its_process_was_stopped_does_not_count_again() -> None:
     events = [
         event("start", 1, "a", 0.0),
         event("end", 1, "a", 1.0),
@@ -92,7 +92,7 @@ def test_a_run_that_ended_before_its_process_was_stopped_does_not_run_again() ->
     assert spans(events, until=9.0) == [Span(1, "a", 0.0, 1.0)]
 
 
-def test_a_run_without_an_end_is_taken_to_run_still() -> None:
+def test_a_run_without_an_end_counts_as_running() -> None:
     assert spans([event("start", 1, "a", 2.0)], until=9.0) == [Span(1, "a", 2.0, 9.0)]
 
 
@@ -109,7 +109,7 @@ def test_take_over_is_counted_from_the_kill_to_the_next_start_of_its_order() -> 
     assert takeovers(events, spans(events, until=9.0)) == [0.75]
 
 
-def test_a_killed_order_that_nobody_takes_over_waits_for_ever() -> None:
+def test_a_killed_order_without_a_successor_has_an_infinite_take_over() -> None:
     events = [event("start", 1, "a", 0.0), event("killed", 1, "a", 1.0)]
     assert takeovers(events, spans(events, until=9.0)) == [math.inf]
 
@@ -128,7 +128,7 @@ SHOWN = {
 }
 
 
-def test_a_demonstration_that_showed_everything_has_no_failure() -> None:
+def test_a_demonstration_that_showed_all_effects_has_no_failure() -> None:
     assert verdict(SHOWN, kills=2) == []
 
 
@@ -143,12 +143,12 @@ def test_a_demonstration_that_showed_everything_has_no_failure() -> None:
         (LOCKED, replace(GOOD, worker_takeovers=()), "no whole worker"),
     ],
 )
-def test_what_was_not_shown_is_a_failure(column: str, changed: Tally, said: str) -> None:
+def test_an_effect_that_was_not_shown_is_a_failure(column: str, changed: Tally, said: str) -> None:
     (failure,) = verdict({**SHOWN, column: changed}, kills=2)
     assert said in failure
 
 
-def test_the_table_has_a_line_for_every_fact_and_fits_a_terminal() -> None:
+def test_the_table_has_a_line_for_every_count_and_fits_a_terminal() -> None:
     lines = table(SHOWN).splitlines()
     assert max(map(len, lines)) < 80
     assert [line.split("  ")[0] for line in lines[2:]] == [
@@ -193,7 +193,7 @@ def test_the_runs_of_a_killed_worker_end_with_it() -> None:
     assert takeovers(events, found, "worker_killed") == [5.0]
 
 
-def test_the_journal_gives_whole_lines_once(tmp_path: Path) -> None:
+def test_the_journal_returns_each_complete_line_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with journal.body(PLAIN, 7) as body:
         body.note("effect")
@@ -204,7 +204,7 @@ def test_the_journal_gives_whole_lines_once(tmp_path: Path) -> None:
     assert journal.new() == []
 
 
-def test_the_journal_ends_the_span_of_a_body_that_raises(tmp_path: Path) -> None:
+def test_the_journal_records_the_end_of_a_body_that_raises(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with pytest.raises(LookupError), journal.body(PLAIN, 7):
         raise LookupError

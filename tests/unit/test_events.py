@@ -18,7 +18,7 @@ def deliverer() -> Deliverer:
     return Deliverer()
 
 
-def test_deliveries_come_in_order_on_one_thread(deliverer: Deliverer) -> None:
+def test_deliveries_are_made_in_order_on_one_thread(deliverer: Deliverer) -> None:
     told: list[tuple[int, str]] = []
     for i in range(100):
         deliverer.post(lambda i=i: told.append((i, threading.current_thread().name)))  # type: ignore[misc]
@@ -57,15 +57,15 @@ def test_another_thread_takes_over_from_a_hanging_delivery(
 
 
 def fork(code: Callable[[], int] = lambda: 0) -> int:
-    """Fork; the exit code of the child, which is what it finds."""
+    """Fork; return the child's exit code, which is its result."""
     pid = os.fork()
     if pid == 0:
         os._exit(code())
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_waits_for_the_delivery_under_way(deliverer: Deliverer) -> None:
-    """The child would have half of it for ever, be it a lock within SQLite."""
+def test_a_fork_waits_for_the_current_delivery(deliverer: Deliverer) -> None:
+    """Otherwise the child would have half of it forever, for example a lock inside SQLite."""
     began, inside = threading.Event(), [0]
 
     def deliver() -> None:
@@ -81,7 +81,7 @@ def test_a_fork_waits_for_the_delivery_under_way(deliverer: Deliverer) -> None:
     assert deliverer.flush(30)
 
 
-def test_a_fork_waits_not_long_for_a_delivery_that_hangs(
+def test_a_fork_waits_only_briefly_for_a_delivery_that_hangs(
     deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "FORK_PATIENCE", 0.05)
@@ -93,7 +93,7 @@ def test_a_fork_waits_not_long_for_a_delivery_that_hangs(
 
     deliverer.post(hang)
     assert hangs.wait(30)
-    # The child has a thread of its own.
+    # The child starts its own thread.
     assert fork(lambda: not deliverer.flush()) == 0
     free.set()
     assert deliverer.flush(30)

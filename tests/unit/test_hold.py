@@ -20,7 +20,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 def hold(*, ttl: float, asked_at: float = 1000.0, **options: float) -> HeldLease:
-    """The hold of a lease that was asked for at ``asked_at`` and granted for ``ttl``."""
+    """The held lease of a request sent at ``asked_at`` and granted for ``ttl``."""
     backend = locks["local"]
     asked = LockOptions(
         backend,
@@ -40,14 +40,14 @@ def hold(*, ttl: float, asked_at: float = 1000.0, **options: float) -> HeldLease
     return HeldLease(lease, backend, object(), asked, handle=HANDLE, sender=Lock)
 
 
-def test_g2_a_grant_shorter_than_what_was_asked_for_counts_as_it_was_granted() -> None:
+def test_g2_a_grant_shorter_than_requested_counts_as_granted() -> None:
     short = hold(ttl=6.0)
     assert short.deadline == pytest.approx(1005.94)
     assert 1001.9 < short.due <= 1002.0
     assert short.renewal(1002.0).ttl == 30
 
 
-def test_g2_a_renewal_shorter_than_what_was_asked_for_counts_as_it_was_granted() -> None:
+def test_g2_a_renewal_shorter_than_requested_counts_as_granted() -> None:
     held = hold(ttl=30.0)
     held.confirm(1010.0, 6.0, 1010.0)
     assert held.deadline == pytest.approx(1015.94)
@@ -55,14 +55,14 @@ def test_g2_a_renewal_shorter_than_what_was_asked_for_counts_as_it_was_granted()
     assert held.renewal(1012.0).ttl == 30
 
 
-def test_a_grant_counts_from_when_it_was_asked_for() -> None:
+def test_a_grant_counts_from_its_request() -> None:
     handed = hold(ttl=30.0, asked_at=991.0)
     assert handed.deadline == pytest.approx(991.0 + 29.7)
     assert 1000.7 < handed.due <= 1001.0
     assert handed.state == "held"
 
 
-def test_g6_max_hold_counts_from_when_the_grant_was_received() -> None:
+def test_g6_max_hold_counts_from_the_receipt_of_the_grant() -> None:
     handed = hold(ttl=10.0, asked_at=993.0, max_hold=10.0)
     assert handed.max_end == 1010.0
     assert handed.renewal(1000.2).ttl == pytest.approx(9.8)
@@ -73,7 +73,7 @@ def test_a_lease_of_max_hold_is_not_renewed() -> None:
     assert short.due == short.deadline
 
 
-def test_a_fixed_lease_is_not_prolonged_whatever_it_was_granted_for() -> None:
+def test_a_fixed_lease_is_not_prolonged_whatever_was_granted() -> None:
     fixed = hold(ttl=2.0, renew=False)  # type: ignore[arg-type]
     assert fixed.due == fixed.deadline
 
@@ -99,7 +99,7 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
         held.owner = "another"
         dog.watch(held)
         pokes.clear()
-    # Three seconds of holds of a millisecond each.
+    # The lock is held for a millisecond at a time, for three seconds.
     for _ in range(3000):
         moment[0] += 0.001
         if moment[0] >= dog._wakes_at:
@@ -112,7 +112,7 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
     assert wakes <= 15
 
 
-def test_g6_of_a_backend_that_grants_less_the_rest_of_max_hold_is_asked_for_again() -> None:
+def test_g6_if_a_backend_grants_less_the_rest_of_max_hold_is_requested_again() -> None:
     held = hold(ttl=15.0, max_hold=60.0)
     asked = 0
     while held.due < held.deadline:

@@ -1,4 +1,4 @@
-"""The holds of a handle, and how one is unbound from its thread."""
+"""The held leases of a handle, and how one is unbound from its thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def local(**options: bool) -> Lock:
     return Lock("it", using="local", wait=0, **options)  # type: ignore[arg-type]
 
 
-def test_after_unbinding_the_thread_is_as_any_other() -> None:
+def test_after_unbinding_the_thread_is_like_any_other() -> None:
     lock = local()
     assert lock.acquire()
     with pytest.raises(AlreadyHeld):
@@ -37,13 +37,13 @@ def test_after_unbinding_the_thread_is_as_any_other() -> None:
     assert lock.state == "free"
 
 
-def test_unbinding_what_is_not_held_does_nothing() -> None:
+def test_unbinding_a_lock_that_is_not_held_does_nothing() -> None:
     lock = local()
     lock.unbind()
     assert lock.state == "free"
 
 
-def test_what_reentrant_handles_share_stays_with_their_thread() -> None:
+def test_a_lease_shared_by_reentrant_handles_stays_with_their_thread() -> None:
     outer, inner = local(reentrant=True), local(reentrant=True)
     with outer, inner:
         inner.unbind()
@@ -51,7 +51,7 @@ def test_what_reentrant_handles_share_stays_with_their_thread() -> None:
             assert third.token == outer.token == inner.token
 
 
-def test_a_shared_handle_answers_while_other_threads_come_and_go() -> None:
+def test_a_shared_handle_works_while_other_threads_start_and_end() -> None:
     shared = local()
     over = threading.Event()
 
@@ -67,7 +67,7 @@ def test_a_shared_handle_answers_while_other_threads_come_and_go() -> None:
         thread = threading.Thread(target=come_and_go)
         thread.start()
         while not over.is_set():
-            # None of them raises, whichever thread has come or gone in the middle of it.
+            # None of them raises, whichever thread starts or ends in between.
             assert shared.state in ("free", "held")
         thread.join()
     finally:

@@ -1,4 +1,4 @@
-"""An interrupt between any two lines of a lock's own code leaves nothing renewed for nobody."""
+"""An interrupt between any two lines of a lock's own code leaves no lease renewed by mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEFORE = {
     Lock.__aexit__.__code__: 2,
     Lock._release_late.__code__: 1,
 }
-"""How many lines of these come before their ``try``: as if they had not been called yet."""
+"""Lines before the ``try`` of these functions; an interrupt there is as one before the call."""
 
 
 class Interrupt(BaseException):
@@ -56,7 +56,7 @@ class Interrupter:
     def _is_exempt(self, frame: FrameType) -> bool:
         code: CodeType = frame.f_code
         if code.co_name == "_poke":
-            # A thread lock is given back between two lines, where Python looks for no signals.
+            # A thread lock is released between two lines, where Python checks for no signals.
             return True
         if _is_collecting(frame):
             return True
@@ -65,7 +65,7 @@ class Interrupter:
 
 
 def _is_collecting(frame: FrameType | None) -> bool:
-    """Whether an object is being collected; what is raised there Python prints and ignores."""
+    """Whether an object is being finalized; Python prints and ignores exceptions there."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True
@@ -74,9 +74,9 @@ def _is_collecting(frame: FrameType | None) -> bool:
 
 
 def everywhere(prepare: Callable[[], Callable[[], object]], check: Callable[[str], object]) -> int:
-    """Prepare and run again and again, each time interrupted one line later.
+    """Prepare and run repeatedly, each time interrupted one line later.
 
-    Gives how many lines there are.
+    Returns the number of lines.
     """
     for n in itertools.count(1):
         locks.reset()
@@ -89,7 +89,7 @@ def everywhere(prepare: Callable[[], Callable[[], object]], check: Callable[[str
             run()
         except (Interrupt, BackendUnavailable) as error:
             sys.settrace(None)
-            # Flows that were left suspended end here, and not during the next run.
+            # Flows left suspended end here, and not during the next run.
             traceback.clear_frames(error.__traceback__)
         finally:
             sys.settrace(None)
@@ -102,7 +102,7 @@ def everywhere(prepare: Callable[[], Callable[[], object]], check: Callable[[str
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     locks.reset()
-    # At once, as no other thread is to be waited for here.
+    # At once, because nothing here shall wait for another thread.
     monkeypatch.setattr(cleanup, "cancel_later", undo_now)
 
 
@@ -111,14 +111,14 @@ def undo_now(backend: Any, request: Any, *, min_hold: float = 0.0) -> None:
 
 
 def renewed() -> list[str]:
-    """What this process renews."""
+    """The names that this process renews."""
     schedule = watchdog._watchdog._schedules.get(id(locks["local"]))
     holds = {} if schedule is None else {**schedule.leases, **schedule.fresh}
     return [hold.name for hold in holds.values() if hold.renews and not hold.ended]
 
 
 kept: list[Lock] = []
-"""Handles that are collected end their renewal; these are not."""
+"""Garbage-collected handles end their renewal; these are kept alive."""
 
 
 def new(**options: Any) -> Lock:
@@ -169,7 +169,7 @@ def test_g7_an_interrupt_before_any_line_leaves_nothing_renewed(
 
 
 @pytest.mark.parametrize("enter", [Lock.__enter__, Lock.acquire])
-def test_g7_an_interrupted_reentrant_entry_is_no_entry(enter: Callable[[Lock], object]) -> None:
+def test_g7_an_interrupted_reentrant_entry_does_not_count(enter: Callable[[Lock], object]) -> None:
     def prepare() -> Callable[[], object]:
         assert new(reentrant=True).acquire()
         return partial(enter, new(reentrant=True))
@@ -201,7 +201,7 @@ def test_g7_an_interrupted_release_without_an_answer_renews_nothing(
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_g7_a_release_whose_call_is_interrupted_is_repeated_and_believed(
+def test_g7_an_interrupted_call_of_a_release_is_repeated_in_the_background(
     before: bool, reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, backend, repeated = new(reentrant=reentrant), locks["local"], []
@@ -218,11 +218,11 @@ def test_g7_a_release_whose_call_is_interrupted_is_repeated_and_believed(
     with pytest.raises(Interrupt):
         lock.release()
     assert (lock.state, repeated) == ("free", [owner])
-    # Nor does the thread take it for its own.
+    # The thread does not count as the holder either.
     assert new(reentrant=reentrant).acquire() is not before
 
 
-def test_g7_an_interrupted_release_stops_no_hold_of_another_thread(
+def test_g7_an_interrupted_release_does_not_end_another_threads_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared, backend = new(), locks["local"]

@@ -1,4 +1,4 @@
-"""Names and keys: what is refused, what is the same key, what is another."""
+"""Names and keys: which ones are refused, and which ones are equal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def key_of(
 
 
 @pytest.mark.parametrize("name", ["a", "invoice:42", "Käse 🧀", " ", "ü" * 255])
-def test_a_name_of_1_to_255_characters_is_taken_as_it_is(name: str) -> None:
+def test_a_name_of_1_to_255_characters_is_used_unchanged(name: str) -> None:
     assert check_name(name) is name
 
 
@@ -105,7 +105,7 @@ def test_the_key_of_an_anonymous_user_is_a_type_error_that_says_so() -> None:
         key_of("checkout:{request.user.pk}", request, function=checkout)
 
 
-def test_a_template_reaches_attributes_and_indexes() -> None:
+def test_a_template_can_use_attributes_and_indexes() -> None:
     user = SimpleNamespace(pk=7, tags=["a", {"x": "y"}])
     assert key_of("{account_id.pk}:{account_id.tags[1][x]}", user) == "7:y"
 
@@ -134,7 +134,7 @@ def test_a_template_is_the_same_for_positions_keywords_and_defaults() -> None:
     assert keys == ["1-daily"] * 3
 
 
-def test_a_template_reaches_what_starred_parameters_take_in() -> None:
+def test_a_template_can_use_the_values_of_starred_parameters() -> None:
     assert key_of("{rest[0]}:{number}", 1, "a", number=3, function=open_ended) == "a:3"
     with pytest.raises(TypeError, match="cannot be looked up"):
         key_of("{number}", 1, function=open_ended)
@@ -188,7 +188,7 @@ def test_a_long_key_ends_in_a_digest() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\ud800b"])
-def test_a_value_from_outside_that_cannot_be_in_a_name_ends_in_a_digest(value: str) -> None:
+def test_a_key_with_characters_that_a_name_cannot_have_ends_in_a_digest(value: str) -> None:
     name = key_of("order:{account_id}", value)
     assert check_name(name).startswith("order:a?b~")
     assert name != key_of("order:{account_id}", "a\tb")
@@ -203,12 +203,12 @@ def test_a_digest_begins_with_its_prefix_and_version() -> None:
 
 
 def test_a_digest_never_changes_between_releases() -> None:
-    # A changed value would let two workers of different releases work on one key.
+    # With a changed value, two workers of different releases could work on one key.
     digest = fingerprint({"b": ["x", None], "a": 1}, what=WHAT)
     assert digest == "v1:043c33c0e4540a5f4c0f83e8dbedad14"
 
 
-def test_positions_keywords_and_defaults_make_the_same_digest() -> None:
+def test_positions_keywords_and_defaults_give_the_same_digest() -> None:
     keys = {
         key_of(ALL_ARGUMENTS, 1),
         key_of(ALL_ARGUMENTS, account_id=1),
@@ -226,7 +226,7 @@ def test_a_new_optional_parameter_changes_no_digest() -> None:
     )
 
 
-def test_what_only_equals_the_default_is_not_the_default() -> None:
+def test_a_value_that_merely_equals_the_default_is_not_the_default() -> None:
     assert key_of(ALL_ARGUMENTS, 1, 0) != key_of(ALL_ARGUMENTS, 1, False)
 
 
@@ -261,7 +261,7 @@ DISTINCT = [
 ]
 
 
-def test_values_of_other_types_and_structures_make_other_digests() -> None:
+def test_values_of_different_types_and_structures_give_different_digests() -> None:
     assert len({key_of(ALL_ARGUMENTS, value) for value in DISTINCT}) == len(DISTINCT)
 
 
@@ -282,7 +282,9 @@ SAME = [
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_what_a_serializer_makes_equal_is_the_same_digest(one: object, other: object) -> None:
+def test_values_that_a_serializer_makes_equal_give_the_same_digest(
+    one: object, other: object
+) -> None:
     assert key_of(ALL_ARGUMENTS, one) == key_of(ALL_ARGUMENTS, other)
 
 
@@ -301,7 +303,7 @@ def test_starred_arguments_are_part_of_the_digest() -> None:
     assert key_of(["x"], 1, x=2, function=open_ended) != key_of(["x"], 1, function=open_ended)
 
 
-def test_arguments_are_digested_as_the_other_side_of_a_queue_sees_them() -> None:
+def test_arguments_are_digested_as_a_worker_receives_them() -> None:
     def listed(items: Any, order: Any = (1, 2)) -> None: ...
 
     def key(*args: Any) -> str:
@@ -314,19 +316,21 @@ def test_arguments_are_digested_as_the_other_side_of_a_queue_sees_them() -> None
 
 
 class Thing:
-    """Has no stable form: its repr is a memory address."""
+    """Has no stable form: its repr contains a memory address."""
 
 
 thing = Thing()
 
 
 @pytest.mark.parametrize("value", [Thing(), [Thing()], {"a": Thing()}, len, range(3)])
-def test_an_argument_without_a_stable_form_is_named_with_the_way_out(value: object) -> None:
+def test_the_error_for_an_argument_without_a_stable_form_names_it_and_a_solution(
+    value: object,
+) -> None:
     with pytest.raises(TypeError, match=r"the argument 'account_id' contains .*primary key"):
         key_of(ALL_ARGUMENTS, value)
 
 
-def test_a_default_without_a_stable_form_is_no_obstacle() -> None:
+def test_a_default_without_a_stable_form_is_accepted() -> None:
     def function(name: str, marker: Any = thing) -> None: ...
 
     assert key_of(ALL_ARGUMENTS, "a", function=function) != key_of(
@@ -342,17 +346,17 @@ def test_an_empty_list_of_names_is_refused() -> None:
 # -- callables -----------------------------------------------------------------------------
 
 
-def test_a_callable_gets_the_arguments_as_they_were_passed() -> None:
+def test_a_callable_key_gets_the_arguments_as_passed() -> None:
     assert key_of(lambda *args, **kwargs: f"{args}{kwargs}", 1, full=2) == "(1,){'full': 2}"
 
 
 @pytest.mark.parametrize("answer", [None, "", 1, b"x"])
-def test_a_callable_must_give_a_string(answer: Any) -> None:
+def test_a_callable_key_must_return_a_string(answer: Any) -> None:
     with pytest.raises(TypeError, match="not a non-empty string"):
         key_of(lambda account_id: answer, 1)
 
 
-def test_a_coroutine_function_cannot_make_a_key() -> None:
+def test_a_coroutine_function_cannot_be_a_key() -> None:
     async def key(account_id: int) -> str:
         return str(account_id)
 
@@ -361,7 +365,7 @@ def test_a_coroutine_function_cannot_make_a_key() -> None:
 
 
 @pytest.mark.parametrize("spec", [None, 7, [1], {"a": 1}])
-def test_a_key_that_is_neither_is_refused(spec: Any) -> None:
+def test_other_types_of_keys_are_refused(spec: Any) -> None:
     with pytest.raises(TypeError, match="it takes a template"):
         key_of(spec, 1)
 

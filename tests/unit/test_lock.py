@@ -1,4 +1,4 @@
-"""The handle: what it answers, when it raises, who holds."""
+"""The handle: what it returns, when it raises, and which thread or task holds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
         return threads.submit(function).result()
 
 
-def test_an_option_that_the_alias_is_not_capable_of_is_refused(
+def test_an_option_that_the_alias_does_not_support_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locks["local"], "capabilities", frozenset())
@@ -75,7 +75,7 @@ def test_a_block_holds_and_releases() -> None:
     assert not lock.locked()
 
 
-def test_acquire_answers_false_and_a_block_raises() -> None:
+def test_acquire_returns_false_and_a_block_raises() -> None:
     with local():
         assert in_thread(lambda: local().acquire(blocking=False)) is False
         assert in_thread(lambda: local().acquire(timeout=0.01)) is False
@@ -91,7 +91,7 @@ def test_acquire_answers_false_and_a_block_raises() -> None:
         assert in_thread(lambda: enter(0.01)) is AcquireTimeout
 
 
-def test_the_met_holder_is_told() -> None:
+def test_contended_reports_the_holder() -> None:
     lock = local()
     with local():
         in_thread(lambda: lock.acquire(blocking=False))
@@ -155,13 +155,13 @@ def test_any_thread_may_release() -> None:
     assert not lock.locked()
 
 
-def test_a_release_inside_the_block_leaves_nothing_to_the_block() -> None:
+def test_after_a_release_inside_the_block_its_end_does_nothing() -> None:
     with local() as lock:
         lock.release()
     assert lock.state == "free"
 
 
-# -- who holds -----------------------------------------------------------------------------
+# -- the holder -----------------------------------------------------------------------------
 
 
 def test_a_second_blocking_acquire_by_the_holder_is_already_held() -> None:
@@ -185,7 +185,7 @@ def test_reentrant_handles_count_up_without_the_backend(monkeypatch: pytest.Monk
     assert not outer.locked()
 
 
-def test_reentrance_needs_both_handles_to_say_so() -> None:
+def test_reentrance_must_be_set_on_both_handles() -> None:
     with local(reentrant=True), pytest.raises(AlreadyHeld):
         local().acquire()
     with local(), pytest.raises(AlreadyHeld):
@@ -203,7 +203,7 @@ def test_an_unbound_handle_is_its_own_holder() -> None:
     assert not lock.locked()
 
 
-def test_a_shared_handle_keeps_the_holds_of_its_threads_apart() -> None:
+def test_a_shared_handle_keeps_the_leases_of_its_threads_apart() -> None:
     lock = local()
     lock.acquire()
     locks["local"].break_(lock.name, owner=lock.owner or "")
@@ -231,13 +231,11 @@ def test_a_collected_handle_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_dropping_a_held_lock_is_warned_of_at_once(
-    renew: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dropping_a_held_lock_warns_at_once(renew: bool, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.warns(ResourceWarning, match=r"Lock 'it' .* cannot be released") as caught:
         assert local(renew=renew).acquire()
     assert len(caught) == 1
-    # Where Python says by -X tracemalloc that the lock was made.
+    # The line where the lock was made, which Python shows with -X tracemalloc.
     assert isinstance(caught[0].source, Lock)
     assert dispatch.flush()
     assert "Use `with`, or keep the Lock" in caplog.text
@@ -270,7 +268,7 @@ def test_the_last_reentrant_handle_that_is_dropped_ends_the_renewal() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_dropping_a_lock_that_is_not_held_is_no_fault(recwarn: pytest.WarningsRecorder) -> None:
+def test_dropping_a_lock_that_is_not_held_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
     lock = local()
     with lock:
         pass
@@ -287,10 +285,10 @@ def test_dropping_a_lock_that_is_not_held_is_no_fault(recwarn: pytest.WarningsRe
     assert not recwarn.list
 
 
-# -- who holds it --------------------------------------------------------------------------
+# -- messages about the holder -------------------------------------------------------------------
 
 
-def test_a_refusal_names_the_holder_and_since_when() -> None:
+def test_a_refusal_names_the_holder_and_the_time_of_its_acquire() -> None:
     with (
         local(metadata={"task_name": "shop.charge", "task_id": "42"}, bound=False),
         pytest.raises(LockNotAcquired) as caught,
@@ -312,7 +310,7 @@ def test_a_refusal_says_when_this_very_thread_holds() -> None:
         pass
 
 
-async def test_a_refusal_of_a_coroutine_names_the_holder_too() -> None:
+async def test_a_refusal_of_a_coroutine_names_the_holder() -> None:
     async def enter() -> None:
         async with local(wait=0.01):
             pass
@@ -324,7 +322,7 @@ async def test_a_refusal_of_a_coroutine_names_the_holder_too() -> None:
         await enter()
 
 
-def test_no_answer_to_the_question_who_holds_is_no_other_error(
+def test_the_error_stays_the_same_if_the_holder_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def no_answer(name: str) -> None:
@@ -375,7 +373,7 @@ def test_a_refused_renewal_is_a_loss() -> None:
     lock.release()
 
 
-def test_on_lost_is_called_once_and_off_the_callers_thread() -> None:
+def test_on_lost_is_called_once_on_another_thread() -> None:
     calls: list[tuple[Lock, str, str]] = []
 
     def on_lost(lock: Lock, reason: str) -> None:
@@ -419,7 +417,7 @@ def test_a_shorter_ttl_counts_at_the_backend_too() -> None:
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_g1_a_shorter_ttl_is_believed_though_nobody_confirms_it(
+def test_g1_a_shorter_ttl_counts_even_without_a_confirmation(
     renew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local(ttl=30, renew=renew) as lock:
@@ -428,7 +426,7 @@ def test_g1_a_shorter_ttl_is_believed_though_nobody_confirms_it(
         earlier = clock.now()
 
         def no_answer(*_: Any, **__: Any) -> None:
-            # The answer to the watchdog's own renewal comes while this one is under way.
+            # The answer to the watchdog's renewal arrives while this renewal runs.
             hold.confirm(earlier, 30, clock.now())
             raise BackendUnavailable("no answer", "it", "local")
 
@@ -436,11 +434,11 @@ def test_g1_a_shorter_ttl_is_believed_though_nobody_confirms_it(
             patch.setattr(locks["local"], "renew", no_answer)
             with pytest.raises(BackendUnavailable):
                 lock.renew(ttl=5)
-        # It may have been carried out.
+        # The renewal may have been executed.
         assert lock.remaining <= 5
 
 
-def test_a_ttl_too_short_to_be_renewed_is_refused() -> None:
+def test_a_ttl_too_short_for_renewals_is_refused() -> None:
     with local(ttl=30) as lock:
         with pytest.raises(ValueError, match="at least 3 times the command_timeout"):
             lock.renew(ttl=1)
@@ -449,16 +447,16 @@ def test_a_ttl_too_short_to_be_renewed_is_refused() -> None:
         fixed.renew(ttl=1)
 
 
-def test_a_hold_of_former_settings_is_not_met_by_those_after_them() -> None:
+def test_a_lock_held_under_former_settings_does_not_affect_new_ones() -> None:
     with local() as before:
         locks.reset()
-        # Another backend: what the first one guards is another name.
+        # This is another backend, so the first one's lock is a different one.
         with local() as after:
             assert before.held
             assert after.held
 
 
-def test_a_release_of_which_the_backend_cannot_tell_counts_while_the_deadline_stands(
+def test_a_release_with_an_unknown_outcome_counts_before_the_deadline(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = local()
@@ -470,7 +468,7 @@ def test_a_release_of_which_the_backend_cannot_tell_counts_while_the_deadline_st
     assert "cannot tell" in caplog.text
 
 
-def test_g2_a_release_of_which_the_backend_cannot_tell_is_a_loss_after_the_deadline(
+def test_g2_a_release_with_an_unknown_outcome_is_a_loss_after_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lock = local()
@@ -488,7 +486,7 @@ def test_g2_a_release_of_which_the_backend_cannot_tell_is_a_loss_after_the_deadl
     assert lock.lost_reason == "expired"
 
 
-def test_g7_a_release_interrupted_on_its_way_is_renewed_no_more(
+def test_g7_after_an_interrupted_release_the_lease_is_not_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(_: object) -> None:
@@ -532,7 +530,7 @@ async def test_no_task_waits_for_itself(wait: float | None) -> None:
         with pytest.raises(AlreadyHeld):
             await local(wait=wait).aacquire()
         assert await local().aacquire(blocking=False) is False
-        # The block of another task waits as for anybody else.
+        # A block in another task waits as usual.
         other = asyncio.create_task(local().aacquire(timeout=0.01))
         assert await other is False
     lock = local()
@@ -548,7 +546,7 @@ async def test_no_task_waits_for_itself(wait: float | None) -> None:
         pass
 
 
-async def test_a_handle_that_holds_for_itself_excludes_its_task_as_any_other() -> None:
+async def test_an_unbound_handle_excludes_its_own_task_like_any_other() -> None:
     async with local():
         assert await local(bound=False).aacquire(timeout=0.01) is False
     lock = local()
@@ -557,12 +555,12 @@ async def test_a_handle_that_holds_for_itself_excludes_its_task_as_any_other() -
     with pytest.raises(LockNotAcquired):
         async with local(wait=0.01):
             pass
-    # Another task may release another handle at the same time.
+    # At the same time, another task may release another handle.
     assert await local().aacquire(timeout=0.01) is False
     await lock.arelease()
 
 
-async def test_a_task_enters_again_however_its_reentrant_handles_acquire() -> None:
+async def test_a_task_can_reenter_by_every_way_to_acquire() -> None:
     async with local(reentrant=True) as outer:
         inner = local(reentrant=True)
         assert await inner.aacquire()
@@ -619,7 +617,7 @@ async def test_g7_a_cancelled_waiter_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await holder.arelease()
-    # Granted to the cancelled one it would be taken for ever: nobody would release it.
+    # If the cancelled waiter got the lock, nobody would release it.
     assert await local().aacquire(timeout=30)
 
 
@@ -659,7 +657,7 @@ def test_a_ttl_of_exactly_three_command_timeouts_is_long_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locks["local"], "command_timeout", 0.2)
-    # 3 * 0.2 is more than 0.6 to a computer.
+    # In floating point, 3 * 0.2 is more than 0.6.
     assert local(ttl=0.6).acquire()
     with pytest.raises(ValueError, match="command_timeout"):
         local(ttl=0.5999)
@@ -672,7 +670,7 @@ def test_a_fixed_lease_may_be_short() -> None:
 @pytest.mark.parametrize(
     ("blocking", "timeout"), [(False, 1.0), (True, -2.0), (True, float("inf"))]
 )
-def test_wrong_patience_is_refused(blocking: bool, timeout: float) -> None:
+def test_a_wrong_timeout_is_refused(blocking: bool, timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout"):
         local().acquire(blocking, timeout)
 
@@ -701,13 +699,13 @@ def test_every_error_names_lock_and_alias_and_survives_pickling(name: str) -> No
 # -- signals -------------------------------------------------------------------------------
 
 
-def test_signals_tell_the_life_of_a_lock() -> None:
+def test_signals_report_the_life_of_a_lock() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     kinds = ("acquired", "released", "lost")
 
     def connect(kind: str) -> None:
         def tell(name: str, **facts: Any) -> None:
-            # Locks that other tests dropped may be lost now.
+            # Locks dropped by other tests may be lost now.
             if name == "lived":
                 told.append((kind, {"name": name, **facts}))
 

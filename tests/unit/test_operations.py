@@ -24,7 +24,7 @@ from django_dlock.lease import LeaseInfo
         ("cooling", "unknown", 30.0, False),
     ],
 )
-def test_only_what_cannot_be_at_work_is_ended_without_force(kind, state, ttl, running):
+def test_only_locks_without_a_running_holder_are_released_without_force(kind, state, ttl, running):
     info = LeaseInfo(
         name="n",
         alias="default",
@@ -56,5 +56,5 @@ def test_only_what_cannot_be_at_work_is_ended_without_force(kind, state, ttl, ru
         (90000, "1d 1h"),
     ],
 )
-def test_a_duration_is_told_in_two_units(seconds, text):
+def test_a_duration_is_shown_in_two_units(seconds, text):
     assert duration(seconds) == text

@@ -1,7 +1,7 @@
-"""The private names of Celery, kombu, billiard and Django that we use: one canary for each.
+"""The private names of Celery, kombu, billiard and Django that the package uses.
 
-A new version may rename them at any time. What depends on one degrades with a warning where it can,
-but these tests say at once which name is gone.
+A new version may rename them at any time. Code that needs one logs a warning and goes on where it
+can. These tests say directly which name is missing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CANARIES: dict[str, Callable[[], object]] = {
     "_context": lambda: inspect.getattr_static(celery_request.Request, "_context"),
     "_success_was_stored": lambda: (
         hasattr(celery_request.Request, "_success_was_stored")
-        # Before 5.7 there is none, and it is never called.
+        # Versions before 5.7 do not have it, and it is never called.
         or "_success_was_stored" not in source(celery_request)
     ),
     "state.should_terminate": lambda: state.should_terminate is None,
@@ -90,7 +90,7 @@ CANARIES: dict[str, Callable[[], object]] = {
     "_chord_zset": lambda: hasattr(RedisBackend, "_chord_zset"),
     "_chord_cleanup_script": lambda: (
         hasattr(RedisBackend, "_chord_cleanup_script")
-        # Before 5.7 nobody claims to send a chord's body.
+        # Versions before 5.7 do not claim the sending of a chord's body.
         or "'.c'" not in source(RedisBackend.on_chord_part_return)
     ),
     "get_key_for_group": lambda: callable(RedisBackend.get_key_for_group),
@@ -134,7 +134,7 @@ CANARIES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", CANARIES)
-def test_the_private_name_is_there(name):
+def test_the_private_name_exists(name):
     assert CANARIES[name]()
 
 
@@ -145,11 +145,11 @@ def test_django_rest_framework_wraps_the_request():
 
 OF_PYTHON = {"_DummyThread", "_asdict", "_exit", "_fields", "_replace"}
 OF_REDIS = {"_sock"}
-"""Which ``django_dlock.backends`` tests itself."""
+"""The package's own name, which ``django_dlock.backends`` tests itself."""
 
 
 def private_names() -> tuple[set[str], set[str]]:
-    """The private names that the package uses of others, and those that it defines."""
+    """The private names of other packages that this one uses, and those that it defines."""
     used, defined = set(), set()
     for file in PACKAGE.rglob("*.py"):
         if "backends" in file.parts:
@@ -170,11 +170,11 @@ def private_names() -> tuple[set[str], set[str]]:
     return private, defined
 
 
-def test_each_private_name_of_others_has_its_canary():
+def test_each_private_name_of_other_packages_has_a_test():
     used, defined = private_names()
     assert used - defined - OF_PYTHON - OF_REDIS - CANARIES.keys() == set()
 
 
-def test_there_is_no_canary_of_a_name_that_is_not_used_any_more():
+def test_no_tested_name_is_unused():
     used, _ = private_names()
     assert {name for name in CANARIES if name.startswith("_")} - used == set()

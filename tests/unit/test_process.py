@@ -20,7 +20,7 @@ def other(**facts: object) -> ProcessIdentity:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ProcessIdentity:
-    """This process, on a machine that tells all of its facts."""
+    """This process, on a machine that reports all of its properties."""
     me = current()._replace(machine_id="m1", boot_id="b1", pid_namespace="ns1")
     monkeypatch.setattr(process, "_current", me)
     return me
@@ -36,21 +36,21 @@ def test_an_identity_survives_its_json_form() -> None:
     assert ProcessIdentity.from_dict(current().as_dict()) == current()
 
 
-def test_the_living_are_not_dead(machine: ProcessIdentity) -> None:
+def test_a_living_process_is_not_dead(machine: ProcessIdentity) -> None:
     assert death_proof(machine) is None
 
 
-def test_a_pid_that_is_no_more_is_gone(machine: ProcessIdentity) -> None:
+def test_a_pid_that_does_not_exist_is_dead(machine: ProcessIdentity) -> None:
     assert death_proof(other(pid=a_dead_pid())) == "gone"
 
 
 @linux
-def test_a_pid_that_was_given_again_is_gone(machine: ProcessIdentity) -> None:
+def test_a_process_whose_pid_was_reused_is_dead(machine: ProcessIdentity) -> None:
     assert death_proof(other(start_time="1")) == "gone"
 
 
 @linux
-def test_a_zombie_is_gone_before_it_is_reaped(machine: ProcessIdentity) -> None:
+def test_a_zombie_is_dead_before_it_is_reaped(machine: ProcessIdentity) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.read()
@@ -68,7 +68,7 @@ def test_a_zombie_is_gone_before_it_is_reaped(machine: ProcessIdentity) -> None:
         {"pid_namespace": "ns2"},
         {"boot_id": ""},
         {"boot_id": "b2", "machine_id": "m2"},
-        # Cloned machines share all else.
+        # Cloned machines share everything else.
         {"host": "clone"},
         {"host": "clone", "boot_id": "b2"},
     ],
@@ -80,7 +80,7 @@ def test_nothing_is_proven_across_machines_and_containers(
     assert death_proof(other(pid=a_dead_pid(), **facts), silent=True) is None
 
 
-def test_another_boot_of_the_same_machine_proves_death_of_the_silent_only(
+def test_another_boot_of_the_same_machine_proves_death_without_heartbeats(
     machine: ProcessIdentity,
 ) -> None:
     before = other(boot_id="b0")
@@ -97,7 +97,7 @@ def test_without_a_machine_id_another_boot_proves_nothing(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_a_forked_child_has_an_identity_of_its_own() -> None:
+def test_a_forked_child_has_its_own_identity() -> None:
     mine = current().id
     reader, writer = os.pipe()
     if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""Which holds are looked at, and when; through the watchdog where that is what counts."""
+"""Which held leases are checked, and when; through the watchdog where that matters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def schedule_of(dog: Watchdog) -> Schedule:
     return schedule_of
 
 
-def test_1200_leases_that_came_one_by_one_take_three_calls_an_interval(
+def test_1200_leases_acquired_one_by_one_need_three_calls_per_interval(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     kept = []
@@ -49,7 +49,7 @@ def test_1200_leases_that_came_one_by_one_take_three_calls_an_interval(
     assert all(lock.held for lock in kept)
 
 
-def test_a_look_at_nothing_due_touches_no_hold(
+def test_a_step_with_nothing_due_touches_no_lease(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = [held(f"n{number}") for number in range(100)]
@@ -67,14 +67,14 @@ def test_a_look_at_nothing_due_touches_no_hold(
     assert len(kept) == 100
 
 
-def test_a_hold_that_goes_while_it_is_admitted_is_not_renewed(
+def test_a_lease_that_ends_while_it_is_added_is_not_renewed(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held()
 
     class GoesNow(dict[str, HeldLease]):
         def pop(self, *args: Any) -> Any:
-            # What another thread does between the two steps of the admission.
+            # Another thread does this between the two steps.
             schedule = schedule_of(dog)
             schedule.fresh = {}
             schedule.discard(hold_of(lock))
@@ -88,7 +88,9 @@ def test_a_hold_that_goes_while_it_is_admitted_is_not_renewed(
     assert spy.renewed == []
 
 
-def test_a_released_hold_is_not_kept_until_its_moment(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_a_released_lease_is_not_kept_until_its_due_time(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
     lock = held()
     dog.tick()
     gone = weakref.ref(hold_of(lock))
@@ -97,22 +99,22 @@ def test_a_released_hold_is_not_kept_until_its_moment(dog: Watchdog, spy: Spy, t
     assert gone() is None
 
 
-def test_moments_do_not_pile_up(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_due_times_do_not_pile_up(dog: Watchdog, spy: Spy, time: Time) -> None:
     kept = [held(f"n{number}") for number in range(10)]
     for _ in range(100):
         time.seconds += 1
         for lock in kept:
             lock.renew(ttl=30)
         dog.tick()
-    # Of the last interval at the most.
+    # At most those of the last interval.
     assert len(schedule_of(dog)._times) <= 120
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_hold_that_ends_before_its_answer_is_forgotten(
+def test_a_lease_that_ends_before_its_answer_is_discarded(
     ready: bool, dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Or the thread would never go, and the heart of an idle process beat for ever.
+    # Otherwise the thread would never end, and an idle process would send heartbeats forever.
     hold = hold_of(lock := held())
     dog.tick()
     time.seconds += 10
@@ -130,7 +132,7 @@ def test_a_hold_that_ends_before_its_answer_is_forgotten(
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_g1_a_hold_that_needs_no_renewal_when_its_turn_comes_is_planned_anew(
+def test_g1_a_lease_that_needs_no_renewal_when_due_is_planned_again(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
     monkeypatch.setattr(spy.backend, "renewals_per_call", 1)
@@ -157,7 +159,7 @@ def test_g1_a_hold_that_needs_no_renewal_when_its_turn_comes_is_planned_anew(
     assert spy.renewed.count("second") == (3 if goes_on else 0)
 
 
-def test_g6_a_stumble_loses_no_hold(
+def test_g6_an_exception_loses_no_lease(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = [held(f"n{number}") for number in range(5)]
@@ -179,14 +181,14 @@ def test_g6_a_stumble_loses_no_hold(
     assert hold_of(fixed).ended
 
 
-def test_g2_those_who_wait_behind_an_unanswered_call_are_told_in_time(
+def test_g2_losses_behind_an_unanswered_call_are_reported_in_time(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spy.backend, "renewals_per_call", 2)
     kept = [held(f"n{number}") for number in range(7)]
     holds = [hold_of(lock) for lock in kept]
     spy.hangs = True
-    # Sent shortly before the doubt, and once more shortly before the end.
+    # Sent shortly before the state becomes in doubt, and again shortly before the end.
     time.seconds += 14.9
     assert dog.tick() <= time.seconds + 0.1
     time.seconds += 0.15

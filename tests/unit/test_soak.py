@@ -14,7 +14,7 @@ from tests.faults.suite.soak import judge, parse, summary
 from tests.faults.suite.trouble import BROKEN, EMPTIED
 
 
-def test_the_same_seed_draws_the_same_again():
+def test_the_same_seed_draws_the_same_faults():
     one, again, other = (list(islice(faults(seed, "prefork"), 200)) for seed in "112")
     assert one == again
     assert one != other
@@ -24,12 +24,12 @@ def test_the_same_seed_draws_the_same_again():
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_every_fault_of_the_pool_is_drawn_and_no_other(pool):
+def test_exactly_the_faults_of_the_pool_are_drawn(pool):
     drawn = {draw.what for draw in islice(faults("1", pool), 1000)}
     assert drawn == {what for what, (_, pools) in FAULTS.items() if pool in pools}
 
 
-def test_a_seed_that_nobody_gave_is_made_up():
+def test_without_a_seed_a_random_one_is_used():
     assert parse([]).seed != parse([]).seed
     assert parse(["--seed", "7"]).seed == "7"
 
@@ -60,7 +60,7 @@ def test_one_effect_is_clean():
     assert problems(*span("a", 10, 11, 1), EFFECT) == []
 
 
-def test_doubles_losses_and_what_hangs_are_found():
+def test_doubles_losses_and_hangs_are_found():
     assert problems(*span("a", 10, 11, 1), EFFECT, EFFECT) == ["1 double effects"]
     assert problems(*span("a", 10, 11, 1)) == ["1 lost keys"]
     begin = event("begin", 10, run="a", pid=1, token=1)
@@ -69,7 +69,7 @@ def test_doubles_losses_and_what_hangs_are_found():
     assert problems(*span("a", 10, 11, 1), EFFECT, stuck) == ["stuck: 1 message"]
 
 
-def test_the_last_line_has_all_that_must_be_0():
+def test_the_last_line_has_all_numbers_that_must_be_0():
     def line(*found: dict[str, Any]) -> str:
         sent = event("sent", 0.0, delivery="d", follow_ups=2)
         found = (sent, *found)
@@ -90,7 +90,7 @@ def test_the_last_line_has_all_that_must_be_0():
     assert line(stuck, begin) == "0 doubled, 1 lost, 2 hung, 0 follow-ups lost"
 
 
-def test_an_overlap_is_a_problem_unless_the_lock_was_taken_away():
+def test_an_overlap_is_a_problem_unless_the_lock_was_lost():
     overlap = [*span("a", 10, 20, 1), *span("b", 15, 25, 2), EFFECT]
     found = ["1 overlaps of bodies that nobody took the lock from"]
     assert problems(*overlap) == found

@@ -33,7 +33,7 @@ def body(
     lost: float | None = None,
     effect: bool | None = None,
 ) -> list[Event]:
-    """The lines of one body; by default it takes effect if it commits."""
+    """The events of one body; by default it takes effect if it commits."""
     run = f"r{next(runs)}"
     about = {"run": run, "kind": kind, "key": key, "token": token}
     lines: list[Event] = [
@@ -86,12 +86,12 @@ def test_a_key_without_effect_is_lost() -> None:
     assert (found.lost, found.doubles) == (1, 0)
 
 
-def test_an_effect_of_a_body_that_never_told_of_its_commit_counts() -> None:
+def test_an_effect_of_a_body_without_a_commit_event_counts() -> None:
     found = tally(sent(), *body(1, None, effect=True), death(2))
     assert (found.lost, found.doubles, list(found.takeovers)) == (0, 0, [])
 
 
-def test_an_effect_of_nobodys_key_is_seen() -> None:
+def test_an_effect_of_an_unknown_key_is_found() -> None:
     assert tally(sent(1), *body(1, 2, committed=2), *body(1, 2, key=7, committed=2)).unknown == 1
 
 
@@ -110,7 +110,7 @@ def test_bodies_of_other_keys_do_not_overlap() -> None:
     assert tally(sent(1), sent(2), *body(1, 3), *body(2, 4, key=2)).overlaps == 0
 
 
-def test_a_body_that_knows_that_it_lost_is_a_stale_span_and_no_overlap() -> None:
+def test_a_body_that_knows_its_loss_is_a_stale_span_and_no_overlap() -> None:
     found = tally(sent(), *body(1, 5, lost=2), *body(3, 4, token=2, committed=4))
     assert (found.overlaps, found.stale_spans) == (0, 1)
 
@@ -120,7 +120,7 @@ def test_a_body_that_had_lost_before_it_began_is_a_stale_span_and_no_overlap() -
     assert (found.overlaps, found.stale_spans) == (0, 1)
 
 
-def test_a_body_that_holds_on_after_a_loss_that_came_too_late_overlaps() -> None:
+def test_a_body_that_learned_of_its_loss_too_late_overlaps() -> None:
     assert tally(sent(), *body(1, 5, lost=3.5), *body(3, 4, token=2)).overlaps == 1
 
 
@@ -137,11 +137,11 @@ def test_a_body_ends_with_its_process() -> None:
     assert found.takeovers == [1]
 
 
-def test_an_earlier_death_of_another_process_with_the_same_id_ends_nothing() -> None:
+def test_an_earlier_death_of_another_process_with_the_same_id_does_not_count() -> None:
     assert tally(sent(), death(0.5), *body(1, None)).endless == 1
 
 
-def test_a_dead_body_that_nobody_took_over_is_told() -> None:
+def test_a_dead_body_without_a_successor_is_reported() -> None:
     assert tally(sent(), *body(1, None), death(2)).takeovers == [math.inf]
 
 
@@ -150,11 +150,11 @@ def test_a_body_that_took_effect_before_it_died_needs_no_successor() -> None:
     assert (list(found.takeovers), found.lost) == ([], 0)
 
 
-def test_a_body_without_an_end_is_told() -> None:
+def test_a_body_without_an_end_is_reported() -> None:
     assert tally(sent(), *body(1, None)).endless == 1
 
 
-def test_a_lock_that_came_free_is_told_with_its_kind() -> None:
+def test_a_freed_lock_is_reported_with_its_kind() -> None:
     dead = body(1, None)
     freed = {"event": "freed", "at": 3.0, "run": dead[0]["run"], "key": 1, "after": 0.4}
     found = check([sent(), sent(kind="plain"), *dead, death(2), freed])
@@ -162,7 +162,7 @@ def test_a_lock_that_came_free_is_told_with_its_kind() -> None:
 
 
 @pytest.mark.parametrize(("pids", "hit"), [([], 2), ([10], 1), ([12], 0)])
-def test_a_fault_meets_the_keys_whose_bodies_run_where_it_is_made(
+def test_a_fault_meets_the_keys_whose_bodies_run_in_its_processes(
     pids: list[int], hit: int
 ) -> None:
     fault = {"event": "fault", "at": 2.0, "what": "x", "pids": pids}
@@ -170,12 +170,12 @@ def test_a_fault_meets_the_keys_whose_bodies_run_where_it_is_made(
     assert tally(sent(1), sent(2), sent(3), *bodies, fault).hit == hit
 
 
-def test_a_fault_of_a_bodys_own_meets_its_key() -> None:
+def test_a_bodys_own_fault_meets_its_key() -> None:
     hit = {"event": "hit", "at": 1.0, "kind": "guarded", "key": 1, "what": "die"}
     assert tally(sent(), hit).hit == 1
 
 
-def test_messages_that_ended_otherwise_are_counted() -> None:
+def test_messages_that_failed_or_were_revoked_are_counted() -> None:
     ends = [
         {"event": "final", "at": 1.0, "kind": "guarded", "key": 1, "delivery": "d", "state": state}
         for state in ("SUCCESS", "FAILURE", "REVOKED")
@@ -183,7 +183,7 @@ def test_messages_that_ended_otherwise_are_counted() -> None:
     assert tally(sent(), *ends).failed == 2
 
 
-def test_a_journal_is_read_again_as_it_was_written(tmp_path: Path) -> None:
+def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "a.jsonl")
     journal.write("sent", at=0.0, kind="guarded", key=1, delivery="d")
     with journal.path.open("ab") as file:
@@ -212,13 +212,13 @@ def row(delivery: str = "b", key: int = 1, kind: str = "recorded_follower") -> E
 CAME = [followed("follower", "a"), followed("recorded_follower", "b"), row()]
 
 
-def test_follow_ups_that_came_once_are_clean() -> None:
+def test_follow_ups_delivered_once_are_clean() -> None:
     found = follow_ups([SENDING, *body(1, 2, committed=2), *CAME])
     assert found == FollowUps(expected=2)
     assert not any(found.problems.values())
 
 
-def test_a_follow_up_that_came_again_under_its_id_is_told_and_allowed() -> None:
+def test_a_follow_up_delivered_again_under_its_id_is_reported_and_allowed() -> None:
     again = [followed("follower", "a"), followed("recorded_follower", "b")]
     found = follow_ups([SENDING, *body(1, 2, committed=2), *CAME, *again])
     assert found == FollowUps(expected=2, repeated=2)
@@ -239,7 +239,7 @@ def test_a_follow_up_that_came_again_under_its_id_is_told_and_allowed() -> None:
         ([*CAME, {"event": "pending", "at": 9.0, "count": 3}], {"pending": 3}),
     ],
 )
-def test_what_must_not_become_of_follow_ups_is_found(
+def test_forbidden_outcomes_of_follow_ups_are_found(
     events: list[Event], expected: dict[str, int]
 ) -> None:
     found = follow_ups([SENDING, *body(1, 2, committed=2), *events])
@@ -247,12 +247,12 @@ def test_what_must_not_become_of_follow_ups_is_found(
     assert sum(found.problems.values()) == sum(expected.values())
 
 
-def test_keys_that_send_none_or_took_no_effect_are_not_waited_for() -> None:
+def test_keys_without_follow_ups_or_effect_are_not_expected() -> None:
     assert follow_ups([sent(), *body(1, 2, committed=2)]) == FollowUps()
     assert follow_ups([SENDING, *body(1, None), death(2)]) == FollowUps()
 
 
-def test_what_was_sent_with_on_commit_is_counted_apart() -> None:
+def test_follow_ups_sent_with_on_commit_are_counted_separately() -> None:
     events = [{**SENDING, "key": key, "hook": True} for key in (1, 2, 3)]
     for key in (1, 2):
         events += [*body(1, 2, key=key, committed=2), row(key=key)]
@@ -261,7 +261,7 @@ def test_what_was_sent_with_on_commit_is_counted_apart() -> None:
     assert follow_ups(events) == FollowUps(expected=4, hook_lost=1)
 
 
-def test_what_the_command_published_is_told() -> None:
+def test_follow_ups_published_by_the_command_are_reported() -> None:
     commands = [
         {"event": "command", "at": 1.0, "code": 1, "said": "no broker"},
         {"event": "command", "at": 2.0, "code": 0, "published": 4, "pending": 0},
@@ -288,7 +288,7 @@ def problems(*events: Event, **options: Any) -> list[str]:
     return judge(scenario(**options), check(everything), everything, "redis solo")
 
 
-def test_a_clean_guard_beside_bitten_tasks_is_no_problem() -> None:
+def test_a_clean_guard_beside_damaged_tasks_is_no_problem() -> None:
     assert problems(sent(), *body(1, 2, committed=2)) == []
 
 
@@ -321,13 +321,13 @@ def test_each_finding_is_a_problem(events: list[Event], problem: str) -> None:
     assert any(problem in text for text in problems(sent(), *events))
 
 
-def test_what_a_scenario_expects_is_no_problem() -> None:
+def test_an_expected_overlap_is_no_problem() -> None:
     overlapping = [sent(), *body(1, 2, committed=2), *body(1.5, 2, token=2)]
     assert problems(*overlapping, overlaps="the store forgot") == []
     assert problems(sent(), *body(1, 2, committed=2), FAILED, publish_again=True) == []
 
 
-def test_a_lock_must_be_free_soon_where_the_scenario_says_so() -> None:
+def test_a_lock_must_be_free_within_the_time_of_the_scenario() -> None:
     dead = body(1, None)
 
     def freed(after: float) -> Event:
@@ -341,7 +341,7 @@ def test_a_lock_must_be_free_soon_where_the_scenario_says_so() -> None:
     assert "no lock of a dead process" in problems(*events, free_within=1.0)[0]
 
 
-def test_a_fault_that_harms_nobody_is_a_problem_unless_it_is_said_why() -> None:
+def test_a_fault_without_damage_is_a_problem_unless_explained() -> None:
     events = [sent(), *body(1, 2, committed=2), sent(kind="plain")]
     events += body(1, 2, kind="plain", committed=1)
     assert "had no effect" in judge(scenario(), check(events), events, "redis solo")[0]

@@ -34,7 +34,7 @@ def cells(text: str, title: str) -> list[str]:
 
 
 def row(one: Outcome) -> dict[str, str]:
-    """The row by its heading; a heading that occurs more than once has its number."""
+    """The row by its headings; a repeated heading has a number."""
     text = table([one], keys=200, versions={})
     names = [
         *("fault", "hit", "plain doubles", "plain lost"),
@@ -47,7 +47,7 @@ def row(one: Outcome) -> dict[str, str]:
     return dict(zip(names, found, strict=True))
 
 
-def test_a_row_has_each_number_in_its_place() -> None:
+def test_a_row_has_each_number_in_its_column() -> None:
     guarded = tally(
         hit=3,
         doubles=1,
@@ -94,11 +94,11 @@ def test_a_death_without_successor_is_not_hidden() -> None:
     assert found["take-over"] == "never"
 
 
-def test_a_failed_scenario_says_so() -> None:
+def test_a_failed_scenario_is_marked() -> None:
     assert "**failed**" in row(outcome(problems=["guarded: 1 lost keys"]))["fault"]
 
 
-def test_every_broker_and_pool_has_a_table_of_its_own() -> None:
+def test_every_broker_and_pool_has_a_separate_table() -> None:
     text = table(
         [outcome(), outcome(pool="solo"), outcome(broker="rabbitmq", pool="solo")],
         keys=200,
@@ -108,7 +108,7 @@ def test_every_broker_and_pool_has_a_table_of_its_own() -> None:
     assert headings == ["## redis, prefork", "## redis, solo", "## rabbitmq, solo"]
 
 
-def test_keys_versions_and_acknowledgements_stand_above() -> None:
+def test_keys_versions_and_acknowledgements_come_before_the_table() -> None:
     text = table([outcome()], keys=123, versions={"Django": "5.2", "redis": "Redis 7.0.15"})
     assert "123 keys" in text
     assert "Versions: Django 5.2, Redis 7.0.15." in text
@@ -116,14 +116,14 @@ def test_keys_versions_and_acknowledgements_stand_above() -> None:
     assert "early" in cells(text, "plain, early acks")[1]
 
 
-def test_the_reasons_of_a_scenario_stand_below() -> None:
+def test_the_reasons_of_a_scenario_come_after_the_table() -> None:
     (scenario,) = [each for each in SCENARIOS if each.name == "locks-emptied"]
     assert scenario.overlaps in table([outcome("locks-emptied")], keys=1, versions={})
     assert scenario.overlaps not in table([outcome()], keys=1, versions={})
 
 
 @pytest.mark.parametrize(("effects", "code"), [(1, 0), (2, 1), (0, 1)])
-def test_journals_are_judged_again(tmp_path: Path, effects: int, code: int) -> None:
+def test_stored_journals_can_be_judged_again(tmp_path: Path, effects: int, code: int) -> None:
     (tmp_path / "redis-solo").mkdir()
     journal = Journal(tmp_path / "redis-solo" / "late.jsonl")
     for kind, count in (("guarded", effects), ("plain", 2)):

@@ -1,4 +1,4 @@
-"""Stopping a body from another thread, and never anything but the body."""
+"""Interrupting a body from another thread, and never any other code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def interrupt(guard: BodyRunner) -> None:
 
 
 def spin_until(stop: threading.Event) -> None:
-    """Bytecode, so that there is something to strike between."""
+    """Runs bytecode, so that an interrupt can come in between."""
     while not stop.wait(0.001):
         pass
 
 
-def test_a_body_is_stopped_by_a_lease_lost():
+def test_a_body_is_stopped_when_its_lease_is_lost():
     guard = BodyRunner()
     never = threading.Event()
 
@@ -56,14 +56,14 @@ def test_a_body_that_swallows_the_exception_is_stopped_again():
             except Exception as error:  # noqa: PERF203 - every turn is to be interrupted
                 swallowed.append(type(error))
 
-    # If it returns nevertheless, that is not a success.
+    # If it returns nevertheless, that is no success.
     with pytest.raises(LeaseAborted):
         guard.run(body)
     assert swallowed == [LeaseAborted] * 3
 
 
 @pytest.mark.django_db(transaction=True)
-def test_g12_a_commit_of_the_bodys_own_is_not_struck(monkeypatch):
+def test_g12_the_bodys_own_commit_is_not_interrupted(monkeypatch):
     guard, looked = BodyRunner(), threading.Semaphore(0)
     monkeypatch.setattr(interrupting, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(interrupting, "LONGEST_PAUSE", 0.001)
@@ -94,7 +94,7 @@ def test_g12_a_commit_of_the_bodys_own_is_not_struck(monkeypatch):
     assert Effect.objects.count() == 1
 
 
-def test_a_release_of_the_bodys_own_is_not_struck(monkeypatch):
+def test_the_bodys_own_release_is_not_interrupted(monkeypatch):
     guard, released = BodyRunner(), []
     monkeypatch.setattr(interrupting, "FIRST_PAUSE", 0.001)
 
@@ -114,7 +114,7 @@ def test_a_release_of_the_bodys_own_is_not_struck(monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_body_that_runs_after_a_commit_is_stopped():
-    """In eager mode, as ``delay_on_commit`` has it."""
+    """As in eager mode with ``delay_on_commit``."""
     guard = BodyRunner()
 
     def body() -> None:
@@ -126,22 +126,22 @@ def test_a_body_that_runs_after_a_commit_is_stopped():
         transaction.on_commit(lambda: guard.run(body))
 
 
-def test_a_loss_before_the_body_keeps_it_from_beginning():
+def test_a_body_does_not_begin_after_a_loss():
     guard = BodyRunner()
     interrupt(guard)
     with pytest.raises(LeaseAborted):
         guard.run(pytest.fail)
 
 
-def test_a_loss_after_the_body_strikes_nobody():
+def test_a_loss_after_the_body_interrupts_nothing():
     guard = BodyRunner()
     assert guard.run(lambda: "done") == "done"
     guard._keep_interrupting()
     assert not guard.interrupted
 
 
-def test_nothing_strikes_once_the_body_has_ended():
-    """The loss comes while the body returns, again and again; what follows is never hit."""
+def test_nothing_is_interrupted_once_the_body_has_ended():
+    """The loss comes while the body returns, repeatedly; later code is never interrupted."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -159,7 +159,7 @@ def test_nothing_strikes_once_the_body_has_ended():
                 guard.run(ready.set)
             except LeaseAborted:
                 pass
-            # Bookkeeping: any exception here fails the test.
+            # Bookkeeping code: any exception here fails the test.
             loser.join()
             sum(range(200))
             assert guard._ended.is_set()
@@ -168,14 +168,14 @@ def test_nothing_strikes_once_the_body_has_ended():
 
 
 def test_a_profiler_does_not_hang_after_a_body():
-    """CPython 3.11 does, once an exception of another thread was taken back."""
+    """CPython 3.11 hangs after an asynchronous exception was withdrawn."""
     import cProfile
 
     BodyRunner().run(lambda: None)
     assert cProfile.Profile().runcall(sum, (each for each in range(10))) == 45
 
 
-def test_the_own_exception_of_a_body_goes_through():
+def test_the_bodys_own_exception_propagates():
     with pytest.raises(ZeroDivisionError):
         BodyRunner().run(lambda: 1 // 0)
 

@@ -1,4 +1,4 @@
-"""Looking at a running body does not deadlock its process."""
+"""Inspecting a running body does not deadlock its process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ me = threading.get_ident()
 for allocations in range(1, 100):
     gc.collect()
     gc.set_threshold(allocations)
-    # Garbage whose removal takes a lock of the interpreter's, which the call below holds. With
-    # one of these thresholds it is collected inside of that call.
+    # Removing this garbage takes a lock of the interpreter, which the call below holds. With one
+    # of these thresholds, the garbage is collected inside that call.
     local = threading.local()
     local.cycle = [local]
     del local
@@ -29,5 +29,5 @@ assert gc.isenabled()
 """
 
 
-def test_asking_where_a_body_is_cannot_deadlock_with_the_garbage_collector() -> None:
+def test_inspecting_a_body_cannot_deadlock_with_the_garbage_collector() -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)

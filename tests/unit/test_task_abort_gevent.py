@@ -1,4 +1,4 @@
-"""Stopping a body that runs in a greenlet, and never anything but the body."""
+"""Interrupting a body that runs in a greenlet, and never any other code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from django_dlock.celery.delivery import greenlets
 
-pytest.importorskip("gevent", reason="gevent is not installed: it has no wheel")
+pytest.importorskip("gevent", reason="gevent is not installed: there is no wheel")
 
 PATCHED = """
 from gevent import monkey; monkey.patch_all()
@@ -19,7 +19,7 @@ from django_dlock.celery.delivery.interrupt import BodyRunner, LeaseAborted
 
 
 def under_gevent(source: str) -> str:
-    """What the script prints in a process whose threads are greenlets."""
+    """The output of the script in a process whose threads are greenlets."""
     done = subprocess.run(
         [sys.executable, "-c", PATCHED + source],
         stdout=subprocess.PIPE,
@@ -32,7 +32,7 @@ def under_gevent(source: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_thread_is_no_greenlet_where_gevent_is_only_imported():
+def test_a_thread_is_no_greenlet_if_gevent_is_only_imported():
     import gevent.monkey
 
     assert not gevent.monkey.is_module_patched("threading")
@@ -40,7 +40,7 @@ def test_a_thread_is_no_greenlet_where_gevent_is_only_imported():
 
 
 @pytest.mark.parametrize("who", ["greenlet", "main"])
-def test_a_body_is_stopped_where_it_waits_again_and_again(who):
+def test_a_body_is_interrupted_each_time_it_waits(who):
     script = f"""
 guard, swallowed = BodyRunner(), []
 def body():
@@ -63,7 +63,7 @@ else:
     assert under_gevent(script) == "broken 3 LeaseAborted LeaseAborted LeaseAborted"
 
 
-def test_nothing_strikes_once_the_body_has_ended():
+def test_nothing_is_interrupted_once_the_body_has_ended():
     """The loss comes some turns of the hub before or after the end of the body."""
     script = """
 stopped = ended = 0
@@ -77,7 +77,7 @@ for turns in range(12):
         def body():
             for _ in range(turns):
                 time.sleep(0)
-            # While the striker's turn has come but not the hub's.
+            # The interrupting greenlet has had its turn, but the hub has not.
             if guard.reason is not None and not guard.interruptions:
                 guard._interrupt_once()
         loser = threading.Thread(target=lose)
@@ -87,7 +87,7 @@ for turns in range(12):
             ended += 1
         except LeaseAborted:
             stopped += 1
-        # Bookkeeping that waits: any exception here ends the script.
+        # Bookkeeping code that waits: any exception here ends the script.
         loser.join()
         for _ in range(20):
             time.sleep(0)
@@ -97,7 +97,7 @@ print(stopped > 10, ended > 10)
     assert under_gevent(script) == "True True"
 
 
-def test_a_body_that_never_waits_is_not_stopped_and_counts_as_it_ends():
+def test_a_body_that_never_waits_is_not_stopped_and_its_outcome_counts():
     script = """
 guard = BodyRunner()
 def body():

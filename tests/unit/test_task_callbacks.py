@@ -1,4 +1,4 @@
-"""Which ids a task gives to what it sends when it ends."""
+"""The ids of the messages that a task sends when it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def other(app: Celery) -> Any:
-    """A plain task of Celery's, whose runs are not looked at."""
+    """A plain Celery task, whose runs do not matter here."""
 
     @app.task(name="other", shared=False, lazy=False)
     def other(*args: object) -> None: ...
@@ -37,13 +37,13 @@ def other(app: Celery) -> Any:
 
 
 def sent(app: Celery) -> list[tuple[str, str, object]]:
-    """Name, id and place in its group of all that waits in the queue; taken out of it."""
+    """Name, id and position in its group of each message in the queue; empties the queue."""
     messages = iter(lambda: waiting(app), None)
     return [(m.headers["task"], m.headers["id"], m.headers["group_index"]) for m in messages]
 
 
 def sent_by_each(app: Celery, made: Any, **options: Any) -> list[list[tuple[str, str, object]]]:
-    """What two deliveries of one message send."""
+    """The messages that two deliveries of one message send."""
     found = []
     for _ in range(2):
         made.apply_async((1,), task_id=ID, **options)
@@ -64,15 +64,15 @@ SHAPES: dict[str, tuple[int, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_g13_a_repeat_sends_its_callbacks_under_the_same_ids(app, other, shape):
+def test_g13_a_repeated_run_sends_its_callbacks_with_the_same_ids(app, other, shape):
     count, link = SHAPES[shape]
     first, second = sent_by_each(app, recorded(app), link=link(other.s()))
     assert first == second
     assert len({task_id for _, task_id, _ in first}) == count
 
 
-def test_g13_a_repeat_names_those_that_are_sent_later_too(app, other):
-    """The end of a chain and the body of a chord travel with what is sent first."""
+def test_g13_a_repeated_run_also_gives_later_messages_the_same_ids(app, other):
+    """The end of a chain and the body of a chord are part of the messages sent first."""
     made, found = recorded(app), []
     for _ in range(2):
         made.apply_async(
@@ -89,15 +89,15 @@ def test_g13_a_repeat_names_those_that_are_sent_later_too(app, other):
     assert len(found[0]) == 2
 
 
-def test_g13_a_repeat_goes_on_with_its_chain_under_the_same_id(app, other):
+def test_g13_a_repeated_run_continues_its_chain_with_the_same_id(app, other):
     made = recorded(app)
-    # A chain that Celery publishes is named already; one that is given by hand is not.
+    # A chain that Celery publishes has an id already; one given by the caller has none.
     first, second = sent_by_each(app, made, chain=[dict(other.s())])
     assert first == second
     assert len(first) == 1
 
 
-def test_g13_a_repeated_failure_sends_its_errbacks_under_the_same_ids(app, other):
+def test_g13_a_repeated_failure_sends_its_errbacks_with_the_same_ids(app, other):
     def body(self, order):
         raise RuntimeError
 
@@ -105,7 +105,7 @@ def test_g13_a_repeated_failure_sends_its_errbacks_under_the_same_ids(app, other
         return {"link": other.s(), "link_error": [other.s(), other.s(2)]}
 
     made = task(app, body)
-    # As an errback in a worker that does not know it: sent, and not called.
+    # As for an errback unknown to the worker: it is sent, not called.
     del app.tasks["other"]
     first, second = (sent_by_each(app, made, **links())[0] for _ in range(2))
     assert first == second
@@ -128,7 +128,7 @@ def test_the_errbacks_of_a_chord_have_the_same_ids_whichever_member_sends_them(a
     assert len(found[0]) == 1
 
 
-def test_g13_a_worker_that_tells_the_hard_limit_sends_errbacks_under_the_same_ids(app, other):
+def test_g13_a_worker_that_reports_a_hard_limit_sends_errbacks_with_the_same_ids(app, other):
     made, found = recorded(app, time_limit=1), []
     del app.tasks["other"]
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_g13_a_worker_that_tells_the_hard_limit_sends_errbacks_under_the_same_id
 
 
 @pytest.mark.parametrize("shape", ["a chain", "a group", "a chord"])
-def test_g13_a_run_that_is_repeated_replaces_itself_under_the_same_ids(app, other, shape):
+def test_g13_a_repeated_run_replaces_itself_with_the_same_ids(app, other, shape):
     count, make = SHAPES[shape]
     replaced = make(other.si())
 
@@ -154,7 +154,7 @@ def test_g13_a_run_that_is_repeated_replaces_itself_under_the_same_ids(app, othe
     assert ID not in [task_id for _, task_id, _ in first]
 
 
-def test_a_replacement_that_replaces_itself_names_nobody_twice(app, other):
+def test_a_replacement_that_replaces_itself_uses_no_id_twice(app, other):
     def inner(self, order):
         return self.replace(chain(other.si(), other.si()))
 
@@ -165,29 +165,29 @@ def test_a_replacement_that_replaces_itself_names_nobody_twice(app, other):
     task(app, outer).apply_async((1,), task_id=ID)
     work(app)
     [(_, first, _)] = sent(app)
-    # Its result is the first one's, and so is its id.
+    # It has the result of the first one, and so its id.
     made.apply_async((2,), task_id=ID, replaced_task_nesting=1)
     work(app)
     [(_, second, _)] = sent(app)
     assert first != second
 
 
-def test_a_name_that_was_given_is_kept_and_the_original_left_alone(app, other):
+def test_a_given_id_is_kept_and_the_original_signature_is_not_changed(app, other):
     given = group(other.s().set(task_id="mine"), other.s())
     copy = named(app, given, ID, "link.0")
     assert copy.tasks[0].id == "mine"
     assert [each.id for each in given.tasks] == ["mine", None]
 
 
-def test_the_callbacks_of_an_eager_task_are_left_alone(app, other):
+def test_the_callbacks_of_an_eager_task_are_not_changed(app, other):
     link = other.s()
     made = recorded(app)
     assert made.apply((1,), link=link).get() == 1
     assert link.id is None
 
 
-def test_g13_a_done_member_does_not_fail_as_its_chord_cannot_be_asked(monkeypatch):
-    """Of a Celery before 5.7, which does not know who is counted."""
+def test_g13_a_finished_member_does_not_fail_if_its_chord_cannot_be_read(monkeypatch):
+    """With a Celery before 5.7, which cannot tell whether a member was counted."""
     monkeypatch.setattr(chords, "_claims", lambda backend: False)
     app = Celery("away", broker="memory://", backend=NOBODY, set_as_current=False)
     request = Context(id=ID, group="g", group_index=0, chord={"task": "other"})
@@ -201,10 +201,10 @@ def test_g13_a_done_member_does_not_fail_as_its_chord_cannot_be_asked(monkeypatc
         ("canvas.chords._counting", "cannot read who is counted"),
     ],
 )
-def test_g12_a_celery_that_is_not_understood_fails_no_work_that_is_done(
+def test_g12_an_unknown_version_of_celery_does_not_fail_finished_work(
     app, monkeypatch, caplog, what, warning
 ):
-    """Names are private to Celery, and change: nothing that only looks may undo a commit."""
+    """Private names of Celery change; code that only reads them must not undo a commit."""
 
     def changed(*args: object) -> None:
         raise AttributeError("'Redis' object has no attribute '_chord_zset'")
@@ -221,7 +221,7 @@ def test_g12_a_celery_that_is_not_understood_fails_no_work_that_is_done(
     assert waiting(app) is not None
 
 
-def test_a_replacement_that_is_not_understood_is_sent_all_the_same(app, monkeypatch, caplog):
+def test_a_replacement_is_sent_although_its_ids_cannot_be_set(app, monkeypatch, caplog):
     def changed(*args: object, **options: object) -> None:
         raise AttributeError("'Signature' object has no attribute 'clone'")
 

@@ -1,4 +1,4 @@
-"""``manage.py check`` over tasks: pairs of settings that will bite."""
+"""``manage.py check`` for tasks: pairs of settings that conflict."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def warned(app: Celery, **options: object) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [{}, RECORDED, {"if_contended": "skip", "lock_min_hold": 5}])
-def test_a_task_as_it_should_be_raises_no_warning(app, options):
+def test_a_correct_task_gives_no_warning(app, options):
     assert warned(app, time_limit=60, **options) == []
 
 
@@ -70,7 +70,7 @@ def test_a_task_as_it_should_be_raises_no_warning(app, options):
         ("W114", {"unique_until": "done", "unique_ttl": 60, "time_limit": 60}),
     ],
 )
-def test_a_pair_that_will_bite_is_named(app, number, options):
+def test_a_conflicting_pair_is_named(app, number, options):
     assert warned(app, **options) == [number]
 
 
@@ -80,7 +80,7 @@ def test_g14_retention_shorter_than_the_visibility_timeout_is_a_warning(app):
     assert warned(app, idempotency_ttl=3601, **options) == ["W116"]
 
 
-def test_records_that_are_forgotten_before_the_retry_are_named(app):
+def test_records_that_expire_before_the_retry_are_named(app):
     app.conf.broker_url = "amqp://"
     options = {**RECORDED, "idempotency_ttl": 100, "contention_timeout": 60}
     assert warned(app, **options) == ["W115"]
@@ -119,32 +119,32 @@ def test_rabbitmq_has_a_consumer_timeout_instead(app):
 
 
 @pytest.mark.parametrize("url", ["filesystem://", "sqla+sqlite:///broker.sqlite3"])
-def test_g13_a_broker_that_forgets_what_it_delivers_is_named_once(app, url):
+def test_g13_a_broker_that_loses_delivered_messages_is_named_once(app, url):
     if url.startswith("sqla"):
         pytest.importorskip("sqlalchemy")
     app.conf.broker_url = url
     more = {"base": LockedTask, "bind": True, "lazy": False, "shared": False, **RECORDED}
     app.task(name="tests.other", **more)(body)
-    # Tasks that other tests have imported may have a record, too.
+    # Tasks imported by other tests may have a record, too.
     assert warned(app, time_limit=60, **RECORDED) == ["W117"]
 
 
 @pytest.mark.parametrize("url", ["redis://", "amqp://", "sqs://", "memory://", "unheard-of://"])
-def test_brokers_that_keep_unacknowledged_messages_are_not_warned_of(app, url):
+def test_brokers_that_keep_unacknowledged_messages_give_no_warning(app, url):
     app.conf.broker_url = url
     assert warned(app, time_limit=60, **RECORDED) == []
 
 
-def test_another_broker_has_neither(app):
+def test_another_broker_has_neither_timeout(app):
     app.conf.broker_url = "memory://"
     assert warned(app, time_limit=3600, default_retry_delay=7200) == []
 
 
-def test_a_task_without_exclusion_is_not_asked_about_its_lock(app):
+def test_the_lock_options_of_a_task_without_exclusion_are_not_checked(app):
     assert warned(app, lock_key=None, time_limit=60, contention_timeout=1) == []
 
 
-def test_a_warning_names_the_task_both_settings_and_the_cure(app):
+def test_a_warning_names_the_task_both_settings_and_the_solution(app):
     assert warned(app, time_limit=60, lock_max_hold=30) == ["W107"]
     (warning,) = check_tasks()
     assert warning.obj == "tests.checked"

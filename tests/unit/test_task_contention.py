@@ -1,4 +1,4 @@
-"""What a delivery does when it does not get its lock, or its database."""
+"""What a delivery does if it cannot get its lock, or reach its database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app() -> Iterator[Celery]:
         yield app
 
 
-def test_g13_a_contended_task_is_published_again_as_it_was(app):
+def test_g13_a_contended_task_is_published_again_unchanged(app):
     made = task(app)
     other = made.si(7)
     with held("order:1"):
@@ -101,8 +101,8 @@ def test_the_first_requeue_is_timed_by_the_backends_clock_and_kept(app):
     assert (first["count"], second["count"]) == (1, 2)
 
 
-def test_the_trail_ends_where_the_body_begins(app):
-    """A retry that meets contention counts from there, not from before its first run."""
+def test_the_count_of_requeues_ends_where_the_body_begins(app):
+    """A retry that meets contention counts from its own start, not from before its first run."""
 
     def body(self, order):
         raise self.retry(countdown=0)
@@ -126,7 +126,7 @@ def test_delays_grow_with_jitter_up_to_a_quarter_of_the_visibility_timeout(app):
     assert requeue._delay(made, 100) <= 5
 
 
-def test_g13_the_message_is_published_again_before_the_old_one_is_ended(app):
+def test_g13_the_message_is_published_again_before_the_old_one_is_acknowledged(app):
     found = []
 
     def end(*_: Any) -> None:
@@ -139,8 +139,8 @@ def test_g13_the_message_is_published_again_before_the_old_one_is_ended(app):
     assert [again.headers["id"] for again in found] == [sent.id]
 
 
-def test_g13_a_requeue_at_the_hard_time_limit_leaves_the_last_word_to_the_worker(app):
-    """It may say FAILURE, acknowledge, and kill before the message is published."""
+def test_g13_a_requeue_at_the_hard_time_limit_leaves_the_outcome_to_the_worker(app):
+    """The worker may report FAILURE, acknowledge and kill before the message is published."""
     made = task(app, time_limit=0.5)
     with held("order:1"):
         sent = made.delay(1)
@@ -185,7 +185,7 @@ def test_fail_ends_as_a_failure(app):
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "wait"])
 def test_g13_a_copy_of_the_running_task_itself_is_requeued_whatever_the_policy(app, policy):
-    """Skipping it would lose the task, if the holder is its dead original."""
+    """If the holder is its dead original, skipping the copy would lose the task."""
     made = task(app, if_contended=policy, lock_wait=0)
     sent = made.delay(1)
     with_id = Lock("order:1", bound=False, metadata={"task_id": sent.id})
@@ -205,7 +205,7 @@ def test_wait_gives_up_after_lock_wait(app):
     assert isinstance(sent.result, AcquireTimeout)
 
 
-def test_a_contended_task_is_no_error_in_the_log(app, caplog):
+def test_a_contended_task_is_not_logged_as_an_error(app, caplog):
     made = task(app)
     with held("order:1"):
         made.delay(1)
@@ -226,7 +226,7 @@ def no_backend(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_g13_a_task_is_requeued_while_the_backend_is_away(app, no_backend, caplog):
+def test_g13_a_task_is_requeued_while_the_backend_is_unreachable(app, no_backend, caplog):
     sent = task(app).delay(1)
     work(app)
     assert sent.state == "RETRY"
@@ -243,7 +243,7 @@ def test_if_unavailable_may_fail_or_skip(app, no_backend):
     assert effects() == 0
 
 
-def test_if_unavailable_local_excludes_within_the_process_and_says_so(app, monkeypatch, caplog):
+def test_if_unavailable_local_excludes_within_the_process_and_logs_it(app, monkeypatch, caplog):
     from django_dlock.backends.local import LocalBackend
 
     nested = []
@@ -273,7 +273,7 @@ def test_if_unavailable_local_excludes_within_the_process_and_says_so(app, monke
 
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
 @pytest.mark.parametrize("place", ["claim", "complete"])
-def test_g13_a_task_is_requeued_while_the_database_is_away(app, monkeypatch, kind, place):
+def test_g13_a_task_is_requeued_while_the_database_is_unreachable(app, monkeypatch, kind, place):
     real = getattr(idempotency, place)
 
     def fail(*args: Any, **options: Any) -> Any:
@@ -289,7 +289,7 @@ def test_g13_a_task_is_requeued_while_the_database_is_away(app, monkeypatch, kin
 
 
 def test_g13_a_failure_that_cannot_be_recorded_is_not_final(app, monkeypatch):
-    """The body failed of the same outage, most likely."""
+    """Most likely the same outage made the body fail."""
 
     def body(self, order):
         raise OperationalError("gone")
@@ -303,8 +303,8 @@ def test_g13_a_failure_that_cannot_be_recorded_is_not_final(app, monkeypatch):
     assert sent.state == "RETRY"
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells of open files on Linux")
-def test_asking_for_the_broker_opens_no_files():
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="shows open files on Linux only")
+def test_reading_the_broker_settings_opens_no_files():
     app = Celery("files", broker=NOBODY, set_as_current=False)
     made, files = task(app), Path("/proc/self/fd")
 
@@ -322,8 +322,8 @@ def test_asking_for_the_broker_opens_no_files():
         gc.enable()
 
 
-def test_g13_a_folder_that_takes_no_message_is_an_outage(tmp_path):
-    """And no message that can never be published, though kombu raises an error of the channel."""
+def test_g13_a_folder_that_accepts_no_message_is_an_outage(tmp_path):
+    """It is not a message that can never be published, although kombu raises a channel error."""
     folder = tmp_path / "not a folder"
     folder.touch()
     app = Celery("files", broker="filesystem://", set_as_current=False)
@@ -337,7 +337,7 @@ def test_g13_a_folder_that_takes_no_message_is_an_outage(tmp_path):
     assert broker.is_outage(app, refused.value)
 
 
-def test_g13_a_soft_limit_just_after_the_publishing_is_no_failure(app, monkeypatch):
+def test_g13_a_soft_limit_just_after_publishing_is_no_failure(app, monkeypatch):
     def log(level: int, message: str, *args: object) -> None:
         if "is requeued" in message:
             raise SoftTimeLimitExceeded

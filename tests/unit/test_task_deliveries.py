@@ -38,7 +38,7 @@ def app() -> Iterator[Celery]:
 
 
 @pytest.mark.parametrize("make", [task, recorded])
-def test_a_delivery_leaves_nothing_to_the_garbage_collector(app, make):
+def test_a_delivery_leaves_no_reference_cycle(app, make):
     runs: list[weakref.ref[Any]] = []
 
     def body(self, order):
@@ -58,12 +58,14 @@ def test_a_delivery_leaves_nothing_to_the_garbage_collector(app, make):
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_g12_an_error_out_of_commit_is_settled_by_reading_the_attempt(app, monkeypatch, committed):
+def test_g12_after_an_error_in_commit_the_record_is_read_to_learn_the_outcome(
+    app, monkeypatch, committed
+):
     real = type(connections["default"])._commit
     errors = [OperationalError("the answer to COMMIT was lost")]
 
     def commit(self: Any) -> None:
-        # Only of the body's transaction, in which the effect stands.
+        # Only for the transaction of the body, which contains the effect.
         if errors and effects():
             if committed:
                 real(self)
@@ -125,8 +127,8 @@ def test_g14_the_same_key_with_another_payload_fails_and_is_not_skipped(app):
     assert effects() == 1
 
 
-def test_g13_a_run_under_another_lock_is_met_as_contention(app):
-    """Two names for one key: only the record knows that they are the same work."""
+def test_g13_a_run_of_the_key_under_another_lock_counts_as_contention(app):
+    """Two lock names for one key: only the record shows that it is the same work."""
     outer = []
 
     def body(self, order, name):
@@ -145,7 +147,7 @@ def test_g13_a_run_under_another_lock_is_met_as_contention(app):
 
 
 @pytest.mark.parametrize("stop", [WorkerShutdown(), WorkerTerminate(), SystemExit(15 - 256)])
-def test_g13_a_stopping_worker_leaves_the_key_takeable(app, stop):
+def test_g13_after_a_worker_stops_the_key_can_be_claimed_again(app, stop):
     def body(self, order):
         raise stop
 
@@ -158,8 +160,8 @@ def test_g13_a_stopping_worker_leaves_the_key_takeable(app, stop):
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), SystemExit(), KeyboardInterrupt()])
-def test_g13_a_body_that_ends_its_process_each_time_is_given_up(app, end):
-    """Its message comes back each time, as that of a child that was killed."""
+def test_g13_a_body_that_always_ends_its_process_fails_for_good(app, end):
+    """Its message comes back each time, like that of a killed child."""
 
     def body(self, order):
         raise end
@@ -207,8 +209,8 @@ def test_a_body_knows_its_lock_its_key_and_its_attempt(app):
     assert made.current_run is None
 
 
-def test_g12_a_loss_during_commit_strikes_nobody(app, monkeypatch):
-    """The exception that stops bodies can land anywhere; not here."""
+def test_g12_a_loss_during_commit_interrupts_nothing(app, monkeypatch):
+    """The exception that stops bodies can come at any point, but not here."""
     runs, untouched = [], []
     real = type(connections["default"])._commit
 
@@ -223,9 +225,9 @@ def test_g12_a_loss_during_commit_strikes_nobody(app, monkeypatch):
             assert locks["default"].break_(lock.name, owner=lock.owner)
             with pytest.raises(LeaseLost):
                 lock.renew()
-            # ``on_lost`` comes first; the row about the loss waits for this transaction.
+            # ``on_lost`` is called first; the row about the loss waits for this transaction.
             dispatch.flush(0.3)
-            # Enough bytecode for an exception to land in.
+            # Enough bytecode for an exception to come in between.
             for _ in range(20):
                 time.sleep(0.01)
             untouched.append(True)
@@ -238,7 +240,7 @@ def test_g12_a_loss_during_commit_strikes_nobody(app, monkeypatch):
     assert (sent.state, sent.result, effects(), states()) == ("SUCCESS", 1, 1, ["succeeded"])
 
 
-def test_max_hold_is_the_hard_time_limit_unless_it_is_set(app):
+def test_max_hold_is_the_hard_time_limit_by_default(app):
     held_for = []
 
     def body(self, order):
@@ -278,7 +280,7 @@ def test_apply_takes_the_lock_and_waits_for_it(app):
         assert isinstance(made.apply((1,)).result, AcquireTimeout)
 
 
-def test_apply_inside_the_lock_of_the_same_thread_does_not_wait_for_ever(app):
+def test_apply_inside_the_lock_of_the_same_thread_does_not_wait_forever(app):
     made = task(app, lock_wait=None)
     with Lock("order:1"):
         assert isinstance(made.apply((1,)).result, AlreadyHeld)
@@ -298,7 +300,7 @@ def test_g15_an_eager_task_holds_its_lock_until_the_callers_transaction_ends(app
     assert locks["default"].get("order:1") is None
 
 
-def test_eager_tasks_of_one_transaction_do_not_meet_each_others_lock(app):
+def test_eager_tasks_of_one_transaction_do_not_block_each_other(app):
     tries = []
 
     def body(self, order):
@@ -344,5 +346,5 @@ def test_ignore_passes_through_the_lock_alone(app):
     assert locks["default"].get("order:1") is None
 
 
-def test_the_default_of_lock_wait_is_the_aliass():
+def test_the_default_of_lock_wait_is_that_of_the_alias():
     assert LockedTask.lock_wait is DEFAULT

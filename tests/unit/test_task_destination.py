@@ -1,4 +1,4 @@
-"""Where a message that is requeued goes, and that it is the same message there."""
+"""Where a requeued message goes, and that it stays the same message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def app() -> Iterator[Celery]:
 
 
 def two_queues(app: Celery, kind: str) -> tuple[Exchange, list[str]]:
-    """An exchange of two queues, both of which get what is published with the key ``both``."""
+    """An exchange with two queues that both get messages with the key ``both``."""
     exchange = Exchange(f"news-{next(numbers)}", kind)
     names = [f"{exchange.name}.{name}" for name in ("a", "b")]
     app.conf.task_queues = [Queue(name, exchange, routing_key="both") for name in names]
@@ -60,7 +60,7 @@ def test_g13_a_requeue_through_an_exchange_of_two_queues_makes_no_third_message(
                 Request(message, app=app, task=made, on_ack=lambda *_: None).execute()
 
 
-def test_a_requeue_whose_queue_is_not_known_is_refused_loudly(app, caplog):
+def test_a_requeue_to_an_unknown_queue_is_refused_and_logged(app, caplog):
     two_queues(app, "direct")
     made = task(app)
     with held("order:1"):
@@ -78,28 +78,28 @@ def test_the_queue_is_known_by_the_key_under_which_rabbitmq_delayed_a_message(ap
     key = calculate_routing_key(5, f"dlock:{destination._quoted(queue)}")
     found = destination._queue_of(app, CELERY_DELAYED_DELIVERY_EXCHANGE, key)
     assert found == queue
-    # One word, so that no other queue's key ends with it.
+    # A single word, so that no other queue's key ends with it.
     assert key.count(".") == 28
 
 
 @pytest.fixture
 def odd() -> Iterator[str]:
-    """A serializer that is not the tasks' own."""
+    """A serializer other than that of the tasks."""
     serialization.register("odd", json.dumps, json.loads, "application/x-odd", "utf-8")
     serialization.enable_insecure_serializers(["odd"])
     yield "odd"
     serialization.unregister("odd")
 
 
-def test_a_requeue_keeps_how_the_message_was_written(app, odd):
-    """Another serializer may not know its types, and without compression it may be too long."""
+def test_a_requeue_keeps_serializer_and_compression(app, odd):
+    """Another serializer may not know its types; without compression it may be too long."""
     app.conf.accept_content = ["json", odd]
     made = task(app)
     with held("order:1"):
         made.apply_async((1,), compression="zlib", serializer=odd, root_id="r")
         before = waiting(app)
         request = LockedRequest(before, app=app, task=made)
-        # As a pool's child does.
+        # As the child of a pool does.
         args, kwargs, _ = before.payload
         trace_task(made, request.id, args, kwargs, request.request_dict, app=app)
     after = waiting(app)
@@ -108,7 +108,7 @@ def test_a_requeue_keeps_how_the_message_was_written(app, odd):
     assert after.payload == before.payload
 
 
-def test_a_requeue_keeps_what_the_transport_carries(app):
+def test_a_requeue_keeps_the_properties_of_the_message(app):
     kept = {
         "MessageGroupId": "customer-7",
         "message_id": "m-1",
@@ -127,7 +127,7 @@ def test_a_requeue_keeps_what_the_transport_carries(app):
     assert after.properties["expiration"] == before.properties["expiration"] == "90000"
 
 
-def test_what_the_parent_knows_of_a_message_goes_no_further_with_a_retry(app):
+def test_a_retry_does_not_contain_the_parents_data_about_the_message(app):
     def body(self, order):
         raise self.retry(countdown=0)
 
@@ -141,5 +141,5 @@ def test_what_the_parent_knows_of_a_message_goes_no_further_with_a_retry(app):
     assert destination.CONTENT_TYPE not in Context(request.request_dict).headers or {}
 
 
-def test_where_nothing_counts_deliveries_a_message_is_returned_at_once(app):
+def test_without_a_count_of_deliveries_a_message_is_returned_at_once(app):
     assert broker.unacknowledged_for(app) == 0

@@ -1,4 +1,4 @@
-"""What becomes of deliveries that end in unusual ways: none with a wrong outcome, none for ever."""
+"""Deliveries that end in unusual ways: none has a wrong outcome, and none repeats forever."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """By which count each message that is requeued is delayed."""
+    """The count from which the delay of each requeued message is computed."""
     counts: list[int] = []
 
     def delay(task: Any, count: int) -> float:
@@ -52,7 +52,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def lose(lock: Lock) -> None:
-    """Break the lock under its holder, and let the holder find out."""
+    """Break the lock under its holder, and let the holder notice."""
     assert locks["default"].break_(lock.name, owner=lock.owner)
     with pytest.raises(LeaseLost):
         lock.renew()
@@ -62,7 +62,7 @@ def no_answer(*args: Any, **options: Any) -> Any:
     raise BackendUnavailable("no answer", "it", "default")
 
 
-# -- the record speaks before the lock -----------------------------------------------------
+# -- the record counts before the lock -----------------------------------------------------
 
 ENDS = [
     {"if_contended": "fail"},
@@ -73,7 +73,7 @@ ENDS = [
 
 
 def contended_until_the_end(app: Celery, made: Any, **options: Any) -> Any:
-    """The result of a task that meets another's lock for as long as it may be requeued."""
+    """The result of a task that meets another holder as long as it may be requeued."""
     with held("order:1"):
         sent = made.apply_async((1,), **options)
         while (message := work(app)) and sent.state == "RETRY":
@@ -82,7 +82,7 @@ def contended_until_the_end(app: Celery, made: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", ENDS)
-def test_g12_a_redelivery_that_meets_anothers_lock_gets_its_recorded_result(app, options):
+def test_g12_a_redelivery_during_another_holders_lock_gets_its_recorded_result(app, options):
     made = recorded(app, **options)
     sent = made.delay(1)
     work(app)
@@ -93,7 +93,7 @@ def test_g12_a_redelivery_that_meets_anothers_lock_gets_its_recorded_result(app,
 
 @pytest.mark.parametrize("if_duplicate", ["return", "skip", "fail"])
 @pytest.mark.parametrize("options", ENDS)
-def test_g12_a_duplicate_that_meets_anothers_lock_gets_what_its_record_says(
+def test_g12_a_duplicate_during_another_holders_lock_gets_the_outcome_in_its_record(
     app, options, if_duplicate
 ):
     made = recorded(app, if_duplicate=if_duplicate, **options)
@@ -123,7 +123,7 @@ def test_g12_a_redelivery_in_an_outage_gets_its_recorded_result(app, monkeypatch
 
 
 @pytest.mark.parametrize("options", ENDS[:3])
-def test_what_is_not_done_ends_as_the_options_say(app, options):
+def test_unfinished_work_ends_as_its_options_say(app, options):
     sent = contended_until_the_end(app, recorded(app, **options))
     if options["if_contended"] == "skip":
         assert (sent.state, sent.result) == ("SUCCESS", None)
@@ -132,7 +132,7 @@ def test_what_is_not_done_ends_as_the_options_say(app, options):
     assert states() == []
 
 
-def test_g14_another_payload_is_an_error_also_where_contention_is_skipped(app):
+def test_g14_another_payload_is_an_error_even_if_contention_is_skipped(app):
     made = recorded(app, if_contended="skip")
     made.delay(1)
     work(app)
@@ -142,8 +142,8 @@ def test_g14_another_payload_is_an_error_also_where_contention_is_skipped(app):
     assert isinstance(sent.result, PayloadMismatch)
 
 
-def test_g13_a_copy_that_meets_another_lock_does_not_answer_for_its_original(app):
-    """Two names for one key: the copy finds another holder while its original runs."""
+def test_g13_a_copy_that_meets_another_lock_does_not_set_the_originals_result(app):
+    """Two lock names for one key: the copy finds another holder while its original runs."""
 
     def body(self, order, name):
         if not copies:
@@ -169,7 +169,7 @@ def test_g13_a_copy_that_meets_another_lock_does_not_answer_for_its_original(app
 
 
 def losing(self, order):
-    """Loses its lease each time, and says so."""
+    """Loses its lease each time and reports it."""
     Effect.objects.create(order_number=order, by="losing")
     lock = self.current_run.lock
     lose(lock)
@@ -177,7 +177,7 @@ def losing(self, order):
 
 
 @pytest.mark.parametrize("make", [task, recorded])
-def test_a_task_that_always_loses_its_lease_is_given_up(app, make, delays):
+def test_a_task_that_always_loses_its_lease_fails_for_good(app, make, delays):
     sent = make(app, losing, max_attempts=3).delay(1)
     for _ in range(2):
         work(app)
@@ -189,7 +189,7 @@ def test_a_task_that_always_loses_its_lease_is_given_up(app, make, delays):
 
 
 @pytest.mark.parametrize("make", [task, recorded])
-def test_g13_leases_lost_in_an_outage_are_requeued_later_and_later_and_never_given_up(
+def test_g13_after_leases_lost_in_an_outage_delays_grow_and_the_task_never_fails(
     app, make, delays, monkeypatch
 ):
     def away(self, order):
@@ -205,12 +205,12 @@ def test_g13_leases_lost_in_an_outage_are_requeued_later_and_later_and_never_giv
 
 
 class Alarm(BaseException):
-    """As ``gevent.Timeout``, or a project's own."""
+    """Like ``gevent.Timeout``, or a project's own exception."""
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError("x"), Alarm(), GeneratorExit()])
 @pytest.mark.parametrize("make", [task, recorded])
-def test_g13_a_body_that_ends_with_a_base_exception_is_requeued_and_then_given_up(
+def test_g13_a_body_that_ends_with_a_base_exception_is_requeued_and_finally_fails(
     app, make, error, delays
 ):
     def body(self, order):
@@ -232,7 +232,7 @@ def test_g13_a_body_that_ends_with_a_base_exception_is_requeued_and_then_given_u
 
 
 @pytest.mark.parametrize("kind", ["GreenletExit", "Timeout", "other Timeout"])
-def test_what_ends_a_greenlet_is_left_to_celery_and_a_bodys_own_timeout_is_not(
+def test_exceptions_that_end_a_greenlet_are_left_to_celery_but_not_a_bodys_own_timeout(
     app, monkeypatch, kind
 ):
     class Ends(BaseException):
@@ -254,7 +254,7 @@ def test_what_ends_a_greenlet_is_left_to_celery_and_a_bodys_own_timeout_is_not(
     assert states() == ["waiting"]
 
 
-def test_g13_what_is_raised_after_a_commit_that_counted_is_no_setback(app, monkeypatch):
+def test_g13_an_exception_after_the_commit_does_not_undo_the_success(app, monkeypatch):
     from django.db import connections
 
     real = type(connections["default"])._commit
@@ -272,7 +272,7 @@ def test_g13_what_is_raised_after_a_commit_that_counted_is_no_setback(app, monke
     assert (sent.state, sent.result, states()) == ("SUCCESS", 1, ["succeeded"])
 
 
-def test_a_task_that_fails_before_its_body_lets_others_follow(app):
+def test_after_a_failure_before_its_body_a_task_can_be_published_again(app):
     """``before_start`` runs before the delivery; only Celery knows of the failure."""
 
     def before_start(self, *args):
@@ -285,7 +285,7 @@ def test_a_task_that_fails_before_its_body_lets_others_follow(app):
     eventually(lambda: locks["default"].list(prefix="unique:") == [])
 
 
-# -- the time limit where no pool enforces it ----------------------------------------------
+# -- the time limit in pools that do not enforce it ----------------------------------------------
 
 
 @pytest.mark.parametrize("make", [task, recorded])
@@ -299,7 +299,7 @@ def test_a_time_limit_that_no_pool_enforces_fails_a_task_once(app, make, monkeyp
             pass
 
     monkeypatch.setattr(locking, "KILL_GRACE", 0.0)
-    # As a pool of threads, this one ends no body; and its margin at the limit is not reached.
+    # Like a pool of threads, this one ends no body, and its margin at the limit is not reached.
     made = make(app, body, time_limit=0.2)
     sent = made.delay(1)
     work(app)
@@ -309,7 +309,7 @@ def test_a_time_limit_that_no_pool_enforces_fails_a_task_once(app, make, monkeyp
         assert states() == ["failed"]
 
 
-# -- contention that lasts -----------------------------------------------------------------
+# -- lasting contention -----------------------------------------------------------------
 
 
 def test_contention_ends_after_its_time_and_after_five_attempts(app):
@@ -323,7 +323,7 @@ def test_contention_ends_after_its_time_and_after_five_attempts(app):
     assert (sent.state, type(sent.result)) == ("FAILURE", LockNotAcquired)
 
 
-def test_attempts_that_met_an_outage_are_none_that_met_contention(app, monkeypatch):
+def test_attempts_during_an_outage_do_not_count_as_contention(app, monkeypatch):
     made = task(app, contention_timeout=0)
     sent = made.delay(1)
     with monkeypatch.context() as patched:
@@ -345,7 +345,7 @@ def test_contention_may_last_for_two_visibility_timeouts(app):
 
 
 def test_waiting_for_anothers_run_of_the_key_ends_after_the_contention_timeout(app):
-    """That one runs under another lock; only the record knows that it is the same work."""
+    """It runs under another lock; only the record shows that it is the same work."""
     nested = []
 
     def body(self, order, name):
@@ -369,7 +369,7 @@ def test_waiting_for_anothers_run_of_the_key_ends_after_the_contention_timeout(a
     assert waiting(app) is None
 
 
-def test_g13_a_copy_never_fails_for_waiting_for_its_original(app):
+def test_g13_a_copy_never_fails_while_it_waits_for_its_original(app):
     nested = []
 
     def body(self, order, name):
@@ -393,7 +393,7 @@ def test_g13_a_copy_never_fails_for_waiting_for_its_original(app):
     assert (sent.state, sent.result) == ("SUCCESS", 1)
 
 
-# -- one task whose arguments change -------------------------------------------------------
+# -- changed arguments of one task -------------------------------------------------------
 
 
 def test_g14_a_retry_with_other_arguments_is_no_mismatch(app):
@@ -439,12 +439,12 @@ def test_g14_another_task_with_the_first_payload_of_a_retried_one_is_a_mismatch(
     assert again[1].result == "second"
 
 
-# -- what is recorded ----------------------------------------------------------------------
+# -- recorded results ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store_result", [True, False])
-def test_g12_a_run_that_ended_with_ignore_is_known_as_such(app, store_result):
-    """Else a redelivery would say ``None``, and the rest of its chain go on with that."""
+def test_g12_a_run_that_ended_with_ignore_is_recorded_as_ignored(app, store_result):
+    """Otherwise a redelivery would return ``None``, and the rest of its chain would run with it."""
 
     def body(self, order):
         raise Ignore
@@ -460,7 +460,7 @@ def test_g12_a_run_that_ended_with_ignore_is_known_as_such(app, store_result):
     assert IdempotencyRecord.objects.get().ending == "ignored"
 
 
-def test_g12_a_run_whose_result_is_not_stored_is_known_to_have_returned(app):
+def test_g12_a_run_whose_result_is_not_stored_is_recorded_as_returned(app):
     made = recorded(app, store_result=False)
     sent = made.delay(1)
     work(app)
@@ -502,10 +502,10 @@ def test_g12_a_result_that_cannot_be_recorded_is_left_out_with_a_warning(app, ca
     assert (again.state, again.result, effects()) == ("SUCCESS", None, 1)
 
 
-# -- an alias that is gone -----------------------------------------------------------------
+# -- a removed alias -----------------------------------------------------------------
 
 
-def test_g13_a_run_under_an_alias_that_was_removed_is_requeued_with_the_cure(app, caplog):
+def test_g13_a_run_under_a_removed_alias_is_requeued_and_the_log_names_a_solution(app, caplog):
     made = recorded(app)
     sent = made.delay(1)
     work(app)

@@ -41,8 +41,8 @@ def test_a_body_writes_under_the_lock_of_its_run(app):
     assert sent.result == Stock.objects.get().fence == Fence.objects.get().token
 
 
-def test_g13_a_body_that_a_newer_holder_has_fenced_off_runs_again(app):
-    """It is one way to learn of a loss, and often the first."""
+def test_g13_a_body_whose_write_was_refused_for_a_newer_holder_runs_again(app):
+    """A refused write is one way to learn of a loss, and often the first."""
 
     def body(self, order):
         lock = self.current_run.lock
@@ -62,8 +62,8 @@ def test_g13_a_body_that_a_newer_holder_has_fenced_off_runs_again(app):
     assert waiting(app) is None
 
 
-def test_g13_a_recorded_body_that_was_fenced_off_leaves_the_key_to_be_taken(app):
-    """Also where the transaction of the record is around it."""
+def test_g13_after_a_refused_write_the_key_of_a_recorded_body_can_be_claimed_again(app):
+    """Also if the record's transaction surrounds it."""
 
     def body(self, order):
         stock = Stock.objects.get()
@@ -83,7 +83,7 @@ def test_g13_a_recorded_body_that_was_fenced_off_leaves_the_key_to_be_taken(app)
     assert (sent.state, effects(), states()) == ("SUCCESS", 1, ["succeeded"])
 
 
-def test_being_fenced_off_from_another_lock_is_an_error_like_any(app):
+def test_a_write_refused_for_another_lock_is_an_ordinary_error(app):
     def body(self, order):
         with Lock("other") as other:
             with other.atomic():

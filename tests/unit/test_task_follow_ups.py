@@ -1,4 +1,4 @@
-"""What a run sends once it is committed: follow-ups and replacements."""
+"""The messages that a run sends after its commit: follow-ups and replacements."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def mail(app: Celery) -> Any:
-    """A task to be sent."""
+    """A task that bodies send."""
     return task(app)
 
 
 @pytest.fixture
 def current(app: Celery) -> Iterator[None]:
-    """The app is the process's own, as commands find it."""
+    """Makes the app the current one of the process, where commands find it."""
     before = current_app._get_current_object()
     app.set_current()
     yield
@@ -73,7 +73,7 @@ def messages(app: Celery) -> list[Any]:
     return list(iter(lambda: waiting(app), None))
 
 
-# -- what is sent --------------------------------------------------------------------------
+# -- sending --------------------------------------------------------------------------
 
 
 def test_a_follow_up_is_published_after_the_commit_and_the_release(app, mail, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_follow_up_is_published_after_the_commit_and_the_release(app, mail, mo
     assert [child.id for child in sent.children] == [sent.result]
 
 
-def test_g12_nothing_is_sent_by_a_run_that_is_rolled_back(app, mail):
+def test_g12_a_run_that_is_rolled_back_sends_nothing(app, mail):
     def body(self, order):
         self.current_run.send(mail.s(order))
         if not self.request.retries:
@@ -133,7 +133,7 @@ def test_g13_a_worker_that_dies_after_the_commit_loses_no_follow_up(app, mail, m
     assert messages(app) == []
 
 
-def test_g13_a_follow_up_that_finds_no_broker_brings_its_message_back(app, mail, monkeypatch):
+def test_g13_if_a_follow_up_finds_no_broker_the_message_is_redelivered(app, mail, monkeypatch):
     made = sending(app, mail)
     sent = made.delay(1)
 
@@ -150,7 +150,7 @@ def test_g13_a_follow_up_that_finds_no_broker_brings_its_message_back(app, mail,
     assert [message.headers["id"] for message in messages(app)] == [sent.result]
 
 
-def test_another_task_of_the_key_does_not_publish_what_the_first_one_is_about_to(
+def test_another_task_of_the_key_does_not_publish_the_follow_ups_of_the_first_one(
     app, mail, monkeypatch
 ):
     made = sending(app, mail)
@@ -163,7 +163,7 @@ def test_another_task_of_the_key_does_not_publish_what_the_first_one_is_about_to
     assert (again.state, len(pending()), waiting(app)) == ("SUCCESS", 1, None)
 
 
-def test_a_follow_up_that_can_never_be_published_does_not_bring_its_message_back(
+def test_if_a_follow_up_can_never_be_published_the_message_is_not_redelivered(
     app, mail, monkeypatch, caplog
 ):
     def refuse(*args: Any, **options: Any) -> Any:
@@ -186,7 +186,7 @@ def recorded_call(app: Celery, made: Any) -> Any:
     return made.AsyncResult(task_id)
 
 
-def test_options_of_a_follow_up_mean_what_they_meant_when_it_was_sent(app, mail):
+def test_options_of_a_follow_up_keep_their_meaning_from_the_time_of_sending(app, mail):
     def body(self, order):
         signature = mail.s(order).set(countdown=60, expires=3600, priority=3, headers={"x": "y"})
         self.current_run.send(signature)
@@ -198,7 +198,7 @@ def test_options_of_a_follow_up_mean_what_they_meant_when_it_was_sent(app, mail)
     assert (message.properties["priority"], message.headers["x"]) == (3, "y")
 
 
-def test_what_cannot_be_sent_is_refused_at_once(app, mail):
+def test_unsupported_follow_ups_are_refused_at_once(app, mail):
     def body(self, order):
         run = self.current_run
         with pytest.raises(TypeError, match=r"not a chain.*starts the canvas"):
@@ -220,7 +220,7 @@ def test_what_cannot_be_sent_is_refused_at_once(app, mail):
 
 
 @pytest.mark.parametrize("make", [task, recorded])
-def test_without_a_transaction_of_a_record_nothing_can_be_sent(app, mail, make):
+def test_follow_ups_need_the_transaction_of_a_record(app, mail, make):
     def body(self, order):
         self.current_run.send(mail.s(order))
 
@@ -231,7 +231,7 @@ def test_without_a_transaction_of_a_record_nothing_can_be_sent(app, mail, make):
     assert "atomic=True" in str(sent.result)
 
 
-def test_nothing_can_be_sent_when_the_body_has_ended(app, mail):
+def test_follow_ups_cannot_be_sent_after_the_body(app, mail):
     runs = []
 
     def body(self, order):
@@ -291,7 +291,7 @@ def left_pending(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("current")
-def test_g13_neither_purge_nor_forget_deletes_what_is_pending(app, mail, monkeypatch):
+def test_g13_neither_purge_nor_forget_deletes_pending_follow_ups(app, mail, monkeypatch):
     left_pending(app, mail, monkeypatch)
     record = IdempotencyRecord.objects.get()
     past = idempotency.Now() - record.expires_at.resolution
@@ -310,7 +310,7 @@ def test_g13_neither_purge_nor_forget_deletes_what_is_pending(app, mail, monkeyp
 
 
 @pytest.mark.usefixtures("current")
-def test_g13_the_command_publishes_what_is_pending(app, mail, monkeypatch):
+def test_g13_the_command_publishes_pending_follow_ups(app, mail, monkeypatch):
     left_pending(app, mail, monkeypatch)
     (task_id,) = pending()
 
@@ -320,7 +320,7 @@ def test_g13_the_command_publishes_what_is_pending(app, mail, monkeypatch):
         found: dict[str, int] = json.loads(out.getvalue())
         return found
 
-    # A worker may be about to publish it.
+    # A worker may publish it soon.
     assert publish() == {"published": 0, "pending": 1}
     assert publish(older_than=0) == {"published": 1, "pending": 0}
     assert [message.headers["id"] for message in messages(app)] == [task_id]
@@ -335,7 +335,7 @@ def test_the_command_fails_without_a_broker(app, mail, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [{"using": "nowhere"}, {"older_than": -1}])
-def test_the_command_refuses_what_makes_no_sense(wrong):
+def test_the_command_refuses_impossible_options(wrong):
     with pytest.raises(CommandError) as caught:
         call_command("publish_pending_followups", **wrong)
     assert caught.value.returncode == 2
@@ -345,7 +345,7 @@ def test_the_command_refuses_what_makes_no_sense(wrong):
 
 
 def stepping(app: Celery, **options: Any) -> Any:
-    """Works in three steps, of which each replaces the one before."""
+    """Works in three steps; each replaces the one before."""
 
     def body(self, order, step=0):
         Effect.objects.create(order_number=order, by=f"step {step}")
@@ -386,7 +386,7 @@ def test_g12_a_task_that_replaces_itself_runs_each_step_once(app, payload, atomi
 
 
 def republish(app: Celery, message: Any) -> None:
-    """Let the broker deliver a message again."""
+    """Make the broker deliver a message again."""
     with app.connection_for_write() as connection:
         producer = app.amqp.Producer(connection)
         producer.publish(
@@ -434,7 +434,7 @@ def test_g12_a_replacement_whose_run_is_rolled_back_is_never_sent(app, monkeypat
     assert steps() == ALL
 
 
-def test_g12_nobody_else_begins_while_a_replacement_is_on_its_way(app):
+def test_g12_no_other_run_begins_while_a_replacement_is_pending(app):
     made = stepping(app, idempotency_payload=["order"])
     sent = made.delay(1)
     work(app)
@@ -469,7 +469,7 @@ def test_a_task_may_be_replaced_by_a_canvas_and_in_one(app, mail, shape):
     assert list(Effect.objects.values_list("order_number", flat=True)) == [2, 3]
 
 
-def test_a_replacement_that_json_cannot_hold_is_published_at_once(app, mail):
+def test_a_replacement_that_is_not_json_is_published_at_once(app, mail):
     app.conf.accept_content = ["json", "pickle"]
 
     def text(self, order):
@@ -492,7 +492,7 @@ def test_a_replacement_that_json_cannot_hold_is_published_at_once(app, mail):
     assert IdempotencyRecord.objects.get().ending == "replaced"
 
 
-def test_ignore_that_is_no_replacement_is_told_from_one(app):
+def test_ignore_is_distinguished_from_a_replacement(app):
     def body(self, order):
         raise Ignore
 

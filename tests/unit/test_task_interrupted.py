@@ -40,18 +40,18 @@ def app() -> Iterator[Celery]:
 
 
 def lose(lock: Lock) -> None:
-    """Break the lock under its holder, and let the holder find out."""
+    """Break the lock under its holder, and let the holder notice."""
     assert locks["default"].break_(lock.name, owner=lock.owner)
     with pytest.raises(LeaseLost):
         lock.renew()
 
 
-# -- the same message again ----------------------------------------------------------------
+# -- the same message delivered again ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
 def test_g12_a_redelivered_task_is_no_duplicate_of_itself(app, policy):
-    """Killed after COMMIT but before its result was stored, so no caller has the result."""
+    """It was killed after COMMIT but before its result was stored, so no caller has the result."""
     made = recorded(app, if_duplicate=policy)
     sent = made.delay(1)
     work(app)
@@ -62,10 +62,10 @@ def test_g12_a_redelivered_task_is_no_duplicate_of_itself(app, policy):
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "wait"])
-def test_g13_a_holder_that_vanishes_while_it_is_asked_for_may_be_ones_own_copy(
+def test_g13_a_holder_that_vanishes_before_it_is_read_may_be_the_same_message(
     app, policy, monkeypatch
 ):
-    """The lease of a dead original ends between the attempt and the question whose it is."""
+    """The lease of a dead original ends between the attempt and the question who holds it."""
     made = task(app, if_contended=policy, lock_wait=0)
     with held("order:1"):
         sent = made.delay(1)
@@ -78,7 +78,7 @@ def test_g13_a_holder_that_vanishes_while_it_is_asked_for_may_be_ones_own_copy(
 
 @pytest.mark.parametrize("policy", ["requeue", "skip", "fail", "wait"])
 def test_g13_a_copy_is_requeued_for_as_long_as_its_original_runs(app, policy):
-    """The broker delivers again after its visibility timeout; ``contention_timeout`` or not."""
+    """The broker delivers again after its visibility timeout, whatever ``contention_timeout``."""
     made = task(app, if_contended=policy, lock_wait=0, contention_timeout=0)
     sent = made.delay(1)
     original = Lock("order:1", bound=False, metadata={"task_id": sent.id})
@@ -91,9 +91,9 @@ def test_g13_a_copy_is_requeued_for_as_long_as_its_original_runs(app, policy):
     assert (sent.state, effects()) == ("SUCCESS", 1)
 
 
-def test_g12_a_replaced_task_that_comes_again_does_not_answer_for_its_replacement(app):
-    """Both have one id: a result of ours would be taken for the replacement's, and go down
-    the chain."""
+def test_g12_a_redelivered_task_that_was_replaced_stores_no_result(app):
+    """Both have the same id. If the original stored a result, it would count as the replacement's
+    and be passed down the chain."""
 
     def body(self, order):
         raise Ignore
@@ -108,8 +108,8 @@ def test_g12_a_replaced_task_that_comes_again_does_not_answer_for_its_replacemen
     assert states() == ["succeeded"]
 
 
-def test_wait_does_not_say_that_it_waited_where_it_could_not(app):
-    """Only the record knows the other run; nobody can wait for a record."""
+def test_wait_does_not_claim_to_have_waited_for_a_record(app):
+    """Only the record knows the other run, and nobody can wait for a record."""
     nested = []
 
     def body(self, order, name):
@@ -137,8 +137,8 @@ def test_wait_does_not_say_that_it_waited_where_it_could_not(app):
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_g13_a_run_that_swallowed_its_interruption_is_no_success(app, atomic):
-    """What it was interrupted in is missing, and a row that says ``succeeded`` is for good."""
+def test_g13_a_run_that_swallowed_its_interruption_does_not_succeed(app, atomic):
+    """The interrupted part is missing, and a record with ``succeeded`` is final."""
     runs = []
 
     def body(self, order):
@@ -201,8 +201,8 @@ def outlasting(runs: list[str]) -> Any:
     return body
 
 
-def test_a_body_that_always_outlasts_max_hold_is_given_up(app):
-    """Without a record too: nothing else would ever end it."""
+def test_a_body_that_always_exceeds_max_hold_fails_for_good(app):
+    """Without a record, too: nothing else would ever end it."""
     runs: list[str] = []
     sent = task(app, outlasting(runs), lock_max_hold=0.1, max_attempts=2).delay(1)
     work(app)
@@ -213,7 +213,7 @@ def test_a_body_that_always_outlasts_max_hold_is_given_up(app):
     assert len(runs) == 2
 
 
-def test_contention_between_two_runs_does_not_forget_that_max_hold_ended_one(app):
+def test_contention_between_two_runs_keeps_the_count_of_runs_ended_by_max_hold(app):
     sent = task(app, outlasting([]), lock_max_hold=0.1, max_attempts=2).delay(1)
     work(app)
     with held("order:1"):
@@ -223,10 +223,10 @@ def test_contention_between_two_runs_does_not_forget_that_max_hold_ended_one(app
 
 
 @pytest.mark.parametrize("error", [LeaseAborted, SoftTimeLimitExceeded])
-def test_nothing_strikes_after_a_body_whose_very_end_was_interrupted(error):
-    """A signal lands at any function's entry; also at that of the one that stops the strikes."""
+def test_nothing_is_interrupted_after_a_body_whose_very_end_was_interrupted(error):
+    """A signal may come at any function's entry, also in the one that ends the interruptions."""
 
-    class Struck(BodyRunner):
+    class Interrupted(BodyRunner):
         struck_once = False
 
         def _close(self) -> None:
@@ -235,7 +235,7 @@ def test_nothing_strikes_after_a_body_whose_very_end_was_interrupted(error):
                 raise error
             super()._close()
 
-    guard = Struck()
+    guard = Interrupted()
     if error is LeaseAborted:
         assert guard.run(lambda: "done") == "done"
     else:
@@ -247,7 +247,7 @@ def test_nothing_strikes_after_a_body_whose_very_end_was_interrupted(error):
     assert not guard._interrupt_once()
 
 
-# -- errors that cannot be written down ----------------------------------------------------
+# -- errors that cannot be recorded ----------------------------------------------------
 
 
 class Unprintable(Exception):
@@ -262,7 +262,7 @@ class Raw(Exception):
 
 @pytest.fixture
 def unlogged() -> Iterator[None]:
-    """Without the log of the test, which pytest-xdist could not send with a lone surrogate."""
+    """Without the test's log, because pytest-xdist cannot send a lone surrogate."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -300,7 +300,7 @@ def test_g13_a_reject_whose_reason_cannot_be_recorded_stays_a_reject(app, reason
 
 
 def test_g13_a_message_is_returned_though_the_publishers_error_cannot_be_pickled(app, monkeypatch):
-    """A pool's child that cannot send its Reject to the parent would be acknowledged as failed."""
+    """If a child could not send its Reject to the parent, it would be acknowledged as failed."""
     import pickle
 
     monkeypatch.setattr(requeue, "REJECT_PAUSE", 0)
@@ -322,7 +322,7 @@ def test_g13_a_message_is_returned_though_the_publishers_error_cannot_be_pickled
 
 def test_a_claim_that_is_interrupted_leaves_the_connection_usable(app, monkeypatch):
     def torn(*args: Any, **options: Any) -> Any:
-        # Between two lines of ``Atomic.__enter__``.
+        # An error between two lines of ``Atomic.__enter__``.
         connection.set_autocommit(False)
         connection.in_atomic_block = True
         raise SoftTimeLimitExceeded
@@ -340,8 +340,8 @@ def test_a_claim_that_is_interrupted_leaves_the_connection_usable(app, monkeypat
     assert (sent.state, effects()) == ("SUCCESS", 1)
 
 
-def test_a_soft_limit_just_after_the_acquire_gives_the_lock_back(app, monkeypatch):
-    """Else its handle lives in the error's frames, and is renewed until they are collected."""
+def test_a_soft_limit_just_after_the_acquire_releases_the_lock(app, monkeypatch):
+    """Otherwise the error's frames keep its handle alive, and it is renewed until collected."""
     real = Lock.acquire
 
     def acquire(self: Lock, *args: Any, **options: Any) -> bool:

@@ -41,7 +41,7 @@ def test_each_item_holds_its_lock_while_it_runs_and_no_longer(app):
     assert not Lock("order:1").locked()
 
 
-def test_map_locks_as_starmap_does(app):
+def test_map_locks_like_starmap(app):
     def body(self, order):
         return self.current_run.lock.name
 
@@ -60,14 +60,14 @@ def test_an_item_waits_for_another_holder_and_then_fails_its_chunk(app):
     assert waiting(app) is None
 
 
-def test_g12_items_are_done_once_and_again_give_their_results(app):
+def test_g12_items_take_effect_once_and_return_their_results_again(app):
     made = recorded(app)
     assert sent(app, made, 1, 1, 2).get() == [1, 1, 2]
     assert sent(app, made, 2, 3).get() == [2, 3]
     assert (effects(), states()) == (3, ["succeeded"] * 3)
 
 
-def test_g12_an_item_of_a_message_that_is_delivered_again_is_no_duplicate(app):
+def test_g12_an_item_of_a_redelivered_message_is_no_duplicate(app):
     made = recorded(app, if_duplicate="fail")
     for _ in range(2):
         assert sent(app, made, 1, 2, task_id="chunk").get() == [1, 2]

@@ -1,4 +1,4 @@
-"""Leases that are lost at any moment of a delivery, from before its body to after its release."""
+"""Leases lost at any moment of a delivery, from before its body to after its release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEED = 20240229
 @pytest.fixture
 def app() -> Iterator[Celery]:
     interval = sys.getswitchinterval()
-    # The striker is to have its turn between any two bytecodes, and not every 5 ms.
+    # Let the interrupting thread run between any two bytecodes, not only every 5 ms.
     sys.setswitchinterval(1e-5)
     with in_memory() as app:
         yield app
@@ -35,14 +35,14 @@ def app() -> Iterator[Celery]:
 
 
 def lose(order: int, after: float) -> None:
-    """As if an operator breaks the lock, and a renewal finds out."""
+    """As if an operator broke the lock and a renewal noticed it."""
     time.sleep(after)
     for hold in list(registry._leases.values()):
         if hold.name == f"order:{order}" and locks["default"].break_(hold.name, owner=hold.owner):
             hold.lose("broken")
 
 
-def test_g12_a_loss_at_any_moment_doubles_and_loses_nothing(app):
+def test_g12_a_loss_at_any_moment_doubles_nothing_and_loses_nothing(app):
     def body(self, order):
         Effect.objects.create(order_number=order, by=self.name[:40])
         for _ in range(2000):
@@ -52,7 +52,7 @@ def test_g12_a_loss_at_any_moment_doubles_and_loses_nothing(app):
     made, moments = recorded(app, body), random.Random(SEED)
     lasted = []
     for order in range(ROUNDS):
-        # The first ones tell how long a delivery takes.
+        # The first runs measure how long a delivery takes.
         usual = statistics.median(lasted) if order >= 10 else 0.0
         breaker = threading.Thread(target=lose, args=(order, moments.uniform(0, 1.2 * usual)))
         sent = made.delay(order)
@@ -70,5 +70,5 @@ def test_g12_a_loss_at_any_moment_doubles_and_loses_nothing(app):
     assert waiting(app) is None
     states = set(IdempotencyRecord.objects.values_list("state", "deaths"))
     assert states == {("succeeded", 0)}
-    # Of those that were stopped in the middle; else nothing was tried.
+    # Some must have been stopped in the middle; otherwise the test shows nothing.
     assert IdempotencyRecord.objects.filter(attempt__gt=1).count() > ROUNDS / 20

@@ -36,7 +36,7 @@ def key(made: LockedTask, *args, **kwargs) -> str:
 
 
 class Plain(LocalBackend):
-    """Grants, renews and releases, and no more."""
+    """Can only grant, renew and release."""
 
     capabilities = frozenset()
 
@@ -49,7 +49,7 @@ class Plain(LocalBackend):
         ({"unique_until": "done"}, "reservations"),
     ],
 )
-def test_an_option_that_the_alias_is_not_capable_of_is_refused(app, options, capability):
+def test_an_option_that_the_alias_does_not_support_is_refused(app, options, capability):
     (option,) = options
     with override_settings(DLOCKS={"plain": {"BACKEND": f"{__name__}.Plain"}}):
         made = task(app, lock_using="plain", **options)
@@ -120,7 +120,7 @@ def test_a_bound_task_knows_its_own_arguments_only(app):
         task(app, bound, bind=True, lock_key="o:{self}").name  # noqa: B018
 
 
-def test_a_class_based_task_is_read_alike(app):
+def test_a_class_based_task_is_read_in_the_same_way(app):
     class Import(LockedTask):
         name = "import"
         lock_key = "import:{account_id}"
@@ -131,7 +131,7 @@ def test_a_class_based_task_is_read_alike(app):
     assert key(app.register_task(Import()), account_id=3) == "import:3"
 
 
-def test_a_class_based_task_without_a_name_has_a_key_of_its_own(app):
+def test_a_class_based_task_without_a_name_has_its_own_key(app):
     class Import(LockedTask):
         def run(self, account_id):
             return account_id
@@ -172,7 +172,7 @@ def test_the_default_key_is_per_task_and_typed(app):
 
 @pytest.mark.parametrize("value", [(1, 2), {"a": (1,)}, dt.date(2024, 2, 29), {1: "int key"}])
 def test_the_key_at_enqueue_equals_the_key_at_the_worker(app, value):
-    """The worker gets what the serializer made of the argument."""
+    """The worker gets the value that the serializer made of the argument."""
     from kombu import serialization
 
     made = task(app)
@@ -181,7 +181,7 @@ def test_the_key_at_enqueue_equals_the_key_at_the_worker(app, value):
     assert key(made, value) == key(made, received)
 
 
-def test_the_idempotency_key_is_the_locks_key_too(app):
+def test_the_idempotency_key_is_also_the_key_of_the_lock(app):
     assert key(task(app, idempotency_key="{order_id}"), 42) == "42"
     own = task(app, idempotency_key="{order_id}", lock_key="order:{order_id}")
     assert key(own, 42) == "order:42"

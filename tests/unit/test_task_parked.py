@@ -1,4 +1,4 @@
-"""The lock between two runs of a task: parked, taken up again, given up."""
+"""The lock between two runs of a task: parked, taken over by the retry, released."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def run(app: Celery, message: Any) -> None:
 
 
 def elsewhere(deliver: Callable[[], object]) -> None:
-    """To another thread; the holder itself would not even ask for its lock."""
+    """On another thread, because the holder itself would not even ask for its lock."""
     thread = threading.Thread(target=deliver)
     thread.start()
     thread.join()
 
 
-# -- parked, and taken up again ------------------------------------------------------------
+# -- parked, and taken over by the retry ---------------------------------------------------------
 
 
 def test_the_lock_is_kept_through_the_countdown_of_a_retry(app):
@@ -80,7 +80,7 @@ def test_the_lock_is_kept_through_the_countdown_of_a_retry(app):
     assert (sent.state, sent.result, kind()) == ("SUCCESS", 1, None)
 
 
-def test_without_the_option_it_is_released(app):
+def test_without_the_option_the_lock_is_released(app):
     def body(self, order):
         raise self.retry(countdown=100)
 
@@ -89,7 +89,7 @@ def test_without_the_option_it_is_released(app):
     assert kind() is None
 
 
-def test_nobody_comes_in_between(app):
+def test_no_other_owner_gets_the_parked_lock(app):
     made = retrying(app, if_contended="fail")
     sent = made.delay(1)
     work(app)
@@ -99,13 +99,13 @@ def test_nobody_comes_in_between(app):
     assert isinstance(stranger.result, LockNotAcquired)
     lock = Lock("order:1")
     assert not lock.acquire(blocking=False)
-    # Who waits for it knows for how long.
+    # A waiter knows how long the lease is parked.
     assert (lock.contention.kind, lock.contention.remaining > 100) == ("parked", True)
     run(app, retry)
     assert sent.state == "SUCCESS"
 
 
-def test_each_retry_parks_it_anew(app):
+def test_each_retry_parks_the_lock_again(app):
     sent = retrying(app, runs=3).delay(1)
     owners = []
     for _ in range(2):
@@ -134,8 +134,8 @@ def test_the_token_rises_from_run_to_run(app):
 
 def test_a_second_copy_of_the_retry_meets_the_first_ones_lease(app):
     """
-    retry P   takes P's place, runs …………………………………… returns
-    copy                        names P, too: too late, requeued … runs after it
+    retry P   replaces P's lease, runs …………………………………… returns
+    copy                        also names P: too late, requeued … runs after it
     """
     runs = []
 
@@ -160,7 +160,7 @@ def test_a_second_copy_of_the_retry_meets_the_first_ones_lease(app):
 
 
 def test_a_retry_that_comes_before_its_lock_is_parked_is_requeued(app):
-    """Whatever ``if_contended`` says: it meets its own first run."""
+    """Whatever ``if_contended`` says, because it meets its own first run."""
 
     def body(self, order):
         if self.request.retries:
@@ -181,7 +181,7 @@ def test_a_retry_that_comes_before_its_lock_is_parked_is_requeued(app):
 
 
 @pytest.mark.parametrize("end", ["broken", "lapsed"])
-def test_a_retry_acquires_as_others_do_where_nothing_is_parked_any_more(app, end):
+def test_a_retry_acquires_like_others_if_nothing_is_parked_any_more(app, end):
     sent = retrying(app).delay(1)
     work(app)
     found = lease()
@@ -205,7 +205,7 @@ def test_min_hold_counts_from_the_last_run(app):
     assert (kind(), 45 < lease().ttl <= 50) == ("cooling", True)
 
 
-def test_the_process_is_told_that_it_holds_no_more(app):
+def test_the_process_reports_the_release_of_a_parked_lock(app):
     seen = []
 
     def receive(**facts: Any) -> None:
@@ -224,7 +224,7 @@ def test_the_process_is_told_that_it_holds_no_more(app):
 # -- not parked ----------------------------------------------------------------------------
 
 
-def test_it_is_released_when_retries_are_exhausted(app):
+def test_the_lock_is_released_when_retries_are_exhausted(app):
     def body(self, order):
         raise self.retry(countdown=0, exc=ValueError("no"))
 
@@ -252,7 +252,7 @@ def unmakeable(self: Any, order: int) -> Any:
 
 
 @pytest.mark.parametrize("body", [other_arguments, other_headers, unpublished, unmakeable])
-def test_it_is_released_where_no_retry_would_come_for_it(app, body):
+def test_the_lock_is_released_if_no_retry_was_published(app, body):
     def raises(self, order):
         raise body(self, order)
 
@@ -261,7 +261,7 @@ def test_it_is_released_where_no_retry_would_come_for_it(app, body):
     assert (sent.state, kind()) == ("RETRY", None)
 
 
-def test_it_is_released_where_the_body_goes_on_after_its_retry(app):
+def test_the_lock_is_released_if_the_body_continues_after_its_retry(app):
     def body(self, order):
         runs.append(self.request.retries)
         if not self.request.retries:
@@ -275,7 +275,7 @@ def test_it_is_released_where_the_body_goes_on_after_its_retry(app):
     assert (runs, kind()) == ([0, 1], None)
 
 
-def test_a_loss_that_nobody_noticed_is_told_and_nothing_is_parked(app):
+def test_an_unnoticed_loss_is_reported_and_nothing_is_parked(app):
     reasons = []
 
     def body(self, order):
@@ -296,7 +296,7 @@ def test_a_loss_that_nobody_noticed_is_told_and_nothing_is_parked(app):
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
-def test_g5_a_parking_without_an_answer_is_undone_and_blocks_nobody(
+def test_g5_a_parking_without_an_answer_is_cancelled_and_blocks_nobody(
     app, monkeypatch, caplog, carried_out
 ):
     real = LocalBackend.acquire
@@ -317,8 +317,8 @@ def test_g5_a_parking_without_an_answer_is_undone_and_blocks_nobody(
     assert (sent.state, kind()) == ("SUCCESS", None)
 
 
-def test_g7_an_interrupt_while_it_is_parked_leaves_nothing_behind(app, monkeypatch):
-    class Struck(Exception):
+def test_g7_an_interrupt_during_parking_leaves_nothing_behind(app, monkeypatch):
+    class Interrupted(Exception):
         pass
 
     real = LocalBackend.acquire
@@ -326,7 +326,7 @@ def test_g7_an_interrupt_while_it_is_parked_leaves_nothing_behind(app, monkeypat
     def acquire(self: LocalBackend, request: Any, *, deadline: float) -> Any:
         answer = real(self, request, deadline=deadline)
         if request.kind == "parked":
-            raise Struck
+            raise Interrupted
         return answer
 
     monkeypatch.setattr(LocalBackend, "acquire", acquire)
@@ -350,10 +350,10 @@ def test_an_eager_retry_runs_under_the_same_rules_and_parks_nothing(app):
     assert (kinds, kind()) == (["held"] * 3, None)
 
 
-# -- given up ------------------------------------------------------------------------------
+# -- released for good ---------------------------------------------------------------------------
 
 
-def test_what_is_parked_for_a_message_that_never_runs_is_given_up(app):
+def test_the_lock_parked_for_a_message_that_never_runs_is_released(app):
     made = retrying(app)
     made.delay(1)
     work(app)
@@ -362,7 +362,7 @@ def test_what_is_parked_for_a_message_that_never_runs_is_given_up(app):
     eventually(lambda: kind() is None)
 
 
-def test_the_lease_of_a_retry_that_runs_is_not_given_up(app, monkeypatch):
+def test_the_lease_of_a_running_retry_is_not_released(app, monkeypatch):
     seen = []
 
     def at_once(backend: LocalBackend, request: Any) -> None:
@@ -388,7 +388,7 @@ def test_the_lease_of_a_retry_that_runs_is_not_given_up(app, monkeypatch):
 # -- when a retry comes --------------------------------------------------------------------
 
 NOW = dt.datetime.now(dt.timezone.utc)
-"""When the tests were collected, which may be long before they run."""
+"""The time when the tests were collected, which may be long before they run."""
 
 
 @pytest.mark.parametrize(
@@ -400,18 +400,18 @@ NOW = dt.datetime.now(dt.timezone.utc)
         (NOW + dt.timedelta(hours=10), 36_000),
         (NOW - dt.timedelta(hours=10), 0),
         ((NOW + dt.timedelta(hours=10)).astimezone(dt.timezone(dt.timedelta(hours=5))), 36_000),
-        # As Celery reads it: without a zone it is UTC.
+        # Celery reads a time without a zone as UTC.
         ((NOW + dt.timedelta(hours=10)).replace(tzinfo=None), 36_000),
         pytest.param((NOW + dt.timedelta(hours=10)).isoformat(), 36_000, id="text"),
     ],
 )
-def test_the_time_of_a_retry_may_be_said_in_each_of_celerys_ways(app, when, seconds):
+def test_the_time_of_a_retry_may_be_given_in_each_of_celerys_ways(app, when, seconds):
     app.conf.timezone = "Asia/Tokyo"
     assert parked_lock._seconds_until(task(app), when) == pytest.approx(seconds, abs=3000)
 
 
 def test_a_run_that_died_before_its_retry_was_published_counts_once(app):
-    """Two messages of one task: the one that comes again, and the retry."""
+    """Two messages of one task: the redelivered one, and the retry."""
 
     def body(self, order):
         runs.append(self.request.retries)
@@ -435,7 +435,7 @@ def test_a_run_that_died_before_its_retry_was_published_counts_once(app):
 # -- Celery's own retries ------------------------------------------------------------------
 
 
-def test_the_lock_is_kept_for_as_long_as_an_automatic_retry_backs_off(app):
+def test_the_lock_is_kept_during_the_delay_of_an_automatic_retry(app):
     def body(self, order):
         if self.request.retries < 2:
             raise ValueError("again")
@@ -455,7 +455,7 @@ def test_the_lock_is_kept_for_as_long_as_an_automatic_retry_backs_off(app):
     assert (sent.state, kind()) == ("SUCCESS", None)
 
 
-def test_g13_retries_are_no_deaths(app):
+def test_g13_retries_do_not_count_as_deaths(app):
     sent = retrying(app, runs=4, make=recorded, max_attempts=1).delay(1)
     for _ in range(4):
         work(app)
@@ -472,11 +472,11 @@ def test_g13_retries_are_no_deaths(app):
         (OperationalError("broker away"), {}, True),
         (OSError("broker away"), {}, True),
         (EncodeError("not of JSON"), {}, False),
-        # Acknowledged before the body: there is nothing that could go back.
+        # Acknowledged before the body: no message is left that could be returned.
         (OperationalError("broker away"), {"acks_late": False}, False),
     ],
 )
-def test_g13_a_retry_that_finds_no_broker_leaves_its_message_in_the_queue(
+def test_g13_a_retry_without_a_broker_leaves_its_message_in_the_queue(
     app, monkeypatch, error, options, comes_again
 ):
     def body(self, order):
@@ -499,5 +499,5 @@ def test_g13_a_retry_that_finds_no_broker_leaves_its_message_in_the_queue(
     assert kind() is None
     if comes_again:
         assert (states(), effects()) == (["waiting"], 0)
-        # It goes from the child to the worker.
+        # The exception goes from the child to the worker.
         assert pickle.loads(pickle.dumps(outcome.exception.exc)).requeue

@@ -1,4 +1,4 @@
-"""A worker that looks for dead children, without a worker."""
+"""How a worker checks for dead children; without a real worker."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def run(hub: Hub, until: Callable[[], object]) -> None:
 
 
 class Pool:
-    looks = 0
+    checks = 0
 
     def maintain_pool(self) -> None:
-        self.looks += 1
+        self.checks += 1
 
 
 class Controller:
@@ -46,36 +46,36 @@ class Consumer:
         self.hub, self.pool = hub, Pool()
 
 
-def test_g4_a_worker_looks_often_for_dead_children(hub, monkeypatch):
+def test_g4_a_worker_checks_often_for_dead_children(hub, monkeypatch):
     monkeypatch.setattr(reaping, "PERIOD", 0.01)
     app = Celery("reaping", set_as_current=False)
     reaping.reap_often(Controller(app))
-    (step,) = app.steps["consumer"]
+    (step_class,) = app.steps["consumer"]
     consumer = Consumer(hub)
-    look = step(consumer)
-    look.start(consumer)
-    run(hub, lambda: consumer.pool.looks > 2)
-    look.stop(consumer)
+    step = step_class(consumer)
+    step.start(consumer)
+    run(hub, lambda: consumer.pool.checks > 2)
+    step.stop(consumer)
     assert all(scheduled.entry.canceled for scheduled in hub.timer.queue)
 
 
-def test_g4_a_worker_looks_on_once_it_is_connected_again(hub, monkeypatch):
-    """Some versions of Celery clear all timers, and of kombu forget the loop."""
+def test_g4_a_worker_continues_its_checks_after_a_reconnection(hub, monkeypatch):
+    """Some versions of Celery clear all timers, and some versions of kombu replace the loop."""
     monkeypatch.setattr(reaping, "PERIOD", 0.01)
     consumer = Consumer(hub)
-    look = reaping.ReapChildren(consumer)
-    look.start(consumer)
+    step = reaping.ReapChildren(consumer)
+    step.start(consumer)
     hub.reset()
     hub.timer.clear()
-    look.start(consumer)
-    run(hub, lambda: consumer.pool.looks > 2)
+    step.start(consumer)
+    run(hub, lambda: consumer.pool.checks > 2)
     assert get_event_loop() is hub
     assert sum(not scheduled.entry.canceled for scheduled in hub.timer.queue) == 1
 
 
-def test_a_worker_without_a_loop_has_a_thread_that_looks():
+def test_a_worker_without_a_loop_checks_in_a_thread():
     consumer = Consumer(None)
-    look = reaping.ReapChildren(consumer)
-    look.start(consumer)
-    look.stop(consumer)
-    assert consumer.pool.looks == 0
+    step = reaping.ReapChildren(consumer)
+    step.start(consumer)
+    step.stop(consumer)
+    assert consumer.pool.checks == 0

@@ -1,4 +1,4 @@
-"""What a worker's parent does about a child that died, on ``local`` and without a worker."""
+"""What a worker's parent does about a dead child, with ``local`` and without a worker."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def hub() -> Iterator[Hub]:
 def broken() -> Iterator[list[dict[str, Any]]]:
     told: list[dict[str, Any]] = []
 
-    def hear(**facts: Any) -> None:
+    def receive(**facts: Any) -> None:
         told.append(facts)
 
-    signals.broken.connect(hear)
+    signals.broken.connect(receive)
     yield told
-    signals.broken.disconnect(hear)
+    signals.broken.disconnect(receive)
 
 
 class Child:
@@ -112,7 +112,7 @@ def suspect(made: Any, child: Child, order: int = 1) -> Suspect:
 
 
 def recovered(made: Any, child: Child) -> Recovery:
-    """A recovery that has ended by itself."""
+    """A finished recovery."""
     found = Recovery(suspect(made, child))
     found.start()
     found.go()
@@ -120,16 +120,16 @@ def recovered(made: Any, child: Child) -> Recovery:
     return found
 
 
-# -- what is taken away ----------------------------------------------------------------
+# -- broken leases ----------------------------------------------------------------
 
 
-def test_g4_a_lease_that_the_dead_delivery_had_acquired_again_is_broken_too(app, dead):
+def test_g4_a_lease_that_the_dead_delivery_had_acquired_again_is_also_broken(app, dead):
     acquire("order:1", owners.again(OURS, 2))
     recovered(task(app), dead)
     assert owner_of("order:1") is None
 
 
-def test_g4_a_dead_deliverys_lease_is_broken_and_told(app, dead, broken):
+def test_g4_a_dead_deliverys_lease_is_broken_and_reported(app, dead, broken):
     acquire("order:1", OURS)
     recovered(task(app), dead)
     assert owner_of("order:1") is None
@@ -143,7 +143,7 @@ def test_g4_a_dead_deliverys_lease_is_broken_and_told(app, dead, broken):
     ]
 
 
-def test_g4_nothing_is_broken_before_the_process_is_seen_gone(app, child, monkeypatch):
+def test_g4_nothing_is_broken_before_the_process_is_known_dead(app, child, monkeypatch):
     looks = threading.Semaphore(0)
     real = process.death_proof
 
@@ -180,19 +180,19 @@ def test_g4_only_the_deliverys_own_lease_is_broken(app, dead, broken):
     assert broken == []
 
 
-def test_a_parked_lease_is_left_to_the_retry_that_it_waits_for(app, dead):
+def test_a_parked_lease_is_kept_for_its_retry(app, dead):
     acquire("order:1", "of the chain", kind="parked")
     recovered(task(app), dead)
     assert owner_of("order:1") == "of the chain"
 
 
-def test_an_acquire_of_the_dead_that_arrives_late_is_not_granted(app, dead):
+def test_a_late_acquire_of_a_dead_child_is_not_granted(app, dead):
     recovered(task(app), dead)
     assert isinstance(acquire("order:1", OURS), Contention)
     assert owner_of("order:1") is None
 
 
-# -- what goes wrong -------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------
 
 
 def test_a_key_that_raises_ends_the_recovery(app, dead, caplog):
@@ -203,7 +203,7 @@ def test_a_key_that_raises_ends_the_recovery(app, dead, caplog):
     assert "its lock could not be recovered" in caplog.text
 
 
-def test_what_an_outage_prevents_is_made_up_for(app, dead, monkeypatch):
+def test_a_break_prevented_by_an_outage_is_repeated_later(app, dead, monkeypatch):
     acquire("order:1", OURS)
 
     def away(self: BaseLockBackend, name: str) -> None:
@@ -215,7 +215,7 @@ def test_what_an_outage_prevents_is_made_up_for(app, dead, monkeypatch):
     eventually(lambda: owner_of("order:1") is None)
 
 
-def test_without_more_threads_nobody_waits(app, dead, monkeypatch):
+def test_if_no_thread_can_start_nothing_waits(app, dead, monkeypatch):
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -230,7 +230,7 @@ def test_without_more_threads_nobody_waits(app, dead, monkeypatch):
 
 
 class Worker:
-    """A request of one message as a worker's parent has it, and what became of the message."""
+    """The request of one message in a worker's parent, and what happened to the message."""
 
     def __init__(self, app: Celery, made: Any, pid: int | None) -> None:
         made.apply_async((1,))
@@ -246,7 +246,7 @@ class Worker:
 
     @property
     def owner(self) -> str:
-        """Under which the child acquires."""
+        """The owner under which the child acquires."""
         pid = self.request.worker_pid or self.request._sent_to()
         return owners.in_child(self.request.request_dict[owners.KEY], pid)
 
@@ -281,10 +281,10 @@ class Consumer:
 
 
 @pytest.mark.parametrize(("driver", "at_once"), [("sql", []), ("filesystem", ["requeued"])])
-def test_g13_a_message_returns_to_a_table_by_the_thread_that_reads_it(
+def test_g13_the_thread_that_reads_a_table_returns_a_message_to_it(
     app, monkeypatch, driver, at_once
 ):
-    """Another one would meet it in SQLAlchemy's session, and the message stay with its worker."""
+    """Another thread would find it in SQLAlchemy's session; the worker would keep the message."""
     consumer = Consumer(driver)
     monkeypatch.setattr(destination, "_consumer", lambda: consumer)
     worker = Worker(app, task(app), None)
@@ -296,7 +296,7 @@ def test_g13_a_message_returns_to_a_table_by_the_thread_that_reads_it(
 
 
 @pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
-def test_g13_a_lost_child_takes_its_reservation_with_it_if_its_message_is_gone(app, option):
+def test_g13_the_reservation_of_a_dead_child_is_released_if_its_message_is_gone(app, option):
     worker = Worker(app, task(app, unique_until="done", **{option: False}), None)
     worker.lose()
     assert "requeued" not in worker.outcomes
@@ -304,7 +304,7 @@ def test_g13_a_lost_child_takes_its_reservation_with_it_if_its_message_is_gone(a
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_g13_a_lost_child_takes_its_reservation_with_it_once_its_retries_are_over(app, left):
+def test_g13_the_reservation_of_a_dead_child_is_released_after_its_last_retry(app, left):
     options = {"retry_on_worker_lost": True, "max_retries": left, "default_retry_delay": 0}
     worker = Worker(app, task(app, unique_until="done", **options), None)
     worker.lose()
@@ -318,12 +318,12 @@ def test_g13_a_lost_child_takes_its_reservation_with_it_once_its_retries_are_ove
 
 @pytest.fixture(params=["the loop waits", "the loop goes on"])
 def patience(request, monkeypatch) -> None:
-    """Whether a recovery ends within the moment for which the worker's loop waits itself."""
+    """Whether a recovery ends within the short time that the worker's loop waits itself."""
     monkeypatch.setattr(locked_request, "AT_ONCE", 30 if request.param == "the loop waits" else 0)
 
 
 def test_g4_a_lock_is_free_before_the_pool_forks_another_child(app, hub, dead, monkeypatch):
-    """That takes a second where the machine is busy, for all the dead together."""
+    """A fork can take a second on a busy machine; one check handles all dead children."""
     monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
@@ -332,7 +332,7 @@ def test_g4_a_lock_is_free_before_the_pool_forks_another_child(app, hub, dead, m
 
 
 def fork() -> None:
-    """As a pool does that replaces a dead child."""
+    """As a pool does to replace a dead child."""
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -341,20 +341,20 @@ def fork() -> None:
 
 @pytest.fixture
 def reserved() -> Iterator[set[Any]]:
-    """The requests that the worker knows of, begun or not."""
+    """The requests that the worker knows, begun or not."""
     yield state.reserved_requests
     state.reserved_requests.clear()
 
 
 @pytest.mark.usefixtures("hub")
-def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_meanwhile(
+def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_children_that_die_meanwhile(
     app, child, reserved, broken, monkeypatch
 ):
     monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     reserved.add(worker.request)
     acquire("order:1", worker.owner)
-    # Whose own hooks keep events from going on while a process forks.
+    # Its own fork hooks would stop the events thread during each fork.
     dispatch.call(lambda: None)
     fork()
     assert owner_of("order:1") == worker.owner
@@ -363,7 +363,7 @@ def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_mea
     fork()
     assert (owner_of("order:1"), worker.outcomes) == (None, [])
     assert clock.now() - began < locked_request.AT_ONCE
-    # What Celery says of it afterwards finds nothing that is left to do.
+    # When Celery reports it later, nothing is left to do.
     worker.lose()
     assert worker.outcomes == ["requeued"]
     assert dispatch.flush(30)
@@ -371,13 +371,13 @@ def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_those_who_die_mea
 
 
 class Job:
-    """What Celery's pool knows of a message of which no child has said that it began."""
+    """What Celery's pool knows of a message that no child has reported as begun."""
 
     def __init__(self, child: Child) -> None:
         self._write_to = child.popen
 
 
-def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
+def test_g4_the_check_before_a_fork_includes_children_not_reported_as_begun(
     app, child, reserved, broken, monkeypatch
 ):
     monkeypatch.setattr(locked_request, "AT_ONCE", 30)
@@ -396,8 +396,8 @@ def test_g4_a_fork_looks_for_those_too_of_whom_nobody_said_that_they_began(
 
 @pytest.mark.parametrize("way", ["terminate", "cancel"])
 @pytest.mark.usefixtures("hub", "reserved")
-def test_g4_a_fork_looks_for_those_too_that_were_told_to_end(app, child, monkeypatch, way):
-    # Celery forgets their requests as it sends the signal, and the child takes its time.
+def test_g4_the_check_before_a_fork_includes_terminated_children(app, child, monkeypatch, way):
+    # Celery discards their requests when it sends the signal, and the child takes its time to end.
     monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
@@ -413,8 +413,8 @@ def test_g4_a_fork_looks_for_those_too_that_were_told_to_end(app, child, monkeyp
     assert owner_of("order:1") is None
 
 
-def test_g4_what_celery_counts_as_active_only_is_looked_for_too(app, child, monkeypatch):
-    # As it does after the broker's connection was lost.
+def test_g4_the_check_before_a_fork_includes_requests_that_are_only_active(app, child, monkeypatch):
+    # As Celery does after the connection to the broker was lost.
     monkeypatch.setattr(locked_request, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
@@ -428,7 +428,7 @@ def test_g4_what_celery_counts_as_active_only_is_looked_for_too(app, child, monk
 
 
 def test_g1_another_child_that_got_the_message_meanwhile_keeps_its_lease(app, dead, reserved):
-    # Celery puts a message back where its child died before its parent read that it had begun.
+    # If a child dies before its parent has read that it began, Celery returns the message.
     other = Child()
     try:
         worker, job = Worker(app, task(app), None), Job(dead)
@@ -464,8 +464,8 @@ def test_a_set_that_changes_while_it_is_read_is_read_again(app, dead, reserved, 
     assert owner_of("order:1") is None
 
 
-def test_events_take_part_in_a_forks_beginning_before_the_look_for_the_dead_does():
-    """Registered first they come last, and let those go on who are told of a broken lock."""
+def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children():
+    """Hooks registered first run last, so events of locks broken before the fork are delivered."""
     asked = (
         "import django; django.setup()\n"
         "import django_dlock.celery.worker.locked_request\n"
@@ -496,7 +496,7 @@ def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, reserve
     eventually(recovery._ended.is_set)
 
 
-def test_a_fork_goes_on_whatever_a_look_at_the_dead_raises(
+def test_a_fork_continues_whatever_the_check_for_dead_children_raises(
     app, dead, reserved, monkeypatch, caplog
 ):
     worker = Worker(app, task(app), dead.popen.pid)
@@ -506,7 +506,7 @@ def test_a_fork_goes_on_whatever_a_look_at_the_dead_raises(
     assert "its lock could not be recovered" in caplog.text
 
 
-def test_a_childs_own_fork_takes_nothing_from_its_parents_requests(app, dead, reserved):
+def test_a_fork_in_a_child_does_not_touch_its_parents_requests(app, dead, reserved):
     worker = Worker(app, task(app), dead.popen.pid)
     reserved.add(worker.request)
     acquire("order:1", worker.owner)
@@ -515,7 +515,7 @@ def test_a_childs_own_fork_takes_nothing_from_its_parents_requests(app, dead, re
     assert owner_of("order:1") == worker.owner
 
 
-def test_a_backend_that_does_not_answer_holds_the_loop_up_once(app, hub, dead, monkeypatch):
+def test_a_backend_that_does_not_answer_delays_the_loop_once(app, hub, dead, monkeypatch):
     never, waits = threading.Event(), []
     real = Recovery.wait
     monkeypatch.setattr(Recovery, "wait", lambda self, *args: waits.append(args) or real(self, 0))
@@ -543,7 +543,7 @@ def test_g4_the_message_is_requeued_after_the_break(app, hub, dead):
     assert owner_of("order:1") is None
 
 
-def test_g13_the_message_does_not_wait_for_ever(app, hub, dead, monkeypatch):
+def test_g13_the_message_does_not_wait_forever(app, hub, dead, monkeypatch):
     monkeypatch.setattr(recovery, "CALLS", 0.2)
     never, ended = threading.Event(), threading.Event()
 
@@ -560,7 +560,7 @@ def test_g13_the_message_does_not_wait_for_ever(app, hub, dead, monkeypatch):
     assert ended.wait(30)
 
 
-def test_g13_a_worker_that_ends_waits_for_what_is_under_way(app, hub, dead, monkeypatch):
+def test_g13_a_worker_that_ends_waits_for_running_recoveries(app, hub, dead, monkeypatch):
     monkeypatch.setattr(locked_request, "AT_ONCE", 0)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
@@ -578,7 +578,7 @@ def test_without_a_loop_the_pools_own_thread_waits(app, dead):
     assert owner_of("order:1") is None
 
 
-def test_a_child_that_tells_of_a_lost_worker_is_alive_itself(app, hub, child):
+def test_a_child_that_reports_a_lost_worker_is_alive_itself(app, hub, child):
     """Its body waited for another task whose worker was lost."""
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
@@ -594,13 +594,13 @@ def test_a_delivery_that_no_child_began_holds_nothing(app, hub, by):
     assert worker.outcomes == ["requeued"]
 
 
-def test_a_task_without_exclusion_has_nothing_to_take_away(app, hub, dead):
+def test_a_task_without_exclusion_has_no_lease_to_break(app, hub, dead):
     worker = Worker(app, task(app, lock_key=None), dead.popen.pid)
     worker.lose()
     assert worker.outcomes == ["requeued"]
 
 
-def test_the_hard_limit_holds_nothing_up(app, hub, child, monkeypatch):
+def test_the_hard_limit_delays_nothing(app, hub, child, monkeypatch):
     waits = []
     monkeypatch.setattr(Recovery, "wait", lambda *args: waits.append(args))
     worker = Worker(app, task(app), child.popen.pid)
@@ -614,7 +614,7 @@ def test_the_hard_limit_holds_nothing_up(app, hub, child, monkeypatch):
 
 
 @pytest.mark.usefixtures("patience")
-def test_a_lost_childs_request_that_raises_leaves_the_loop_running(
+def test_an_exception_in_the_request_of_a_dead_child_does_not_stop_the_loop(
     app, hub, dead, monkeypatch, caplog
 ):
     worker = Worker(app, task(app), dead.popen.pid)
@@ -626,7 +626,7 @@ def test_a_lost_childs_request_that_raises_leaves_the_loop_running(
 # -- the owner -------------------------------------------------------------------------
 
 
-def test_each_delivery_has_an_owner_that_only_the_child_is_told(app):
+def test_each_delivery_has_an_owner_that_only_the_child_receives(app):
     made = task(app)
     one, two = Worker(app, made, None), Worker(app, made, None)
     assert one.owner == one.owner != two.owner

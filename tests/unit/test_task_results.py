@@ -24,7 +24,7 @@ from django_dlock.celery import results
         b"bytes",
     ],
 )
-def test_a_result_comes_back_as_it_was(value):
+def test_a_result_is_read_unchanged(value):
     assert results.decode(results.encode(value, task="t")) == value
 
 
@@ -38,7 +38,7 @@ class Strange:
 
 
 @pytest.mark.parametrize("result", [object(), Strange(), "x" * results.MAX_RESULT])
-def test_a_result_that_cannot_be_recorded_is_left_out_and_names_task_and_cure(result, caplog):
+def test_the_warning_for_a_result_that_cannot_be_recorded_names_task_and_solution(result, caplog):
     assert results.encode(result, task="shop.charge") == ""
     assert "shop.charge" in caplog.text
     assert "store_result=False" in caplog.text

@@ -33,9 +33,7 @@ def test_a_message_that_meets_a_cooling_lock_ends_without_a_run(app):
 
 
 @pytest.mark.parametrize("now", ["gone", "its own"])
-def test_a_holder_that_ends_while_one_looks_is_no_copy_if_it_was_another_task(
-    app, now, monkeypatch
-):
+def test_a_holder_of_another_task_that_ends_meanwhile_is_no_copy(app, now, monkeypatch):
     """Its lease ends, or goes to a copy of this message, just after the attempt."""
     made = task(app, if_contended="skip", lock_min_hold=60)
     made.delay(1)
@@ -51,7 +49,7 @@ def test_a_holder_that_ends_while_one_looks_is_no_copy_if_it_was_another_task(
 
 
 def test_a_retry_waits_until_the_lock_of_its_own_task_has_cooled(app):
-    """It is no second message: to skip it would lose the task."""
+    """It is no second message, so skipping it would lose the task."""
 
     def body(self, order):
         raise self.retry(countdown=0, exc=RuntimeError("again"))
@@ -65,7 +63,7 @@ def test_a_retry_waits_until_the_lock_of_its_own_task_has_cooled(app):
     assert waiting(app) is not None
 
 
-def test_an_owner_tells_its_task_and_nothing_of_another():
+def test_an_owner_identifies_its_task_only():
     one = owners.new("one")
     assert one != owners.new("one")
     assert owners.is_of(one, "one") is True
@@ -74,7 +72,7 @@ def test_an_owner_tells_its_task_and_nothing_of_another():
     assert len(owners.new("x" * 1000)) < 64
 
 
-def test_an_owner_tells_of_which_delivery_it_is() -> None:
+def test_an_owner_identifies_its_delivery() -> None:
     first = owners.in_child(owners.new("one"), 7)
     later = owners.again(first, 12)
     assert later != first

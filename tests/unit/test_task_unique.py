@@ -1,4 +1,4 @@
-"""``unique_until``: what is published, what is dropped, and when others may follow."""
+"""``unique_until``: what is published, what is dropped, and when tasks can be published again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def left() -> float:
 
 
 def messages(app: Celery) -> list[Any]:
-    """All that wait in the queue, taken out."""
+    """All messages in the queue, which is emptied."""
     return list(iter(lambda: waiting(app), None))
 
 
@@ -92,7 +92,7 @@ def test_queue_priority_and_countdown_make_no_other_task(app):
     assert made.s(1).apply_async().id == made.signature(kwargs={"order": 1}).delay().id == sent.id
 
 
-def test_the_idempotency_key_will_do(app):
+def test_the_idempotency_key_is_enough(app):
     made = recorded(app, unique_until="done")
     assert made.delay(1).id == made.delay(1).id
     work(app)
@@ -100,7 +100,7 @@ def test_the_idempotency_key_will_do(app):
     assert reserved() == []
 
 
-def test_g13_work_that_shares_a_lock_is_recorded_apart_and_published_apart(app):
+def test_g13_tasks_that_share_a_lock_have_separate_records_and_reservations(app):
     made = recorded(app, lock_key="account", unique_until="done")
     assert made.delay(1).id == made.delay(1).id != made.delay(2).id
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_g14_another_payload_is_published_and_refused_and_not_dropped(app):
         other.get(timeout=1)
 
 
-def test_the_lock_is_another_one(app):
+def test_the_reservation_is_not_the_lock(app):
     made = task(app, until="done")
     with held("order:1"):
         made.delay(1)
@@ -135,7 +135,7 @@ def test_a_long_name_ends_in_a_digest(app):
     assert {len(info.name) for info in reserved()} == {255}
 
 
-def test_g13_task_and_key_do_not_run_together(app):
+def test_g13_task_and_key_are_kept_apart(app):
     one, other = task(app, lock_key="{order}"), task(app, lock_key="{order}")
     other.name = f"{one.name}:a"
     app.tasks[other.name] = other
@@ -143,7 +143,7 @@ def test_g13_task_and_key_do_not_run_together(app):
     assert len(messages(app)) == 2
 
 
-def test_a_list_says_what_is_pending(app):
+def test_a_listing_shows_reservations(app):
     made = task(app)
     sent = made.delay(1)
     (info,) = reserved()
@@ -159,12 +159,12 @@ def test_eager_mode_reserves_nothing(app):
     assert reserved() == []
 
 
-def test_a_result_that_is_ignored_is_ignored_here_too(app):
+def test_the_result_of_a_dropped_task_is_ignored_if_its_results_are(app):
     made = task(app, ignore_result=True)
     assert [made.delay(1).ignored, made.delay(1).ignored] == [True, True]
 
 
-def test_a_call_that_makes_no_key_is_refused_at_once(app):
+def test_a_call_without_a_valid_key_is_refused_at_once(app):
     made = task(app)
     with pytest.raises(TypeError, match="order"):
         made.delay(None)
@@ -174,7 +174,7 @@ def test_a_call_that_makes_no_key_is_refused_at_once(app):
 # -- how long ------------------------------------------------------------------------------
 
 
-def test_it_lasts_for_an_hour_or_as_long_as_the_task_says(app):
+def test_a_reservation_lasts_an_hour_by_default(app):
     task(app).delay(1)
     assert 3590 < left() <= 3601
     locks.reset()
@@ -210,7 +210,7 @@ def test_an_expiry_of_the_task_counts_too(app):
     assert 6 < left() <= 7.1
 
 
-def test_what_expires_at_once_reserves_nothing(app):
+def test_a_task_that_expires_at_once_reserves_nothing(app):
     made = task(app)
     made.apply_async((1,), expires=-1)
     assert reserved() == []
@@ -218,7 +218,7 @@ def test_what_expires_at_once_reserves_nothing(app):
     assert len(reserved()) == 1
 
 
-def test_after_its_time_it_drops_nobody(app):
+def test_an_expired_reservation_drops_nothing(app):
     made = task(app, unique_ttl=0.05)
     sent = made.delay(1)
     eventually(lambda: made.delay(1).id != sent.id)
@@ -226,8 +226,8 @@ def test_after_its_time_it_drops_nobody(app):
 
 @UNTIL
 @pytest.mark.parametrize("left_of_it", [BEYOND - 1, UNCONFIRMED - 1, 1])
-def test_the_next_one_after_its_time_drops_others_from_the_first(app, until, left_of_it):
-    """For as long as what is over is still known, too."""
+def test_the_reservation_after_an_expired_one_drops_others_at_once(app, until, left_of_it):
+    """Also while the expired reservation is still remembered."""
     made = task(app, until=until)
     first = made.delay(1)
     (known,) = reserved()
@@ -238,28 +238,28 @@ def test_the_next_one_after_its_time_drops_others_from_the_first(app, until, lef
     assert len(messages(app)) == 2
 
 
-# -- what is in doubt is published ---------------------------------------------------------
+# -- publishing in case of doubt ---------------------------------------------------------
 
 
 def reserve(made: Any, *, ttl: float = UNCONFIRMED, kind: Any = "reserved", owner: str = "n:id"):
-    """As another publisher that has not come further."""
+    """As another publisher would that has not got any further."""
     name = f"unique:{made.name}:order:1"
     locks["default"].acquire(LeaseRequest(name, owner, ttl, kind), deadline=float("inf"))
 
 
-def test_g13_a_reservation_that_is_not_confirmed_drops_nobody(app):
+def test_g13_an_unconfirmed_reservation_drops_nothing(app):
     made = task(app)
     reserve(made)
     sent = made.delay(1)
     assert sent.id != "id"
     assert work(app).headers.get(HEADER) is None
     assert sent.state == "SUCCESS"
-    # And leaves the other one's alone.
+    # It does not touch the other one's reservation.
     assert len(reserved()) == 1
 
 
 @pytest.mark.parametrize("strange", [{"kind": "held"}, {"owner": "nobody"}, {"owner": "n:"}])
-def test_g13_a_lease_that_is_no_reservation_drops_nobody(app, strange):
+def test_g13_a_lease_that_is_no_reservation_drops_nothing(app, strange):
     made = task(app)
     reserve(made, ttl=1000, **strange)
     made.delay(1)
@@ -282,8 +282,8 @@ def test_g13_a_publisher_that_is_slower_than_the_worker_confirms_nothing(app, mo
     assert effects() == 2
 
 
-def test_g13_a_publisher_that_slept_confirms_nothing(app, monkeypatch, caplog):
-    """Its own reservation has ended, and another task has reserved the name."""
+def test_g13_a_publisher_that_was_paused_confirms_nothing(app, monkeypatch, caplog):
+    """Its own reservation has expired, and another task has reserved the name."""
     made = task(app)
     renew = LocalBackend.renew
 
@@ -291,7 +291,7 @@ def test_g13_a_publisher_that_slept_confirms_nothing(app, monkeypatch, caplog):
 
     def late(self: LocalBackend, *args: Any, **options: Any) -> Any:
         if threading.current_thread() is not here:
-            # Of the watchdog's.
+            # The call of the watchdog.
             return renew(self, *args, **options)
         monkeypatch.setattr(LocalBackend, "renew", renew)
         (mine,) = reserved()
@@ -307,7 +307,7 @@ def test_g13_a_publisher_that_slept_confirms_nothing(app, monkeypatch, caplog):
     assert "could not be confirmed" in caplog.text
 
 
-def test_g13_while_the_backend_is_away_tasks_are_published(app, monkeypatch, caplog):
+def test_g13_while_the_backend_is_unreachable_tasks_are_published(app, monkeypatch, caplog):
     made = task(app)
     with monkeypatch.context() as patched:
         patched.setattr(LocalBackend, "acquire", unavailable)
@@ -342,7 +342,7 @@ def test_g13_a_failed_publish_leaves_nothing_behind(app, monkeypatch):
 
 
 @UNTIL
-def test_g13_a_reservation_made_in_a_transaction_may_not_hide_what_it_wrote(app, until):
+def test_g13_a_reservation_inside_a_transaction_must_not_drop_later_tasks(app, until):
     """The pending task may begin before the commit."""
     made = task(app, until=until)
     made.delay(1)
@@ -351,7 +351,7 @@ def test_g13_a_reservation_made_in_a_transaction_may_not_hide_what_it_wrote(app,
     assert len(messages(app)) == (2 if until == "start" else 1)
 
 
-def test_g13_a_transaction_by_hand_may_not_hide_what_it_wrote(app):
+def test_g13_a_reservation_inside_a_manual_transaction_must_not_drop_later_tasks(app):
     made = task(app)
     made.delay(1)
     transaction.set_autocommit(False)
@@ -378,10 +378,10 @@ def test_on_commit_reserves_at_the_commit_and_never_at_a_rollback(app):
     assert waiting(app) is None
 
 
-# -- giving back ---------------------------------------------------------------------------
+# -- release of reservations ---------------------------------------------------------------------
 
 
-def test_start_lets_others_follow_before_the_body_begins(app):
+def test_with_start_the_reservation_ends_before_the_body_begins(app):
     seen = []
 
     def body(self, order):
@@ -397,7 +397,7 @@ def test_start_lets_others_follow_before_the_body_begins(app):
     assert waiting(app) is None
 
 
-def test_done_keeps_others_out_until_it_is_over(app):
+def test_with_done_the_reservation_lasts_until_the_end(app):
 
     def body(self, order):
         elsewhere(lambda: follower.append(made.delay(order).id))
@@ -410,14 +410,14 @@ def test_done_keeps_others_out_until_it_is_over(app):
 
 
 def elsewhere(function: Callable[[], object]) -> None:
-    """Call it as somebody does who is in no task."""
+    """Call it as code outside of any task does."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
 
 
 def test_g13_the_body_does_not_begin_while_others_may_be_dropped(app, monkeypatch):
-    """What they wrote would be seen by nobody."""
+    """Otherwise nobody would see what their publishers wrote."""
     made = task(app)
     sent = made.delay(1)
     release = LocalBackend.release
@@ -431,7 +431,7 @@ def test_g13_the_body_does_not_begin_while_others_may_be_dropped(app, monkeypatc
         patched.setattr(LocalBackend, "release", refuse)
         work(app)
     assert (sent.state, effects()) == ("RETRY", 0)
-    # It is pending still.
+    # It is still pending.
     assert made.delay(1).id == sent.id
     work(app)
     assert (sent.state, effects()) == ("SUCCESS", 1)
@@ -439,7 +439,9 @@ def test_g13_the_body_does_not_begin_while_others_may_be_dropped(app, monkeypatc
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
-def test_what_will_not_run_is_given_back_in_the_background(app, monkeypatch, policy):
+def test_the_reservation_of_a_task_that_will_not_run_is_released_in_the_background(
+    app, monkeypatch, policy
+):
     made = task(app, if_unavailable=policy)
     made.delay(1)
     with monkeypatch.context() as patched:
@@ -450,7 +452,7 @@ def test_what_will_not_run_is_given_back_in_the_background(app, monkeypatch, pol
 
 
 @UNTIL
-def test_g13_it_is_kept_while_its_message_comes_again(app, until):
+def test_g13_the_reservation_is_kept_while_its_message_is_requeued(app, until):
     made = task(app, until=until)
     with held("order:1"):
         sent = made.delay(1)
@@ -462,7 +464,7 @@ def test_g13_it_is_kept_while_its_message_comes_again(app, until):
     assert messages(app) == reserved() == []
 
 
-def test_a_message_that_cannot_be_requeued_keeps_it_only_if_it_is_returned(app, monkeypatch):
+def test_a_message_that_cannot_be_requeued_keeps_its_reservation_only_if_returned(app, monkeypatch):
     def fail(*args: Any, **options: Any) -> Any:
         raise OperationalError("the broker is away")
 
@@ -498,7 +500,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_done_gives_back_at_the_outcome_and_not_before(app, end):
+def test_with_done_the_reservation_is_released_only_at_the_outcome(app, end):
     act, kept = ENDS[end]
 
     def body(self, order):
@@ -522,8 +524,8 @@ def test_g13_a_message_that_was_acknowledged_early_does_not_come_again(app, end)
     assert reserved() == []
 
 
-def test_done_gives_back_when_others_are_free_to_run(app, monkeypatch):
-    """A duplicate that is published next finds the lock free, and what was written committed."""
+def test_with_done_the_reservation_is_released_after_the_lock(app, monkeypatch):
+    """A duplicate published next finds the lock free and the effects committed."""
     seen = []
     release = LocalBackend.release
 
@@ -539,7 +541,7 @@ def test_done_gives_back_when_others_are_free_to_run(app, monkeypatch):
 
 @UNTIL
 @pytest.mark.parametrize("policy", ["skip", "fail", "requeue"])
-def test_a_task_that_does_not_get_its_lock_in_time_lets_others_follow(app, until, policy):
+def test_a_task_that_does_not_get_its_lock_in_time_releases_its_reservation(app, until, policy):
     made = task(app, until=until, if_contended=policy, contention_timeout=0)
     with held("order:1"):
         sent = made.delay(1)
@@ -551,7 +553,7 @@ def test_a_task_that_does_not_get_its_lock_in_time_lets_others_follow(app, until
 
 
 @UNTIL
-def test_a_duplicate_of_the_record_lets_others_follow(app, until):
+def test_a_duplicate_of_the_record_releases_its_reservation(app, until):
     made = recorded(app, unique_until=until)
     for _ in range(2):
         made.delay(1)
@@ -561,7 +563,7 @@ def test_a_duplicate_of_the_record_lets_others_follow(app, until):
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_a_task_that_is_revoked_or_expires_lets_others_follow(app, how):
+def test_a_task_that_is_revoked_or_expires_releases_its_reservation(app, how):
     made = task(app)
     sent = made.apply_async((1,), expires=60)
     message = waiting(app)
@@ -573,7 +575,7 @@ def test_a_task_that_is_revoked_or_expires_lets_others_follow(app, how):
     eventually(lambda: reserved() == [])
 
 
-def test_a_task_that_is_unique_no_more_gives_back_what_its_messages_carry(app):
+def test_a_task_without_the_option_releases_reservations_in_its_old_messages(app):
     made = task(app)
     made.delay(1)
     del made.dlock_options
@@ -586,7 +588,7 @@ def test_a_task_that_is_unique_no_more_gives_back_what_its_messages_carry(app):
 
 
 @pytest.mark.parametrize("parks", [False, True])
-def test_a_retry_does_not_meet_its_own_reservation(app, parks):
+def test_a_retry_is_not_dropped_by_its_own_reservation(app, parks):
     def body(self, order):
         if self.request.retries < 2:
             raise self.retry(countdown=0)
@@ -616,7 +618,7 @@ def test_a_retry_after_start_reserves_nothing(app):
     assert waiting(app) is None
 
 
-def test_retries_exhausted_let_others_follow(app):
+def test_exhausted_retries_release_the_reservation(app):
     def body(self, order):
         raise self.retry(countdown=0, max_retries=1)
 
@@ -626,7 +628,7 @@ def test_retries_exhausted_let_others_follow(app):
     assert messages(app) == reserved() == []
 
 
-def test_a_retry_with_other_arguments_gives_back_what_it_was_for(app):
+def test_a_retry_with_other_arguments_releases_the_reservation_of_the_first_ones(app):
     def body(self, order):
         if not self.request.retries:
             raise self.retry((2,), countdown=0)
@@ -639,7 +641,7 @@ def test_a_retry_with_other_arguments_gives_back_what_it_was_for(app):
     assert len(messages(app)) == 3
 
 
-def test_a_replacement_of_itself_is_published(app):
+def test_a_task_can_publish_a_replacement_of_itself(app):
     def body(self, order, note=""):
         if not note:
             raise self.replace(self.s(order, note="second"))
@@ -664,14 +666,14 @@ def test_a_body_may_publish_its_successor(app):
 
 
 def test_a_message_of_the_same_id_is_published_again(app):
-    """By a tool that puts back what a broker has lost."""
+    """By a tool that republishes messages that a broker has lost."""
     made = task(app)
     sent = made.delay(1)
     assert made.apply_async((1,), task_id=sent.id).id == sent.id
     assert len(messages(app)) == 2
 
 
-def test_a_child_is_known_to_the_task_that_published_it(app):
+def test_a_published_task_knows_the_task_that_published_it(app):
     made = task(app)
     pending = made.delay(1)
 

@@ -1,4 +1,4 @@
-"""``local_locks``: tests of a project need no server, and leave each other nothing."""
+"""``local_locks``: a project's tests need no server, and leave nothing behind for each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "redis://127.0.0.1:1/0"
 
 @pytest.fixture(autouse=True)
 def on_redis(settings: Any) -> None:
-    """Settings of production, whose Redis is not there."""
+    """Production settings whose Redis does not exist."""
     settings.DLOCKS = {
         "default": {
             "BACKEND": "django_dlock.backends.redis.RedisBackend",
@@ -38,7 +38,7 @@ def on_redis(settings: Any) -> None:
     }
 
 
-def test_every_alias_is_local_and_back_again_afterwards() -> None:
+def test_every_alias_is_local_and_restored_afterwards() -> None:
     before = locks["default"]
     with local_locks():
         assert {alias: type(locks[alias]) for alias in locks} == {
@@ -51,7 +51,7 @@ def test_every_alias_is_local_and_back_again_afterwards() -> None:
     assert type(locks["default"]) is type(before)
 
 
-def test_the_durations_of_the_settings_stay_and_keys_go_over_them() -> None:
+def test_durations_of_the_settings_are_kept_and_can_be_overridden() -> None:
     with local_locks():
         options = locks["default"].options
         assert (options.ttl, options.command_timeout, options.wait) == (60, 0.5, 10)
@@ -66,13 +66,13 @@ def test_settings_without_locks_have_a_default_alias() -> None:
         assert list(locks) == ["default"]
 
 
-def test_what_is_left_held_is_released_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_locks_left_held_are_released_silently(caplog: pytest.LogCaptureFixture) -> None:
     with local_locks(), caplog.at_level(logging.INFO, "django_dlock"):
         left = Lock("a")
         assert left.acquire()
     assert not left.held
     assert not left.lost
-    # As a ``tearDown`` may that comes late.
+    # As a late ``tearDown`` may do.
     left.release()
     dispatch.flush()
     assert caplog.records == []
@@ -80,7 +80,7 @@ def test_what_is_left_held_is_released_without_a_word(caplog: pytest.LogCaptureF
         pass
 
 
-def test_a_thread_that_waits_at_the_end_of_a_test_is_let_go() -> None:
+def test_a_thread_that_waits_at_the_end_of_a_test_continues() -> None:
     done, waits = [], threading.Event()
 
     def tell(**_: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_thread_that_waits_at_the_end_of_a_test_is_let_go() -> None:
     assert done == [1]
 
 
-def test_an_exception_ends_it_all_the_same() -> None:
+def test_an_exception_also_restores_the_aliases() -> None:
     with pytest.raises(ZeroDivisionError), local_locks():
         raise ZeroDivisionError
     assert not isinstance(locks["default"], LocalBackend)
@@ -121,13 +121,13 @@ def run(case: type[unittest.TestCase]) -> unittest.TestResult:
     return result
 
 
-def test_a_case_begins_anew_for_each_of_its_tests() -> None:
+def test_each_test_of_a_case_starts_without_locks() -> None:
     @local_locks(WAIT=0)
     class Case(unittest.TestCase):
         left: Lock
 
         def setUp(self) -> None:
-            # The test before this one has left it held.
+            # The previous test has left it held.
             type(self).left = Lock("a", bound=False)
             assert self.left.acquire()
 
@@ -143,7 +143,7 @@ def test_a_case_begins_anew_for_each_of_its_tests() -> None:
 
 @pytest.mark.django_db
 def test_a_lock_until_the_commit_ends_with_the_callbacks_of_a_test_case() -> None:
-    """As docs/howto/test-locks.md says it: in a ``TestCase`` nothing is committed."""
+    """As docs/howto/test-locks.md says: in a ``TestCase`` nothing is committed."""
 
     @local_locks(WAIT=0)
     class Case(TestCase):

@@ -1,4 +1,4 @@
-"""Attempts that nobody waits for are taken back, however long the backend is away."""
+"""Attempts that nobody waits for are cancelled, however long the backend is unreachable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseRequest
 
 
-def test_an_undo_is_repeated_until_the_backend_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_is_repeated_until_the_backend_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = locks["local"]
     tries: list[str] = []
     done = threading.Event()
@@ -31,7 +33,9 @@ def test_an_undo_is_repeated_until_the_backend_answers(monkeypatch: pytest.Monke
     assert tries == ["me", "me", "me"]
 
 
-def test_an_undo_that_meets_a_bug_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_does_not_stop_the_next_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = locks["local"]
     done = threading.Event()
 

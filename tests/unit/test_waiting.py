@@ -1,4 +1,4 @@
-"""How an acquire proceeds, told by the calls it makes."""
+"""How an acquire proceeds, shown by the calls it makes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fresh() -> None:
 
 @pytest.fixture
 def held() -> Iterator[Lock]:
-    """``it``, held for as long as the test does not release it."""
+    """``it``, held until the test releases it."""
     lock = Lock("it", using="local", bound=False)
     lock.acquire()
     yield lock
@@ -86,7 +86,7 @@ def test_a_lease_of_another_kind_is_never_judged_by_a_process(
     assert not Lock("it", using="local").acquire(blocking=False)
 
 
-def test_a_break_that_came_too_late_is_not_repeated_for_ever(
+def test_a_break_that_came_too_late_is_not_repeated_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = locks["local"]
@@ -117,23 +117,23 @@ def _sleep_until(until: float) -> None:
         pass
 
 
-# -- when a wait ends ----------------------------------------------------------------------
+# -- the end of a wait ----------------------------------------------------------------------
 
 
 def flow_for(patience: float | None = 20) -> Flow[Lease | None]:
-    """An acquisition, of which the test makes the calls."""
+    """An acquire whose calls are made by the test."""
     request = LeaseRequest("it", "me", 30.0, waits=patience != 0)
     return acquire.acquisition(locks["local"], request, patience=patience, met=len, broke=len)
 
 
-def test_g4_a_waiter_stops_when_the_holders_death_is_proven_and_breaks_its_lease() -> None:
+def test_g4_a_waiter_breaks_the_lease_when_the_holders_death_is_proven() -> None:
     flow = flow_for()
     assert next(flow)[0] == "acquire"
     method, _, kwargs = flow.send(TAKEN)
     assert method == "wait"
     assert not kwargs["interrupted"]()
     assert flow.send(None)[0] == "acquire"
-    # While one waits its holder is found dead, so it asks once more, and breaks.
+    # The holder is proven dead during the wait, so it asks again and breaks the lease.
     flow = flow_for()
     next(flow)
     method, _, kwargs = flow.send(dead())
@@ -142,14 +142,14 @@ def test_g4_a_waiter_stops_when_the_holders_death_is_proven_and_breaks_its_lease
     assert flow.send(None)[0] == "acquire"
     method, _, kwargs = flow.send(dead())
     assert (method, kwargs) == ("break_", {"owner": "owner"})
-    # Broken once; if the name stays taken it waits as for anybody else.
+    # It breaks once; if the name is still taken, it waits as usual.
     assert flow.send(True)[0] == "acquire"
     method, _, kwargs = flow.send(dead())
     assert method == "wait"
     assert not kwargs["interrupted"]()
 
 
-async def test_g7_cancelled_coroutines_are_no_waiters_any_more(held: Lock) -> None:
+async def test_g7_cancelled_coroutines_leave_the_queue(held: Lock) -> None:
     tasks = [asyncio.create_task(Lock("it", using="local").aacquire()) for _ in range(6)]
     await until_waiting(6)
     for task in tasks[:3]:
@@ -177,7 +177,7 @@ def time_() -> Iterator[FakeClock]:
 
 
 def sleeps(flow: Flow[Any], call: Call) -> float:
-    """The seconds of a pause; the flow continues after it."""
+    """The seconds of a pause, after which the flow continues."""
     method, (seconds,), _ = call
     assert method == acquire.SLEEP
     assert 0 < seconds <= acquire.LONGEST_PAUSE
@@ -185,7 +185,7 @@ def sleeps(flow: Flow[Any], call: Call) -> float:
 
 
 def outage(flow: Flow[Any], fake: FakeClock, call: Call) -> float:
-    """Answer nothing until the flow gives up; gives the seconds that it tried on."""
+    """Answer nothing until the flow gives up; return the seconds that it kept trying."""
     began = fake()
     with pytest.raises(BackendUnavailable):
         while True:
@@ -196,12 +196,12 @@ def outage(flow: Flow[Any], fake: FakeClock, call: Call) -> float:
     return fake() - began
 
 
-def test_g10_an_acquire_with_patience_rides_through_an_outage() -> None:
+def test_g10_an_acquire_with_patience_survives_an_outage() -> None:
     flow = flow_for()
     request = next(flow)[1]
     for _ in range(3):
         sleeps(flow, flow.throw(NO_ANSWER))
-        # As the same owner, who may have been granted the name without knowing.
+        # As the same owner, which may have been granted the name without knowing it.
         method, args, _ = next(flow)
         assert (method, args) == ("acquire", request)
     lease = Lease("it", "me", 1, 30.0, clock.now())
@@ -214,7 +214,7 @@ def test_g10_an_acquire_with_patience_rides_through_an_outage() -> None:
     ("patience", "outage_patience", "tried"),
     [(20, 5, 5), (2, 5, 2), (None, 5, 5), (20, 0, 0), (0, 5, 0)],
 )
-def test_g10_an_outage_is_ridden_for_the_smaller_of_both_patiences(
+def test_g10_an_outage_is_endured_for_the_shorter_of_both_patiences(
     patience: float | None,
     outage_patience: float,
     tried: float,
@@ -243,7 +243,7 @@ def test_g10_an_outage_may_begin_at_any_call_and_each_has_its_own_patience(
     flow = flow_for(patience=60)
     next(flow)
     sleeps(flow, flow.throw(NO_ANSWER))
-    # Nearly all of it is used up, and then there is an answer.
+    # Nearly all of it is used up before an answer arrives.
     time_.advance(4.9)
     next(flow)
     call = flow.send(dead())
@@ -268,13 +268,13 @@ def test_g10_a_grant_that_ended_during_an_outage_is_no_contention() -> None:
     next(flow)
     sleeps(flow, flow.throw(NO_ANSWER))
     next(flow)
-    # So a backend answers to an owner whose lease has ended.
+    # This is the answer to an owner whose lease has ended.
     with pytest.raises(BackendUnavailable):
         flow.send(TAKEN._replace(owner=""))
 
 
 def broken_on_its_way(held: Lock, monkeypatch: pytest.MonkeyPatch, *, taken: bool) -> list[str]:
-    """Let the first wait end with a lease that was handed over and broken; gives its owner."""
+    """End the first wait with a lease that was handed over and then broken; return its owner."""
     backend, owners = locks["local"], list[str]()
 
     def hand_over(request: LeaseRequest) -> None:
@@ -299,7 +299,7 @@ def broken_on_its_way(held: Lock, monkeypatch: pytest.MonkeyPatch, *, taken: boo
 
 @pytest.mark.parametrize("how", ["thread", "coroutine"])
 @pytest.mark.parametrize("patience", [None, 20.0])
-def test_a_waiter_whose_lease_was_broken_on_its_way_asks_anew(
+def test_a_waiter_whose_lease_was_broken_after_the_hand_over_asks_again(
     patience: float | None, how: str, held: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owners = broken_on_its_way(held, monkeypatch, taken=False)
@@ -313,7 +313,7 @@ def test_a_waiter_whose_lease_was_broken_on_its_way_asks_anew(
     lock.release()
 
 
-def test_a_waiter_whose_lease_was_broken_on_its_way_waits_until_its_patience_ends(
+def test_a_waiter_whose_lease_was_broken_after_the_hand_over_waits_until_its_patience_ends(
     held: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owners = broken_on_its_way(held, monkeypatch, taken=True)
@@ -324,7 +324,7 @@ def test_a_waiter_whose_lease_was_broken_on_its_way_waits_until_its_patience_end
     assert waiters() == 0
 
 
-def test_an_interrupt_takes_back_the_attempt_that_is_under_way(
+def test_an_interrupt_cancels_the_current_attempt(
     held: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owners = broken_on_its_way(held, monkeypatch, taken=False)
@@ -346,7 +346,7 @@ def test_an_interrupt_takes_back_the_attempt_that_is_under_way(
 
 
 @pytest.mark.parametrize("how", ["thread", "coroutine"])
-def test_both_drivers_pause_and_go_on(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_drivers_pause_and_continue(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, answers = locks["local"], [NO_ANSWER, NO_ANSWER]
     acquire = backend.acquire
 
@@ -361,7 +361,7 @@ def test_both_drivers_pause_and_go_on(how: str, monkeypatch: pytest.MonkeyPatch)
     assert answers == []
 
 
-# -- who waits -----------------------------------------------------------------------------
+# -- waiters -----------------------------------------------------------------------------
 
 
 def test_a_signal_handler_may_wait_while_the_call_that_it_interrupts_does(held: Lock) -> None:
@@ -378,11 +378,11 @@ def test_a_signal_handler_may_wait_while_the_call_that_it_interrupts_does(held: 
         main = threading.main_thread().ident
         assert main is not None
 
-        def strike() -> None:
+        def send_signal() -> None:
             until(waiters)
             signal.pthread_kill(main, signal.SIGUSR1)
 
-        thread = threading.Thread(target=strike)
+        thread = threading.Thread(target=send_signal)
         thread.start()
         with Lock("it", using="local", wait=20):
             answers.append(True)
@@ -392,7 +392,7 @@ def test_a_signal_handler_may_wait_while_the_call_that_it_interrupts_does(held: 
     assert answers == [False, True, True]
 
 
-def test_threads_that_come_and_go_at_once_all_have_their_turn() -> None:
+def test_many_threads_at_once_all_get_the_lock() -> None:
     counts = [0] * 8
 
     def work(number: int) -> None:
@@ -434,7 +434,7 @@ print(sorted(done) == list(range(50)))
 """
 
 
-def test_greenlets_wait_as_threads_do() -> None:
+def test_greenlets_wait_like_threads() -> None:
     pytest.importorskip("gevent", reason="gevent is not installed: it has no wheel")
     done = subprocess.run(
         [sys.executable, "-c", GEVENT],

@@ -1,4 +1,4 @@
-"""The schedule of renewals on a hand-moved clock, and the thread that follows it."""
+"""The schedule of renewals on a manual clock, and the thread that follows it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def dog(monkeypatch: pytest.MonkeyPatch, time: Time) -> Watchdog:
 
 
 class Spy:
-    """Stands before the local backend's renewals, counts them, and fails them on request."""
+    """Replaces the local backend's renewals, counts them, and lets them fail on request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.backend = locks["local"]
@@ -67,7 +67,7 @@ class Spy:
         self.calls.append([renewal.name for renewal in renewals])
         if self.hangs:
             return SimpleNamespace(wait=lambda _: False, abandon=self._abandon)
-        # A slow one does not answer while it is waited for, but by the next step.
+        # A slow backend answers not during the call, but by the next step.
         answered = iter([False] if self.slow else [])
         return SimpleNamespace(
             wait=lambda _: next(answered, True),
@@ -109,7 +109,7 @@ def test_a_lease_is_renewed_after_a_third_of_its_ttl(dog: Watchdog, spy: Spy, ti
     assert lock.remaining == pytest.approx(29.7)
 
 
-def test_a_fixed_lease_is_never_renewed_and_its_end_is_told(
+def test_a_fixed_lease_is_never_renewed_and_its_end_is_reported(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     calls: list[str] = []
@@ -123,7 +123,7 @@ def test_a_fixed_lease_is_never_renewed_and_its_end_is_told(
     assert lock.lost_reason == "expired"
 
 
-def test_five_hundred_leases_cost_one_call(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_five_hundred_leases_need_one_call(dog: Watchdog, spy: Spy, time: Time) -> None:
     kept = [held(f"n{i}") for i in range(500)]
     time.seconds += 10
     dog.tick()
@@ -134,7 +134,7 @@ def test_five_hundred_leases_cost_one_call(dog: Watchdog, spy: Spy, time: Time) 
     assert all(lock.held for lock in kept)
 
 
-def test_leases_taken_at_different_times_fall_into_step(
+def test_leases_acquired_at_different_times_are_soon_renewed_together(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     kept = []
@@ -142,7 +142,7 @@ def test_leases_taken_at_different_times_fall_into_step(
         kept.append(held(f"n{i}"))
         time.seconds += 1
         dog.tick()
-    # After two intervals all have met; from then on one call an interval.
+    # After two intervals they all coincide; from then on there is one call per interval.
     for _ in range(30):
         time.seconds += 1
         dog.tick()
@@ -154,12 +154,12 @@ def test_leases_taken_at_different_times_fall_into_step(
     assert all(lock.held for lock in kept)
 
 
-def test_g1_a_hold_is_planned_whichever_alias_wakes_the_thread(
+def test_g1_a_lease_is_planned_whichever_alias_wakes_the_thread(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     kept = held("old")
     dog.tick()
-    # Due later than the next step, which may be another alias's, and before the heartbeat.
+    # Due later than the next step, which may belong to another alias, and before the heartbeat.
     new = held("new", ttl=3)
     time.seconds += 0.5
     assert dog.tick() <= new._leases.mine().due  # type: ignore[union-attr]
@@ -169,9 +169,7 @@ def test_g1_a_hold_is_planned_whichever_alias_wakes_the_thread(
     assert kept.held
 
 
-def test_g1_a_shorter_ttl_of_a_renewal_by_hand_is_kept_up(
-    dog: Watchdog, spy: Spy, time: Time
-) -> None:
+def test_g1_a_shorter_ttl_of_a_manual_renewal_is_kept(dog: Watchdog, spy: Spy, time: Time) -> None:
     lock = held(ttl=300)
     dog.tick()
     lock.renew(ttl=3)
@@ -182,7 +180,7 @@ def test_g1_a_shorter_ttl_of_a_renewal_by_hand_is_kept_up(
     assert lock.remaining == pytest.approx(2.97)
 
 
-def test_g1_a_renewal_by_hand_is_not_undone_by_one_that_it_overtook(
+def test_g1_a_manual_renewal_is_not_undone_by_an_earlier_one(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held(ttl=30)
@@ -212,7 +210,7 @@ def test_g1_many_leases_of_a_slow_backend_are_renewed_batch_after_batch(
     assert sorted(spy.renewed) == sorted(lock.name for lock in kept)
 
 
-def test_a_heartbeat_goes_out_every_five_seconds(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_a_heartbeat_is_sent_every_five_seconds(dog: Watchdog, spy: Spy, time: Time) -> None:
     kept = held(ttl=300)
     for _ in range(20):
         time.seconds += 1
@@ -222,7 +220,7 @@ def test_a_heartbeat_goes_out_every_five_seconds(dog: Watchdog, spy: Spy, time: 
     assert spy.renewed == []
 
 
-def test_a_store_whose_sessions_show_who_lives_gets_no_heartbeats(
+def test_a_store_whose_sessions_prove_life_gets_no_heartbeats(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spy.backend, "heartbeat", None)
@@ -234,7 +232,7 @@ def test_a_store_whose_sessions_show_who_lives_gets_no_heartbeats(
     assert spy.calls == []
 
 
-def test_at_exit_leases_are_given_back_many_in_a_call(
+def test_at_exit_many_leases_are_released_in_one_call(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spy.backend, "renewals_per_call", 3)
@@ -249,13 +247,13 @@ def test_at_exit_leases_are_given_back_many_in_a_call(
     monkeypatch.setattr(spy.backend, "release_many", count)
     kept = [held(f"n{i}", min_hold=60 if i == 6 else None) for i in range(7)]
     dog.shutdown()
-    # Each call has a deadline of its own, and all of it.
+    # Each call has its own deadline, with the full time.
     assert calls == [(3, 1001.0), (3, 1001.5), (1, 1002.0)]
     assert {lock.lost_reason for lock in kept} == {"exit"}
     assert [info.name for info in spy.backend.list()] == ["n6"]
 
 
-def test_g2_a_refusal_is_told_within_one_interval(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_g2_a_refusal_is_reported_within_one_interval(dog: Watchdog, spy: Spy, time: Time) -> None:
     told: list[str] = []
     lock = held(on_lost=lambda lock, reason: told.append(reason))
     spy.backend.break_("it", owner=lock.owner or "")
@@ -266,7 +264,7 @@ def test_g2_a_refusal_is_told_within_one_interval(dog: Watchdog, spy: Spy, time:
     assert told == ["broken"]
 
 
-def test_g2_a_renewal_of_which_the_backend_cannot_tell_is_a_loss(
+def test_g2_a_renewal_with_an_unknown_outcome_is_a_loss(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = held()
@@ -305,7 +303,7 @@ def test_g6_a_failed_renewal_is_tried_again_well_before_the_deadline(
     assert lock.remaining == pytest.approx(29.7)
 
 
-def test_g6_any_other_exception_is_survived_too(
+def test_g6_the_watchdog_survives_any_other_exception(
     dog: Watchdog, spy: Spy, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = held()
@@ -318,32 +316,34 @@ def test_g6_any_other_exception_is_survived_too(
     assert lock.remaining == pytest.approx(29.7)
 
 
-def test_g2_in_doubt_is_told_once_and_then_unreachable(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_g2_in_doubt_is_reported_once_and_then_unreachable(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
     told: list[str] = []
 
-    def hear(signal: Any, **facts: Any) -> None:
-        # Others' leases may end meanwhile.
+    def receive(signal: Any, **facts: Any) -> None:
+        # Leases of other tests may end meanwhile.
         if facts["owner"] == owner:
             told.append(facts.get("reason", "in_doubt"))
 
     lock = held()
     owner = lock.owner
     spy.error = BackendUnavailable("down")
-    signals.in_doubt.connect(hear)
-    signals.lost.connect(hear)
+    signals.in_doubt.connect(receive)
+    signals.lost.connect(receive)
     try:
         while time.seconds < 1040:
             time.seconds += 0.5
             dog.tick()
         assert dispatch.flush(30)
     finally:
-        signals.in_doubt.disconnect(hear)
-        signals.lost.disconnect(hear)
+        signals.in_doubt.disconnect(receive)
+        signals.lost.disconnect(receive)
     assert told == ["in_doubt", "unreachable"]
     assert lock.lost_reason == "unreachable"
 
 
-def test_g2_lost_is_true_at_the_deadline_without_any_thread(
+def test_g2_lost_is_true_at_the_deadline_without_help_of_a_thread(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held()
@@ -355,7 +355,9 @@ def test_g2_lost_is_true_at_the_deadline_without_any_thread(
         lock.check()
 
 
-def test_a_late_yes_does_not_bring_a_lost_hold_back(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_a_late_confirmation_does_not_revive_a_lost_lease(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
     lock = held()
     hold = lock._leases.mine()
     assert hold is not None
@@ -399,12 +401,12 @@ def test_g6_renewal_ends_with_the_loop_of_the_task(dog: Watchdog, spy: Spy, time
     dog.tick()
     assert spy.renewed == []
     assert not task.done()
-    # Or asyncio complains about it when it is collected.
+    # Otherwise asyncio logs an error when it is collected.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     time.seconds += 20
     dog.tick()
     assert lock.lost_reason == "holder_ended"
-    # Leaves nothing to the block, which ends when the task is collected.
+    # Nothing is left for the block, which ends when the task is collected.
     with pytest.raises(LeaseLost):
         lock.release()
 
@@ -434,14 +436,14 @@ def test_g6_max_hold_cuts_the_last_renewal(dog: Watchdog, spy: Spy, time: Time) 
     assert len(spy.renewed) == renewals
 
 
-def test_locks_that_come_and_go_do_not_wake_the_thread_each(
+def test_short_locks_do_not_each_wake_the_thread(
     dog: Watchdog, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pokes: list[float] = []
     monkeypatch.setattr(dog, "_poke", lambda: pokes.append(time.seconds))
     monkeypatch.setattr(dog, "_thread", threading.current_thread())
     held().release()
-    # Asleep as the thread would be after it was woken, too late to see the lock.
+    # Asleep, as the thread would be if it was woken too late to see the lock.
     dog._wakes_at = dog.tick()
     pokes.clear()
     for _ in range(20):
@@ -454,7 +456,7 @@ def test_locks_that_come_and_go_do_not_wake_the_thread_each(
     assert dog.tick() == math.inf
 
 
-def test_the_end_of_a_long_hold_is_no_lateness(dog: Watchdog, time: Time) -> None:
+def test_the_end_of_a_long_lock_does_not_count_as_late(dog: Watchdog, time: Time) -> None:
     lock = held()
     for _ in range(20):
         time.seconds += 5
@@ -463,16 +465,14 @@ def test_the_end_of_a_long_hold_is_no_lateness(dog: Watchdog, time: Time) -> Non
     assert dog.tick() == math.inf
 
 
-def test_a_released_lease_is_renewed_no_more(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_a_released_lease_is_not_renewed(dog: Watchdog, spy: Spy, time: Time) -> None:
     held().release()
     time.seconds += 10
     dog.tick()
     assert spy.renewed == []
 
 
-def test_an_answer_that_comes_after_the_release_is_nobodys(
-    dog: Watchdog, spy: Spy, time: Time
-) -> None:
+def test_an_answer_after_the_release_is_ignored(dog: Watchdog, spy: Spy, time: Time) -> None:
     told: list[str] = []
     lock = held(on_lost=lambda lock, reason: told.append(reason))
     answer = spy._answer
@@ -506,7 +506,9 @@ def test_a_hanging_backend_is_abandoned_at_the_command_timeout_and_tried_again(
     assert lock.remaining == pytest.approx(29.7)
 
 
-def test_the_deadline_is_told_while_the_backend_hangs(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_a_loss_at_the_deadline_is_reported_while_the_backend_hangs(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
     told: list[str] = []
     lock = held(on_lost=lambda lock, reason: told.append(reason))
     time.seconds += 29
@@ -519,23 +521,23 @@ def test_the_deadline_is_told_while_the_backend_hangs(dog: Watchdog, spy: Spy, t
     assert len(told) == 1
 
 
-def test_g2_a_deadline_before_the_end_of_a_call_is_told_in_time(
+def test_g2_a_deadline_before_the_end_of_a_call_is_reported_in_time(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held()
     spy.hangs = True
     time.seconds += 29.5
-    # A renewal may take a second; the lease has a fifth of one left.
+    # A renewal may take a second; the lease has a fifth of a second left.
     dog.tick()
     time.seconds += 0.05
     dog.tick()
-    # The look that was due at the deadline, not at the end of the renewal.
+    # The step that was due at the deadline, not at the end of the renewal.
     time.seconds += 0.2
     dog.tick()
     assert lock._leases.mine().ended  # type: ignore[union-attr]
 
 
-def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
+def test_g6_a_log_handler_that_hangs_delays_no_renewal(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
@@ -553,7 +555,7 @@ def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
             spy.error = error
             time.seconds += 10
             dog.tick()
-        # A stumble, a doubt, a late thread and the loss.
+        # A failed renewal, a doubt, a late thread and the loss.
         monkeypatch.setattr(spy.backend, "start_renew", None)
         time.seconds += 10
         dog.tick()
@@ -568,7 +570,7 @@ def test_g6_a_log_handler_that_hangs_hangs_no_renewal(
     assert threading.current_thread() not in threads
 
 
-def test_a_step_without_anything_due_asks_nobody(dog: Watchdog, spy: Spy, time: Time) -> None:
+def test_a_step_without_anything_due_sends_nothing(dog: Watchdog, spy: Spy, time: Time) -> None:
     lock = held()
     for _ in range(4):
         time.seconds += 1
@@ -577,7 +579,9 @@ def test_a_step_without_anything_due_asks_nobody(dog: Watchdog, spy: Spy, time: 
     assert lock.held
 
 
-def test_a_late_thread_says_so(dog: Watchdog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_thread_is_logged(
+    dog: Watchdog, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "django_dlock"):
         dog._note_lateness(time.seconds - 7)
         assert dispatch.flush(30)
@@ -585,8 +589,8 @@ def test_a_late_thread_says_so(dog: Watchdog, time: Time, caplog: pytest.LogCapt
     assert "7.0 s late" in caplog.text
 
 
-def test_g1_a_thread_whose_sleep_is_overdue_is_woken(dog, time, monkeypatch):
-    """A thread's sleep does not count suspension, and our clock does."""
+def test_g1_a_thread_that_sleeps_too_long_is_woken(dog, time, monkeypatch):
+    """A thread's sleep does not count suspension, but our clock does."""
     pokes: list[float] = []
     monkeypatch.setattr(dog, "_poke", lambda: pokes.append(time.seconds))
     dog._thread, dog._wakes_at = threading.current_thread(), time.seconds + 5
