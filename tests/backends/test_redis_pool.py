@@ -6,17 +6,21 @@ import collections
 import gc
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_dlock import clock
 from django_dlock.backends.redis import pool as pool_module
 from django_dlock.backends.redis.connection import Connection
-from django_dlock.backends.redis.pool import Pool, PoolSlot
+from django_dlock.backends.redis.pool import Pool
+from django_dlock.backends.slots import Slot
 from django_dlock.exceptions import BackendUnavailable
 from testproject.servers import RedisServer
 from tests.support.proxy import Proxy
@@ -45,9 +49,14 @@ def soon() -> float:
     return clock.now() + 10
 
 
-def take_ordinary(pool: Pool) -> list[PoolSlot]:
+def take_ordinary(pool: Pool) -> list[Slot]:
     """Take all connections that a call without urgency may have."""
     return [pool.take(soon(), urgent=False) for _ in range(LIMIT - 1)]
+
+
+def until_waiting(pool: Pool) -> None:
+    while not any(pool._slots._waiting):
+        time.sleep(0.001)
 
 
 def start(function: Callable[..., object], *args: Any) -> threading.Thread:
@@ -111,10 +120,21 @@ def test_g6_a_lease_is_renewed_and_released_while_others_use_all_connections(
 def test_an_urgent_call_takes_any_free_connection(pool: Pool) -> None:
     slots = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
     assert free_slots(pool) == 0
-    taken: list[PoolSlot] = []
+    taken: list[Slot] = []
     waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
     # It waits for the connection that is reserved for urgent calls.
-    slots.pop(0).release()
+    slots.pop().release()
+    waiter.join()
+    assert len(taken) == 1
+
+
+def test_an_urgent_call_that_waits_is_served_by_an_ordinary_connection(pool: Pool) -> None:
+    urgent = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
+    taken: list[Slot] = []
+    waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
+    until_waiting(pool)
+    # Ordinary ones are taken first.
+    urgent.pop(0).release()
     waiter.join()
     assert len(taken) == 1
 
@@ -140,7 +160,7 @@ def test_g10_a_call_that_gets_no_connection_in_time_fails(own_redis: RedisServer
 
 def test_g7_a_slot_that_an_interrupt_drops_is_replaced(pool: Pool) -> None:
     slots = take_ordinary(pool)
-    taken: list[PoolSlot] = []
+    taken: list[Slot] = []
     waiter = start(lambda: taken.append(pool.take(soon(), urgent=False)))
     # As if it was dropped from the stack of a thread interrupted between two steps.
     slots.clear()
@@ -226,7 +246,7 @@ def test_a_connection_that_failed_is_not_used_again(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_g10_an_attempt_that_ends_when_its_caller_gives_up_serves_the_next_caller(pool, fails):
+def test_g10_an_attempt_that_ends_when_its_caller_gives_up_serves_the_next_caller(own_redis, fails):
     class Late(collections.deque):
         """Makes the attempt end while its caller hands it on."""
 
@@ -236,10 +256,9 @@ def test_g10_an_attempt_that_ends_when_its_caller_gives_up_serves_the_next_calle
             super().append(attempt)
 
     answered, failures = threading.Event(), [OSError("no such host")] if fails else []
-    made = pool._make
 
     def make():
-        connection = made()
+        connection = redis.Connection(port=urlsplit(own_redis.url).port)
         connect = connection.connect
 
         def connect_late():
@@ -252,7 +271,7 @@ def test_g10_an_attempt_that_ends_when_its_caller_gives_up_serves_the_next_calle
         return connection
 
     pool = Pool(make, LIMIT)
-    pool._late = Late()
+    pool._connector._late = Late()
     with pytest.raises(RedisTimeoutError):
         pool.connect(clock.now())
     connections = [pool.connect(clock.now() + 20) for _ in range(2)]

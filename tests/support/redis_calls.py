@@ -66,7 +66,7 @@ def wait(
 
 def free_slots(pool: Pool) -> int:
     """How many more calls it could serve at once."""
-    return pool._urgent.qsize() + pool._ordinary.qsize()
+    return sum(free.qsize() for free in pool._slots.free)
 
 
 def client(server: RedisServer) -> redis.Redis:

@@ -8,15 +8,15 @@ finalizer could find held.
 from __future__ import annotations
 
 import collections
-import queue
 import random
-import threading
 import time
-import weakref
 from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar
+from functools import partial
+from typing import Literal, TypeVar, get_args
 
 from ... import clock
+from ..connector import Connector
+from ..slots import Slots
 from .connection import Connection, Failure, connect_failure
 from .deadlines import deadlines
 
@@ -24,64 +24,21 @@ __all__ = ["FEWEST", "Pool", "Urgency"]
 
 T = TypeVar("T")
 
-Urgency = Literal["renew", "end", "ordinary"]
-"""What a call does: renew leases, end a lease, or anything else."""
+Urgency = Literal["ordinary", "end", "renew"]
+"""What a call does: anything else, end a lease, or renew leases; the most urgent one last."""
+URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
 FEWEST = 3
 """The least number of connections that a pool needs."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 """Seconds between two attempts; the first repetition follows at once."""
-
-SlotQueue: TypeAlias = "queue.SimpleQueue[_Slot]"
-
-
-class _Slot:
-    """The right to use one connection; returned even if an interrupt drops the object."""
-
-    __slots__ = ("_slots",)
-
-    def __init__(self, slots: weakref.ref[SlotQueue]) -> None:
-        # A weak reference: a queue that a forked child has abandoned must get nothing back.
-        self._slots = slots
-
-    def release(self) -> None:
-        slots = self._slots()
-        if slots is not None:
-            slots.put(self)
-
-    def __del__(self) -> None:
-        slots = self._slots()
-        if slots is not None:
-            slots.put(_Slot(self._slots))
-
-
-class _Attempt(threading.Thread):
-    """Makes one connection, on a thread because no driver takes a deadline for all of it."""
-
-    def __init__(self, make: Callable[[], Connection]) -> None:
-        super().__init__(name="dlock-connect", daemon=True)
-        self._make = make
-        self.outcome: Connection | BaseException | None = None
-
-    def begin(self) -> None:
-        try:
-            self.start()
-        except RuntimeError:
-            # No thread can start while the interpreter shuts down; a last release is still sent.
-            self.run()
-
-    def run(self) -> None:
-        try:
-            self.outcome = self._make()
-        except BaseException as error:  # noqa: BLE001 - the caller raises it
-            # Its traceback refers to this frame and so to this thread: a reference cycle.
-            self.outcome = error.with_traceback(None)
 
 
 class Pool:
     """At most ``limit`` connections; further callers wait their turn."""
 
     def __init__(self, make: Callable[[], Connection], limit: int) -> None:
-        self._make, self._limit, self._generation = make, limit, 0
+        self._limit, self._generation = limit, 0
+        self._connector = Connector(partial(_connect, make))
         self._idle: collections.deque[Connection] = collections.deque()
         self.forget()
 
@@ -90,17 +47,13 @@ class Pool:
         for connection in self._idle:
             connection.leave_to_parent()
         self._idle = collections.deque()
-        self._late: collections.deque[_Attempt] = collections.deque()
-        self._slots: dict[Urgency, SlotQueue] = {
-            "renew": _filled(1),
-            "end": _filled(1),
-            "ordinary": _filled(self._limit - 2),
-        }
+        self._connector.forget()
+        self._slots = Slots(self._limit - 2, 1, 1)
 
     def close(self) -> None:
         """Close idle connections now, and the others when their calls end."""
         self._generation += 1
-        self._late.clear()
+        self._connector.forget()
         while self._idle:
             self._idle.pop().close()
 
@@ -113,7 +66,10 @@ class Pool:
         Raises:
             Failure: No answer, or a refusal.
         """
-        slot = self._take(deadline, urgency)
+        slot = self._slots.take(URGENCIES.index(urgency), deadline)
+        if slot is None:
+            error = TimeoutError("no connection was free within the time allowed")
+            raise Failure("broken", error)
         try:
             connection, pause, refused = self._idle_connection(), 0.0, None
             while True:
@@ -156,19 +112,6 @@ class Pool:
                 # Runs after an interrupt, too.
                 connection.close()
 
-    def _take(self, deadline: float, urgency: Urgency) -> _Slot:
-        # A more urgent call may take more kinds of slots.
-        order: tuple[Urgency, ...] = ("ordinary", "end", "renew")
-        for each in order[: order.index(urgency) + 1]:
-            slot = _free_slot(self._slots[each])
-            if slot is not None:
-                return slot
-        try:
-            return self._slots[urgency].get(timeout=max(0.0, deadline - clock.now()))
-        except queue.Empty:
-            error = TimeoutError("no connection was free within the time allowed")
-            raise Failure("broken", error) from None
-
     def _idle_connection(self) -> Connection | None:
         try:
             return self._idle.pop()
@@ -181,47 +124,16 @@ class Pool:
         Raises:
             Failure: No connection could be made, or not in time.
         """
-        while True:
-            # Reuse the attempt of an earlier caller that stopped waiting, so that threads do not
-            # pile up while a name server hangs.
-            try:
-                attempt, mine = self._late.pop(), False
-            except IndexError:
-                attempt, mine = _Attempt(self._make), True
-                attempt.begin()
-            outcome = None
-            try:
-                if attempt.is_alive():
-                    attempt.join(max(0.0, deadline - clock.now()))
-            finally:
-                # Read it once: the attempt may end between two lines.
-                outcome = attempt.outcome
-                if outcome is None:
-                    self._late.append(attempt)
-            try:
-                if isinstance(outcome, Connection):
-                    return outcome
-                if outcome is None:
-                    late = TimeoutError("no connection within the time allowed")
-                    raise Failure("broken", late)
-                if isinstance(outcome, Failure):
-                    raise outcome
-                if mine:
-                    raise connect_failure(outcome) from outcome
-            finally:
-                # Its traceback refers to this frame: a reference cycle.
-                del outcome
+        connection = self._connector.connect(deadline)
+        if connection is None:
+            raise Failure("broken", TimeoutError("no connection within the time allowed"))
+        return connection
 
 
-def _free_slot(slots: SlotQueue) -> _Slot | None:
+def _connect(make: Callable[[], Connection]) -> Connection:
     try:
-        return slots.get_nowait()
-    except queue.Empty:
-        return None
-
-
-def _filled(count: int) -> SlotQueue:
-    slots: SlotQueue = queue.SimpleQueue()
-    for _ in range(count):
-        slots.put(_Slot(weakref.ref(slots)))
-    return slots
+        return make()
+    except Failure:
+        raise
+    except Exception as error:
+        raise connect_failure(error) from error

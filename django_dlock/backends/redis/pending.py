@@ -10,9 +10,10 @@ from redis import exceptions as errors
 from ... import clock
 from ...exceptions import BackendUnavailable
 from ..base import PendingRenewal, RenewalResults
+from ..slots import Slot
 from .commands import Command
 from .connection import FAILURES, Connection, ErrorReply
-from .pool import Pool, PoolSlot
+from .pool import Pool
 
 __all__ = ["PendingReply"]
 
@@ -28,7 +29,7 @@ class PendingReply:
     def __init__(
         self,
         pool: Pool,
-        taken: tuple[PoolSlot, Connection],
+        taken: tuple[Slot, Connection],
         command: Command[RenewalResults],
         deadline: float,
         *,
@@ -36,7 +37,7 @@ class PendingReply:
     ) -> None:
         self._pool, self._command, self._deadline = pool, command, deadline
         self._repeat = repeat
-        self._taken: tuple[PoolSlot, Connection] | None = taken
+        self._taken: tuple[Slot, Connection] | None = taken
         self._connection = taken[1]
         self._results: RenewalResults | None = None
         self._repeated: PendingRenewal | None = None
