@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import psycopg
 import psycopg2
 import pytest
 
-from django_dlock.backends.database import wakeup as module
-from django_dlock.backends.database.wakeup import Notification, Wakeup
+from django_dlock.backends.database import listener as module
+from django_dlock.backends.database.notification import Notification, wake_nobody
+from django_dlock.backends.database.wakeup import Wakeup
 from tests.support.proxy import Proxy
 
 PATIENCE = 20.0
@@ -121,7 +123,7 @@ def on_a_thread(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def waits(notification: Notification) -> bool:
-    return notification._wake is not module._wake_nobody
+    return notification.wake is not wake_nobody
 
 
 def listener_threads() -> list[threading.Thread]:
@@ -226,9 +228,10 @@ def test_a_thousand_waiters_share_one_connection_and_one_thread(wakeup, database
 
     in_loops = [on_a_thread(lambda n=n: asyncio.run(coroutines(n))) for n in range(loops)]
     in_threads = [on_a_thread(lambda n=n: thread(n)) for n in range(threads)]
-    until(lambda: sum(map(waits, wakeup._expected.copy().values())) == loops * each + threads)
+    expected = wakeup._waiters._expected
+    until(lambda: sum(map(waits, expected.copy().values())) == loops * each + threads)
     assert len(database.listeners()) == len(listener_threads()) == 1
-    for ticket in wakeup._expected.copy():
+    for ticket in expected.copy():
         database.notify(wakeup.channel, f"{ticket} x")
     assert [result() for result in in_threads] == [f"t{n} x" for n in range(threads)]
     for number, result in enumerate(in_loops):
@@ -269,11 +272,11 @@ async def test_g7_a_cancelled_wait_leaves_nothing_and_passes_its_notification_on
     await asyncio.sleep(0)
     # The loop does not run before both have happened.
     database.notify(wakeup.channel, "t1 x")
-    until(lambda: wakeup._expected["t1"]._payloads)
+    until(lambda: wakeup._waiters._expected["t1"].payloads)
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    assert not wakeup._expected
+    assert not wakeup._waiters._expected
     assert unclaimed == ["t1 x"]
 
 
@@ -322,7 +325,7 @@ def test_g10_waiters_poll_while_the_process_cannot_listen(make, database, caplog
         with wakeup.expect("t1") as notification:
             proxy.refuse()
             until(lambda: not wakeup.works)
-            while notification._state is not wakeup._state:
+            while notification._state is not wakeup._waiters.state:
                 assert notification.wait(PATIENCE) is None
             began = time.monotonic()
             assert notification.wait(PATIENCE) is None
@@ -336,7 +339,6 @@ def test_g10_waiters_poll_while_the_process_cannot_listen(make, database, caplog
 def test_g4_a_connection_that_delivers_nothing_is_noticed(make, database, monkeypatch):
     # The default is several seconds.
     monkeypatch.setattr(module, "SILENCE", 0.05)
-    monkeypatch.setattr(module, "ECHO_PATIENCE", 0.2)
     with Proxy("127.0.0.1", urlsplit(database.url).port, speaks="postgres") as proxy:
         wakeup = make(
             urlsplit(database.url)._replace(netloc=f"postgres@127.0.0.1:{proxy.port}").geturl()
@@ -344,9 +346,10 @@ def test_g4_a_connection_that_delivers_nothing_is_noticed(make, database, monkey
         listening(wakeup)
         with wakeup.expect("t1") as notification:
             # The connection works, so it is kept.
-            before, echo = wakeup._state, wakeup._echo
-            until(lambda: wakeup._echo != echo)
-            assert wakeup._state is before
+            before, echo = wakeup._waiters.state, wakeup._listener._echo
+            until(lambda: wakeup._listener._echo != echo)
+            assert wakeup._waiters.state is before
+            monkeypatch.setattr(module, "ECHO_PATIENCE", 0.2)
             proxy.black_hole()
             assert notification.wait(PATIENCE) is None
             assert not wakeup.subscribed
@@ -363,11 +366,95 @@ def test_g4_a_pooler_that_drops_notifications_is_noticed(make, database, pooler,
             assert notification.wait(PATIENCE) is None
             assert not wakeup.subscribed
             # It tries again, in case the cause was something else.
-            before = wakeup._state
-            until(lambda: wakeup._state is not before)
+            before = wakeup._waiters.state
+            until(lambda: wakeup._waiters.state is not before)
             assert not wakeup.works
             assert not wakeup.subscribed
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("listener.Alarm", OSError(errno.EMFILE, "Too many open files")),
+        ("listener.ListeningConnection", MemoryError()),
+        ("listener.secrets.token_hex", RuntimeError("anything")),
+        ("listen_connection.selectors.DefaultSelector", OSError(errno.EMFILE, "Too many")),
+        ("listen_connection.socket.socketpair", OSError(errno.ENFILE, "Too many")),
+        ("listener.threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_g4_whatever_cannot_be_made_waiters_poll_until_it_can(
+    make, database, monkeypatch, place, error
+):
+    wakeup, failed = make(), threading.Event()
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        failed.set()
+        raise error
+
+    # What a thread raises fails the test: it must not die.
+    with monkeypatch.context() as patch:
+        patch.setattr(f"django_dlock.backends.database.{place}", fails)
+        with wakeup.expect("t1") as notification:
+            for _ in range(2):
+                assert notification.wait(10 * PATIENCE) is None
+            assert failed.wait(PATIENCE)
+            patch.undo()
+            while not wakeup.subscribed:
+                assert notification.wait(10 * PATIENCE) is None
+            database.notify(wakeup.channel, "t1 x")
+            while (payload := notification.wait(10 * PATIENCE)) is None:
+                pass
+            assert payload == "t1 x"
+
+
+NO_FILES = """
+import functools, os, resource, sys, threading, psycopg
+from django_dlock.backends.database.connection import Connection, Failure
+from django_dlock.backends.database.wakeup import Wakeup
+
+connect = functools.partial(psycopg.connect, sys.argv[1], autocommit=True)
+ordinary, slow = connect(), connect()
+notify = lambda *args: ordinary.execute("SELECT pg_notify(%s, %s)", args)
+wakeup = Wakeup(connect, notify)
+# Loaded now: its file could not be opened later.
+threading.Thread(target=lambda: None).start()
+free = os.open(os.devnull, os.O_RDONLY)
+os.close(free)
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+
+# A call is cut all the same.
+threading.Timer(0.2, (cut := Connection(slow, psycopg)).cut).start()
+try:
+    cut.rows("SELECT pg_sleep(60)")
+except Failure as failure:
+    assert failure.kind == "broken", failure.kind
+else:
+    raise AssertionError("not cut")
+with wakeup.expect("t1") as notification:
+    while wakeup.works:
+        assert notification.wait(600) is None
+    assert notification.wait(600) is None
+    (thread,) = (t for t in threading.enumerate() if t.name == "dlock-listener-postgresql")
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    while not wakeup.subscribed:
+        assert notification.wait(600) is None
+    assert thread.is_alive()
+    notify(wakeup.channel, "t1 x")
+    while (payload := notification.wait(600)) is None:
+        pass
+    assert payload == "t1 x"
+wakeup.close()
+"""
+
+
+def test_g10_a_process_without_free_files_polls_until_it_has_some(postgres_url):
+    command = [sys.executable, "-W", "error", "-c", NO_FILES, postgres_url]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("waiters poll") == 1
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -381,7 +468,7 @@ def test_g8_a_forked_child_listens_on_its_own_connection_only(make, database, dr
         try:
             wakeup.forget()
             assert wakeup.channel != channel
-            wakeup._probe = lambda *args: Database(database.url).notify(*args)
+            wakeup._listener._probe = lambda *args: Database(database.url).notify(*args)
             listening(wakeup)
             with wakeup.expect("child") as notification:
                 Database(database.url).notify(wakeup.channel, "child x")
@@ -434,7 +521,7 @@ def wait(ticket):
         return payload
 
 waiting = [gevent.spawn(wait, f"t{number}") for number in range(10)]
-while not (wakeup.subscribed and len(wakeup._expected) == 10):
+while not (wakeup.subscribed and len(wakeup._waiters._expected) == 10):
     gevent.sleep(0.01)
 for number in range(10):
     notify(wakeup.channel, f"t{number} x")

@@ -122,12 +122,14 @@ class Connection:
 
     def cut(self) -> None:
         """Shut the socket down; called from another thread than the one that uses it."""
-        with (
-            # The driver may have closed the connection meanwhile, and raises its own errors then.
-            contextlib.suppress(Exception),
-            socket.socket(fileno=os.dup(self._fileno())) as ours,
-        ):
-            ours.shutdown(socket.SHUT_RDWR)
+        # The driver may have closed the connection meanwhile, and raises its own errors then. The
+        # descriptor is not copied: there may be no free one.
+        with contextlib.suppress(Exception):
+            borrowed = socket.socket(fileno=self._fileno())
+            try:
+                borrowed.shutdown(socket.SHUT_RDWR)
+            finally:
+                borrowed.detach()
 
     def close(self) -> None:
         if self._pid != os.getpid():

@@ -6,8 +6,8 @@ import contextlib
 import os
 import selectors
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 __all__ = ["Alarm", "ListeningConnection", "Stopped"]
 
@@ -20,7 +20,7 @@ class Stopped(Exception):
 
 
 class Alarm:
-    """Tells a thread to stop while it waits for notifications or pauses."""
+    """Tells a thread to stop while it waits for notifications."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -35,17 +35,6 @@ class Alarm:
         with contextlib.suppress(OSError):
             self._write.send(b"!")
 
-    def wait(self, timeout: float) -> None:
-        """Pause for so many seconds.
-
-        Raises:
-            Stopped: The alarm was set.
-        """
-        with selectors.DefaultSelector() as selector:
-            selector.register(self, selectors.EVENT_READ)
-            if selector.select(timeout):
-                raise Stopped
-
     def close(self) -> None:
         self._read.close()
         self._write.close()
@@ -55,16 +44,18 @@ class ListeningConnection:
     """Listens on one channel.
 
     Args:
-        connection: From psycopg 3 or psycopg 2, in autocommit mode; ``close`` closes it.
+        open_connection: Returns a connection of psycopg 3 or psycopg 2 in autocommit mode, which
+            ``close`` closes.
         alarm: Ends ``read``.
     """
 
-    def __init__(self, connection: Any, channel: str, alarm: Alarm) -> None:
-        self._connection, self._alarm = connection, alarm
+    def __init__(self, open_connection: Callable[[], Any], channel: str, alarm: Alarm) -> None:
+        self._alarm, self._connection = alarm, cast(Any, None)
         self._selector = selectors.DefaultSelector()
         try:
+            self._connection = open_connection()
             self.execute(f'LISTEN "{channel}"')
-            self._selector.register(connection.fileno(), selectors.EVENT_READ)
+            self._selector.register(self._connection.fileno(), selectors.EVENT_READ)
             self._selector.register(alarm, selectors.EVENT_READ)
         except BaseException:
             self.close()
@@ -99,8 +90,9 @@ class ListeningConnection:
 
     def close(self) -> None:
         self._selector.close()
-        with contextlib.suppress(Exception):
-            self._connection.close()
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                self._connection.close()
 
     def abandon(self) -> None:
         """Close the forked child's copy of the socket without sending anything."""

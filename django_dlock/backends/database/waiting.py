@@ -8,8 +8,9 @@ from typing import cast
 
 from ... import clock
 from ...lease import Contention, Lease, LeaseRequest
+from .notification import Notification
 from .rows import TICKET, WaitInfo, ticket_key
-from .wakeup import Notification, Wakeup
+from .wakeup import Wakeup
 
 __all__ = ["Expected", "pause"]
 

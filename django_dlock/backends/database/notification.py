@@ -1,0 +1,224 @@
+"""What a waiter waits with: a notification for its ticket, whoever receives it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ... import clock
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["POLL_INTERVAL", "Notification", "State", "Waiters", "set_event", "thread_event"]
+
+logger = logging.getLogger("django_dlock")
+
+POLL_INTERVAL = 0.1, 0.5
+"""Seconds between two asks of a waiter, least and most, while nothing listens for it."""
+FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
+"""Seconds between two checks of a waiter whether it shall stop."""
+
+
+class State:
+    """Whether the process listens. Each change makes a new object, so waiters notice it.
+
+    Attributes:
+        subscribed: A notification sent now will arrive, as far as is known.
+        works: False if listening has failed, or a pooler drops notifications.
+    """
+
+    __slots__ = ("subscribed", "works")
+
+    def __init__(self, *, subscribed: bool, works: bool) -> None:
+        self.subscribed, self.works = subscribed, works
+
+
+class Waiters:
+    """Everybody in this process who waits for a notification.
+
+    Every operation on a dictionary here is atomic by itself, so that no lock can be left held by a
+    fork, a signal handler or a finalizer.
+
+    Args:
+        ensure_listening: Called for each of them, and again while nothing listens; never blocks.
+        on_unclaimed: Called with each payload whose waiter has left, on the thread that delivers or
+            on the waiter's; must not block.
+
+    Attributes:
+        state: Whether the process listens.
+        left_at: When the last one left.
+    """
+
+    def __init__(
+        self, ensure_listening: Callable[[], None], on_unclaimed: Callable[[str], None]
+    ) -> None:
+        self.ensure_listening, self._on_unclaimed = ensure_listening, on_unclaimed
+        self.forget()
+
+    def forget(self) -> None:
+        """Reset in a forked child, which has no other thread."""
+        self.state = State(subscribed=False, works=True)
+        self.left_at = float("-inf")
+        self._expected: dict[str, Notification] = {}
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def register(self, notification: Notification) -> None:
+        self._expected[notification.ticket] = notification
+
+    def unregister(self, notification: Notification) -> None:
+        """Forget it, and pass on what it has not seen; a second call does no harm."""
+        if self._expected.get(notification.ticket) is notification:
+            self.left_at = clock.now()
+            self._expected.pop(notification.ticket, None)
+        self._pass_on(notification)
+
+    def change(self, state: State) -> None:
+        """Replace the state; each waiter notices and asks again."""
+        self.state = state
+        for notification in self._expected.copy().values():
+            notification.wake()
+
+    def deliver(self, payload: str) -> None:
+        """Wake the waiter whose ticket is the first word."""
+        notification = self._expected.get(payload.partition(" ")[0])
+        if notification is None:
+            self._unclaimed(payload)
+            return
+        # Store the payload first: a waiter that calls ``wait`` now finds it.
+        notification.payloads.append(payload)
+        notification.wake()
+        if self._expected.get(notification.ticket) is not notification:
+            # The waiter left before it could see the payload.
+            self._pass_on(notification)
+
+    def _pass_on(self, notification: Notification) -> None:
+        """Called by the waiter's thread and by the listening one; passes each payload on once."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._unclaimed(notification.payloads.popleft())
+
+    def _unclaimed(self, payload: str) -> None:
+        try:
+            self._on_unclaimed(payload)
+        except Exception:
+            logger.exception("A notification without a waiter could not be passed on")
+
+
+class Notification:
+    """What one ticket waits for; a context manager, entered before the ticket is stored."""
+
+    __slots__ = ("_state", "_waiters", "payloads", "ticket", "wake")
+
+    def __init__(self, waiters: Waiters, ticket: str) -> None:
+        self.ticket, self.payloads = ticket, collections.deque[str]()
+        self.wake: Callable[[], None] = wake_nobody
+        self._waiters, self._state = waiters, waiters.state
+
+    def __enter__(self) -> Self:
+        self._waiters.register(self)
+        # Earlier states of the connection do not matter to this ticket.
+        self._state = self._waiters.state
+        self._waiters.ensure_listening()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._waiters.unregister(self)
+
+    def wait(self, timeout: float, interrupted: Callable[[], bool] = lambda: False) -> str | None:
+        """Block until the ticket is notified; ``None`` means "ask again", and may be a false alarm.
+
+        Args:
+            timeout: Seconds; shortened to a few tenths of a second while nothing listens.
+            interrupted: Called about twice a second; ends the wait if it returns true.
+
+        Returns:
+            The payload as it was sent, including the ticket.
+        """
+        event = thread_event()
+        self.wake = partial(set_event, event)
+        until = self._until(timeout)
+        check_at = clock.now() + FIRST_CHECK
+        while True:
+            over, payload = self._result(until)
+            if over:
+                return payload
+            now = clock.now()
+            if now >= check_at:
+                if interrupted():
+                    return None
+                check_at = now + CHECK_EVERY
+            event.acquire(timeout=max(0.0, min(until, check_at) - now))
+
+    async def async_wait(
+        self, timeout: float, interrupted: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """As ``wait``, for coroutines; uses no thread."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        # A weak reference: otherwise a task whose loop was closed would stay here forever.
+        self.wake = partial(_set_in, loop, weakref.ref(event))
+        until = self._until(timeout)
+        check_at = clock.now() + FIRST_CHECK
+        while True:
+            event.clear()
+            over, payload = self._result(until)
+            if over:
+                return payload
+            now = clock.now()
+            if now >= check_at:
+                if interrupted():
+                    return None
+                check_at = now + CHECK_EVERY
+            # Not asyncio.wait_for, which makes a task for each turn.
+            timer = loop.call_later(max(0.0, min(until, check_at) - now), event.set)
+            try:
+                await event.wait()
+            finally:
+                timer.cancel()
+
+    def _until(self, timeout: float) -> float:
+        self._waiters.ensure_listening()
+        if not self._state.subscribed:
+            timeout = min(timeout, random.uniform(*POLL_INTERVAL))
+        return clock.now() + timeout
+
+    def _result(self, until: float) -> tuple[bool, str | None]:
+        """Whether the wait is over, and the payload received."""
+        if self.payloads:
+            return True, self.payloads.popleft()
+        state, self._state = self._state, self._waiters.state
+        return state is not self._state or clock.now() >= until, None
+
+
+def wake_nobody() -> None:
+    """The wake function of a waiter that does not wait yet."""
+
+
+def thread_event() -> Any:
+    # A bare lock that is held until the event is set. An Event has a lock inside, which an
+    # interrupt can leave held forever.
+    event = threading.Lock()
+    event.acquire()
+    return event
+
+
+def set_event(event: Any) -> None:
+    with contextlib.suppress(RuntimeError):
+        event.release()  # Suppressed: the event is set already.
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
+    event = reference()
+    if event is not None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(event.set)  # Suppressed: the loop is closed, so nobody waits.
