@@ -27,7 +27,7 @@ class Bed:
             AliasOptions(
                 alias="database",
                 backend="database",
-                key_prefix=f"test-{secrets.token_hex(4)}",
+                key_prefix=options.pop("key_prefix", f"test-{secrets.token_hex(4)}"),
                 command_timeout=options.pop("command_timeout", 1.0),
                 options={"database": alias, **options},
             )

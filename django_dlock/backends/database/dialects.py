@@ -4,11 +4,17 @@ Most operations are one statement on a row without waiters. Any other row is rea
 ``rows.py``, and written only if nobody has changed it since; ``write`` and ``insert`` return
 whether they wrote it.
 
+**Tokens.** A new token is higher than the last one of its name, and not below the clock. For a
+name whose row was deleted, the clock alone would not do, because it may have stepped back since. So
+before rows are deleted, the highest of their tokens is stored in a row of its own. The token of
+every new row is higher than that.
+
 Every statement may run again after a lost reply. So each one recognizes its own earlier effect.
 """
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -19,6 +25,11 @@ __all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "SQLite"]
 
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Tables of ``models.LeaseRecord`` and ``models.ProcessRecord``."""
+
+HIGHEST = hashlib.blake2b(b"highest token of deleted rows", digest_size=16).digest()
+"""The key of that row is made from this. Its name is empty, and it is never held."""
+FOR_EVER = 2**62
+"""A moment after all others, so that it is never deleted itself."""
 
 SWEPT_AT_ONCE = 50
 """Rows that one step of the sweep examines."""
@@ -43,21 +54,29 @@ class Dialect:
     POSITION: ClassVar[str] = "strpos"
     EXACT: ClassVar[str] = "{}"
     """Makes comparisons of a text column exact, byte by byte."""
+    SKIP_LOCKED: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
+    """Leaves rows out that other transactions have locked."""
 
     def __init__(self) -> None:
         columns = ", ".join(COLUMNS)
         self._read = (
-            f"SELECT {self.NOW}, {', '.join('l.' + it for it in COLUMNS)} "
-            f"FROM (SELECT 1 AS one) o LEFT JOIN {LEASES} l ON l.id = %s"
+            f"SELECT {self.NOW}, h.token, {', '.join('l.' + it for it in COLUMNS)} "
+            f"FROM (SELECT 1 AS one) o LEFT JOIN {LEASES} l ON l.id = %s "
+            f"LEFT JOIN {LEASES} h ON h.id = %s"
         )
         self._insert = (
             f"INSERT INTO {LEASES} (id, key_prefix, name, {columns}) "
             f"VALUES ({', '.join(['%s'] * (3 + len(COLUMNS)))}) ON CONFLICT DO NOTHING"
         )
+        self._store_highest = self._insert.replace(
+            "DO NOTHING",
+            f"(id) DO UPDATE SET token = {self.GREATEST}({LEASES}.token, excluded.token)",
+        )
         self._acquire = f"""
 INSERT INTO {LEASES} AS l (id, key_prefix, name, {columns})
-SELECT %s, %s, %s, t.now, %s, %s, '', t.now, %s, t.now, t.now + %s, 0, 0, %s, %s, '', '', ''
-FROM (SELECT {self.NOW} AS now) t WHERE true
+SELECT %s, %s, %s, t.now, %s, %s, '', {self.GREATEST}(t.now, coalesce(h.token + 1, 0)), %s, t.now,
+  t.now + %s, 0, 0, %s, %s, '', '', ''
+FROM (SELECT {self.NOW} AS now) t LEFT JOIN {LEASES} h ON h.id = %s WHERE true
 ON CONFLICT (id) DO UPDATE SET
   past = CASE WHEN l.owner = '' THEN l.past ELSE substr({self.ENDING} || l.owner || '\n' || l.past,
     1, {PAST_LENGTH}) END,
@@ -110,7 +129,7 @@ RETURNING token"""
             asked: Owner, kind, TTL, process and metadata of the request.
         """
         owner, kind, ttl, process, metadata = asked
-        values = (key, *names, owner, kind, ttl, ttl, process, metadata)
+        values = (key, *names, owner, kind, ttl, ttl, process, metadata, self.key(HIGHEST))
         rows = executor.rows(self._acquire, values)
         return int(rows[0][0]) if rows else 0
 
@@ -120,8 +139,17 @@ RETURNING token"""
 
     def read(self, executor: Executor, key: Any) -> tuple[int, Row | None]:
         """The time, and the row if it exists."""
-        now, *values = executor.rows(self._read, (key,))[0]
-        return int(now), None if values[0] is None else Row(*values)
+        now, row, is_new = self.read_or_new(executor, key)
+        return now, None if is_new else row
+
+    def read_or_new(self, executor: Executor, key: Any) -> tuple[int, Row, bool]:
+        """The time, the row or a new one, and whether it is new."""
+        now, highest, *values = executor.rows(self._read, (key, self.key(HIGHEST)))[0]
+        if values[0] is not None:
+            return int(now), Row(*values), False
+        # Higher than any token and version that a deleted row of this name can have had.
+        highest = int(highest or 0)
+        return int(now), Row(version=max(int(now), highest), token=highest), True
 
     def insert(
         self,
@@ -237,10 +265,30 @@ RETURNING token"""
         )
         dead = [key for key, is_over in examined if is_over]
         if dead:
-            marks = ", ".join(["%s"] * len(dead))
-            # The condition again: a name may have been granted since the SELECT.
-            self._delete(executor, f"{LEASES} l WHERE l.id IN ({marks}) AND {over}", dead)
+            self._delete_dead(executor, dead, over)
         return len(examined), len(dead)
+
+    def _delete_dead(self, executor: Executor, dead: Sequence[Any], over: str) -> None:
+        highest = self.key(HIGHEST)
+        marks = ", ".join(["%s"] * len(dead))
+        # Rows that others have locked stay: an acquire must not wait for them.
+        found = executor.rows(
+            f"SELECT l.id, l.token FROM {LEASES} l WHERE l.id IN ({marks}, %s) {self.SKIP_LOCKED}",
+            [*dead, highest],
+        )
+        tokens = {self.text(key): int(token) for key, token in found}
+        known = tokens.pop(self.text(highest), None)
+        if known is None and executor.rows(f"SELECT 1 FROM {LEASES} WHERE id = %s", [highest]):
+            return
+        dead = [key for key in dead if self.text(key) in tokens]
+        if not dead:
+            return
+        if max(tokens.values()) > (known or 0):
+            row = Row(version=1, token=max(tokens.values()), ends_at=FOR_EVER)
+            executor.count(self._store_highest, (highest, "", "", *row.values()))
+        marks = ", ".join(["%s"] * len(dead))
+        # The condition again: a name may have been granted since the SELECT.
+        self._delete(executor, f"{LEASES} l WHERE l.id IN ({marks}) AND {over}", dead)
 
     def _delete(self, executor: Executor, which: str, values: Sequence[Any]) -> None:
         executor.count(f"DELETE FROM {which.replace(' l ', ' AS l ', 1)}", values)
@@ -254,6 +302,7 @@ RETURNING token"""
 class SQLite(Dialect):
     NOW = "dlock_now()"
     GREATEST = "max"
+    SKIP_LOCKED = ""
     POSITION = "instr"
 
     @staticmethod

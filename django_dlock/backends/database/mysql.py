@@ -23,6 +23,9 @@ class MySQL(Dialect):
     def __init__(self) -> None:
         super().__init__()
         self._insert = self._insert.replace(" ON CONFLICT DO NOTHING", "")
+        self._store_highest = (
+            f"{self._insert} ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token))"
+        )
         # MySQL assigns from left to right: later expressions see the new values.
         self._acquire = f"""
 UPDATE {LEASES} l SET
@@ -85,9 +88,7 @@ WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 
     def _free(self, executor: Executor, table: str, keys: Sequence[Any]) -> set[str]:
         """Those of the rows that no other transaction has locked."""
         marks = ", ".join(["%s"] * len(keys))
-        statement = (
-            f"SELECT id FROM {table} WHERE id IN ({marks}) ORDER BY id FOR UPDATE SKIP LOCKED"
-        )
+        statement = f"SELECT id FROM {table} WHERE id IN ({marks}) ORDER BY id {self.SKIP_LOCKED}"
         return {self.text(key) for (key,) in executor.rows(statement, keys)}
 
     def _is_locked(self, executor: Executor, table: str, key: Any) -> bool:

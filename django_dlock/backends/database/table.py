@@ -107,13 +107,9 @@ class LeaseTable:
 
         def once(one: Connection, store: Store, key: Any, writes: bool = True) -> tuple[T, bool]:
             nonlocal in_doubt, was_overtaken
-            now, row = store.dialect.read(one, key)
-            if in_doubt and row is not None and (known := done(row, now)) is not None:
+            now, row, is_new = store.dialect.read_or_new(one, key)
+            if in_doubt and not is_new and (known := done(row, now)) is not None:
                 return known, True
-            is_new = row is None
-            if row is None:
-                # Higher than any version that a deleted row of this name can have had.
-                row = Row(version=now)
             before = row.values()
             answer, messages = change(row, now)
             if row.values() == before or not writes:

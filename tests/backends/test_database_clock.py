@@ -1,0 +1,86 @@
+"""The database's clock steps, as the test changes what the statements take for the time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_dlock.backends.database import DatabaseBackend
+from django_dlock.lease import Contention
+from tests.support.database_bed import Bed, ask, grant, release, renew, request
+
+Stepped = Callable[[int], DatabaseBackend]
+
+
+@pytest.fixture
+def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped:
+    """Makes backends over the same leases at a database whose clock is so many seconds ahead."""
+    dialect: Any = type(bed.backend(database)._store.dialect)
+    true, prefix = dialect.NOW, f"test-{secrets.token_hex(4)}"
+
+    def make(seconds: int) -> DatabaseBackend:
+        # A private name: a standing server's clock cannot be set.
+        monkeypatch.setattr(dialect, "NOW", f"({true} + {seconds * 1_000_000})")
+        return bed.backend(database, key_prefix=prefix, command_timeout=5.0)
+
+    return make
+
+
+def sweep(backend: DatabaseBackend, name: str) -> None:
+    """Delete the row of a name, if it is old enough."""
+    # By private names, because a sweep begins at a random row.
+    backend._table.ask(
+        lambda one, store, key: store.dialect.sweep(one, key), name, backend.call_deadline()
+    )
+    assert backend._table.read(name, backend.call_deadline())[1] is None
+
+
+def test_g3_tokens_rise_when_the_clock_steps_back(stepped: Stepped) -> None:
+    backend = stepped(0)
+    first = grant(backend, request())
+    release(backend, first)
+    back = stepped(-7200)
+    second = grant(back, request())
+    assert second.token > first.token
+    release(back, second)
+    assert grant(stepped(0), request()).token > second.token
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_g3_tokens_of_a_name_that_was_swept_rise_when_the_clock_steps_back(
+    stepped: Stepped, waits: bool
+) -> None:
+    backend = stepped(0)
+    lease = grant(backend, request())
+    release(backend, lease)
+    sweep(stepped(3600), "name")
+    back = stepped(-7200)
+    # One that has waited before reads the row first.
+    attempt = request(waits=waits, since=1.0 if waits else 0.0)
+    assert grant(back, attempt).token > lease.token
+
+
+def test_g1_a_step_of_the_clock_under_a_held_lease_lets_nobody_in(stepped: Stepped) -> None:
+    lease = grant(stepped(0), request("held"))
+    back = stepped(-7200)
+    assert isinstance(ask(back, request("held")), Contention)
+    # Nobody waits for as long as the step.
+    info = back.get("held")
+    assert info is not None
+    assert info.ttl is not None
+    assert info.ttl <= lease.ttl
+    assert renew(back, lease) == ["renewed"]
+    assert isinstance(ask(back, request("held")), Contention)
+    assert release(back, lease) == "released"
+    assert release(back, grant(back, request("held"))) == "released"
+
+
+def test_g1_the_highest_deleted_token_is_no_lease(stepped: Stepped) -> None:
+    backend = stepped(0)
+    release(backend, grant(backend, request()))
+    sweep(stepped(3600), "name")
+    assert backend.list() == []
+    assert backend.store_problems() == []
