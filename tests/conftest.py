@@ -1,7 +1,7 @@
 """Servers and backends for the tests.
 
-Every server is started by the tests, on a free port, and never one that the machine runs. A
-missing one skips the tests that need it at home and fails them in CI, each fixture alone.
+The tests start every server on a free port, and never use one that runs on the machine already. If
+one is missing, each test that needs it is skipped at home and fails in CI.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.proxy import Proxy
 
 NOBODY = "redis://127.0.0.1:1/0"
-"""What the settings point to without a server: never to somebody else's Redis."""
+"""The settings point to this address without a server, so they never use another Redis."""
 
 _session_redis: RedisServer | None = None
 _no_redis = "not started"
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip for the want of a service; in CI, fail."""
+    """Skip because a service is missing; in CI, fail."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     django.setup()
     _write_no_events()
     if steers:
-        # Else its workers would load the settings before they know of a server.
+        # Otherwise its workers would load the settings before they know of a server.
         del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
@@ -81,7 +81,7 @@ def _only_units(config: pytest.Config) -> bool:
 def _write_no_events() -> None:
     """Leave the table of lock events empty, except in tests with the fixture ``lock_events``.
 
-    Another thread writes them, with a database connection of its own: they would outlive the
+    Another thread writes them with its own database connection, so they would outlive the
     transaction of their test.
     """
     from django_dlock import signals
@@ -104,7 +104,7 @@ def lock_events() -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
-    """Give leases back while the servers are there, and before the summary is printed."""
+    """Release leases while the servers still run, and before the summary is printed."""
     from django_dlock.core import watchdog
 
     logger = logging.getLogger("django_dlock")
@@ -120,7 +120,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def redis_server() -> RedisServer:
-    """The Redis of the settings; not to be stopped or flushed. See ``own_redis`` for that."""
+    """The Redis of the settings; do not stop or flush it. See ``own_redis`` for that."""
     if _session_redis is None:
         missing(_no_redis)
     return _session_redis
@@ -128,7 +128,7 @@ def redis_server() -> RedisServer:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A Redis of this test alone, that may be paused, killed, restarted and flushed."""
+    """A Redis for this test only, which may be paused, killed, restarted and flushed."""
     try:
         server = RedisServer().start()
     except (ServerNotFound, RuntimeError) as error:
@@ -139,7 +139,7 @@ def own_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def rabbit_server() -> Iterator[RabbitServer]:
-    """A RabbitMQ for the tests that need one, started by the first; not to be stopped."""
+    """A RabbitMQ shared by the tests that need one, started by the first; do not stop it."""
     try:
         server = RabbitServer().start()
     except (ServerNotFound, RuntimeError) as error:
@@ -150,7 +150,7 @@ def rabbit_server() -> Iterator[RabbitServer]:
 
 @pytest.fixture
 def proxy(own_redis: RedisServer) -> Iterator[Proxy]:
-    """A proxy before ``own_redis``."""
+    """A proxy in front of ``own_redis``."""
     with Proxy("127.0.0.1", own_redis.port) as before:
         yield before
 
@@ -178,7 +178,7 @@ def redis_backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """An empty database of a PostgreSQL."""
+    """An empty database on a PostgreSQL."""
     try:
         with postgres.database() as url:
             yield url
@@ -188,7 +188,7 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def pooler(postgres_url: str) -> Iterator[PgBouncer]:
-    """A PgBouncer in transaction mode before the server of ``postgres_url``."""
+    """A PgBouncer in transaction mode in front of the server of ``postgres_url``."""
     try:
         server = PgBouncer(postgres_url).start()
     except (ServerNotFound, RuntimeError) as error:
@@ -199,7 +199,7 @@ def pooler(postgres_url: str) -> Iterator[PgBouncer]:
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> Iterator[str]:
-    """An empty database of a MariaDB."""
+    """An empty database on a MariaDB."""
     try:
         with mariadb.database() as url:
             yield url
@@ -207,7 +207,7 @@ def mariadb_url() -> Iterator[str]:
         missing(str(error))
 
 
-# Not for longer than a module: tests that flush all databases would flush these, too.
+# Only for one module, because tests that flush all databases would flush these, too.
 @pytest.fixture(scope="module")
 def postgres_alias(
     postgres_url: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker

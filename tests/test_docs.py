@@ -1,4 +1,4 @@
-"""The documentation is complete and tells the truth: its samples run, its links lead somewhere."""
+"""The documentation is complete and correct: its samples run, and its links work."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def names(pages: list[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced sample; ``line`` is where it stands in its page, for tracebacks."""
+    """One fenced sample; ``line`` is its position in the page, for tracebacks."""
 
     language: str
     code: str
@@ -78,7 +78,7 @@ def blocks(page: Path) -> list[Block]:
 class Reader:
     """Does what a page tells its reader, from top to bottom."""
 
-    # Celery remembers shared tasks by name for ever, so each reading needs its own.
+    # Celery keeps shared tasks by name forever, so each reading needs different names.
     numbers = itertools.count()
 
     def __init__(self, page: Path, settings: Any, redis_url: str, directory: Path) -> None:
@@ -89,7 +89,7 @@ class Reader:
 
     def run(self) -> dict[str, Any]:
         for block in blocks(self.page):
-            # What is marked ``py`` is code of other packages, which are not installed here.
+            # Samples marked ``py`` are code of other packages, which are not installed here.
             if block.language == "python":
                 self.python(block)
             elif block.language == "console":
@@ -99,7 +99,7 @@ class Reader:
         return vars(self.module)
 
     def python(self, block: Block) -> None:
-        # The page's Redis and directory are the reader's own; here they are those of the tests.
+        # The page names the reader's Redis and directory; here they are replaced by the tests' own.
         source = ANY_REDIS.sub(self.redis_url, block.code)
         source = source.replace("/run/shop/", f"{self.directory}/")
         code = compile("\n" * block.line + source, str(self.page), "exec")
@@ -119,11 +119,11 @@ class Reader:
             elif name.isupper():
                 setattr(self.settings, name, value)
         assert conf.problems() == []
-        # Built, which connects to nothing, so that the backend's own options are read, too.
+        # Create them, which connects to nothing, so that the backend's own options are read, too.
         assert [locks[alias] for alias in locks]
 
     def compare_models(self, code: types.CodeType) -> None:
-        """The reader's models have no field that those of the tests' own shop lack."""
+        """The reader's models have no field that the models of the tests' shop lack."""
         with isolate_apps("testproject.shop") as apps:
             exec(code, {"__name__": "testproject.shop.models"})
         for model in apps.get_models():
@@ -132,7 +132,7 @@ class Reader:
             assert {(field.name, type(field)) for field in model._meta.get_fields()} <= known
 
     def session(self, block: Block) -> None:
-        """What a shell shows is what the page shows."""
+        """A shell must print what the page shows."""
         if block.code.startswith(ELSEWHERE):
             run_elsewhere(block.code, self.settings.DLOCKS)
         else:
@@ -153,7 +153,7 @@ class Reader:
 
 
 ELSEWHERE = ">>> # in the second terminal\n"
-"""How a session of another process begins."""
+"""The first line of a session of another process."""
 
 
 def compare_session(session: str, names: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ def compare_session(session: str, names: dict[str, Any]) -> None:
 
 
 def run_elsewhere(session: str, dlocks: dict[str, Any]) -> None:
-    """The same in a process of its own."""
+    """The same in a separate process."""
     script = (
         "import json, sys, django; from django.conf import settings; django.setup(); "
         "settings.DLOCKS = json.loads(sys.argv[2]); "
@@ -209,7 +209,7 @@ def read(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Read]:
-    """Run a page's samples; gives the names that they define."""
+    """Run a page's samples; returns the names that they define."""
     import testproject.shop.models
 
     # The reader's own app is called shop.
@@ -217,13 +217,13 @@ def read(
     monkeypatch.setitem(sys.modules, "shop.models", testproject.shop.models)
     monkeypatch.setitem(sys.modules, "shop.celery", sys.modules["testproject.celery"])
     conf_before, tasks_before = dict(app.conf), set(app.tasks)
-    # Another test may have made an app of its own the current one, for which tasks are made.
+    # Another test may have made its app the current one, in which tasks are created.
     app.set_current()
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
     def run(page: str) -> dict[str, Any]:
         reader = Reader(ROOT / page, settings, redis_server.url.removesuffix("/0"), tmp_path)
-        # The reader's backend is in a module of its own.
+        # The reader's backend is in a separate module.
         for name in (reader.module.__name__, "shop.locks"):
             monkeypatch.setitem(sys.modules, name, reader.module)
         return reader.run()
@@ -260,7 +260,7 @@ def test_the_readme_shows_the_table_of_the_demonstration() -> None:
     assert re.findall(r"^\| ([^|]+) \|", table[2], re.MULTILINE) == [row.name for row in ROWS]
 
 
-def test_a_payment_provider_is_given_the_key_of_the_run(read: Read) -> None:
+def test_a_payment_provider_gets_the_key_of_the_run(read: Read) -> None:
     page, sent = read("docs/howto/charge-once.md"), []
 
     @contextmanager
@@ -285,7 +285,7 @@ def test_the_view_refuses_the_second_click(page: str, read: Read) -> None:
     assert int(response["Retry-After"]) >= 1
 
 
-def test_the_view_guide_tells_the_truth(read: Read) -> None:
+def test_the_samples_of_the_view_guide_work(read: Read) -> None:
     page = read("docs/howto/guard-view.md")
     request = RequestFactory().post("/", headers={"accept": "application/json"})
     request.user = AnonymousUser()
@@ -349,10 +349,10 @@ def test_a_second_publish_is_dropped_as_the_guide_says(page: str, read: Read) ->
         app.control.purge()
 
 
-def test_the_commands_of_the_guide_on_cron_are_refused_as_it_says(read: Read) -> None:
+def test_the_commands_of_the_cron_guide_are_refused_as_it_says(read: Read) -> None:
     page, out = read("docs/howto/cron.md"), io.StringIO()
     decorated, report, nightly = page["Command"](), page["Report"](), page["Nightly"]()
-    # Later samples have the name of the first one, too.
+    # Later samples have the same name as the first one.
     imports = next(
         made()
         for made in LockedCommand.__subclasses__()
@@ -384,14 +384,14 @@ def test_the_tutorial_charges_twice_with_the_lock_alone(read: Read) -> None:
 
 
 @pytest.mark.parametrize("page", names(PAGES))
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
     file = ROOT / page
     targets = [link for link in LINK.findall(file.read_text()) if "://" not in link]
     assert [link for link in targets if not (file.parent / link).exists()] == []
 
 
-def test_the_readme_links_to_no_file() -> None:
-    """It is also the page on the package index, which has none of the other files."""
+def test_the_readme_has_no_links_to_files() -> None:
+    """It is also the page on the package index, which has no other files."""
     targets = LINK.findall((ROOT / "README.md").read_text())
     assert [link for link in targets if "://" not in link] == []
 
@@ -417,7 +417,7 @@ def reference(page: str) -> str:
 
 
 def not_told(wanted: set[str], page: str) -> set[str]:
-    """Which of the names do not stand in code on the page."""
+    """The names that do not appear as code on the page."""
     code = " ".join(re.findall(r"`([^`\n]+)`", reference(page)))
     told = set(re.findall(r"[\w.-]+", code))
     return {name for name in wanted if name not in told}
@@ -464,7 +464,7 @@ def test_every_error_is_in_the_reference() -> None:
     assert not_told(set(exceptions.__all__), "errors.md") == set()
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+def test_the_tree_of_errors_is_correct() -> None:
     tree = re.search(r"```text\n(.*?)```", reference("errors.md"), re.DOTALL)
     assert tree
     path: list[str] = []
@@ -496,13 +496,13 @@ def check_ids_in_code() -> set[str]:
     return found
 
 
-def test_the_reference_tells_the_check_ids_of_the_code_and_no_others() -> None:
+def test_the_reference_lists_exactly_the_check_ids_of_the_code() -> None:
     told = set(re.findall(r"`django_dlock\.([EWI]\d{3})`", reference("checks.md")))
     assert told == check_ids_in_code()
 
 
 def texts_in_code() -> set[str]:
-    """Patterns of all texts of the package, with anything in the place of a field."""
+    """Patterns of all texts of the package, with a wildcard for each field."""
     found: set[str] = set()
     for file in (ROOT / "django_dlock").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -514,7 +514,7 @@ def texts_in_code() -> set[str]:
                 found.add("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.add(re.sub(r"%[-.\d]*[a-z]", ".+", re.escape(node.value).replace("\\.", ".")))
-    # What is nearly all fields would match everything.
+    # A text with hardly anything but fields would match everything.
     return {text for text in found if len(re.sub(r"[^a-z]", "", text)) >= 12}
 
 
@@ -531,12 +531,12 @@ def log_lines() -> list[str]:
 
 @pytest.mark.parametrize("line", log_lines())
 def test_the_log_lines_of_the_guide_are_those_of_the_code(line: str) -> None:
-    # Appended by a message that has nothing else.
+    # Another part of the code appends this.
     told = re.sub(r" \(\S+ s left\)$", "", line)
     assert any(re.fullmatch(text, told) for text in texts_in_code()), line
 
 
-def test_the_production_checklist_names_checks_that_there_are() -> None:
+def test_the_production_checklist_names_only_existing_checks() -> None:
     for page in ("production.md", "troubleshooting.md"):
         told = set(re.findall(r"\b([EW]\d{3})\b", (DOCS / "howto" / page).read_text()))
         assert told
@@ -556,7 +556,7 @@ def test_every_option_of_a_command_is_in_the_reference(command: str) -> None:
 
 
 def files_by_guarantee() -> dict[str, set[str]]:
-    """Guarantee → files with tests that bear its number in their name, such as ``test_g5_``."""
+    """Guarantee → files with tests that have its number in their name, such as ``test_g5_``."""
     found: dict[str, set[str]] = {}
     contract = (ROOT / "django_dlock" / "testing").glob("contract*.py")
     for file in [*contract, *(ROOT / "tests").rglob("test_*.py")]:
@@ -574,6 +574,6 @@ def test_the_table_of_guarantees_names_the_tests_of_each() -> None:
 
 
 @pytest.mark.project
-def test_the_license_and_the_changelog_are_there() -> None:
+def test_the_license_and_the_changelog_exist() -> None:
     assert "BSD 3-Clause" in (ROOT / "LICENSE").read_text()
     assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,4 +1,4 @@
-"""What importing the package costs; each import in a fresh interpreter."""
+"""Which modules an import of the package loads; each import in a new interpreter."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ FOR_LOCKS = {
     "django_dlock.signals",
     "django_dlock.views",
 }
-"""All of ours that ``Lock``, ``locked`` and ``locked_view`` need."""
+"""All modules of the package that ``Lock``, ``locked`` and ``locked_view`` need."""
 
 OPTIONAL = {"billiard", "celery", "django_redis", "kombu", "prometheus_client", "redis"}
 
 
 def modules_after(statement: str) -> set[str]:
-    """Names of all modules that are loaded after ``statement``."""
+    """The names of all modules loaded after ``statement``."""
     answer = subprocess.run(
         [sys.executable, "-c", statement + REPORT], capture_output=True, text=True, check=True
     )
@@ -61,13 +61,13 @@ def top_level(modules: set[str]) -> set[str]:
     return {module.partition(".")[0] for module in modules}
 
 
-def test_importing_the_package_loads_nothing_but_itself() -> None:
+def test_importing_the_package_loads_only_the_package() -> None:
     added = modules_after("import django_dlock") - modules_after("import importlib, typing")
     assert {module for module in added if module.startswith("django")} == {"django_dlock"}
     assert not top_level(added) & OPTIONAL
 
 
-def test_the_modules_that_locks_and_decorators_add_are_these() -> None:
+def test_locks_and_decorators_load_exactly_these_modules() -> None:
     loaded = modules_after("from django_dlock import Lock, locked, locked_view")
     assert {m for m in loaded if m.partition(".")[0] == "django_dlock"} == FOR_LOCKS
 
@@ -109,7 +109,7 @@ MISSING = "import sys; sys.modules[{module!r}] = None; "
 
 
 def error_after(statement: str) -> str:
-    """The last line of the traceback that ``statement`` ends with."""
+    """The last line of the traceback that ``statement`` causes."""
     answer = subprocess.run(
         [sys.executable, "-c", statement], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The project keeps its own rules, and what is built from it works somewhere else."""
+"""The project follows its own rules, and the wheel built from it works elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.project
 def run(
     *command: str, cwd: Path = ROOT, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    # The tests' own settings must not reach a tool that brings its own.
+    # The settings of the tests must not reach a tool that has its own.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DJANGO_")}
     return subprocess.run(
         command, cwd=cwd, env={**clean, **(env or {})}, capture_output=True, text=True, check=False
@@ -77,11 +77,11 @@ def test_imports_point_downwards() -> None:
     succeeds(tool("lint-imports"), "--config", "setup.cfg", "--no-cache")
 
 
-def test_the_version_is_told_once_and_the_same() -> None:
+def test_the_version_is_defined_once_and_consistently() -> None:
     assert django_dlock.__version__ == setup()["metadata"]["version"]
 
 
-def test_the_extras_bring_what_a_worker_on_redis_imports() -> None:
+def test_the_extras_contain_what_a_worker_on_redis_imports() -> None:
     """``celery[redis]`` would, but in Celery 5.5 it refuses the redis-py that locks need."""
     extras = setup()["options.extras_require"]
     asked = {line.strip() for name in ("redis", "celery") for line in extras[name].splitlines()}
@@ -136,10 +136,10 @@ print(django.apps.apps.get_app_config("django_dlock").path)
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a clean copy: what lies about in the tree must not get in."""
+    """The wheel of a clean copy: other files in the working tree must not get into it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     listed = run("git", "ls-files", "-co", "--exclude-standard")
-    # Outside a repository, as in an unpacked sdist, everything is taken.
+    # Outside a repository, as in an unpacked sdist, all files are taken.
     files = listed.stdout.splitlines() if listed.returncode == 0 else _all_files()
     for name in files:
         if (ROOT / name).is_file():
@@ -155,7 +155,7 @@ def _all_files() -> list[str]:
     return [str(file.relative_to(ROOT)) for file in ROOT.rglob("*") if ".venv" not in file.parts]
 
 
-def test_the_wheel_carries_what_is_not_python(wheel: Path) -> None:
+def test_the_wheel_contains_files_that_are_not_python(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
         str(file.relative_to(ROOT))
@@ -171,7 +171,7 @@ def test_the_wheel_carries_what_is_not_python(wheel: Path) -> None:
 
 @pytest.fixture(scope="session")
 def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with the wheel and what that needs, and nothing else."""
+    """A Python with the wheel and its dependencies only."""
     venv = tmp_path_factory.mktemp("bare") / "venv"
     succeeds(sys.executable, "-m", "venv", str(venv))
     python = str(venv / "bin" / "python")
@@ -186,7 +186,7 @@ def test_the_wheel_works_in_an_empty_environment(bare_python: str, tmp_path: Pat
     site = {"DJANGO_SETTINGS_MODULE": "site_settings", "PYTHONPATH": str(tmp_path)}
     installed = succeeds(python, "-c", USE, cwd=tmp_path, env=site).stdout.strip()
     assert Path(installed).is_relative_to(Path(python).parent.parent)
-    # No extra is installed: neither Celery nor a client library may be needed.
+    # No extra is installed: it must work without Celery and without client libraries.
     for command in (["check"], ["migrate", "-v0"], ["makemigrations", "--check", "--dry-run"]):
         succeeds(python, "-m", "django", *command, cwd=tmp_path, env=site)
     listed = succeeds(python, "-m", "django", "list_locks", cwd=tmp_path, env=site)
@@ -227,7 +227,7 @@ print(client.get("/admin/django_dlock/heldlock/").content.decode())
 
 
 class NewProject:
-    """What ``startproject`` makes, with one line more; no server runs for it."""
+    """A project from ``startproject`` with one more line; no server runs for it."""
 
     def __init__(self, python: str, directory: Path) -> None:
         self.python, self.directory = python, directory
@@ -242,12 +242,12 @@ class NewProject:
         return succeeds(self.python, "manage.py", *arguments, cwd=self.directory).stdout
 
     def runs(self, script: str) -> str:
-        """What a process says that ends."""
+        """The output of a process that ends."""
         command = (self.python, "-c", SET_UP + script)
         return succeeds(*command, cwd=self.directory, env=self.env).stdout.strip()
 
     def starts(self, script: str, *arguments: str) -> subprocess.Popen[str]:
-        """A process, to be ended."""
+        """A process that the test must end."""
         return subprocess.Popen(
             [self.python, "-c", SET_UP + script, *arguments],
             cwd=self.directory,
@@ -258,7 +258,7 @@ class NewProject:
         )
 
     def lock(self, field: str) -> Any:
-        """What ``list_locks`` says of the lock; ``None`` where there is none."""
+        """What ``list_locks`` shows about the lock; ``None`` if it is not listed."""
         found = json.loads(self.manage("list_locks", "--format", "json"))
         return found[0][field] if found else None
 
@@ -270,7 +270,7 @@ def project(bare_python: str, tmp_path: Path) -> NewProject:
 
 @contextmanager
 def holding(project: NewProject, ttl: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock; killed at the end, if it has not ended."""
+    """A process that holds the lock; killed at the end if it is still running."""
     with project.starts(HOLD, str(ttl)) as process:
         try:
             assert process.stdout is not None

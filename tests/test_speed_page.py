@@ -1,4 +1,4 @@
-"""The page about speed shows what was measured: tables and pictures agree with the kept result."""
+"""The page about speed agrees with the stored result: tables and pictures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TABLES = tables.all_tables(RESULTS)
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
-def test_a_table_is_that_of_the_kept_result(table: str) -> None:
+def test_a_table_matches_the_stored_result(table: str) -> None:
     assert (publish.KEPT / f"{table}.md").read_text() == f"{TABLES[table]}\n"
     page = COST_PAGE if table == "costs" else PAGE
     assert f"```{{include}} ../benchmarks/{table}.md\n```" in page.read_text()
 
 
-def test_nothing_is_kept_that_no_table_is_made_of() -> None:
+def test_every_stored_file_is_used_by_a_table() -> None:
     assert {path.stem for path in publish.KEPT.glob("*.md")} == set(TABLES)
 
 
@@ -38,16 +38,16 @@ FILES = [
 
 
 @pytest.mark.parametrize(("picture", "theme", "file"), FILES)
-def test_a_picture_is_drawn_from_the_kept_result(picture: str, theme: str, file: str) -> None:
+def test_a_picture_matches_the_stored_result(picture: str, theme: str, file: str) -> None:
     assert f"{publish.source(NEWEST)}<" in (publish.IMAGES / file).read_text()
     assert f"```{{image}} ../images/{file}\n:class: only-{theme}\n:alt: " in PAGE.read_text()
 
 
-def test_no_other_pictures_lie_about() -> None:
+def test_there_are_no_other_pictures() -> None:
     assert {path.name for path in publish.IMAGES.glob("speed-*")} == {file for *_, file in FILES}
 
 
-def test_no_measured_figure_is_typed_by_hand() -> None:
+def test_no_measured_figure_is_written_by_hand() -> None:
     assert re.findall(r"\d[\d.]*\s?(?:×|%|ms|µs|times)", PAGE.read_text()) == []
 
 
@@ -61,7 +61,7 @@ def test_a_row_with_a_budget_was_measured() -> None:
     assert {budget.row for budget in BUDGETS} <= set(RESULTS[NEWEST].rows)
 
 
-def test_there_is_a_reason_for_each_peer_that_may_be_ahead() -> None:
+def test_each_peer_that_may_be_ahead_has_a_reason() -> None:
     peers = {
         name
         for row in RESULTS[NEWEST].rows.values()
@@ -71,11 +71,11 @@ def test_there_is_a_reason_for_each_peer_that_may_be_ahead() -> None:
     assert {name for name in peers if not WHY.get(name.partition(",")[0])} == set()
 
 
-# -- what makes them ------------------------------------------------------------------------
+# -- functions for the tables --------------------------------------------------
 
 
 def result(name: str = "cycle.idle.same", **rounds: float) -> Result:
-    """A cycle with a floor of 1 µs."""
+    """A cycle for which the floor takes 1 µs."""
     subjects = {
         name: SubjectResult(role, "", {"latency": Series([1e-6 * rounds[name.replace("-", "_")]])})
         for name, role in (("bare", "floor"), ("django-dlock", "ours"), ("django-redis", "peer"))
@@ -103,7 +103,7 @@ def test_a_peer_that_is_ahead_is_named_with_the_reason() -> None:
     assert "django-redis" not in tables.ahead(result(bare=1, django_dlock=1.1, django_redis=1.2))
 
 
-def test_a_bed_shows_both_kinds_of_names_and_what_is_behind_in_bold() -> None:
+def test_a_bed_shows_both_kinds_of_names_and_slower_results_in_bold() -> None:
     found = result(bare=1, django_dlock=0.8, django_redis=1.3)
     assert tables.beds(found) == "Not measured."
     found.rows |= result("cycle.idle.fresh", bare=1, django_dlock=0.9, django_redis=1.4).rows
@@ -127,7 +127,7 @@ def test_a_growth_is_named(costs: list[float], label: str) -> None:
     assert tables.growth(costs, 10_000) == label
 
 
-def test_versions_come_in_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_versions_are_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(publish, "KEPT", tmp_path)
     kept = (publish.DOCS / "benchmarks" / f"{NEWEST}.json").read_text()
     for version in ("0.10.0", "0.2.0", "1.0.0"):
@@ -137,7 +137,7 @@ def test_versions_come_in_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert tables.releases(results).startswith("|  | 0.2.0 | 0.10.0 | 1.0.0 |\n")
 
 
-def test_rows_are_added_with_what_they_were_measured_on(
+def test_rows_are_added_with_the_systems_they_were_measured_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(publish, "KEPT", tmp_path)

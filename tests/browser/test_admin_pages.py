@@ -59,7 +59,7 @@ def test_the_list_refreshes_itself_until_it_is_paused(page, live_server):
     assert button.get_attribute("aria-pressed") == "true"
     assert button.text == "Resume"
     backend.pose("order:2", "web-1", 1, age=1)
-    # Paused, it still counts the rounds that it would have made.
+    # While paused, it still counts the rounds that it would have made.
     page.execute_script(
         "window.rounds = 0; const old = window.setTimeout;"
         "window.setTimeout = (f, ms) => { window.rounds++; return old(f, ms); }"
@@ -83,7 +83,7 @@ def test_a_keyboard_user_stays_on_the_link_through_a_refresh(page, live_server):
     assert page.execute_script("return document.activeElement.innerText") == "order:1"
 
 
-def test_the_end_of_the_session_is_told_and_keeps_what_was_shown(page, live_server):
+def test_the_end_of_the_session_is_reported_and_the_list_stays(page, live_server):
     locks["default"].pose("order:1", "web-1", 1, age=1)
     page.get(live_server.url + LIST)
     page.execute_script("document.getElementById('dlock-refresh').dataset.seconds = '0.1'")
@@ -92,7 +92,7 @@ def test_the_end_of_the_session_is_told_and_keeps_what_was_shown(page, live_serv
     assert "order:1" in text_of(page)
 
 
-def test_a_lock_is_released_by_clicking_through(page, live_server):
+def test_a_lock_can_be_released_by_clicks(page, live_server):
     pose_locks()
     page.get(live_server.url + LIST)
     row = page.find_element("xpath", "//tr[contains(., 'stock:7')]")
@@ -104,7 +104,7 @@ def test_a_lock_is_released_by_clicking_through(page, live_server):
     assert complaints(page) == []
 
 
-def test_several_locks_are_ticked_after_a_refresh_and_released(page, live_server):
+def test_several_locks_can_be_ticked_after_a_refresh_and_released(page, live_server):
     pose_locks()
     page.get(live_server.url + LIST)
     page.execute_script(
@@ -112,14 +112,14 @@ def test_several_locks_are_ticked_after_a_refresh_and_released(page, live_server
         "document.querySelector('#changelist-form table').dataset.old = 'yes'"
     )
     wait_for(page, "!document.querySelector('#changelist-form table').dataset.old")
-    # In the page, where no refresh comes between an element and the click on it.
+    # Done in the page, so that no refresh comes between finding an element and clicking it.
     page.execute_script("document.getElementById('action-toggle').click()")
     assert page.execute_script("return document.querySelectorAll('tr.selected').length") == 6
     page.execute_script(
         "for (const box of document.querySelectorAll('.action-select'))"
         " if (!['default/stock:7', 'default/report:daily'].includes(box.value)) box.click()"
     )
-    # Ticked rows stay: no list is fetched that would undo it.
+    # Ticked rows stay ticked, because no list is fetched that would untick them.
     page.execute_script(
         "window.rounds = 0; const old = window.setTimeout;"
         "window.setTimeout = (f, ms) => { window.rounds++; return old(f, ms); }"

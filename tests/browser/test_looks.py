@@ -61,7 +61,7 @@ def troubled_site(theme):
 
 
 def visit(browser, site, path, width=1280, colours="light"):
-    """Open a page, as one who has logged in, on a screen of this width, in these colours."""
+    """Open a page as a user who is logged in, with this screen width and these colours."""
     show(browser, width, colours)
     browser.get(site.url + path)
     if "/login/" in browser.current_url:
@@ -73,15 +73,15 @@ def visit(browser, site, path, width=1280, colours="light"):
 
 
 def look_at(browser, site, path, name, look):
-    """Open a page in one look; it must fit, and break no rule of the policy."""
+    """Open a page in one style; it must fit, and obey the policy."""
     width, colours = LOOKS[look]
-    # Of the page alone, not of the one where one logs in.
+    # Only for this page, not for the login page.
     visit(browser, site, path, width, colours)
     complaints(browser)
     browser.refresh()
     wait_for(browser, "document.readyState === 'complete'")
     assert complaints(browser) == []
-    # The page itself never scrolls sideways; a wide table does so within its frame.
+    # The page itself never scrolls sideways; a wide table scrolls inside its frame.
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     folder = os.environ.get("DLOCK_PICTURES")
     if folder and site.theme == "stock" and (name, look) in IN_THE_DOCUMENTATION:
@@ -92,7 +92,7 @@ def look_at(browser, site, path, name, look):
 
 
 def boxes(browser, selector):
-    """Where each of the elements is: left, right, top, bottom, width and height."""
+    """The position of each element: left, right, top, bottom, width and height."""
     return browser.execute_script(
         "return [...document.querySelectorAll(arguments[0])].map((e) => "
         "e.getBoundingClientRect().toJSON())",
@@ -110,30 +110,30 @@ def style(browser, selector, name):
 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_and_breaks_no_rule(browser, site, name, look):
+def test_a_page_fits_and_obeys_the_policy(browser, site, name, look):
     look_at(browser, site, PAGES[name], name, look)
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_an_alias_without_an_answer_leaves_the_page_whole(browser, troubled_site, look):
+def test_the_page_is_complete_if_an_alias_does_not_answer(browser, troubled_site, look):
     look_at(browser, troubled_site, LOCKS, "outage", look)
     assert "Alias “billing” did not answer" in text_of(browser)
     assert "invoice:2281" in text_of(browser)
     problem, table = boxes(browser, ".dlock-problem, #result_list")
     assert problem["bottom"] <= table["top"]
-    # Nor does it lie on the frame of the search.
+    # It must not overlap the frame of the search either.
     search = boxes(browser, "#searchbar")[0]
     assert problem["top"] >= search["bottom"]
 
 
-def test_an_outage_is_not_called_no_locks(browser, troubled_site):
+def test_an_outage_is_not_shown_as_no_locks(browser, troubled_site):
     visit(browser, troubled_site, LOCKS + "?alias=billing")
     assert "The number of held locks is not known." in text_of(browser)
     assert "0 held locks" not in text_of(browser)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_release_is_in_view_without_scrolling_sideways(browser, site, width):
+def test_release_is_visible_without_scrolling_sideways(browser, site, width):
     visit(browser, site, LOCKS, width)
     links = boxes(browser, ".field-release_link a")
     assert len(links) == 6
@@ -149,11 +149,11 @@ def test_release_is_in_view_without_scrolling_sideways(browser, site, width):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_shines_through_beneath_release(browser, site, width):
+def test_the_release_column_is_not_transparent(browser, site, width):
     visit(browser, site, LOCKS, width)
     wait_for(browser, "!document.getElementById('dlock-refresh').hidden")
     browser.execute_script("document.querySelector('.action-select').click()")
-    # A column that stays in its place needs a ground of its own, also where its row is ticked.
+    # A sticky column needs a background of its own, also in ticked rows.
     see_through = browser.execute_script(
         "return [...document.querySelectorAll('td.field-release_link')].filter((cell) => {"
         " const style = getComputedStyle(cell);"
@@ -187,14 +187,14 @@ def test_times_have_seconds(browser, site, name):
     visit(browser, site, PAGES[name])
     times = boxes(browser, ".dlock-time")
     assert times
-    # A date is not broken at its hyphens.
+    # A date does not break at its hyphens.
     assert len({round(time["height"]) for time in times if time["height"]}) <= 1
     assert "p.m." not in text_of(browser)
     assert "a.m." not in text_of(browser)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_buttons_of_a_confirmation_are_buttons(browser, site, width):
+def test_the_buttons_of_a_confirmation_look_like_buttons(browser, site, width):
     visit(browser, site, PAGES["release"], width)
     yes, no = boxes(browser, "form.card input[type=submit], form.card .cancel-link")
     assert yes["height"] == pytest.approx(no["height"], abs=1)

@@ -1,8 +1,8 @@
-"""``python -m tests.celery_own``: what of Celery's own tests differs under a lock and a record.
+"""``python -m tests.celery_own``: which of Celery's own tests differ under a lock and a record.
 
 Takes ``t/integration`` from the source distribution of the installed Celery and runs it three times
-on servers of its own: as it is, with the lock alone, and with a record per task id. What passes as
-it is has to pass with ours, or stand in ``explained`` with the sentence that explains it.
+with its own servers: unchanged, with the lock alone, and with a record per task id. A test that
+passes unchanged must also pass with django-dlock, or be listed in ``explained`` with the reason.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .explained import HOWS, LEFT_OUT, explanation
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = "plain"
 NEEDED = ("cryptography", "pydantic", "sqlalchemy")
-"""What the tests import in addition to Celery; installed only for them."""
+"""Packages that the tests import besides Celery; installed only for them."""
 AGAIN = 3
-"""How often a test that fails is tried again alone; Celery itself tries five times."""
+"""How often a failed test is repeated alone; Celery itself repeats five times."""
 
 Outcomes = Mapping[str, str]
 
 OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
-"""How pytest ends that has run to its end."""
+"""Exit codes of pytest after a complete run."""
 
 
 class PartDied(Exception):
-    """Pytest did not run to its end."""
+    """Pytest did not finish its run."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and on what the tests run."""
+    """The directory and the servers for the tests."""
 
     directory: Path
     sources: Path
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fetched(directory: Path) -> Path:
-    """The tests of the installed version, without the Celery beside them."""
+    """The tests of the installed version, without the copy of Celery beside them."""
     version = celery.__version__
     sources = directory / f"celery-{version}"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -112,7 +112,7 @@ def fetched(directory: Path) -> Path:
 
 
 def run_all(bench: Bench, portions: Sequence[Portion], jobs: int) -> dict[str, dict[str, str]]:
-    """Run the portions, some at the same time; what became of each test, by the way it ran."""
+    """Run the portions, some at the same time; return each test's outcome for each way."""
     outcomes: dict[str, dict[str, str]] = {portion.how: {} for portion in portions}
     died: list[str] = []
     with ThreadPoolExecutor(jobs) as pool:
@@ -130,13 +130,13 @@ def run_all(bench: Bench, portions: Sequence[Portion], jobs: int) -> dict[str, d
             minutes = (time.monotonic() - began) / 60
             print(f"{minutes:5.1f} min  {portion}: {summary(found)}", flush=True)
     if died:
-        # Tests that were not run must not pass for tests without differences.
+        # Tests that did not run must not count as tests without differences.
         raise SystemExit("\n".join(died))
     return outcomes
 
 
 def run(bench: Bench, portion: Portion) -> dict[str, str]:
-    """Run one portion; what became of each of its tests."""
+    """Run one portion; return the outcome of each of its tests."""
     directory = bench.directory
     results, database = directory / f"{portion}.jsonl", directory / f"{portion}.sqlite3"
     results.unlink(missing_ok=True)
@@ -193,9 +193,9 @@ def run(bench: Bench, portion: Portion) -> dict[str, str]:
 def repeat(
     bench: Bench, outcomes: Mapping[str, dict[str, str]], jobs: int
 ) -> list[tuple[str, str]]:
-    """Run again, one by one, what failed; those that pass then, with the way they were run.
+    """Run failed tests again, one by one; return those that then pass, with the way they ran.
 
-    A busy machine fails tests that wait for a second, and a test that fails spoils the next.
+    On a busy machine, tests that wait for a second fail, and a failed test disturbs the next one.
     """
     plain = outcomes[PLAIN]
     portions = []
@@ -227,7 +227,7 @@ def summary(outcomes: Outcomes) -> str:
 
 
 def report(outcomes: Mapping[str, Outcomes], unsteady: Sequence[tuple[str, str]] = ()) -> int:
-    """Print what differs and the table; 1 where something is not explained."""
+    """Print the differences and the table; return 1 if something is not explained."""
     plain = outcomes[PLAIN]
     passed = [test for test, outcome in sorted(plain.items()) if outcome == "passed"]
     for test, outcome in sorted(plain.items()):

@@ -1,4 +1,4 @@
-"""Which of Celery's own tests end otherwise with ours, and why that is as it should be."""
+"""Which of Celery's own tests end differently under django-dlock, and why that is correct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOWS = ("lock", "record")
 """The lock alone, and a record per task id."""
 
 LEFT_OUT = {"t/integration/test_backend.py": "needs an account of Azure; skipped without"}
-"""Files that are run in none of the three ways."""
+"""Files that are not run in any of the three ways."""
 
 APART = (
     "*/test_redis_backend.py::*",
@@ -35,7 +35,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("*", "*/test_inspect.py::*::test_query_task", LATE),
     ("record", "*::test_reapplying_frozen_chord_dispatches_body_again", DUPLICATE),
 )
-"""How (or ``*``), pattern of test ids, reason. To be kept short: it is what users must know."""
+"""How (or ``*``), pattern of test ids, reason. Keep it short: users must know all of it."""
 
 
 def explanation(how: str, test: str) -> str:

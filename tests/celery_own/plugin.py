@@ -1,4 +1,4 @@
-"""A plugin of pytest: makes each task a ``LockedTask``, and writes down how each test ended."""
+"""A pytest plugin that makes each task a ``LockedTask`` and records the outcome of each test."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .explained import APART
 HOW = os.environ["CELERY_OWN"]
 RESULTS = Path(os.environ["CELERY_OWN_RESULTS"])
 RERUNS = int(os.environ["CELERY_OWN_RERUNS"])
-"""Celery's tests have ``flaky(reruns=5)``; one that hangs would take half an hour."""
+"""Celery's tests have ``flaky(reruns=5)``; repeating one that hangs would take half an hour."""
 
 PATIENCE = 3
-"""By how much longer than their ``TIMEOUT`` tests wait for a result, on a machine that is busy."""
+"""How many times longer than their ``TIMEOUT`` tests wait for a result, on a busy machine."""
 
 
 def _task_id(*args: object, **kwargs: object) -> str:
@@ -38,17 +38,17 @@ def pytest_configure() -> None:
     from django_dlock import LockedTask
 
     class Guarded(LockedTask):
-        """Of every task that names no base class of its own."""
+        """The base class of every task that names none."""
 
         abstract = True
         idempotency_key = staticmethod(_task_id) if HOW == "record" else None
 
-    # What ``app.task`` and ``shared_task`` make is a subclass of it.
+    # ``app.task`` and ``shared_task`` make subclasses of it.
     Celery.task_cls = Guarded
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests of this part, and set how often one that fails is tried again."""
+    """Keep the tests of this part, and set how often a failed one is repeated."""
     part = os.environ["CELERY_OWN_PART"]
     if part == "apart":
         items[:] = sorted((item for item in items if _is_apart(item)), key=_place_apart)
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in (item for item in items if isinstance(item, pytest.Function)):
         item.add_marker(pytest.mark.flaky(reruns=RERUNS), append=False)
         if "test_trace_log_arguments" in item.nodeid:
-            # It relies on an earlier test to have started the worker.
+            # It needs an earlier test to have started the worker.
             item.fixturenames.insert(0, "celery_session_worker")
 
 
@@ -70,7 +70,7 @@ def _is_apart(item: pytest.Item) -> bool:
 
 
 def _place_apart(item: pytest.Item) -> int:
-    """Which of the patterns the test meets first; their number where it meets none."""
+    """The number of the first pattern that the test matches; their count if it matches none."""
     return next(
         (at for at, found in enumerate(APART) if fnmatchcase(item.nodeid, found)), len(APART)
     )

@@ -1,4 +1,4 @@
-"""Settings of the processes that run Celery's own tests: as little of Django as we need."""
+"""Settings of the processes that run Celery's own tests, with as little of Django as possible."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from testproject.settings import DATABASES, DLOCKS, SECRET_KEY, TIME_ZONE, USE_T
 
 __all__ = ["DATABASES", "DLOCKS", "SECRET_KEY", "TIME_ZONE", "USE_TZ"]
 
-# No tasks of a project's own, which Celery's tests would discover.
+# No tasks of a project, because Celery's tests would discover them.
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_dlock"]
-# The tests look at what Celery logs.
+# The tests read Celery's log.
 LOGGING_CONFIG = None
 
 DATABASES["default"]["CONN_MAX_AGE"] = None

@@ -1,10 +1,10 @@
-"""Takes out one mechanism per guarantee and sees whether the guarantee's tests notice.
+"""Breaks one mechanism per guarantee and checks that the guarantee's tests notice.
 
     python -m tests.mutants [--list] [--jobs N] [G1 … | NAME …]
 
-Each patch, such as ``g05/own_grant_unknown.patch``, says in its head which guarantee it breaks,
-how, and which tests must fail then. It is applied to a copy of the working tree; the tree itself
-stays untouched. Exit code 0 only if every mutant went red.
+The head of each patch, such as ``g05/own_grant_unknown.patch``, says which guarantee it breaks,
+how, and which tests must then fail. The patch is applied to a copy of the working tree; the tree
+itself stays unchanged. The exit code is 0 only if every mutant went red.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GOOD: tuple[Verdict, ...] = ("red", "hung")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One patch and what its head says."""
+    """One patch and the contents of its head."""
 
     patch: Path
     guarantee: str
@@ -82,7 +82,7 @@ def run(mutant: Mutant, tree: Path) -> Result:
         applied = subprocess.run(
             ["git", "apply", "--whitespace=nowarn", str(mutant.patch)],
             cwd=copy,
-            # Not as part of a repository that the directory may lie in.
+            # Do not treat it as part of a repository above the directory.
             env={**os.environ, "GIT_CEILING_DIRECTORIES": directory},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,13 +97,14 @@ def run(mutant: Mutant, tree: Path) -> Result:
 
 def tested(tests: Sequence[str], tree: Path) -> tuple[Verdict, str]:
     """Whether pytest fails in ``tree``, and its output."""
-    # To a file: a process that a killed test left behind would keep a pipe open.
+    # Into a file: a process left behind by a killed test would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            # One failure will do.
+            # One failure is enough.
             [*PYTEST, "-p", "no:cacheprovider", "-p", "no:rerunfailures", *tests],
             cwd=tree,
-            # Before an installed django_dlock, for the processes that the tests start, too.
+            # Use this tree before an installed django_dlock, also in processes that the tests
+            # start.
             env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -126,10 +127,10 @@ def tested(tests: Sequence[str], tree: Path) -> tuple[Verdict, str]:
 
 
 def compile_once(tests: set[str], tree: Path) -> None:
-    """Let the copies of ``tree`` find its files compiled.
+    """Compile the files of ``tree`` once, so that its copies find them compiled.
 
     Raises:
-        SystemExit: A test is not there, or its file cannot be imported.
+        SystemExit: A test does not exist, or its file cannot be imported.
     """
     collected = subprocess.run(
         [*PYTEST, "-p", "no:cacheprovider", "--collect-only", *sorted(tests)],
@@ -146,7 +147,7 @@ def compile_once(tests: set[str], tree: Path) -> None:
 
 
 def imported_from(tree: Path) -> str:
-    """Where the tests in ``tree`` would import the package from."""
+    """The directory from which the tests in ``tree`` would import the package."""
     return subprocess.run(
         [sys.executable, "-c", "import django_dlock; print(django_dlock.__file__)"],
         cwd=tree,
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
     parser.add_argument("--list", action="store_true", help="show the mutants and run none")
     options = parser.parse_args(arguments)
-    # New ones are tried first as plain files beside this one.
+    # New mutants may be tried first as plain files beside this one.
     patches = sorted([*HERE.glob("*/*.patch"), *HERE.glob("*.patch")])
     mutants = [Mutant.read(patch) for patch in patches]
     for word in options.wanted:
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
 def run_all(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
     mouth, done = threading.Lock(), 0
     with tempfile.TemporaryDirectory(prefix="dlock-mutants-") as directory:
-        # Edits made meanwhile change nothing.
+        # Later edits of the tree change nothing.
         tree = Path(directory) / "tree"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
         place = imported_from(tree)

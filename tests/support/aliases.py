@@ -1,4 +1,4 @@
-"""Lock aliases with short leases, for tests that wait for ends."""
+"""Lock aliases with short leases, for tests that wait for the end of a lease."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TTL = 2.0
 TIMEOUT = 0.5
 """Command timeout of the aliases."""
 LONG = 60.0
-"""A TTL that no test outlives: what ends before it did not end by itself."""
+"""A TTL longer than any test: an earlier end of the lease was not its expiry."""
 
 BACKEND = "django_dlock.backends.redis.RedisBackend"
 
@@ -50,7 +50,7 @@ def configured(dlocks: Dlocks, **settings: Any) -> Iterator[None]:
 
 @contextmanager
 def another(proxy: Proxy, commands: int = 1) -> Iterator[None]:
-    """Ends once ``commands`` more scripts have passed the proxy."""
+    """Wait at the end until ``commands`` more scripts have passed the proxy."""
     enough = proxy.count(*SCRIPTS) + commands
     yield
     proxy.wait_until(lambda proxy: proxy.count(*SCRIPTS) >= enough)

@@ -12,14 +12,14 @@ from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis import RedisBackend
 
 METHODS = ("acquire", "wait", "renew", "release", "cancel_acquire", "locked", "break_")
-"""What coroutines await; the rest of a backend is for operators."""
+"""The methods that coroutines await; the other methods of a backend are for operators."""
 
 
 class _Call:
     """One coroutine on the loop, with its caller on another thread.
 
-    Not by ``run_coroutine_threadsafe``: an interrupt can leave a Future's Condition locked, and
-    then the loop waits for it for ever.
+    This does not use ``run_coroutine_threadsafe``: an interrupt can leave a Future's Condition
+    locked, and then the loop waits for it forever.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -42,7 +42,7 @@ class _Call:
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         if self._given_up and not task.cancelled():
-            # Nobody asks any more, and the loop need not complain of it.
+            # Nobody waits any more, and the loop need not log an error about it.
             task.exception()
         self.ended.release()
 
@@ -65,7 +65,7 @@ class LoopThread:
         await self._stopped.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Its result; an interrupt of the caller cancels it."""
+        """Run it and return its result; an interrupt of the caller cancels it."""
         call = _Call(coroutine)
         try:
             self._loop.call_soon_threadsafe(call.start)
@@ -83,12 +83,12 @@ class LoopThread:
 
 
 class AwaitedRedisBackend(RedisBackend):
-    """Its methods await those of a backend on one event loop, whoever calls them."""
+    """Runs the async methods of a backend on one event loop, from any thread."""
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
         self.awaited = RedisBackend(options)
-        # For tests that look inside.
+        # For tests that inspect it.
         self._pool, self._listener = self.awaited._pool, self.awaited._listener
         self._commands = self.awaited._commands
         self._thread: LoopThread | None = None

@@ -1,4 +1,4 @@
-"""A store that can do as little as a store may, and does that late."""
+"""A store with the least abilities that a store may have, and with slow answers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["AwkwardBackend"]
 T = TypeVar("T")
 
 LATE = 0.002
-"""Seconds between what the store does and its answer."""
+"""Seconds between an operation of the store and its answer."""
 GRANTED = 0.5
-"""Of the TTL that is asked for."""
+"""The part of the requested TTL that is granted."""
 
 
 @dataclass
@@ -46,10 +46,10 @@ class _Row:
 
 
 class AwkwardBackend(BaseLockBackend):
-    """Grants half of what is asked for, wakes nobody, remembers nothing, lists nothing.
+    """Grants half of the requested TTL, wakes no waiter, remembers nothing and lists nothing.
 
     Attributes:
-        lost: Methods whose next answer is lost, although they are carried out.
+        lost: Methods whose next answer is lost, although they are executed.
         called: Names of the methods that were called.
         renewed: How many leases each call of ``renew`` named.
     """
@@ -135,10 +135,10 @@ class AwkwardBackend(BaseLockBackend):
 
         return self._carry_out("get", read)
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _carry_out(self, method: str, step: Callable[[float], T]) -> T:
-        """One atomic step on what has not expired, whose answer takes its time or is lost."""
+        """One atomic step on the leases that have not expired; its answer is slow or lost."""
         with self._lock:
             self.called.append(method)
             now = clock.now()

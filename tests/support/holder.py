@@ -1,8 +1,8 @@
 """A process that holds locks, and that a test can pause, interrupt and kill.
 
-It reads lines of Python from its standard input and answers each with its value or its error;
-what happens in between (a loss, a call of ``on_lost``) it tells by itself. So a test waits for
-what happens, and never for time to pass.
+It reads lines of Python from its standard input and answers each with its value or its error. It
+reports other events (a loss, a call of ``on_lost``) without being asked. So a test waits for
+events, and never for time to pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE = 40.0
 
 
 class HolderError(Exception):
-    """What the line raised over there; ``kind`` is the name of its class."""
+    """The error that the line raised in the process; ``kind`` is the name of its class."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -76,10 +76,10 @@ class Holder:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    # -- talk --------------------------------------------------------------------------
+    # -- commands and answers --------------------------------------------------
 
     def do(self, code: str) -> Any:
-        """Run a line, or several, and give the value of an expression.
+        """Run one or several lines, and return the value of an expression.
 
         Raises:
             HolderError: The code raised.
@@ -88,13 +88,13 @@ class Holder:
         return self.answer()
 
     def begin(self, code: str) -> None:
-        """As ``do``, without waiting: ``answer`` does."""
+        """As ``do``, without waiting for the answer; call ``answer`` for it."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
 
     def answer(self, timeout: float = PATIENCE) -> Any:
-        """The answer to the line begun first."""
+        """The answer to the line that was begun first."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._answers, timeout):
                 raise AssertionError(f"no answer within {timeout} s; said {self._said}")
@@ -105,16 +105,16 @@ class Holder:
 
     @property
     def answered(self) -> bool:
-        """Whether an answer is there to be taken."""
+        """Whether an answer has arrived."""
         return bool(self._answers)
 
     @property
     def said(self) -> list[list[Any]]:
-        """All that it told by itself, in order."""
+        """All messages that it sent without being asked, in order."""
         return list(self._said)
 
     def wait_until_said(self, *words: Any, timeout: float = PATIENCE) -> None:
-        """Block until it has said these words."""
+        """Block until it has sent these words."""
         with self._changed:
             if not self._changed.wait_for(lambda: list(words) in self._said, timeout):
                 raise AssertionError(f"{words} not said within {timeout} s, but {self._said}")
@@ -131,7 +131,7 @@ class Holder:
         self.wait_until_stopped()
 
     def wait_until_stopped(self) -> None:
-        """Block until it has stopped, by itself perhaps."""
+        """Block until it has stopped, perhaps by itself."""
         os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:
@@ -142,26 +142,26 @@ class Holder:
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill without a chance to say goodbye, and reap."""
+        """Kill it without any clean-up, and reap it."""
         self._process.kill()
         self._process.wait()
 
     def kill_unreaped(self) -> None:
-        """Kill, and leave a zombie behind until the end of the test."""
+        """Kill it, and leave a zombie until the end of the test."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def end(self) -> int:
-        """Let it end in order; gives its exit code."""
+        """Let it end in order; return its exit code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(PATIENCE)
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        # Closed by its reader, who goes on for as long as a forked child has the other end.
+        # The reader has closed it; a forked child may keep the other end open.
         with self._process.stdout as lines:
             for line in lines:
                 told = json.loads(line)
@@ -173,7 +173,7 @@ class Holder:
                     self._changed.notify_all()
 
 
-# -- the other side ------------------------------------------------------------------------
+# -- in the process ------------------------------------------------------------------------
 
 _mouth = threading.Lock()
 
@@ -185,7 +185,7 @@ def _tell(**what: Any) -> None:
 
 
 def say(*words: Any) -> None:
-    """Tell the test something that it did not ask for."""
+    """Send the test a message that it did not ask for."""
     _tell(said=words)
 
 
@@ -220,7 +220,7 @@ def _serve(configuration: dict[str, Any]) -> None:
     import django
     from django.conf import settings
 
-    # What a shell starts in the background inherits that SIGINT is ignored.
+    # A shell makes its background processes ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.configure(**configuration)
     if "mysql" in json.dumps(configuration["DATABASES"]):
@@ -250,6 +250,6 @@ def _serve(configuration: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # A shell lets what it starts in the background ignore SIGINT, and children inherit that.
+    # A shell makes its background processes ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _serve(json.loads(sys.argv[1]))

@@ -1,7 +1,7 @@
-"""A process whose threads add one to a number in a file, each time under the lock.
+"""A process whose threads increment a number in a file, each time under the lock.
 
-Run as ``python -m tests.support.increments SETTINGS FILE TIMES``: settings as JSON. Every second
-time a transaction of the caller's is open, and is rolled back in the end.
+Run as ``python -m tests.support.increments SETTINGS FILE TIMES``, with settings as JSON. Every
+second time, a transaction of the caller is open, and is rolled back at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(settings_json: str, file: str, times: str) -> None:
 
     from django.db import connection, transaction
 
-    # It warns of each release within a transaction, which is the point here.
+    # It warns about each release inside a transaction, which is intended here.
     logging.disable()
     from django_dlock import Lock
 

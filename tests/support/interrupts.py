@@ -20,7 +20,7 @@ How = Literal["with", "try"]
 
 
 class SoftLimit(Exception):
-    """Raised by a signal handler, as Celery's soft time limit is."""
+    """Raised by a signal handler, like Celery's soft time limit."""
 
 
 ERRORS: dict[str, type[BaseException]] = {
@@ -31,7 +31,7 @@ ERRORS: dict[str, type[BaseException]] = {
 
 
 def one(name: str, how: How) -> None:
-    """Acquire and release as users do; the handle is gone afterwards."""
+    """Acquire and release as users do; afterwards the handle is garbage."""
     if how == "with":
         with Lock(name):
             pass
@@ -45,10 +45,10 @@ def one(name: str, how: How) -> None:
 
 
 def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> int:
-    """Interrupt ``rounds`` locks; returns how many interrupts arrived inside.
+    """Interrupt ``rounds`` locks; return how many interrupts arrived inside.
 
     Args:
-        name: Of all locks; else each has one of its own, ``storm:0`` and so on.
+        name: Of all locks; by default each has its own, ``storm:0`` and so on.
     """
     moments = random.Random(seed)
     kind = ERRORS[error]
@@ -56,7 +56,7 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
     armed = False
 
     def strike(*_: Any) -> None:
-        # A signal may come late, by way of another thread.
+        # A signal may arrive late, from another thread.
         if armed:
             raise kind
 
@@ -68,7 +68,7 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
     usual = (time.perf_counter() - started) / 10
     struck = 0
     for number in range(rounds):
-        # An interrupted call drops its connection; the next one is not to spend its time there.
+        # An interrupted call drops its connection; the next call shall not have to reconnect.
         one(name or "storm", how)
         armed = True
         try:
@@ -76,7 +76,7 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
             one(name or f"storm:{number}", how)
             armed = False
         except (kind, RuntimeError) as caught:
-            # Struck inside one of Python's own waits, it comes out as "release unlocked lock".
+            # An interrupt inside one of Python's own waits becomes "release unlocked lock".
             if not isinstance(caught, kind) and not isinstance(caught.__context__, kind):
                 raise
             struck += 1
@@ -87,8 +87,8 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
 
 
 class _Nth:
-    """Raises at the n-th place where Python looks for signals: entering a function of Python
-    and coming back from one of C."""
+    """Raises at the n-th point where Python checks for signals: at the entry of a Python function
+    and at the return from a C function."""
 
     def __init__(self, n: int) -> None:
         self.left = n
@@ -103,7 +103,7 @@ class _Nth:
 
 
 def _before(frame: FrameType) -> bool:
-    """Whether a release is only just entered: it may as well not have been called yet."""
+    """Whether a release has only just been entered, which is as if it was not called yet."""
     back = frame.f_back
     return back is not None and back.f_code is walk.__code__ and frame.f_code in _ENDS
 
@@ -112,14 +112,14 @@ _ENDS = (Lock.__exit__.__code__, Lock.release.__code__)
 
 
 def walk(how: How) -> dict[str, str]:
-    """Interrupt everywhere between acquire and release, one place after the other.
+    """Interrupt at every point between acquire and release, one after the other.
 
-    The handles live on. Gives the names and where they were struck.
+    The handles stay alive. Returns the names and where they were interrupted.
     """
     struck: dict[str, str] = {}
     for number in itertools.count(1):
-        # The last interrupt may have dropped the connection: a new one has places of its own, which
-        # would shift all others.
+        # The last interrupt may have dropped the connection. Opening a new one passes additional
+        # points, which would shift all others.
         one("walk", how)
         lock = Lock(f"walk:{number}")
         kept.append(lock)
@@ -133,7 +133,7 @@ def walk(how: How) -> dict[str, str]:
                 lock.acquire()
                 lock.release()
         except (KeyboardInterrupt, RuntimeError):
-            # The latter is "release unlocked lock", what Python's own waits make of it.
+            # The latter is "release unlocked lock", which Python's own waits make of it.
             struck[lock.name] = nth.where
         finally:
             sys.setprofile(None)
@@ -162,7 +162,7 @@ async def cancellations(how: How, *, rounds: int, seed: int) -> int:
                 await lock.arelease()
 
     async def turns(task: asyncio.Task[None], limit: float = math.inf) -> int:
-        """Let the loop turn until the task is done, or for so often."""
+        """Let the loop run until the task is done, or for so many turns."""
         count = 0
         while not task.done() and count < limit:
             await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def cancellations(how: How, *, rounds: int, seed: int) -> int:
 
 
 def all_free(rounds: int, timeout: float) -> bool:
-    """Whether every name of a storm can be acquired within ``timeout`` seconds in all."""
+    """Whether all names of a storm can be acquired within ``timeout`` seconds in total."""
     end = time.monotonic() + timeout
     locks = [Lock(f"storm:{number}") for number in range(rounds)]
     return all(lock.acquire(timeout=max(0.0, end - time.monotonic())) for lock in locks)

@@ -1,4 +1,4 @@
-"""A MariaDB for the tests: one named by URL, else one started from installed binaries."""
+"""A MariaDB for the tests: one named by a URL, or one started from installed programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def database() -> Iterator[str]:
     """The URL of a new, empty database that is dropped at the end.
 
     Raises:
-        MariadbNotFound: Neither a URL nor the programs of a server, or no driver.
+        MariadbNotFound: There is neither a URL nor an installed server, or no driver.
     """
     try:
         install_driver()
@@ -48,14 +48,14 @@ def database() -> Iterator[str]:
 
 
 def install_driver() -> None:
-    """Let this process's Django reach MariaDB without mysqlclient, which has to be compiled."""
+    """Let this process's Django use MariaDB without mysqlclient, which must be compiled."""
     import pymysql
 
     pymysql.install_as_MySQLdb()
 
 
 def settings_for(url: str) -> dict[str, Any]:
-    """The entry of ``DATABASES`` for a URL."""
+    """The settings in ``DATABASES`` for a URL."""
     return {
         "ENGINE": "django.db.backends.mysql",
         "NAME": urlsplit(url).path.lstrip("/"),
@@ -105,7 +105,7 @@ def _started() -> Iterator[str]:
             raise MariadbNotFound("MariaDB does not run as root, and has no user") from error
     data, log = f"--datadir={directory / 'data'}", directory / "log"
     subprocess.run(
-        # Nobody's settings but ours; root comes in without a password.
+        # Use only these settings; root logs in without a password.
         [install, "--no-defaults", data, "--auth-root-authentication-method=normal"],
         user=user,
         cwd=directory,
@@ -120,7 +120,7 @@ def _started() -> Iterator[str]:
             [
                 *(server, "--no-defaults", data, f"--port={port}", "--bind-address=127.0.0.1"),
                 *(f"--socket={directory / 'socket'}", f"--pid-file={directory / 'pid'}"),
-                # Nothing here has to outlive the machine.
+                # The data need not survive a crash of the machine.
                 *("--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0"),
                 *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
             ],

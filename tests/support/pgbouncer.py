@@ -1,4 +1,4 @@
-"""A PgBouncer before a PostgreSQL of the tests: a pooler that gives a session to many clients."""
+"""A PgBouncer in front of a test PostgreSQL: a pooler that shares sessions among clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PgBouncer(OwnProcess):
         self._server = urlsplit(server)
 
     def url_for(self, url: str) -> str:
-        """The URL by which to reach a database of the server through the pooler."""
+        """The URL of a database of the server, through the pooler."""
         return urlsplit(url)._replace(netloc=f"{self._server.username}@{HOST}:{self.port}").geturl()
 
     def _launch(self) -> None:

@@ -1,4 +1,4 @@
-"""Locks, records and events as a busy site has them, for the pages to show."""
+"""Locks, records and events as on a busy site, to be shown on the pages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["PictureBackend", "pose_events", "pose_locks", "pose_records"]
 
 
 class PictureBackend(local.LocalBackend):
-    """Locks of several hosts, some of them hours old, without the hours and the hosts."""
+    """Pretends to have locks of several hosts, some of them hours old."""
 
     def pose(self, name, host, pid, *, age, silent_for=0.0, renewals=0, waiting=0, **facts):
         """A lock that ``host`` has held for ``age`` seconds."""
         me = process.current()
-        # Of another boot, so that nothing is proven about it from here.
+        # Of another boot, so that nothing can be proven about it here.
         holder = me._replace(id=f"{host}-{pid}", host=host, pid=pid, boot_id="x", machine_id="")
         request = LeaseRequest(
             name=name, owner=sha256(name.encode()).hexdigest()[:32], ttl=30.0, **facts
@@ -34,7 +34,7 @@ class PictureBackend(local.LocalBackend):
         entry.process, entry.renewals = holder, renewals
         entry.at -= age
         entry.wall_at -= age
-        # The token is the time of the grant, in microseconds, and the order of the list.
+        # The token is the time of the grant in microseconds, and the list is ordered by it.
         entry.token -= int(age * 1e6)
         entry.until -= age % 9
         self._waiters |= {(name, f"waiter {number}") for number in range(waiting)}

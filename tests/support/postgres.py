@@ -1,4 +1,4 @@
-"""A PostgreSQL for the tests: one named by URL, else one started from installed programs."""
+"""A PostgreSQL for the tests: one named by a URL, or one started from installed programs."""
 
 from __future__ import annotations
 

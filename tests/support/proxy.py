@@ -1,4 +1,4 @@
-"""A TCP proxy before a server that loses what it is told to lose."""
+"""A TCP proxy in front of a server that loses what it is told to lose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal, final
 
 How = Literal["close", "swallow", "refuse"]
 Fault = How | bytes
-"""What to do to a command; bytes are a reply to be given in place of the server's."""
+"""What to do with a command; bytes are sent as the reply instead of the server's."""
 
 Protocol = Literal["redis", "postgres", "amqp"]
 
@@ -21,7 +21,7 @@ SCRIPTS = ("EVALSHA", "EVAL")
 
 
 class _Requests:
-    """Reads the names of commands out of the bytes of one client; here, none are known."""
+    """Reads the names of commands from the bytes of one client; this class knows none."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -34,7 +34,7 @@ class _Requests:
         return [name for name in names if name]
 
     def _one(self) -> str | None:
-        """The next one, empty where it has no name; ``None`` while its bytes are not there."""
+        """The next name, empty if a command has none; ``None`` until its bytes are complete."""
         self._buffer = b""
         return None
 
@@ -58,8 +58,8 @@ class _RedisRequests(_Requests):
 class _PostgresRequests(_Requests):
     """The first words of statements.
 
-    A client may give a name to its own next statement of a kind: after ``SELECT 'mine: COMMIT'``
-    its next COMMIT is called ``mine``.
+    A client may name its own next statement of a kind: after ``SELECT 'mine: COMMIT'`` its next
+    COMMIT is called ``mine``.
     """
 
     PROTOCOL = 3 << 16
@@ -80,7 +80,7 @@ class _PostgresRequests(_Requests):
         kind, body = self._buffer[:at], self._buffer[at + 4 : at + size]
         self._buffer = self._buffer[at + size :]
         if not self._started:
-            # Before it, a client may ask for encryption.
+            # A client may first ask for encryption.
             self._started = struct.unpack_from("!i", body) == (self.PROTOCOL,)
             return ""
         if kind not in (b"P", b"Q"):
@@ -102,17 +102,17 @@ REQUESTS: dict[Protocol, type[_Requests]] = {
 
 @final
 class Proxy:
-    """Forwards to ``target`` and counts; a context manager, healthy at first.
+    """Forwards to ``target`` and counts; a context manager, without faults at first.
 
     Args:
-        speaks: The protocol. On PostgreSQL a command is the first word of a statement; on AMQP
-            none is known, so none can be counted or lose its reply.
+        speaks: The protocol. On PostgreSQL, a command is the first word of a statement. On AMQP no
+            commands are known, so none can be counted or lose its reply.
 
     Attributes:
         commands: The names of all commands forwarded or lost, in order.
         connections: How many clients have connected so far.
         replies_dropped: How many replies were lost on request.
-        swallowed: How often clients have sent what a black hole swallowed.
+        swallowed: How often clients have sent data that a black hole dropped.
     """
 
     def __init__(self, host: str, port: int, *, speaks: Protocol = "redis") -> None:
@@ -147,10 +147,10 @@ class Proxy:
     def drop_replies(
         self, count: int = 1, *, how: How = "close", of: tuple[str, ...] = SCRIPTS
     ) -> None:
-        """Lose the replies of the next ``count`` commands after the server executed them.
+        """Lose the replies to the next ``count`` commands after the server has executed them.
 
-        ``close`` closes the client's connection instead; ``swallow`` leaves it waiting.
-        ``refuse`` closes it before the server hears of the command.
+        ``close`` closes the client's connection instead; ``swallow`` leaves the client waiting.
+        ``refuse`` closes it before the server receives the command.
         """
         with self._changed:
             self._drops += [(how, of)] * count
@@ -161,7 +161,7 @@ class Proxy:
             self._drops += [(with_, of)] * count
 
     def always(self, how: How, *, of: str) -> None:
-        """As ``drop_replies``, for every command of this name from now on."""
+        """As ``drop_replies``, for every command with this name from now on."""
         with self._changed:
             self._always[of] = how
 
@@ -185,18 +185,18 @@ class Proxy:
         """Close all connections and refuse new ones."""
         listener, self._listener = self._listener, None
         if listener is not None:
-            # Wakes the thread that accepts, which ``close`` alone does not.
+            # This wakes the accepting thread; ``close`` alone does not.
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         self.cut()
 
     def lead_to(self, port: int) -> None:
-        """Forward new connections there."""
+        """Forward new connections to this port."""
         self._target = (self._target[0], port)
 
     @property
     def links(self) -> dict[int, int]:
-        """The port of every client, and the one by which the server knows it."""
+        """The port of every client, and the port by which the server knows it."""
         with self._changed:
             return {pair.ports[0]: pair.ports[1] for pair in self._pairs}
 
@@ -213,16 +213,16 @@ class Proxy:
     # -- what happened -----------------------------------------------------------------
 
     def count(self, *names: str) -> int:
-        """How many commands of these names have passed; of all names without any."""
+        """How many commands with these names have passed; all commands if no name is given."""
         return sum(1 for command in self.commands if not names or command in names)
 
     def wait_until(self, happened: Callable[[Proxy], bool], timeout: float = 10.0) -> None:
-        """Block until ``happened(self)``; it is asked whenever something passes."""
+        """Block until ``happened(self)``; checked whenever something passes."""
         with self._changed:
             if not self._changed.wait_for(lambda: happened(self), timeout):
                 raise AssertionError(f"did not happen within {timeout} s; saw {self.commands}")
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -245,7 +245,7 @@ class Proxy:
             pair.start()
 
     def _saw(self, names: list[str]) -> Fault | None:
-        """Note commands; says what to do to the last one, if anything."""
+        """Note commands; return what to do with the last one, if anything."""
         with self._changed:
             self.commands += names
             how: Fault | None = None
@@ -267,7 +267,7 @@ class Proxy:
             self._changed.notify_all()
 
     def _ended(self, pair: _Pair) -> bool:
-        """Note that one pump of the pair has ended; whether it was the last."""
+        """Note that one direction of the pair has ended; return whether both have."""
         with self._changed:
             pair._pumps -= 1
             self._pairs.discard(pair)

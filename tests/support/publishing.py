@@ -1,4 +1,4 @@
-"""A publisher that stops at one step, to be killed there.
+"""A publisher that stops at one step, where the test kills it.
 
 python -m tests.support.publishing STEP ORDER PLACE
 """
@@ -13,7 +13,7 @@ from celery.signals import after_task_publish, before_task_publish
 
 
 def stop(**facts: Any) -> None:
-    """Tell the test, and wait for the end."""
+    """Tell the test, and wait to be killed."""
     print("here", flush=True)
     signal.pause()
 

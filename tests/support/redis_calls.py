@@ -1,4 +1,4 @@
-"""One call of the Redis backend each, with the arguments that most tests give."""
+"""Single calls of the Redis backend, with the arguments that most tests use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from django_dlock.process import current
 from testproject.servers import RedisServer
 
 MADE: list[RedisBackend] = []
-"""By ``backend_for`` in the test that runs; closed at its end."""
+"""Made by ``backend_for`` in the current test; closed at its end."""
 
 
 def backend_for(location: str | None = None, **kwargs: Any) -> RedisBackend:
-    """A backend whose commands have time on a busy machine, unless ``command_timeout`` is given."""
+    """A backend with enough time for commands, unless ``command_timeout`` is given."""
     kwargs = {"command_timeout": 20.0, **kwargs}
     options = AliasOptions(alias="redis", backend="redis", location=location, **kwargs)
     MADE.append(RedisBackend(options))
@@ -65,7 +65,7 @@ def wait(
 
 
 def free_slots(pool: Pool) -> int:
-    """How many more calls it could serve at once."""
+    """How many more calls it could serve at the same time."""
     return sum(free.qsize() for free in pool._slots.free)
 
 

@@ -1,4 +1,4 @@
-"""What the tests do with a page in a browser."""
+"""Helpers for pages in a browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["complaints", "show", "text_of", "wait_for"]
 
 
 def show(browser, width, colours="light", height=600):
-    """Lay the page out as on a screen of this width, in these colours."""
+    """Lay the page out for a screen of this width, in these colours."""
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
@@ -20,7 +20,7 @@ def show(browser, width, colours="light", height=600):
 
 
 def wait_for(page, condition, timeout=30.0):
-    """Until a JavaScript expression is true in the page."""
+    """Wait until a JavaScript expression is true in the page."""
     ends = time.monotonic() + timeout
     while not page.execute_script(f"return {condition}"):
         assert time.monotonic() < ends, f"never true: {condition}"

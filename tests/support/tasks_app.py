@@ -1,7 +1,7 @@
 """Tasks that the tests' workers run; ``celery -A tests.support.tasks_app worker``.
 
-A body reports and waits by files, for what it writes to the database may not be committed:
-``began``, ``wrote``, ``ended`` and ``before_<n>`` are lines and files in the directory of its test.
+A body reports and waits with files, because its database writes may not be committed yet:
+``began``, ``wrote``, ``ended`` and ``before_<n>`` are lines and files in its test's directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from testproject.shop.models import Effect  # noqa: E402
 
 
 def note(place: str, what: str, text: object) -> int:
-    """Append a line; atomic between processes. Returns how many lines there are now."""
+    """Append a line, atomically between processes; return the number of lines."""
     path = Path(place) / what
     with path.open("a") as file:
         file.write(f"{text}\n")
@@ -41,14 +41,14 @@ def note(place: str, what: str, text: object) -> int:
 
 
 def wait_for(place: str, what: str) -> None:
-    """Until the test makes the file; in short sleeps, so that the body can be interrupted."""
+    """Wait until the test creates the file, in short sleeps so that it can be interrupted."""
     path = Path(place) / what
     while not path.exists():
         time.sleep(0.01)
 
 
 def body(task: Task, order: int, place: str, *, gate: str = "") -> int:
-    """One effect, and how often this body has begun for the order."""
+    """Make one effect; return how often this body has begun for the order."""
     count = note(place, f"began-{order}", f"{task.request.id} {os.getpid()}")
     Effect.objects.create(order_number=order, by=task.name, delivery=task.request.id or "")
     note(place, f"wrote-{order}", task.request.id)
@@ -74,7 +74,7 @@ def charge(self: LockedTask, order: int, place: str, gate: str = "") -> int:
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}", max_attempts=1)
 def locked_once(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """As ``locked``; a single loss that counts would end it."""
+    """As ``locked``; a single loss that counts would make it fail for good."""
     return body(self, order, place, gate=gate)
 
 
@@ -87,7 +87,7 @@ def locked_once(self: LockedTask, order: int, place: str, gate: str = "") -> int
     max_attempts=1,
 )
 def charge_once(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """As ``charge``; a single loss that counts would end it."""
+    """As ``charge``; a single loss that counts would make it fail for good."""
     return body(self, order, place, gate=gate)
 
 
@@ -100,7 +100,7 @@ def charge_once(self: LockedTask, order: int, place: str, gate: str = "") -> int
     if_lost="finish",
 )
 def stubborn(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """Goes on after a loss; only its attempt decides."""
+    """Continues after a loss; only its attempt number decides whether it counts."""
     return body(self, order, place, gate=gate)
 
 
@@ -122,14 +122,14 @@ def killed(self: LockedTask, order: int, place: str) -> None:
     base=LockedTask, bind=True, lock_key="order:{order}", idempotency_key="{order}", atomic=True
 )
 def ends(self: LockedTask, order: int, place: str, how: str) -> object:
-    """Ends its first run as the test says, after its effect, and its second by returning."""
+    """Ends its first run as the test says, after its effect; its second run returns."""
     count = body(self, order, place)
     if count > 1:
         return count
     if how == "retry":
         raise self.retry(countdown=0, exc=RuntimeError("again"))
     if how == "swallowed":
-        # As a retry is published; now it is connected, and the queue is declared.
+        # Publish once as a retry does, so that it is connected and the queue is declared.
         tells.apply_async((1_000_000 + order, place), queue="prefork", retries=1)
         note(place, f"connected-{order}", order)
         wait_for(place, "go")
@@ -156,7 +156,7 @@ def ends(self: LockedTask, order: int, place: str, how: str) -> object:
     soft_time_limit=1,
 )
 def limited(self: LockedTask, order: int, place: str) -> int:
-    """Meets its soft time limit while it waits for what never comes."""
+    """Meets its soft time limit while it waits forever."""
     return body(self, order, place, gate="never")
 
 
@@ -183,7 +183,7 @@ def retries(self: LockedTask, order: int, place: str) -> int:
     max_attempts=2,
 )
 def late(self: LockedTask, order: int, place: str, gate: str) -> int:
-    """Writes after it has waited; or never, for it breaks the connection."""
+    """Writes after waiting, or never, because it breaks the connection."""
     count = note(place, f"began-{order}", self.request.id)
     if gate == "broken":
         with connection.cursor() as cursor:
@@ -196,7 +196,7 @@ def late(self: LockedTask, order: int, place: str, gate: str) -> int:
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}")
 def tells(self: LockedTask, order: int, place: str) -> int:
-    """What its message says of itself."""
+    """Notes the properties of its own message."""
     request = self.request
     told = {
         "id": request.id,
@@ -215,7 +215,7 @@ def tells(self: LockedTask, order: int, place: str) -> int:
 
 @shared_task
 def leaves(name: str) -> None:
-    """Ends without releasing a lock that no thread's end ends."""
+    """Ends without releasing an unbound lock, which the end of its thread does not end."""
     assert Lock(name, ttl=60, bound=False).acquire()
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from celery import shared_task
 from celery.schedules import schedstate, schedule
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import LockedTask, app, note
 
 __all__ = ["app"]
@@ -20,7 +20,7 @@ LONG = 1.6 * INTERVAL
 
 
 class At(schedule):
-    """Whenever the wall clock shows a multiple of the interval: as crontab, but in seconds."""
+    """Due when the wall clock shows a multiple of the interval, like crontab but in seconds."""
 
     def is_due(self, last_run_at: datetime) -> schedstate:
         interval = self.run_every.total_seconds()
@@ -37,19 +37,19 @@ def run(name: str, lasts: float = 0.0) -> None:
 
 @shared_task(base=LockedTask, if_contended="skip", lock_min_hold=MIN_HOLD)
 def short() -> None:
-    """Has ended long before the other beat's message comes."""
+    """Ends long before the other beat's message arrives."""
     run("short")
 
 
 @shared_task(base=LockedTask, if_contended="skip", lock_min_hold=MIN_HOLD)
 def long() -> None:
-    """Still runs when the next tick comes."""
+    """Still runs at the next tick."""
     run("long", LONG)
 
 
 @shared_task(base=LockedTask, if_contended="skip")
 def hasty() -> None:
-    """Lets go of its lock when it ends."""
+    """Releases its lock as soon as it ends."""
     run("hasty")
 
 

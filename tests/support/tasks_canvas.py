@@ -1,7 +1,7 @@
 """Tasks for chains, groups and chords; ``celery -A tests.support.tasks_canvas worker``.
 
-A worker dies once at each point that its test names: ``die-<point>`` is a file in the directory
-of the test, with the order that it is about.
+A worker dies once at each point that its test names: ``die-<point>`` is a file in the test's
+directory that contains the order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore
 from celery.signals import after_task_publish, before_task_publish
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import LockedTask, app, note, wait_for
 
 __all__ = ["app"]
 
 
 def may_die(point: str, place: str, order: int) -> None:
-    """The end of this process, as the kernel makes it, if a test wants it here."""
+    """Kill this process, as the kernel would, if a test wants it here."""
     wanted = Path(place) / f"die-{point}"
     if (
         wanted.exists()
@@ -34,7 +34,7 @@ def may_die(point: str, place: str, order: int) -> None:
 
 
 class Member(LockedTask):
-    """Dies on its way out of ``__call__``, and when all is sent, stored and counted."""
+    """Dies on the way out of ``__call__``, and when all is sent, stored and counted."""
 
     abstract = True
 
@@ -51,7 +51,7 @@ class Member(LockedTask):
         may_die("counted", args[1], args[0])
 
 
-# Not atomic: a body that waits would keep the others from a SQLite.
+# Not atomic: a waiting body would block the others on SQLite.
 recorded: dict[str, Any] = {
     "base": Member,
     "bind": True,
@@ -61,7 +61,7 @@ recorded: dict[str, Any] = {
 
 
 def work(task: LockedTask, order: int, place: str, how: str) -> str:
-    """Once: ``how`` says with what end; the result tells order and number of the run."""
+    """Work once and end as ``how`` says; the result contains order and number of the run."""
     count = note(place, f"began-{order}", task.request.id)
     if how == "fail":
         raise ValueError(f"order {order}")
@@ -92,7 +92,7 @@ def unrecorded(self: LockedTask, order: int, place: str, how: str = "") -> str:
 
 @shared_task(**recorded, if_contended="skip")
 def skipped(self: LockedTask, order: int, place: str, how: str = "") -> str:
-    """Leaves out what another is doing."""
+    """Skips work that another task is doing."""
     return work(self, order, place, how)
 
 
@@ -105,7 +105,7 @@ def next_member(self: LockedTask, before: str, order: int, place: str) -> str:
 @shared_task(bind=True, base=LockedTask, lock_key="item")
 def item(self: LockedTask, number: int, place: str) -> int:
     """All items of all chunks exclude each other."""
-    assert note(place, "inside", number) == 1, "another item was at work"
+    assert note(place, "inside", number) == 1, "another item was running"
     if number < 0:
         raise ValueError(number)
     (Path(place) / "inside").unlink()
@@ -115,13 +115,13 @@ def item(self: LockedTask, number: int, place: str) -> int:
 
 @shared_task(**{**recorded, "base": LockedTask}, if_duplicate="fail")
 def item_once(self: LockedTask, order: int, place: str) -> str:
-    """An item with a record, of which a duplicate is an error."""
+    """An item with a record, for which a duplicate is an error."""
     return work(self, order, place, "")
 
 
 @shared_task
 def plain(result: object) -> object:
-    """A task of Celery's own kind."""
+    """A plain Celery task."""
     return result
 
 
@@ -134,7 +134,7 @@ def gather(self: Any, results: object, place: str, order: int) -> object:
 
 @shared_task(bind=True)
 def failed(self: Any, failed_id: str, place: str, order: int) -> None:
-    """An errback; Celery sends those that are bound, and calls others in place."""
+    """An errback; Celery sends those that are bound, and calls the others directly."""
     note(place, f"failed-{order}", f"{self.request.id} {failed_id}")
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import billiard
 from celery import shared_task
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import Lock, LockedTask, app, body, note, wait_for
 
 __all__ = ["app"]
 
 
 def slow_in_the_parent(order: int, place: str, gate: str) -> str:
-    """A key that the worker's parent finds only once the test lets it, or after a while."""
+    """A key that the worker's parent can compute only when the test allows it, or later."""
     if billiard.current_process().name == "MainProcess":
         note(place, f"looked-for-{order}", os.getpid())
         deadline = time.monotonic() + 10
@@ -27,7 +27,7 @@ def slow_in_the_parent(order: int, place: str, gate: str) -> str:
 
 
 def noted(order: int, place: str) -> str:
-    """A key that tells which process finds it."""
+    """A key that notes which process computes it."""
     note(place, f"asked-{order}", os.getpid())
     return f"order:{order}"
 
@@ -47,10 +47,10 @@ def charge(self: LockedTask, order: int, place: str, gate: str = "") -> int:
     return body(self, order, place, gate=gate)
 
 
-# Held for longer than the hard limit, which else ends the lease itself at that moment.
+# Held longer than the hard limit, which would otherwise end the lease at the same moment.
 @shared_task(**recorded, lock_max_hold=60)
 def deaf(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """As ``charge``, and hears no SIGTERM: it ends by SIGKILL, and not by itself."""
+    """As ``charge``, but ignores SIGTERM: it ends only by SIGKILL."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         return body(self, order, place, gate=gate)
@@ -60,7 +60,7 @@ def deaf(self: LockedTask, order: int, place: str, gate: str = "") -> int:
 
 @shared_task(**recorded)
 def dies(self: LockedTask, order: int, place: str) -> int:
-    """Its first run dies in the middle, as the kernel ends a process that takes all memory."""
+    """Its first run dies in the middle, like a process killed for lack of memory."""
     count = body(self, order, place)
     if count == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -69,7 +69,7 @@ def dies(self: LockedTask, order: int, place: str) -> int:
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}")
 def idles(self: LockedTask, order: int, place: str, gate: str = "", own: str = "") -> int:
-    """The lock alone, and no database; the first run perhaps with a lock of its own."""
+    """The lock alone, and no database; the first run may also take a lock of its own."""
     if own and note(place, f"owned-{order}", own) == 1:
         assert Lock(own, bound=False).acquire()
     count = note(place, f"began-{order}", f"{self.request.id} {os.getpid()}")
@@ -81,7 +81,7 @@ def idles(self: LockedTask, order: int, place: str, gate: str = "", own: str = "
 
 @shared_task(base=LockedTask, bind=True, lock_key=slow_in_the_parent)
 def slow_key(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """The lock alone, under a name that takes the parent a while."""
+    """The lock alone, with a name that takes the parent a while to compute."""
     count = note(place, f"began-{order}", f"{self.request.id} {os.getpid()}")
     if count == 1:
         wait_for(place, gate)
@@ -96,7 +96,7 @@ def waits(self: LockedTask, order: int, place: str) -> int:
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}")
 def acquires_again(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """The body lets others in before its work; the first run waits for ``gate``."""
+    """The body releases its lock before its work and acquires it again; the first run waits."""
     lock = self.current_run.lock
     lock.release()
     assert lock.acquire()

@@ -1,4 +1,4 @@
-"""Tasks that end in unusual ways, and what they send.
+"""Tasks that end in unusual ways, and the messages they send.
 
 Run by ``celery -A tests.support.tasks_endings worker``.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import shared_task
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import LockedTask, app, body, note, wait_for
 
 from django_dlock import locks  # isort: skip
@@ -33,7 +33,7 @@ _publish = follow_ups.publish
 
 
 def _publish_or_die(application: Any, messages: Any, using: str) -> int:
-    """The process ends between COMMIT and publishing where a test has put a file for it."""
+    """If a test has created the file, the process ends between COMMIT and publishing."""
     pending = list(messages)
     if pending and os.environ.get("DLOCK_DIES_AT"):
         place = os.environ["DLOCK_DIES_AT"]
@@ -47,7 +47,7 @@ follow_ups.publish = _publish_or_die
 
 @shared_task(**recorded)
 def sends(self: LockedTask, order: int, place: str) -> str:
-    """Sends a task with a record of its own, and one without."""
+    """Sends one task with its own record, and one without."""
     count = body(self, order, place)
     self.current_run.send(follower.s(order + 1_000_000, place))
     told.delay_on_commit(order, place)
@@ -56,19 +56,19 @@ def sends(self: LockedTask, order: int, place: str) -> str:
 
 @shared_task(**recorded)
 def follower(self: LockedTask, order: int, place: str) -> int:
-    """Is sent by another task."""
+    """Sent by another task."""
     return body(self, order, place)
 
 
 @shared_task(base=LockedTask, bind=True, lock_key="told:{order}")
 def told(self: LockedTask, order: int, place: str) -> None:
-    """Notes each run, by its id."""
+    """Notes each run by its id."""
     note(place, f"told-{order}", self.request.id)
 
 
 @shared_task(**recorded)
 def steps(self: LockedTask, order: int, place: str, step: int = 0) -> str:
-    """Works in three steps, of which each replaces the one before."""
+    """Works in three steps; each replaces the one before."""
     note(place, f"step-{order}", step)
     body(self, order, place)
     if step < 2:
@@ -78,7 +78,7 @@ def steps(self: LockedTask, order: int, place: str, step: int = 0) -> str:
 
 @shared_task(**recorded, max_attempts=4)
 def cancelled(self: LockedTask, order: int, place: str, times: int) -> int:
-    """Ends its first runs with an error that is no ``Exception``."""
+    """Ends its first runs with an error that is not an ``Exception``."""
     count = body(self, order, place)
     if count <= times:
         raise asyncio.CancelledError(f"run {count}")
@@ -113,5 +113,5 @@ def loses_recorded(self: LockedTask, order: int, place: str) -> None:
 
 @shared_task(**recorded, if_contended="fail")
 def impatient(self: LockedTask, order: int, place: str) -> int:
-    """Fails where another holds its lock."""
+    """Fails if another task holds its lock."""
     return body(self, order, place)

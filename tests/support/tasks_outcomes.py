@@ -18,15 +18,15 @@ from django.db import connection
 
 from django_dlock import LeaseLost, locks
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import LockedTask, app, body, collect, note, wait_for
 
 __all__ = ["app"]
 
 
 class Outcome(LockedTask):
-    """Says of every delivery how it came, and holds all but the first until the test has seen
-    what the first one left; before lock and record."""
+    """Notes how every delivery arrived. All but the first wait, before lock and record, until the
+    test has checked the state after the first one."""
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         order, place = args[:2]
@@ -45,7 +45,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _lost(task: Outcome, order: int, place: str) -> None:
-    """The test breaks the lock; the body learns of it, and does not care."""
+    """The test breaks the lock; the body notices it and continues."""
     wait_for(place, "broken")
     with suppress(LeaseLost):
         task.current_run.lock.renew()
@@ -59,13 +59,13 @@ def _lost_unseen(task: Outcome, order: int, place: str) -> None:
 
 
 def _commit(task: Outcome, order: int, place: str) -> None:
-    """A name for the COMMIT to come, by which the test's proxy knows it."""
+    """Names the next COMMIT, so that the test's proxy recognizes it."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 'outcome: COMMIT'")
 
 
 def _deaf(task: Outcome, order: int, place: str) -> None:
-    """It ends by SIGKILL, and not by itself."""
+    """It ends only by SIGKILL."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait_for(place, "never")
 
@@ -121,7 +121,7 @@ def recorded(self: Outcome, order: int, place: str, how: str) -> int:
 
 @shared_task(**options)
 def alone(self: Outcome, order: int, place: str, how: str) -> int:
-    """The lock alone; each statement is a transaction of its own."""
+    """The lock alone; each statement is a separate transaction."""
     return run(self, order, place, how)
 
 
@@ -139,5 +139,5 @@ def keeps(self: Outcome, order: int, place: str, how: str) -> int:
     default_retry_delay=0,
 )
 def comes_again(self: Outcome, order: int, place: str, how: str) -> int:
-    """Is retried by the worker when its child dies, where Celery does that."""
+    """The worker retries it when its child dies, in versions of Celery that do so."""
     return run(self, order, place, how)

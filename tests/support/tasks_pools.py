@@ -1,4 +1,4 @@
-"""Tasks whose lease is lost while they run; ``celery -A tests.support.tasks_pools worker``."""
+"""Tasks that lose their lease while they run; ``celery -A tests.support.tasks_pools worker``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from celery import shared_task
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import Effect, Lock, LockedTask, app, body, note, wait_for
 
 from django.db import connection  # isort: skip
@@ -27,7 +27,7 @@ recorded = {
 
 @shared_task(**recorded)
 def charge(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """Waits by switching; the first run for ``gate``."""
+    """Waits in small sleeps; the first run waits for ``gate``."""
     return body(self, order, place, gate=gate)
 
 
@@ -39,7 +39,7 @@ def stubborn(self: LockedTask, order: int, place: str, gate: str = "") -> int:
 
 @shared_task(**recorded)
 def swallows(self: LockedTask, order: int, place: str) -> int:
-    """Catches the interruption three times, and returns as if nothing had been."""
+    """Catches the interruption three times, and returns as if nothing had happened."""
     count = note(place, f"began-{order}", os.getpid())
     Effect.objects.create(order_number=order, by=self.name, delivery=self.request.id or "")
     while count == 1 and len(swallowed(place, order)) < 3:
@@ -63,13 +63,13 @@ def in_c(place: str, order: int) -> None:
 
 
 def in_a_query(place: str, order: int) -> None:
-    """One query, until the test lets the advisory lock go."""
+    """One query, until the test releases the advisory lock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [order])
 
 
 def in_a_loop(place: str, order: int) -> None:
-    """Bytecode that never waits, until the test makes the file; or for a while."""
+    """Bytecode that never waits, until the test creates the file, or for a limited time."""
     path, end = Path(place, "loop"), time.monotonic() + 20
     while not path.exists() and time.monotonic() < end:
         pass
@@ -109,6 +109,6 @@ def forgets(name: str) -> None:
 
 @shared_task
 def leaves(name: str) -> int:
-    """Ends without releasing a lock that no thread's end ends."""
+    """Ends without releasing an unbound lock, which the end of its thread does not end."""
     assert Lock(name, ttl=60, bound=False).acquire()
     return os.getpid()

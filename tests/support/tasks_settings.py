@@ -1,4 +1,4 @@
-"""Settings of the workers in the tests: the site's, plus what a test says by environment."""
+"""Settings of the tests' workers: the site's, plus values from the environment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if url := os.environ.get("TASKS_POSTGRES"):
     DATABASES = {"default": settings_for(url)}
 
 DLOCKS["default"] |= {
-    # Short enough for the tests that wait for a lease's end, and longer than a busy machine keeps
+    # Short enough for tests that wait for the end of a lease, and longer than a busy machine keeps
     # a process from running.
     "TTL": 6.0,
     "OPTIONS": {"command_timeout": 2.0},
-    # A Redis apart from the broker's, where a test hurts the one and not the other.
+    # A Redis other than the broker's, if a test disturbs only one of them.
     "LOCATION": os.environ["TASKS_LOCKS"],
 }
 if os.environ["TASKS_LOCKS"] == "database":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from celery import shared_task
 
-# Of there, because Django must be set up first.
+# Imported from there, because Django must be set up first.
 from tests.support.tasks_app import LockedTask, app, body, note
 
 __all__ = ["app"]
@@ -17,7 +17,7 @@ __all__ = ["app"]
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}", unique_until="start")
 def follows(self: LockedTask, order: int, place: str) -> None:
-    """Looks at the order's state, then works for a moment, then says what it saw."""
+    """Reads the order's state, works for a moment, then notes the state that it read."""
     state = Path(place, f"state-{order}").read_text()
     time.sleep(0.02)
     note(place, f"saw-{order}", state)
@@ -25,13 +25,13 @@ def follows(self: LockedTask, order: int, place: str) -> None:
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}", unique_until="start")
 def starts(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """Others may follow while it waits for the gate."""
+    """Can be published again while it waits for the gate."""
     return body(self, order, place, gate=gate)
 
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}", unique_until="done")
 def is_done(self: LockedTask, order: int, place: str, gate: str = "") -> int:
-    """Nobody follows until it is over."""
+    """Cannot be published again before its end."""
     return body(self, order, place, gate=gate)
 
 

@@ -1,6 +1,6 @@
-"""A site whose admin has one theme and shows posed locks.
+"""A site whose admin has one theme and shows prepared locks.
 
-Its clock stands still, so that the locks neither end nor look different in each picture.
+Its clock stands still, so that locks neither expire nor look different in each picture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USER = PASSWORD = "operator"
 
 
 class ThemedSite(OwnProcess):
-    """The site, in a process of its own: an app can only be installed before Django starts.
+    """The site in a separate process, because apps can be installed only before Django starts.
 
     Args:
         theme: One of ``THEMES``.
@@ -54,7 +54,7 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
 
     sys.stdout = sys.stderr = (Path(directory) / "log").open("a", buffering=1)
     settings.INSTALLED_APPS = [*THEMES[theme], *settings.INSTALLED_APPS]
-    # The colours of the system, as the two others have by themselves; nothing from afar.
+    # Follow the system's colours, as the other two themes do by default; load nothing remote.
     settings.JAZZMIN_UI_TWEAKS = {"default_theme_mode": "auto"}
     settings.JAZZMIN_SETTINGS = {"use_google_fonts_cdn": False}
     settings.DLOCKS = {"default": {"BACKEND": "tests.support.posed.PictureBackend"}}
@@ -67,7 +67,7 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
             "LOCATION": "redis://127.0.0.1:1/0",
         }
     if theme != "stock":
-        # Their pages have scripts and styles in them.
+        # Their pages contain inline scripts and styles.
         settings.MIDDLEWARE.remove("testproject.middleware.content_security_policy")
     django.setup()
 

@@ -32,17 +32,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 
 DATABASE = "database"
-"""Stands for the database of the workers, where they keep their locks, too."""
+"""Means that the locks are kept in the workers' database."""
 NOWHERE = "redis://127.0.0.1:1/0"
 
 orders, sites = itertools.count(1), itertools.count(1)
-"""Numbers that no other test has."""
+"""Numbers that no other test uses."""
 
 T = TypeVar("T")
 
 
 def result(found: AsyncResult) -> object:
-    """What a task returned, once it has.
+    """What a task returned; waits for it.
 
     Raises:
         Exception: What it raised, or that it took too long.
@@ -51,7 +51,7 @@ def result(found: AsyncResult) -> object:
 
 
 def eventually(ask: Callable[[], T], patience: float = PATIENCE, why: str = "") -> T:
-    """What ``ask`` answers once it is true.
+    """Wait until ``ask`` returns something true, and return that.
 
     Raises:
         AssertionError: It was not within ``patience`` seconds.
@@ -64,7 +64,7 @@ def eventually(ask: Callable[[], T], patience: float = PATIENCE, why: str = "") 
 
 
 def sqlite(file: Path) -> dict[str, Any]:
-    """The entry of ``DATABASES`` for a file."""
+    """The settings in ``DATABASES`` for a file."""
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": file}
 
 
@@ -72,14 +72,14 @@ class Site:
     """A Redis, a migrated database, and the workers on them; a context manager.
 
     Args:
-        redis: For whatever nothing else is said of: locks, messages and results.
-        directory: Where database, logs and the tests' own files are kept.
+        redis: For everything that is not configured otherwise: locks, messages and results.
+        directory: For database, logs and the tests' own files.
         postgres: URL of a database to use instead of a SQLite file.
         locks: URL of another Redis for the locks, or ``DATABASE``.
         broker: URL of another broker, as ``amqp://…``.
         transport: ``broker_transport_options`` of workers and of the client.
         results: URL of another result backend.
-        settings: Further Django settings of the workers, as JSON has them.
+        settings: Additional Django settings of the workers, as JSON.
         tasks: Module of the workers' app.
     """
 
@@ -142,24 +142,24 @@ class Site:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Results that go later look for their server, in Celery 5.5 for minutes.
+        # A result garbage-collected later would look for its server, in Celery 5.5 for minutes.
         gc.collect()
         for worker in self.workers:
             worker.stop()
-        # A result that is collected later would want to tell Redis, which has ended by then.
+        # A result garbage-collected later would call Redis, which has ended by then.
         self.app.backend.remove_pending_result = lambda result: result
         self.app.close()
         self.locks.close()
         self._stack.close()
 
     def worker(self, pool: str = "prefork", concurrency: int = 2, *options: str) -> Worker:
-        """A started worker of the common queue and of one that is named after its pool."""
+        """Start a worker for the common queue and one named after its pool."""
         worker = Worker(self, pool, concurrency, *options)
         self.workers.append(worker)
         return worker
 
     def place(self) -> Place:
-        """A new directory through which one test and its bodies speak."""
+        """A new directory through which a test and its bodies communicate."""
         path = self.directory / f"place-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         return Place(path)
@@ -169,16 +169,16 @@ class Site:
         return self.app.send_task(f"{self.tasks}.{task}", args, task_id=task_id, **options)
 
     def redeliver(self) -> None:
-        """Let a Redis broker do now what it does when the visibility timeout is over.
+        """Make a Redis broker do now what it does after the visibility timeout.
 
-        By kombu's own code, which workers run only every few minutes in older versions.
+        With kombu's own code, which workers of older versions run only every few minutes.
         """
         visibility = {"visibility_timeout": 0}
         with self.app.connection_for_read(transport_options=visibility) as connection:
             connection.default_channel.qos.restore_visible(num=10_000)
 
     def query(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Rows of what is committed; ``?`` stands for a parameter."""
+        """Committed rows; ``?`` stands for a parameter."""
         if self.postgres:
             import psycopg
 
@@ -202,11 +202,11 @@ class Site:
         )[0]
 
     def lease(self, order: int) -> LeaseInfo | None:
-        """Who holds an order's lock."""
+        """The lease of an order's lock."""
         return self.locks.get(f"order:{order}")
 
     def break_lock(self, order: int) -> None:
-        """Take an order's lock away from its holder, as an operator does."""
+        """Take an order's lock from its holder, as an operator does."""
         lease = self.lease(order)
         assert lease is not None
         assert self.locks.break_(lease.name, owner=lease.owner)
@@ -226,7 +226,7 @@ class Place:
         (self.path / gate).touch()
 
     def lines(self, what: str) -> list[str]:
-        """What was noted so far."""
+        """The lines noted so far."""
         try:
             return (self.path / what).read_text().splitlines()
         except FileNotFoundError:
@@ -257,7 +257,7 @@ class Worker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        # Ends the session when the tests are killed and clean nothing up: the pipe ends.
+        # If the tests are killed without clean-up, the pipe ends, and this kills the session.
         self._sitter = subprocess.Popen(
             ["sh", "-c", 'read -r line || kill -9 "-$0"', str(self.process.pid)],
             stdin=subprocess.PIPE,
@@ -280,7 +280,7 @@ class Worker:
         return self.log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """End in order, or after a while at once."""
+        """End it in order; kill it if that takes too long."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -290,7 +290,7 @@ class Worker:
         self._dismiss()
 
     def kill(self) -> None:
-        """End at once, as a crash does, with all children."""
+        """Kill it with all its children, like a crash."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

@@ -1,1 +1,1 @@
-"""Code of users, checked by mypy and never run."""
+"""User code, checked by mypy and never run."""

@@ -1,4 +1,4 @@
-"""What users write and ``mypy --strict`` must refuse: an unused ignore is an error, too."""
+"""User code that ``mypy --strict`` must refuse; an unused ignore is an error, too."""
 
 from __future__ import annotations
 

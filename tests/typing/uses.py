@@ -1,4 +1,4 @@
-"""What users write and ``mypy --strict`` must accept."""
+"""User code that ``mypy --strict`` must accept."""
 
 from __future__ import annotations
 
