@@ -13,6 +13,15 @@ def leave_room(apps: Any, schema_editor: Any) -> None:
         )
 
 
+def compare_exactly(apps: Any, schema_editor: Any) -> None:
+    """Let MySQL tell case and accents apart, and take any character; the others always do."""
+    if schema_editor.connection.vendor == "mysql":
+        for table in ("django_dlock_leaserecord", "django_dlock_processrecord"):
+            schema_editor.execute(
+                f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+            )
+
+
 class Migration(migrations.Migration):
     dependencies = [
         ("django_dlock", "0004_steps_and_follow_ups"),
@@ -67,4 +76,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunPython(leave_room, migrations.RunPython.noop),
+        # MySQL cannot roll it back.
+        migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
     ]

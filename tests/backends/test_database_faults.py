@@ -262,6 +262,18 @@ def test_g1_a_row_that_is_locked_makes_the_call_fail_in_time(bed: Bed, postgres_
     assert release(backend, lease) == "released"
 
 
+def test_g2_a_broken_lease_is_told_though_its_name_is_renewed_for_another(
+    bed: Bed, database: str
+) -> None:
+    # Both holders may be threads of one process, whose leases are renewed together.
+    backend = bed.backend(database, command_timeout=5.0)
+    broken = grant(backend, request())
+    assert backend.break_("name", owner=broken.owner)
+    other = grant(backend, request())
+    assert renew(backend, broken, other) == ["broken", "renewed"]
+    assert renew(backend, other, broken) == ["renewed", "broken"]
+
+
 # -- processes ---------------------------------------------------------------------------------
 
 

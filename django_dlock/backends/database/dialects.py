@@ -205,8 +205,8 @@ RETURNING token"""
 
     def renew(
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[str]:
-        """Renew all that live, given as key, owner and TTL; return the renewed keys as text.
+    ) -> set[tuple[str, str]]:
+        """Renew all that live, given as key, owner and TTL; return key and owner of those renewed.
 
         It never waits for a row that another transaction has locked: that row is left out.
 
@@ -311,7 +311,7 @@ class SQLite(Dialect):
 
     def renew(
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[str]:
+    ) -> set[tuple[str, str]]:
         if process:
             self.beat(executor, process)
         ends = self.KEPT.format(now="t.now", until="(t.now + r.ttl)")
@@ -322,6 +322,6 @@ UPDATE {LEASES} AS l SET ends_at = {ends}, ttl = max(r.ttl, {ends} - t.now),
   renewals = max(l.renewals, 0) + 1, version = l.version + 1
 FROM r, t WHERE l.id = r.id AND l.owner = r.owner AND l.ended = '' AND l.kind <> 'cooling'
   AND l.ends_at > t.now
-RETURNING id"""
+RETURNING id, owner"""
         values = [value for renewal in renewals for value in renewal]
-        return {self.text(key) for (key,) in executor.rows(statement, values)}
+        return {(self.text(key), owner) for key, owner in executor.rows(statement, values)}

@@ -55,7 +55,7 @@ WHERE l.id = %s AND (l.ended <> '' OR l.ends_at <= {self.NOW}) AND l.queue = ''
 
     def renew(
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[str]:
+    ) -> set[tuple[str, str]]:
         if process and not self._is_locked(executor, PROCESSES, process):
             self.beat(executor, process)
         # An UPDATE would wait for the rows that others have locked.
@@ -77,10 +77,10 @@ WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 
   AND l.ends_at > {self.NOW}"""
         parameters = [*values, *values, *keys, *owners]
         if executor.count(statement, parameters) == len(renewals):
-            return {self.text(key) for key in keys}
+            return {(self.text(key), owner) for key, owner, _ in renewals}
         now, rows = self.read_many(executor, keys)
         return {
-            self.text(key)
+            (self.text(key), owner)
             for key, owner, _ in renewals
             if (row := rows.get(self.text(key))) and row.outcome_of(owner, now) is None
         }

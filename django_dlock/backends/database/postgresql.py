@@ -43,7 +43,7 @@ class PostgreSQL(Dialect):
 
     def renew(
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[str]:
+    ) -> set[tuple[str, str]]:
         keys, owners, ttls = zip(*renewals, strict=True)
         ends = self.KEPT.format(now="r.now", until="(r.now + r.ttl)")
         beat, values = ("", []) if not process else (BEAT, [process] * 3)
@@ -58,6 +58,7 @@ UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(r.ttl, {ends} - r.now),
   renewals = greatest(l.renewals, 0) + 1, version = l.version + 1
 FROM r JOIN free ON free.id = r.id WHERE l.id = r.id AND l.owner = r.owner AND l.ended = ''
   AND l.kind <> 'cooling' AND l.ends_at > r.now
-RETURNING l.id"""
+RETURNING l.id, l.owner"""
         arrays = [[str(key) for key in keys], list(owners), list(ttls)]
-        return {self.text(key) for (key,) in executor.rows(statement, [*arrays, *values])}
+        renewed = executor.rows(statement, [*arrays, *values])
+        return {(self.text(key), owner) for key, owner in renewed}

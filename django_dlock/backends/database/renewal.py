@@ -90,7 +90,7 @@ class Renewals:
         def use(one: Connection, store: Store) -> tuple[dict[int, RenewalResult], dict[int, float]]:
             dialect, beat = store.dialect, self._beat_of(process)
             keys = {n: dialect.key(self._table.digest(each.name)) for n, each in asked.items()}
-            renewed: set[str] = set()
+            renewed: set[tuple[str, str]] = set()
             if asked:
                 values = [(keys[n], each.owner, micro(each.ttl)) for n, each in asked.items()]
                 renewed = dialect.renew(one, values, beat)
@@ -100,7 +100,11 @@ class Renewals:
                 self._beaten = (process, clock.now())
             results: dict[int, RenewalResult] = {}
             left: dict[int, float] = {}
-            missed = {n for n in asked if dialect.text(keys[n]) not in renewed}
+            missed = {
+                number
+                for number, each in asked.items()
+                if (dialect.text(keys[number]), each.owner) not in renewed
+            }
             now, rows = dialect.read_many(one, [keys[n] for n in missed]) if missed else (0, {})
             for number, each in asked.items():
                 if number not in missed:
