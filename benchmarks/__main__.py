@@ -37,19 +37,19 @@ def _options() -> argparse.ArgumentParser:
         "Exit code 1 if a budget does not hold.",
     )
     parser.set_defaults(command="run")
-    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these, or families of them")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows or families")
     beds = ", ".join(BEDS)
     parser.add_argument("--beds", nargs="+", metavar="BED", help=f"only rows on these: {beds}")
-    parser.add_argument("--rounds", type=int, metavar="N", help="instead of each row's own")
-    parser.add_argument("--quick", action="store_true", help="rough numbers in some minutes")
-    parser.add_argument("--no-postgres", action="store_true", help="leave its rows and peer out")
-    parser.add_argument("--cycles", type=int, default=0, metavar="N", help="of the row db.bloat")
+    parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds of every row")
+    parser.add_argument("--quick", action="store_true", help="rough numbers in a few minutes")
+    parser.add_argument("--no-postgres", action="store_true", help="leave out its rows and peer")
+    parser.add_argument("--cycles", type=int, default=0, metavar="N", help="cycles of db.bloat")
     parser.add_argument("--output", type=Path, default=store.DIRECTORY, metavar="DIRECTORY")
-    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     commands = parser.add_subparsers()
-    comparing = commands.add_parser("compare", help="two results side by side")
+    comparing = commands.add_parser("compare", help="compare two results")
     comparing.set_defaults(command="compare")
-    comparing.add_argument("files", nargs="*", type=Path, help="the two latest by default")
+    comparing.add_argument("files", nargs="*", type=Path, help="default: the two latest")
     return parser
 
 
@@ -68,7 +68,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    # By way of an exception, so that the servers end, too.
+    # With an exception, so that the servers are stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with Bench(
@@ -97,7 +97,7 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
         with bench.bed(row.bed):
             result.rows[row.name] = run_row(row, rounds, progress, seconds=seconds)
         about["stolen"] = stolen.share()
-        # So far: a run that is broken off has not been for nothing.
+        # Store intermediate results, so that an interrupted run is not lost.
         path = store.write(result, options.output)
     progress.done()
     verdicts = judge(result.rows.values())
@@ -107,7 +107,7 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
 
 
 def _chosen(row: Row, names: Sequence[str] | None, beds: Sequence[str] | None) -> bool:
-    """Whether both its name and its bed are asked for, or belong to something that is."""
+    """Whether both its name and its bed were chosen, or belong to a chosen one."""
     return all(
         not wanted or any(is_ == one or is_.startswith((f"{one}.", f"{one}-")) for one in wanted)
         for is_, wanted in ((row.name, names), (row.bed, beds))

@@ -27,10 +27,10 @@ class Bed:
     """An environment in which a row is measured.
 
     Attributes:
-        round_trip: Seconds that a PING takes; 0 where the server is reached directly.
+        round_trip: Seconds that a PING takes; 0 if the server is reached directly.
         spinning: Whether as many processes spin as there are processors.
-        turn: How many cycles make one turn. Where processes compete for processors, the
-            scheduler gives each some milliseconds, and a turn has to span several of those.
+        turn: How many cycles make one turn. If processes compete for processors, the scheduler
+            gives each some milliseconds, and a turn must span several of those periods.
     """
 
     name: str
@@ -70,7 +70,7 @@ while os.getppid() == parent:
 @contextmanager
 def spinning(processes: int | None = None) -> Iterator[None]:
     """Let processes spin, by default one for each processor."""
-    # Sessions of their own, as the servers have: Linux may share processors out among sessions.
+    # In separate sessions, like the servers, because Linux may share processors among sessions.
     spinners = [
         subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=True)
         for _ in range(processes or processor.count())
@@ -90,7 +90,7 @@ class DelayProxy:
     """A process that delays traffic to the servers of some URLs; a context manager.
 
     Attributes:
-        urls: Those of the servers, by way of the proxy.
+        urls: The URLs of the servers through the proxy.
     """
 
     urls: Sequence[str]
@@ -117,14 +117,14 @@ class DelayProxy:
         self._process.communicate()
 
     def delay(self, seconds: float) -> None:
-        """Delay each direction by so much from now on."""
+        """From now on, delay each direction by this time."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds:.9f}\n")
 
     def calibrate(self, round_trip: float) -> None:
-        """Choose the delay with which a PING of the first server, a Redis, takes so long.
+        """Choose the delay so that a PING of the first server, a Redis, takes this time.
 
-        The proxy's own work and the ways to and from it take their part, which depends on the
+        Part of that time is the proxy's own work and the connections to it, which depend on the
         machine.
         """
         delay = round_trip / 2

@@ -1,4 +1,4 @@
-"""What rows stand on: servers of our own and a configured Django, for all processes of a run."""
+"""What all rows need: our own servers and a configured Django, for all processes of a run."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["Bench"]
 
 
 class Bench:
-    """One run's surroundings; a context manager.
+    """The servers and processes of one run; a context manager.
 
-    Child processes find them by the environment: ``django.setup()`` is all they need.
+    Child processes find them through the environment: ``django.setup()`` is all they need.
 
     Attributes:
-        quick: The rows should make do with a tenth.
-        cycles: After so many, ``db.bloat`` looks at the table; 0 for its own number.
-        redis: Without persistence, for nobody else; empty at the start of every row.
-        redis_proxy, postgres_proxy: What counts before the servers; the route ``COUNTED`` leads
-            through them. There is no PostgreSQL where ``postgres_url`` is empty.
+        quick: The rows should do a tenth of the work.
+        cycles: After so many, ``db.bloat`` measures the table; 0 for its default.
+        redis: Without persistence and used by nothing else; empty at the start of every row.
+        redis_proxy, postgres_proxy: Count what passes; the route ``COUNTED`` leads through them. If
+            ``postgres_url`` is empty, there is no PostgreSQL.
         workers: Processes for holders and waiters.
         directory: For files; removed at the end.
     """
@@ -63,7 +63,7 @@ class Bench:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self.redis = stack.enter_context(RedisServer())
-            no_postgres = self._start_postgres(stack) if self._wants_postgres else "not asked for"
+            no_postgres = self._start_postgres(stack) if self._wants_postgres else "not chosen"
             routes = self._start_proxies(stack)
             stack.callback(self.workers.close)
             stack.callback(self._close_clients)
@@ -80,7 +80,7 @@ class Bench:
         django.setup()
         from django.core.management import call_command
 
-        # A lease that is lost, or a long wait, is written down.
+        # A lost lease, or a long wait, is recorded.
         call_command("migrate", verbosity=0)
         if self.postgres_url:
             call_command("migrate", database=DIRECT.database, verbosity=0)
@@ -91,7 +91,7 @@ class Bench:
         self._stack.close()
 
     def size(self, full: int, least: int = 1) -> int:
-        """How many of something: a tenth in a quick run."""
+        """A number of something; a tenth of it in a quick run."""
         return max(least, full // 10) if self.quick else full
 
     def clear(self) -> None:
@@ -104,18 +104,18 @@ class Bench:
             self.sql(f"TRUNCATE {LEASES}")
 
     def sql(self, statement: str) -> list[Any]:
-        """Execute it in the PostgreSQL; the first row, if it returns any."""
+        """Execute it in PostgreSQL; return the first row, if there is one."""
         from django.db import connections
 
         with connections[DIRECT.database].cursor() as cursor:
             cursor.execute(statement)
             return [] if cursor.description is None else list(cursor.fetchone() or ())
 
-    # -- where rows are measured -------------------------------------------------------
+    # -- environments of rows -------------------------------------------------------
 
     @contextmanager
     def bed(self, name: str) -> Iterator[None]:
-        """Set up what surrounds the servers; see ``beds``."""
+        """Create the environment around the servers; see ``beds``."""
         bed = BEDS[name]
         if bed.round_trip:
             self._delays[name].calibrate(bed.round_trip)
@@ -125,7 +125,7 @@ class Bench:
             yield
 
     def client(self, parser: str) -> Worker:
-        """A process that reads replies by this parser; the same one throughout the run.
+        """A process that uses this parser; the same one throughout the run.
 
         Raises:
             Unavailable: It is not installed.
@@ -136,7 +136,7 @@ class Bench:
             self._clients[parser] = Worker(fresh=True, parser=parser)
         return self._clients[parser]
 
-    # -- what is measured --------------------------------------------------------------
+    # -- measurements --------------------------------------------------------------
 
     @contextmanager
     def counting(self) -> Iterator[Counted]:
@@ -153,7 +153,7 @@ class Bench:
         spent = processor.used(self.redis.pid)
         if self._postgres_pid:
             for pid in (self._postgres_pid, *processor.children(self._postgres_pid)):
-                # A session may have ended since.
+                # A session may have ended meanwhile.
                 with suppress(OSError):
                     spent += processor.used(pid)
         return spent
@@ -165,12 +165,12 @@ class Bench:
         time.sleep(seconds)
         return (self.server_spent() - before) / seconds
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _start_postgres(self, stack: ExitStack) -> str:
         """Why there is no PostgreSQL; empty if there is one."""
         if postgres.URL in os.environ:
-            return f"the server in {postgres.URL} may run elsewhere, its processor time unseen"
+            return f"the server in {postgres.URL} may run on another machine"
         try:
             self.postgres_url = stack.enter_context(postgres.database())
         except ServerNotFound as error:

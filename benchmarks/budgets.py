@@ -1,7 +1,7 @@
-"""The budgets of the specification, section 10, as data, and what a run says to them.
+"""The budgets of the specification, section 10, as data, and their verdicts.
 
-A row or metric that is named here and was not measured does not hold its budget, unless the
-row was not asked for.
+If a row or metric named here was not measured, its budget does not hold, unless the row was not
+chosen.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Budget:
     """A limit on one statistic of one metric of django-dlock.
 
     Attributes:
-        statistic: ``median``, ``min`` or ``max`` of the rounds, ``p90`` of the raw samples; of
-            the ratio where the metric has a floor.
-        at: Whether the limit is the most or the least that is allowed.
-        aim: What is hoped for beyond the limit.
-        compared: The ratio to the metric's floor counts; otherwise its number as it stands.
-        among_peers: Whether peers that are ahead are worth naming.
+        statistic: ``median``, ``min`` or ``max`` of the rounds, ``p90`` of the raw samples; of the
+            ratio if the metric has a floor.
+        at: Whether the limit is the most or the least allowed.
+        aim: A goal beyond the limit.
+        compared: Whether the ratio to the metric's floor counts, or the number itself.
+        among_peers: Whether peers that are ahead are listed.
     """
 
     row: str
@@ -50,11 +50,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says to a budget.
+    """The result of a run for one budget.
 
     Attributes:
-        value: ``None`` where it was not measured.
-        ahead: By which part of the limit it is better; negative where it is behind.
+        value: ``None`` if it was not measured.
+        ahead: By which part of the limit it is better; negative if it is worse.
         peers_ahead: Name and value of each peer that does better, the best first.
     """
 
@@ -70,14 +70,14 @@ MANY = "among 100 000 and 1 000 000 other keys"
 """Subject of the row ``scale``."""
 
 CYCLE = {
-    # Bed: the most latency and the most processor time, of those of two bare commands.
+    # Bed: the most latency and the most processor time, compared with two bare commands.
     "idle": (0.85, 1.30),
     "busy": (1.15, 1.15),
     "distant-0.3": (1.10, 1.15),
     "distant-1": (1.10, 1.15),
 }
 HIREDIS_EXTRA = 0.15
-"""More where hiredis reads for both: it makes bare commands cheaper."""
+"""Higher with hiredis in both, because it makes bare commands cheaper."""
 
 
 def _cycle() -> Iterator[Budget]:
@@ -102,7 +102,7 @@ BUDGETS: tuple[Budget, ...] = (
             Budget(row, "at_server", "most", 16, among_peers=False),
         )
     ),
-    # A waiter that polls every 0.1 s sends 10 a second.
+    # A waiter that polls every 0.1 s sends 10 commands a second.
     Budget("handover", "commands_waiting", "most", 1.0, among_peers=False),
     Budget("throughput.8", "throughput", "least", 0.80, aim=0.9),
     Budget("throughput.8", "share", "least", 0.9),
@@ -143,7 +143,7 @@ BUDGETS: tuple[Budget, ...] = (
 
 
 def judge(rows: Iterable[RowResult], budgets: Iterable[Budget] = BUDGETS) -> tuple[Verdict, ...]:
-    """What the measured rows say to the budgets that are about them."""
+    """The verdicts on the budgets of the measured rows."""
     measured = {row.name: row for row in rows}
     return tuple(
         _verdict(budget, measured[budget.row]) for budget in budgets if budget.row in measured

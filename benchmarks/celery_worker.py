@@ -1,4 +1,4 @@
-"""One Celery worker, through which the tasks of several subjects go in turns."""
+"""One Celery worker that runs the tasks of several subjects in turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 class CeleryWorker(OwnProcess):
-    """``celery worker`` as a process of our own; surroundings come by the environment."""
+    """``celery worker`` as our own process, configured by the environment."""
 
     def __init__(self, pool: str, concurrency: int) -> None:
         super().__init__("dlock-worker-")
@@ -33,9 +33,9 @@ class CeleryWorker(OwnProcess):
         tasks.notes.delete(tasks.READY)
         celery = [sys.executable, "-m", "celery", "--workdir", str(Path(__file__).parents[1])]
         celery += ["-A", "benchmarks.tasks", "worker", *self._options]
-        # A line of log for each task would cost all of them the same, and so hide differences.
+        # A log line per task would take the same time for all subjects, and so hide differences.
         celery += ["-l", "WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-        # What goes wrong before there is a logger goes to the log, too.
+        # Errors before the logger exists go to the log, too.
         self._spawn(["sh", "-c", 'exec "$@" > "$0" 2>&1', str(self.log), *celery])
 
     def _answers(self) -> bool:
@@ -48,8 +48,8 @@ class Batch:
 
     Attributes:
         publish, run: Seconds.
-        cpu: Seconds of processor time: of this process, the worker's and the servers.
-        at_server: Commands that the server ran, those of the worker's own included.
+        cpu: Seconds of processor time of this process, the worker and the servers.
+        at_server: Commands that the server ran, including the worker's own.
     """
 
     publish: float
@@ -59,10 +59,10 @@ class Batch:
 
 
 class Crew:
-    """A worker that the subjects of one row share; started by the first batch.
+    """A worker shared by the subjects of one row; started by the first batch.
 
-    What is published before waits for it, so that commands can be counted at a server at which
-    nobody else is busy.
+    Messages published before that wait for it, so that commands can be counted at a server that
+    nobody else uses.
     """
 
     def __init__(self, pool: str, concurrency: int, server_spent: Callable[[], float]) -> None:
@@ -70,12 +70,12 @@ class Crew:
         self._server_spent = server_spent
         self._pids: set[int] = set()
         self._members = 0
-        # No order comes twice: a peer's duplicate would not be published.
+        # No order is repeated, because a peer would not publish a duplicate.
         self._orders = itertools.count()
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """The worker stops with the last of its subjects."""
+        """Stop the worker after the last of its subjects."""
         self._members += 1
         try:
             yield
@@ -86,7 +86,7 @@ class Crew:
                 self._pids.clear()
 
     def publish(self, name: str, count: int) -> float:
-        """Publish ``count`` messages; returns the seconds for each."""
+        """Publish ``count`` messages; return the seconds for each."""
         delay = tasks.TASKS[name].delay
         began = time.perf_counter()
         for order in itertools.islice(self._orders, count):
@@ -116,7 +116,7 @@ class Crew:
         return Batch(publishing, running, cpu / count, commands / count)
 
     def _start(self) -> None:
-        """Start the worker, and learn which processes run its tasks."""
+        """Start the worker, and find out which processes run its tasks."""
         self._worker.start()
         for _ in range(self._concurrency):
             tasks.gate.delay()
@@ -124,7 +124,7 @@ class Crew:
         self._pids |= {pid for _, pid in self._open_gates()}
 
     def _open_gates(self) -> list[tuple[float, int]]:
-        """For each of the worker's processes or threads when it went on, and its process."""
+        """For each of the worker's processes or threads: when it continued, and its process."""
         tasks.notes.rpush(tasks.GATE, *[1] * self._concurrency)
         notes = [self._note(tasks.AT_GATE).split() for _ in range(self._concurrency)]
         return [(float(moment), int(pid)) for moment, pid in notes]

@@ -1,4 +1,4 @@
-"""Two results side by side, and what has moved beyond the spread of its rounds."""
+"""Two results side by side, and the differences that are larger than the spread of the rounds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Move", "moves", "render"]
 
 @dataclass(frozen=True)
 class Move:
-    """One metric of one subject in two results; of the ratio, where there is a floor.
+    """One metric of one subject in two results; the ratio, if it has a floor.
 
     Attributes:
-        change: As a part of the first; positive is more.
-        direction: ``better`` or ``worse`` where the middle halves of the rounds do not even
-            touch, ``same`` otherwise.
+        change: Relative to the first; positive is more.
+        direction: ``better`` or ``worse`` if the middle halves of the rounds do not overlap,
+            ``same`` otherwise.
     """
 
     row: str
@@ -31,7 +31,7 @@ class Move:
 
 
 def moves(first: Result, second: Result) -> Iterator[Move]:
-    """Everything that both have."""
+    """All pairs that both results have."""
     for name, row in first.rows.items():
         other = second.rows.get(name)
         if other is None:
@@ -67,7 +67,7 @@ def _move(row: RowResult, other: RowResult, subject: str, metric: Metric) -> Mov
 
 
 def render(first: Result, second: Result) -> str:
-    """All of it as a table, and what moved once more below."""
+    """All of them as a table, with a list of the changes below."""
     found = list(moves(first, second))
     parts = [f"A {first.started}", f"B {second.started}", *_warnings(first, second), ""]
     parts.append(

@@ -1,6 +1,6 @@
-"""Counts round trips and commands: what passes a proxy before the server, and what it ran.
+"""Counts round trips and commands: what passes a proxy, and what the server ran.
 
-A proxy sees the bytes, so it does not matter how a client came to send them. It costs time:
+A proxy sees the bytes, so any way of a client to send them is counted. The proxy takes time, so
 nothing that is timed goes through it.
 """
 
@@ -22,11 +22,11 @@ __all__ = ["Counted", "CountingProxy", "postgres_commands", "redis_commands", "s
 
 @dataclass
 class Counted:
-    """What passed.
+    """The counts.
 
     Attributes:
-        round_trips: How often a client spoke after the server had spoken: a pipeline is one, a
-            message that the server sends unasked is none.
+        round_trips: How often a client sent after the server had sent. A pipeline is one; an
+            unsolicited message of the server is none.
         commands: How many commands or statements clients sent.
     """
 
@@ -35,7 +35,7 @@ class Counted:
 
 
 def redis_commands(data: bytes) -> tuple[int, bytes]:
-    """How many whole commands there are at the beginning of ``data``, and what follows them."""
+    """How many whole commands ``data`` begins with, and the bytes after them."""
     commands = 0
     while True:
         head, line_end, rest = data.partition(b"\r\n")
@@ -53,7 +53,7 @@ def postgres_commands(data: bytes) -> tuple[int, bytes]:
     """As ``redis_commands``: queries and executions of statements."""
     commands = 0
     while len(data) >= 5:
-        # What begins a connection has no kind before its size, whose first byte is 0.
+        # The first message of a connection has no type before its size, whose first byte is 0.
         at = 1 if data[0] else 0
         (size,) = struct.unpack_from("!i", data, at)
         if len(data) < at + size:
@@ -67,7 +67,7 @@ class CountingProxy:
     """Forwards to the server of a URL and counts; a context manager.
 
     Attributes:
-        url: The server's, by way of the proxy.
+        url: The URL of the server through the proxy.
     """
 
     def __init__(self, url: str) -> None:
@@ -89,17 +89,17 @@ class CountingProxy:
 
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(OSError):
-            # Wakes the thread that accepts, which ``close`` alone does not.
+            # This wakes the accepting thread; ``close`` alone does not.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     @property
     def total(self) -> Counted:
-        """What has passed so far."""
+        """The counts so far."""
         with self._lock:
             return Counted(self._total.round_trips, self._total.commands)
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     @staticmethod
     def _thread(target: object, *args: object) -> None:
@@ -149,9 +149,9 @@ class _Turn:
 
 
 def server_commands(client: Redis) -> int:
-    """How many commands the server has run, those of scripts included, this question left out.
+    """How many commands the server has run, including those in scripts, without this query.
 
-    Another question between two readings is counted by the second one; subtract one for it.
+    A second reading counts the query of the first one; subtract one for it.
     """
     stats = client.info("commandstats")
     return sum(facts["calls"] for facts in stats.values())

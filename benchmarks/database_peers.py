@@ -1,7 +1,7 @@
-"""Whom leases in a database are compared with; as ``peers``.
+"""The peers of leases in a database; as ``peers``.
 
-The floors speak to PostgreSQL by psycopg, to SQLite by sqlite3, each with a table of its own that
-has a name, an owner, a token and an end, and nothing else.
+The floors use PostgreSQL through psycopg and SQLite through sqlite3. Each has its own table with
+only a name, an owner, a token and an end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _cycle(execute: Callable[..., Any], **words: Any) -> Callable[[str], None]:
     words["ttl"] = LEASE * 1_000_000
     create, take, give = (text.format(**words) for text in (CREATE, TAKE, GIVE))
     execute(create)
-    # Made once: no lock could be cheaper with this client.
+    # Made once, because no lock could be cheaper with this client.
     owner = secrets.token_hex(16)
 
     def cycle(name: str) -> None:
@@ -117,24 +117,24 @@ def _advisory(route: Route) -> Callable[[str], Handle]:
 
 
 _heard: dict[str, int] = {}
-"""The number of the last notification of a name, which this process has got or sent."""
+"""The number of the last notification of a name that this process has received or sent."""
 
 
 class _Notified:
-    """For two that take turns: each waits for the other's notification."""
+    """For two that alternate: each waits for the other's notification."""
 
     def __init__(self, connection: Any, name: str) -> None:
         self._connection, self._name = connection, name
 
     def acquire(self) -> None:
         if self._name not in _heard:
-            # At first it is free, and nobody has notified anybody.
+            # At first the name is free, and no notification has been sent.
             first = "SELECT pg_try_advisory_lock(hashtext(%s))"
             if self._connection.execute(first, (self._name,)).fetchone()[0]:
                 return
         for notification in self._connection.notifies():
             number = int(notification.payload)
-            # Its own come back to it, and the other connections of its process.
+            # A process also receives its own notifications, and those of its other connections.
             if notification.channel == self._name and number > _heard.get(self._name, 0):
                 _heard[self._name] = number
                 return
@@ -162,7 +162,7 @@ def _notified(route: Route) -> Callable[[str], Handle]:
 
 
 class _Row:
-    """A row that is locked to the end of a transaction, as Django's documentation shows it."""
+    """A row locked until the end of a transaction, as Django's documentation shows it."""
 
     def __init__(self, database: str, name: str) -> None:
         self._database, self._name = database, name
@@ -182,7 +182,7 @@ class _Row:
 
 
 def _row(route: Route) -> Callable[[str], Handle]:
-    # What it lacks, it has not to be told of twice.
+    # Missing rows are created only once.
     connect(route).close()
 
     @functools.cache

@@ -1,9 +1,9 @@
 """A TCP proxy that makes servers distant; runs as ``python -m benchmarks.delay PORT …``.
 
-For each port of a server on this machine it opens one of its own, and prints them in one line.
-It passes on everything that it receives after a delay, in both directions. Each part is delayed
-separately, so the delay does not reduce throughput. A line with a number on
-standard input changes the delay, in seconds; the end of standard input ends the process.
+For each port of a server on this machine it opens another port, and prints these in one line.
+It forwards everything in both directions after a delay. Each part is delayed separately, so the
+delay does not reduce throughput. A line with a number on standard input changes the delay, in
+seconds; the end of standard input ends the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 __all__ = ["main"]
 
 SPIN = 60e-6
-"""Seconds before something is due in which the process spins: the kernel wakes it up late."""
+"""Seconds before a due time during which the process spins, because the kernel wakes it late."""
 
 STDIN = 0
 PR_SET_TIMERSLACK = 29
@@ -40,7 +40,7 @@ def main(ports: Sequence[str]) -> None:
 def _forward(listeners: dict[socket.socket, int]) -> None:
     delay = 0.0
     peers: dict[socket.socket, socket.socket] = {}
-    # In the order in which they are due; ``b""`` is the end of a connection.
+    # In the order of due times; ``b""`` is the end of a connection.
     pending: deque[tuple[float, socket.socket, bytes]] = deque()
     while True:
         while pending and pending[0][0] <= monotonic():

@@ -22,7 +22,7 @@ from .peers import DIRECT, Route
 __all__ = ["BATCH", "SCRIPT", "UPDATE", "hold", "renewed", "state", "watch"]
 
 SCRIPT, UPDATE = "one script per 500", "one statement per 500"
-"""The floors: renewing is not possible with fewer calls of that size."""
+"""The floors: no renewal needs fewer calls of that size."""
 BATCH = 500
 RENEW = """
 local outcomes, ttl = {}, ARGV[#ARGV]
@@ -41,7 +41,7 @@ WHERE l.name = r.name AND l.owner = r.owner AND l.ends_at > clock_timestamp() RE
 
 
 class Keeper(ABC):
-    """Holds ``names`` with a TTL of ``ttl`` seconds, reached by ``route``."""
+    """Holds ``names`` with a TTL of ``ttl`` seconds, connected by ``route``."""
 
     def __init__(self, route: Route, names: Sequence[str], ttl: float) -> None:
         self._route, self._names, self._ttl = route, names, ttl
@@ -53,11 +53,11 @@ class Keeper(ABC):
 
     @abstractmethod
     def renewed(self) -> float:
-        """How often all of them have been renewed so far; a part where only some have."""
+        """How often all have been renewed so far; a fraction if only some have."""
 
     @abstractmethod
     def left(self) -> int:
-        """How many are still held, as the server says."""
+        """How many are still held, according to the server."""
 
     def _existing(self, keys: Sequence[str]) -> int:
         pipeline = self._client.pipeline(transaction=False)
@@ -79,7 +79,7 @@ class _Ours(Keeper):
         from django_dlock import locks
 
         sample = self._names[:: -(-len(self._names) // 10)]
-        # Not by way of a proxy that counts.
+        # Not through a counting proxy.
         backend = locks[replace(self._route, name=DIRECT.name).alias]
         infos = [backend.get(name) for name in sample]
         return sum(info.renewals for info in infos if info is not None) / len(sample)
@@ -87,7 +87,7 @@ class _Ours(Keeper):
     def left(self) -> int:
         from django_dlock import locks
 
-        # Both must say so.
+        # Both must agree.
         held = sum(lock.held for lock in self._locks)
         return min(held, locks[self._route.alias].count(prefix="keep:"))
 
@@ -152,7 +152,7 @@ class _PythonRedisLock(Keeper):
     def hold(self) -> None:
         import redis_lock  # type: ignore[import-untyped]
 
-        # Each thread that dies says so on standard error otherwise, and there are thousands.
+        # Without this, each thread that dies logs to standard error, and there are thousands.
         threading.excepthook = lambda _: None
         self._locks = []
         for name in self._names:
@@ -168,13 +168,13 @@ class _PythonRedisLock(Keeper):
         return float(stats.get("cmdstat_evalsha", {}).get("calls", 0) / len(self._names))
 
     def left(self) -> int:
-        # Not by its own client, all of whose connections its threads may have taken.
+        # Not with its own client, because its threads may use all of that client's connections.
         self._client = peers.client(self._route)
         return self._existing([f"lock:{name}" for name in self._names])
 
 
 class _Sessions(Keeper):
-    """django-pglock: one session's, nothing to renew."""
+    """django-pglock: one session's locks; nothing to renew."""
 
     def hold(self) -> None:
         make = peers.maker("django-pglock", self._route)
@@ -205,10 +205,10 @@ _keeper: Any = None
 
 
 def hold(subject: str, route: Route, count: int, ttl: float) -> float:
-    """Acquire ``count`` leases; returns by how many MiB the process has grown, with handles."""
+    """Acquire ``count`` leases; return by how many MiB the process has grown, and the handles."""
     global _keeper
     _keeper = KEEPERS[subject](route, [f"keep:{number}" for number in range(count)], ttl)
-    # Connected, and what is built at first use is there.
+    # By now it is connected, and everything made at first use exists.
     _keeper.renewed()
     before = _resident()
     _keeper.hold()
@@ -230,7 +230,7 @@ def watch(seconds: float) -> tuple[float, float]:
 
 
 def state(count: int) -> tuple[int, int]:
-    """Threads beside the main one, and how many leases are lost."""
+    """Threads besides the main one, and how many leases are lost."""
     return threading.active_count() - 1, count - _keeper.left()
 
 
@@ -238,7 +238,7 @@ def _resident() -> float:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
-        # The peak, which is the present size of a process that only grows.
+        # This is the peak, which equals the present size of a process that only grows.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     return pages * resource.getpagesize() / (1 << 20)

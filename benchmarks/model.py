@@ -1,9 +1,10 @@
-"""What a row of the benchmark is, and what is known of it when it has run.
+"""What a row of the benchmark is, and its results.
 
-A row compares subjects: django-dlock, floors (what no library can beat with this client
-and server) and peers. They are measured in interleaved rounds of one run, so that whatever the
-machine does meanwhile hits all of them alike; what counts is the ratio to the row's floor
-within each round, and the spread of that ratio over the rounds.
+A row compares subjects: django-dlock, floors (which no library can beat with this client and
+server) and peers. They are measured in interleaved rounds of one run, so that disturbances of the
+machine affect all of them alike. The result is the ratio to the row's floor within each round, and
+the spread of that ratio over the rounds.
+
 
 To add a row: a module in ``benchmarks/rows`` with a function ``rows(bench) -> Iterable[Row]``,
 named in ``benchmarks/rows/__init__.py``; its limits go into ``benchmarks/budgets.py``.
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 OURS = "django-dlock"
-"""The subject that budgets are about."""
+"""The subject that the budgets are for."""
 
 Role = Literal["ours", "floor", "peer"]
 
@@ -47,7 +48,7 @@ class Unavailable(Exception):
     """A subject cannot take part; the message says why, and the table says "cannot: why"."""
 
 
-# -- what is measured -----------------------------------------------------------------------
+# -- rows -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class Metric:
 
     Attributes:
         unit: ``"s"``, ``"/s"``, ``"MiB"``, or empty for a count.
-        better: Which way is good.
-        floor: Name of the subject that it is divided by, round by round; ``None`` where the
-            number counts as it stands.
-        percentiles: Of the raw samples of all rounds together, beside the median of rounds.
+        better: Whether more or less is better.
+        floor: Name of the subject it is divided by, round by round; ``None`` if the number itself
+            counts.
+        percentiles: Of the raw samples of all rounds together, besides the median of rounds.
     """
 
     name: str
@@ -72,10 +73,10 @@ class Metric:
 class Session:
     """A subject that is ready to be measured: connected, warm, its processes started.
 
-    ``round`` is called once per round, ``once`` once before the first round, for what does not
-    vary or would disturb the clock (counting commands and round trips, memory). The runner
-    collects garbage before each call; what happens in background threads between the calls is
-    at the expense of other subjects, so there should be nothing.
+    ``round`` is called once per round. ``once`` is called once before the first round, for values
+    that do not vary or whose measurement would disturb the timing (counts of commands and round
+    trips, memory). The runner collects garbage before each call. Background threads should be idle
+    between the calls, because their work would slow down other subjects.
     """
 
     def once(self) -> Readings:
@@ -87,11 +88,11 @@ class Session:
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is measured.
+    """One of the compared ways.
 
     Attributes:
-        options: How it is set up, and why so; shown to readers, for they judge the fairness.
-        open: Gets it ready and cleans up after it. Raises ``Unavailable`` where it cannot.
+        options: How it is configured, and why; shown to readers, who can judge the fairness.
+        open: Prepares it and cleans up after it. Raises ``Unavailable`` if it cannot take part.
     """
 
     name: str
@@ -105,15 +106,16 @@ class Row:
     """One comparison.
 
     Attributes:
-        name: As on the command line: ``"cycle.same"``; ``--rows cycle`` picks all ``cycle.…``.
-        metrics: The first one is what the table sorts by.
-        rounds: In a full run; a quick one makes do with three at most.
-        passes: How often a round goes around all subjects. Where the machine changes its pace
+        name: As on the command line: ``"cycle.same"``; ``--rows cycle`` chooses all ``cycle.…``.
+        metrics: The table is sorted by the first one.
+        rounds: In a full run; a quick one has at most three.
+        passes: How often each subject has a turn within a round. If the machine changes its speed
             within a second, many short turns compare better than one long one; only for raw
-            samples, which are put together.
-        seconds: What a full run of it takes, roughly. A machine that needs longer leaves out
-            passes, or else rounds.
-        family, x: A row that is one point of a curve: its name and where it stands on the axis.
+            samples, which are combined.
+        seconds: Roughly the duration in a full run. A machine that needs longer leaves out passes
+            or rounds.
+        family, x: For a row that is one point of a curve: the curve's name and the position on its
+            axis.
         bed, parser: Where it is measured, and how redis-py reads; see ``beds``, ``parsers``.
     """
 
@@ -133,7 +135,7 @@ class Row:
         return next(metric for metric in self.metrics if metric.name == name)
 
 
-# -- what came out --------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------
 
 
 @dataclass
@@ -141,8 +143,8 @@ class Series:
     """One metric of one subject over the rounds.
 
     Attributes:
-        rounds: Its number in each round; one entry for what was read only ``once``.
-        percentiles: By rank, as text (JSON knows no other keys): of all raw samples together.
+        rounds: Its number in each round; one entry if it was read only ``once``.
+        percentiles: By rank as text (JSON allows no other keys), of all raw samples together.
     """
 
     rounds: list[float] = field(default_factory=list)
@@ -153,7 +155,7 @@ class Series:
         return Spread.of(self.rounds)
 
     def over(self, floor: Series) -> Series:
-        """The ratio to a floor, round by round; percentiles to the floor's percentiles.
+        """The ratio to a floor, round by round; percentiles by those of the floor.
 
         A round without a reading of the floor is left out.
         """
@@ -224,7 +226,7 @@ class Gathering:
         self._samples: dict[str, list[float]] = {}
 
     def add(self, *passes: Readings) -> None:
-        """The readings of one round. Raises ``KeyError`` for a metric that the row lacks."""
+        """Add the readings of one round. Raises ``KeyError`` for a metric that the row lacks."""
         for name, reading in _together(passes).items():
             metric = self._metrics[name]
             if isinstance(reading, (int, float)):
@@ -265,7 +267,7 @@ class Result:
     """One run of the benchmark.
 
     Attributes:
-        environment: Versions, CPU count and what else the numbers depend on.
+        environment: Versions, CPU count and other conditions that affect the numbers.
     """
 
     started: str

@@ -1,8 +1,8 @@
-"""The libraries that we compare with: how each of them is used, and why.
+"""The libraries that the benchmark compares: how each of them is used, and why.
 
-Each is used as its own documentation shows it first, with a client of its own, its defaults,
-and a lease of 30 s where it knows leases. All make a new handle for each acquire, as a
-``with`` statement or a decorator does.
+Each is used as its own documentation shows first, with its own client, its defaults, and a lease
+of 30 s if it has leases. All make a new handle for each acquire, as a ``with`` statement or a
+decorator does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LEASE = 30
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Our tables."""
 REACHED, BARE, TOKEN = "PING", "bare", "BLPOP token"
-"""The floors' names."""
+"""The names of the floors."""
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 
@@ -70,8 +70,8 @@ class Route:
     """A way to the servers.
 
     Attributes:
-        name: Of its cache in the settings, too.
-        brisk: By a lock alias whose ``command_timeout`` allows for shorter leases.
+        name: Also the name of its cache in the settings.
+        brisk: Uses a lock alias whose ``command_timeout`` allows shorter leases.
         store: Where our leases are: ``redis``, ``postgres``, ``prepared`` or ``sqlite``.
     """
 
@@ -94,12 +94,12 @@ class Route:
 
 
 DIRECT, COUNTED = Route("default"), Route("counted")
-"""Straight to the servers, and by way of the proxies that count."""
+"""Directly to the servers, and through the counting proxies."""
 POSTGRES = Route("default", store="postgres")
 
 
 class Handle(Protocol):
-    """What all of them have in common."""
+    """What all handles have in common."""
 
     def acquire(self) -> Any: ...
 
@@ -111,9 +111,9 @@ class Kind:
     """One way to lock.
 
     Attributes:
-        make: Connects, and returns what makes a handle of a name.
+        make: Connects, and returns a function that makes the handle of a name.
         cycle: Acquires and releases a name, if that is not two calls on a handle.
-        polls: Its waiters ask again and again, this many seconds apart.
+        polls: The seconds between two attempts of its waiters, if they poll.
     """
 
     name: str
@@ -176,7 +176,7 @@ def _ping(route: Route) -> Callable[[str], None]:
 
 def _bare(route: Route) -> Callable[[str], None]:
     execute = client(route).execute_command
-    # Made once, as is the packing of its lease: no lock could be cheaper with this client.
+    # Made once, like the packed lease, because no lock could be cheaper with this client.
     owner = secrets.token_hex(16)
     unlock = execute("SCRIPT LOAD", UNLOCK)
     lease = LEASE * 1000
@@ -259,7 +259,7 @@ def _pglock(route: Route) -> Callable[[str], Handle]:
 
 
 def no_postgres() -> str:
-    """Why there is none."""
+    """Why it is not available."""
     return os.environ.get("BENCH_NO_POSTGRES") or "no PostgreSQL"
 
 
@@ -325,13 +325,13 @@ def kind(name: str) -> Kind:
 
 @functools.cache
 def maker(name: str, route: Route) -> Callable[[str], Handle]:
-    """What makes handles of a kind in this process, connected at first use."""
+    """Makes handles of a kind in this process; connects at first use."""
     return kind(name).make(route)
 
 
 @functools.cache
 def cycling(name: str, route: Route) -> Callable[[str], None]:
-    """What acquires and releases a name in this process, connected at first use."""
+    """Acquires and releases a name in this process; connects at first use."""
     return kind(name).cycling(route)
 
 
@@ -342,7 +342,7 @@ def prime(kind: Kind, name: str) -> None:
             asking.rpush(name, "token")
 
 
-# -- awaited --------------------------------------------------------------------------------
+# -- coroutines --------------------------------------------------------------------------------
 
 
 def _ours_awaited(route: Route) -> Callable[[str], Awaitable[None]]:
@@ -371,4 +371,4 @@ AWAITED: dict[str, Callable[[Route], Callable[[str], Awaitable[None]]]] = {
     OURS: _ours_awaited,
     "redis-py Lock": _redis_py_awaited,
 }
-"""What acquires and releases a name within a coroutine, by the name of its kind."""
+"""Functions that acquire and release a name within a coroutine, by the name of the kind."""

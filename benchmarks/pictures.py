@@ -22,10 +22,10 @@ __all__ = ["PICTURES", "THEMES", "draw", "file_name"]
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours that can be read on furo's background; the page's own shows through.
+    """Colours that are readable on furo's background, which shows through.
 
     Attributes:
-        others: Told apart with any colour vision (Okabe and Ito), in their order.
+        others: Distinguishable with any colour vision (Okabe and Ito), in this order.
     """
 
     name: str
@@ -60,17 +60,17 @@ THEMES = (
 
 MARKERS = "osD^vPX*"
 WIDTH = 5.2
-"""Inches. On a phone it shrinks to two thirds, and the text must still be read."""
+"""Inches. A phone shrinks it to two thirds, and the text must stay readable."""
 
 STYLE = {
     "font.family": "sans-serif",
-    # Drawn with the first, which is the widest; shown with whatever the reader has.
+    # Drawn with the first font, the widest one; shown with whatever font the reader has.
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Segoe UI", "Helvetica Neue", "Arial"],
     "font.size": 11.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "svg.fonttype": "none",
-    # Else each drawing has other ids, and differs though nothing has changed.
+    # Otherwise each drawing has new ids, and differs although nothing has changed.
     "svg.hashsalt": "django-dlock",
 }
 
@@ -80,7 +80,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One subject of a row: its ratio to the floor, and between which it lay."""
+    """One subject of a row: its ratio to the floor, and the range of the ratio."""
 
     name: str
     role: str
@@ -126,7 +126,7 @@ def _draw_bars(axes: Axes, theme: Theme, bars: Sequence[Bar], floor: str) -> Non
     longest = max(1.0, *(bar.high for bar in bars))
     for place, bar in zip(places, bars, strict=True):
         told = f"{bar.value:.0f} ×" if bar.value >= 20 else f"{bar.value:.2f} ×"
-        # Right of the floor's line, too, which would go through it.
+        # Also right of the floor's line, which would otherwise cross the text.
         end = max(bar.high, 1.0)
         gap = end * 1.12 if wide else end + longest * 0.02
         weight = "bold" if bar.role == "ours" else "normal"
@@ -257,7 +257,7 @@ def _draw_curves(axes: Axes, theme: Theme, curves: Sequence[Curve]) -> None:
 
 
 def _legend(axes: Axes, theme: Theme, left: float = -0.02, below: float = -0.2) -> None:
-    # Below, where no curve can run through it, and as wide as the phone is.
+    # Below, where no curve can cross it, and as wide as the phone's screen.
     legend = axes.legend(
         loc="upper left",
         bbox_to_anchor=(left, below),
@@ -300,7 +300,7 @@ def _renewal(result: Result, theme: Theme, figure: Figures) -> None:
 
 
 DRAWN = ("acquire", "renew", "first_page", "other_order", "search", "get")
-"""Others lie upon these."""
+"""Drawn below the other curves."""
 
 
 def _scale(result: Result, theme: Theme, figure: Figures) -> None:
@@ -338,7 +338,7 @@ def _in_thousands(axes: Axes) -> None:
 # -- files ----------------------------------------------------------------------------------
 
 Figures = Callable[[float, Sequence[float]], "list[Axes]"]
-"""Makes axes below each other: of the whole height, and of these parts; in inches."""
+"""Creates axes below each other, with this total height and these parts, in inches."""
 Drawing = Callable[[Result, Theme, Figures], None]
 
 PICTURES: dict[str, tuple[tuple[str, ...], Drawing]] = {
@@ -358,7 +358,7 @@ PICTURES: dict[str, tuple[tuple[str, ...], Drawing]] = {
     ),
     "scale": (("scale",), _scale),
 }
-"""By name: the rows that it needs, and how it is drawn."""
+"""By name: the rows that it needs, and the function that draws it."""
 
 
 def file_name(picture: str, theme: Theme) -> str:
@@ -366,10 +366,10 @@ def file_name(picture: str, theme: Theme) -> str:
 
 
 def draw(result: Result, directory: Path, source: str) -> list[Path]:
-    """Draw all pictures whose rows there are.
+    """Draw all pictures whose rows exist.
 
     Args:
-        source: What the file says it was drawn from.
+        source: The file's note on the origin of its numbers.
 
     Raises:
         ImportError: There is no matplotlib.

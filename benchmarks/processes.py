@@ -1,4 +1,4 @@
-"""Worker processes that carry out functions by name, for rows that need several holders."""
+"""Worker processes that run functions by name, for rows that need several holders."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class WorkerFailed(Exception):
 
     @property
     def reason(self) -> str:
-        """The last line: what was raised."""
+        """The last line: the error."""
         return str(self).strip().rpartition("\n")[2]
 
 
 def clean() -> None:
-    """Collect the garbage of others, and freeze the rest, so that it costs the next one nothing.
+    """Collect others' garbage, and freeze the rest, so that it costs the next subject nothing.
 
-    The same before each turn of each subject, here and in workers; during the turn the
-    collector runs as it does in production, over what the subject itself has made.
+    This is the same before each turn of each subject, here and in workers. During the turn the
+    collector runs as in production, over objects made by the subject itself.
     """
     gc.collect()
     gc.freeze()
@@ -75,9 +75,9 @@ class Worker:
     """One process with Django set up; a context manager.
 
     Args:
-        fresh: A new interpreter, whose memory is its own; otherwise one forked from a server
-            that has Django imported, which starts at once.
-        parser: See ``parsers``; another one than its parent's takes a fresh process.
+        fresh: A new interpreter with its own memory; otherwise one forked from a server that has
+            imported Django, which starts at once.
+        parser: See ``parsers``; a parser other than the parent's needs a new interpreter.
     """
 
     def __init__(self, *, fresh: bool = False, parser: str = parsers.PYTHON) -> None:
@@ -101,7 +101,7 @@ class Worker:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Killed: releasing hundreds of leases would take the next subject's time.
+        # Killed, because releasing hundreds of leases would take the next subject's time.
         self._process.kill()
         self._process.join()
         self._channel.close()
@@ -111,9 +111,9 @@ class Worker:
         self._channel.send((function, args))
 
     def receive(self, timeout: float = 60.0) -> Any:
-        """Raises what the function raised: ``Unavailable``, or ``WorkerFailed`` for all else.
+        """Return the result. Raises ``Unavailable``, or ``WorkerFailed`` for all other errors.
 
-        No answer in time is ``WorkerFailed``, too.
+        A missing answer is ``WorkerFailed``, too.
         """
         if not self._channel.poll(timeout):
             raise WorkerFailed(f"no answer within {timeout} s")
@@ -131,7 +131,7 @@ class Worker:
 
 
 class Workers:
-    """Processes that live as long as the run and are used by one subject after the other."""
+    """Processes that live as long as the run; the subjects use them one after the other."""
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []
@@ -143,14 +143,14 @@ class Workers:
         return self._workers[:count]
 
     def run(self, count: int, function: str, *args: Any, timeout: float = 60.0) -> list[Any]:
-        """Let ``count`` processes run the function, each with its number first; all answers."""
+        """Let ``count`` processes run the function with their number as first argument."""
         workers = self.take(count)
         for number, worker in enumerate(workers):
             worker.send(function, number, *args)
         answers: list[Any] = []
         errors: list[Exception] = []
         for worker in workers:
-            # Every answer is read, or it would pass for the answer to the next question.
+            # Every answer must be read; otherwise it would count as the next one.
             try:
                 answers.append(worker.receive(timeout))
             except (Unavailable, WorkerFailed) as error:  # noqa: PERF203

@@ -18,7 +18,7 @@ def count() -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that live."""
+    """The running children of a process."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     if path.exists():
         return [int(child) for child in path.read_text().split()]
@@ -28,12 +28,12 @@ def children(pid: int) -> list[int]:
 
 
 def used(pid: int) -> float:
-    """Seconds of processor time of all threads of a process so far, ended ones included."""
+    """Seconds of processor time of all threads of a process so far, including ended ones."""
     if sys.platform == "linux":
-        # The number of a process's processor-time clock, as clock_getcpuclockid(3) makes it. In
-        # nanoseconds, where /proc/<pid>/stat counts in ticks of 10 ms.
+        # The id of a process's processor-time clock, as clock_getcpuclockid(3) computes it. It
+        # counts nanoseconds, while /proc/<pid>/stat counts in ticks of 10 ms.
         return time.clock_gettime((~pid << 3) | 2)
-    else:  # noqa: RET505 - type checkers know it as the other platforms' branch
+    else:  # noqa: RET505 - type checkers need the branch for other platforms
         import psutil
 
         times = psutil.Process(pid).cpu_times()

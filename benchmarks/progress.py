@@ -13,11 +13,11 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """One line that is written over on a terminal; elsewhere a line per row and round.
+    """One line that is overwritten on a terminal; elsewhere a line per row and round.
 
     Args:
-        rounds: Of each row that will run, by its name; in their order.
-        quick: The rows' own estimates are for full runs.
+        rounds: The rounds of each row that will run, by its name, in order.
+        quick: Whether the rows' own estimates, which are for full runs, do not apply.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Progress:
         self._shown = 0.0
 
     def step(self, row: Row, number: int, subject: str) -> None:
-        """``subject`` is measured in round ``number``; 0 is what comes before the rounds."""
+        """``subject`` is measured in round ``number``; 0 means before the rounds."""
         now = time.monotonic()
         # Writing to a terminal takes longer than some turns.
         if (row.name, number) == (self._row, self._round) and now - self._shown < 0.2:

@@ -1,7 +1,7 @@
 """Turns a result into what the documentation shows; ``python -m benchmarks.publish [FILE]``.
 
-The result is kept beside the documentation under the version that it measured; tables and
-pictures are made anew from what is kept there.
+The result is stored with the documentation under the version that it measured. Tables and
+pictures are then made from the stored results.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 KEPT, IMAGES = DOCS / "benchmarks", DOCS / "images"
 DIGITS = 5
 ADDED = ("started", "quick", "redis_server", "postgresql", "load_at_start", "stolen")
-"""What is told of rows that another run has added."""
+"""Values stored about rows that another run has added."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.publish",
-        description="Keep a result beside the documentation; draw its tables and pictures anew.",
+        description="Store a result with the documentation; make its tables and pictures again.",
     )
-    parser.add_argument("file", nargs="?", type=Path, help="the latest by default")
-    parser.add_argument("--add", action="store_true", help="its rows to those that are kept")
-    parser.add_argument("--again", action="store_true", help="only draw what is kept anew")
+    parser.add_argument("file", nargs="?", type=Path, help="default: the latest")
+    parser.add_argument("--add", action="store_true", help="add its rows to the stored ones")
+    parser.add_argument("--again", action="store_true", help="only use the stored results")
     options = parser.parse_args(argv)
     try:
         if not options.again:
@@ -53,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def keep(result: Result, *, add: bool = False) -> Path:
-    """Store a result under its version, in few digits and without what follows from it.
+    """Store a result under its version, with few digits and without derived values.
 
     Args:
-        add: Its rows only, beside others of that version; when and on what they were measured is
-            kept with them.
+        add: Only add its rows to the stored ones of that version, with the time and the machine of
+            their measurement.
     """
     version = result.environment["packages"][OURS]
     if add:
@@ -72,7 +72,7 @@ def keep(result: Result, *, add: bool = False) -> Path:
 
 
 def kept() -> dict[str, Result]:
-    """All results that are kept, by version, the newest last.
+    """All stored results, by version, the newest last.
 
     Raises:
         FileNotFoundError: There is none.
@@ -84,7 +84,7 @@ def kept() -> dict[str, Result]:
 
 
 def digest(version: str) -> str:
-    """By which a picture tells what it was drawn from."""
+    """The note in a picture about the origin of its numbers."""
     return hashlib.sha256((KEPT / f"{version}.json").read_bytes()).hexdigest()[:16]
 
 
@@ -93,7 +93,7 @@ def source(version: str) -> str:
 
 
 def _order(version: str) -> list[tuple[int, str]]:
-    # Numbers by their size; a pre-release does not matter here.
+    # Compare numbers by value; pre-releases do not matter here.
     return [(int(part) if part.isdigit() else 0, part) for part in version.split(".")]
 
 

@@ -21,4 +21,4 @@ WHY: dict[str, str] = {
     "lease, no token, no list, and the connection is taken for as long as the lock is held",
     "SCAN": "it reads names only",
 }
-"""By name; the test of the page asks for a reason for each that is ahead."""
+"""By name; a test requires a reason for each peer that is ahead."""

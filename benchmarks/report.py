@@ -15,11 +15,11 @@ __all__ = ["MUCH_STOLEN", "amount", "render", "row_table", "table", "verdict_lin
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 MUCH_STOLEN = 0.01
-"""Share of the processor time from which on it is told that the host kept it."""
+"""The share of stolen processor time from which on it is reported."""
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Three digits and a unit that fits: ``"61.3 µs"``, ``"1 240 /s"``, ``"2"``."""
+    """Three digits and a suitable unit: ``"61.3 µs"``, ``"1 240 /s"``, ``"2"``."""
     if unit == "s":
         name, factor = next((u for u in UNITS if abs(value) >= u[1]), UNITS[-1])
         return f"{_digits(value / factor)} {name}"
@@ -33,7 +33,7 @@ def _digits(value: float) -> str:
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as they need; the first to the left, the others to the right."""
+    """Columns as wide as needed; the first aligned left, the others right."""
     rows = [head, *lines]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
 
@@ -51,7 +51,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def row_table(row: RowResult) -> str:
-    """One row: a table for each metric that has a floor; plain numbers go with the first."""
+    """One row: a table for each metric that has a floor; numbers without one are in the first."""
     metrics = [metric for metric in row.metrics if _measured(row, metric)]
     plain = [metric for metric in metrics if metric.floor is None]
     compared = [[metric] for metric in metrics if metric.floor is not None] or [[]]
@@ -126,7 +126,7 @@ def _cells(row: RowResult, subject: str, metric: Metric) -> list[str]:
 
 
 def verdict_lines(verdicts: Sequence[Verdict], result: Result) -> str:
-    """The budgets: what was measured, what was allowed, how that went, and who is ahead."""
+    """The budgets: measured values, limits, verdicts, and the peers that are ahead."""
     lines = []
     for verdict in verdicts:
         budget = verdict.budget
@@ -176,7 +176,7 @@ def _judgement(verdict: Verdict) -> str:
 
 
 def render(result: Result, verdicts: Sequence[Verdict]) -> str:
-    """All of it."""
+    """The whole report."""
     parts = [_about(result), *map(row_table, result.rows.values())]
     parts.append(_options(result))
     if verdicts:
@@ -184,8 +184,8 @@ def render(result: Result, verdicts: Sequence[Verdict]) -> str:
     stolen = result.environment.get("stolen") or 0.0
     if stolen >= MUCH_STOLEN:
         parts.append(
-            f"The host of this machine kept {stolen:.0%} of the processor time that was wanted for "
-            "others: the numbers tell of the host, too."
+            f"The host of this machine kept {stolen:.0%} of the wanted processor time for others, "
+            "so the numbers depend on the host, too."
         )
     return "\n\n".join(parts)
 
@@ -201,7 +201,7 @@ def _about(result: Result) -> str:
 
 
 def _options(result: Result) -> str:
-    """How each subject was set up, and in which rows."""
+    """How each subject was configured, and in which rows."""
     told: dict[tuple[str, str], set[str]] = {}
     for row in result.rows.values():
         for name, subject in row.subjects.items():

@@ -25,7 +25,7 @@ FEWEST_PASSES = 4
 
 
 class _Turns:
-    """One subject of a row that is running."""
+    """One subject of a running row."""
 
     def __init__(self, subject: Subject, row: Row) -> None:
         self.subject = subject
@@ -86,9 +86,9 @@ class _Turns:
 
 
 class _Pace:
-    """Keeps a row to its time: a slow machine does fewer passes, or else rounds.
+    """Limits the time of a row: a slow machine does fewer passes, or fewer rounds.
 
-    Never fewer than a meaningful median needs.
+    There are never fewer than a meaningful median needs.
     """
 
     def __init__(self, rounds: int, seconds: float) -> None:
@@ -116,7 +116,7 @@ def run_row(row: Row, rounds: int, progress: Progress, *, seconds: float = math.
     """Measure all subjects of a row in ``rounds`` interleaved rounds.
 
     Args:
-        seconds: What it may take, as far as that is up to the number of rounds and passes.
+        seconds: The time it may take, as far as the number of rounds and passes decides that.
     """
     pace = _Pace(rounds, seconds)
     # Collect the garbage of earlier rows.

@@ -1,6 +1,6 @@
-"""Django as the benchmark needs it; the environment says where the servers are.
+"""Django's settings for the benchmark; the environment says where the servers are.
 
-Each route to the servers has a cache, aliases of locks and a database of its own.
+Each route to the servers has its own cache, lock aliases and database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ parsers.use(os.environ.get(parsers.VARIABLE, parsers.PYTHON))
 def _cache(url: str) -> dict[str, Any]:
     return {
         "BACKEND": "django_redis.cache.RedisCache",
-        # Another database than the locks': ``cache.clear()`` is FLUSHDB.
+        # Not the database of the locks, because ``cache.clear()`` runs FLUSHDB.
         "LOCATION": urlsplit(url)._replace(path="/1").geturl(),
     }
 
@@ -52,7 +52,7 @@ DATABASES: dict[str, dict[str, Any]] = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": Path(os.environ["BENCH_DIRECTORY"]) / "db.sqlite3",
-        # As a site with workers has it; see testproject.settings.
+        # As on a site with workers; see testproject.settings.
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
@@ -67,14 +67,14 @@ for _name, _urls in json.loads(os.environ[ROUTES]).items():
     _route = Route(_name)
     CACHES[_name] = _cache(_urls["redis"])
     DLOCKS[_route.alias] = _locks(_urls["redis"])
-    # Shorter leases can be renewed by this one, which saves time when intervals are watched.
+    # With this one, shorter leases can be renewed, which saves time when intervals are measured.
     DLOCKS[Route(_name, brisk=True).alias] = _locks(_urls["redis"], command_timeout=0.5)
     if _urls["postgres"]:
         DATABASES[_route.database] = entry = settings_for(_urls["postgres"])
         for _brisk in ({}, {"command_timeout": 0.5}):
             _alias = Route(_name, brisk=bool(_brisk), store="postgres").alias
             DLOCKS[_alias] = _table(_route.database, **_brisk)
-        # As Django's documentation says for sites without a pooler.
+        # As Django's documentation recommends for sites without a pooler.
         prepare = {"OPTIONS": {"prepare_threshold": 5, "server_side_binding": True}}
         for _size in (10, 1_000, 100_000):
             path = {"OPTIONS": {"options": f"-c search_path=held_{_size}"}}
@@ -85,5 +85,5 @@ for _name, _urls in json.loads(os.environ[ROUTES]).items():
 if len(DATABASES) > 1 and importlib.util.find_spec("pglock") is not None:
     INSTALLED_APPS += ["pgactivity", "pglock"]
 
-# Whatever happens on a busy machine shows in the numbers, not in between.
+# Events on a busy machine show in the numbers, not in the log.
 LOGGING = {"version": 1, "loggers": {"django_dlock": {"level": "CRITICAL"}}}

@@ -1,4 +1,4 @@
-"""Numbers about numbers: medians, quartiles and percentiles, of rounds and of raw samples."""
+"""Medians, quartiles and percentiles, of rounds and of raw samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Spread", "median", "percentile"]
 
 
 def percentile(values: Sequence[float], rank: float) -> float:
-    """The value below which ``rank`` percent lie, by linear interpolation.
+    """The value below which ``rank`` percent of the values lie, by linear interpolation.
 
     Raises:
         ValueError: There are no values, or ``rank`` is not within 0 and 100.
@@ -22,7 +22,7 @@ def percentile(values: Sequence[float], rank: float) -> float:
     ordered = sorted(values)
     place = (len(ordered) - 1) * rank / 100
     low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    # Not ``low * (1 - part) + high * part``: of two equal values that may be another one.
+    # Not ``low * (1 - part) + high * part``, which can differ from two equal values.
     return low + (high - low) * (place - math.floor(place))
 
 
@@ -32,7 +32,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """Where the rounds of a run lie."""
+    """The distribution of the rounds of a run."""
 
     median: float
     low_quartile: float

@@ -1,6 +1,6 @@
 """Stolen time: processor time that the host of a virtual machine gave to others.
 
-It hits all subjects of a round, but not alike.
+It affects all subjects of a round, but not equally.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _STAT = Path("/proc/stat")
 
 
 class Stolen:
-    """Measures from its construction on.
+    """Measures from its creation on.
 
     Args:
-        stat: As Linux writes it.
+        stat: The file, as Linux writes it.
     """
 
     def __init__(self, stat: Path = _STAT) -> None:
@@ -25,7 +25,7 @@ class Stolen:
         self._before = self._read()
 
     def share(self) -> float | None:
-        """The stolen part of the wanted processor time, 0 to 1; ``None`` if not known.
+        """The stolen part of the requested processor time, 0 to 1; ``None`` if unknown.
 
         On a physical machine it is 0.
         """

@@ -1,4 +1,4 @@
-"""Results as JSON files, and what a number depends on beside the code."""
+"""Results as JSON files, and the conditions that numbers depend on besides the code."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def _postgres_version(url: str) -> str:
 
 
 def write(result: Result, directory: Path = DIRECTORY) -> Path:
-    """Store a result under the moment it started; answers where.
+    """Store a result under the time of its start; return the path.
 
-    For readers without this code, each series comes with its ratio to the floor and the spread
-    of it, and the verdicts are there, too. ``read`` works them out anew.
+    For readers without this code, each series includes its ratio to the floor and the spread of
+    that ratio, and the file includes the verdicts. ``read`` computes them again.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{result.started.replace(':', '')}.json"

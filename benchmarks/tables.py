@@ -1,4 +1,4 @@
-"""A result as Markdown, for the documentation: nothing in it is typed by hand but the reasons."""
+"""A result as Markdown for the documentation; only the reasons are written by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _why(budget: Budget, peer: str) -> str:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """The first column to the left, and the others to the right unless they are ``words``."""
+    """The first column aligned left, the others right unless they are ``words``."""
     rows = [head, ["---", *["---" if words else "---:"] * (len(head) - 1)], *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -42,7 +42,7 @@ def _amount(value: float, unit: str = "") -> str:
 
 
 def _whole(text: str) -> str:
-    """Not to be broken between two lines."""
+    """Must not be broken between two lines."""
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
@@ -50,11 +50,11 @@ def _plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-# -- what was measured where ----------------------------------------------------------------
+# -- conditions ----------------------------------------------------------------
 
 
 def environment(result: Result) -> str:
-    """With what it was measured."""
+    """The conditions of the measurement."""
     about = result.environment
     packages = [
         f"{name} {version}"
@@ -106,7 +106,7 @@ def _limit(budget: Budget, result: Result) -> str:
 
 
 def budgets(result: Result) -> str:
-    """What was measured, what is allowed and what is hoped for."""
+    """Measured values, limits and aims."""
     return _table(
         ["", "measured", "limit", "aim"],
         [
@@ -173,7 +173,7 @@ def beds(result: Result) -> str:
 
 
 def _cycles(result: Result, bed: str, parser: str) -> list[RowResult]:
-    """The row of each kind of names, as far as there are any."""
+    """The row for each kind of names, if it exists."""
     found = (result.rows.get(row_name(bed, names, parser)) for names in NAMES)
     return [row for row in found if row is not None and row.compared(OURS, "latency")]
 
@@ -214,7 +214,7 @@ COSTS = {
 
 
 def costs(result: Result) -> str:
-    """What an operation of ours costs in round trips, commands and processor time."""
+    """The cost of each of our operations in round trips, commands and processor time."""
     lines = [
         [title, *(_median(row, OURS, metric) for metric in ("round_trips", "at_server", "cpu"))]
         for name, title in COSTS.items()
@@ -237,7 +237,7 @@ def rows(result: Result) -> str:
 
 
 def database(result: Result) -> str:
-    """The rows about leases in a database, and on what they were measured."""
+    """The rows about leases in a database, and the systems they were measured on."""
     whole = {**result.environment, "started": result.started, "quick": result.quick}
     added, parts = result.environment.get("added", {}), list[str]()
     for row in result.rows.values():
@@ -306,9 +306,9 @@ def _cells(row: RowResult, subject: str, metric: Metric) -> list[str]:
 
 
 def growth(costs: Sequence[float], times: float) -> str:
-    """How something grows that costs the last for ``times`` as many as when it costs the first.
+    """The kind of growth, if the last costs ``times`` as much as the first.
 
-    Of so few points, with their noise, no more can be said than one of these.
+    So few points with noise allow only one of these answers.
     """
     rise, most = costs[-1] / costs[0], max(costs) / costs[0]
     if rise > 1 + 2 * math.log10(times):
@@ -319,12 +319,12 @@ def growth(costs: Sequence[float], times: float) -> str:
 
 
 def scale(result: Result) -> str:
-    """Each operation among more and more held locks: its time, and processor time."""
+    """Each operation among more and more held locks: its time, and its processor time."""
     row = result.rows.get("scale")
     if row is None:
         return "Not measured."
     sizes = [name for name, subject in row.subjects.items() if subject.role != "peer"]
-    # A space between digits holds them together, any other is one to break at.
+    # A non-breaking space holds digits together; a line may break at any other space.
     heads = [re.sub(r"(?<=\d) (?=\d)", _whole(" "), size.removeprefix("among ")) for size in sizes]
     stops = [_amount(stop, "s") for stop in _medians(row, "longest_stop", sizes)]
     memory = [_whole(f"{size:,.0f} B".replace(",", " ")) for size in _medians(row, "memory", sizes)]
@@ -341,7 +341,7 @@ def scale(result: Result) -> str:
 
 
 def _growing(row: RowResult, sizes: Sequence[str], suffix: str) -> list[list[str]]:
-    """A line for each operation that was measured."""
+    """A line for each measured operation."""
     lines = []
     for name, title in OPERATIONS.items():
         costs = _medians(row, f"{name}{suffix}", sizes)
@@ -381,7 +381,7 @@ TABLES = {
     "scale": scale,
     "database": database,
 }
-"""Of the newest release; ``releases`` is made of all."""
+"""Made from the newest release; ``releases`` is made from all."""
 
 
 def all_tables(results: Mapping[str, Result]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The tasks that are measured, all with the same body: none; ``celery -A benchmarks.tasks worker``.
+"""The measured tasks, all with an empty body; ``celery -A benchmarks.tasks worker``.
 
-Beside them two that measure: ``gate`` holds one of the worker's processes or threads until a
-batch has been published, and ``mark`` ends the batch. They read the clock in the worker,
-so that publishing counts for nothing.
+Two further tasks measure: ``gate`` holds one of the worker's processes or threads until a batch
+has been published, and ``mark`` ends the batch. They read the clock in the worker, so that
+publishing is not included.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from django_dlock import LockedTask  # noqa: E402 - needs the settings
 
 
 def _database(number: int) -> str:
-    # Locks, messages and notes in one server, as most sites have it, and apart.
+    # Locks, messages and notes in one server, as on most sites, but separate.
     return urlsplit(DIRECT.redis_url)._replace(path=f"/{number}").geturl()
 
 
 app = Celery("benchmarks")
 app.conf.update(
     broker_url=_database(2),
-    # Late: a task that must not be lost needs it. The same for all.
+    # Late acknowledgement, which a task that must not be lost needs. The same for all.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     task_ignore_result=True,
@@ -56,7 +56,7 @@ app.conf.update(
     singleton_lock_expiry=3600,
 )
 
-# Redis answers a gate's BLPOP later than redis-py waits for an answer by default.
+# Redis answers a gate's BLPOP later than redis-py waits for a reply by default.
 notes = Redis.from_url(_database(3), socket_timeout=None)
 
 
@@ -77,10 +77,10 @@ def _tell_ready(**facts: Any) -> None:
 
 
 def nothing(order: int) -> None:
-    """The body of all."""
+    """The body of all tasks."""
 
 
-# Celery's types know a decorator only.
+# Celery's type hints know only a decorator.
 _task: Any = app.task
 _LOCK = {"base": LockedTask, "lock_key": "order:{order}"}
 
@@ -89,11 +89,11 @@ TASKS: dict[str, Any] = {
     "locked": _task(nothing, name="locked", **_LOCK),
     "recorded": _task(nothing, name="recorded", idempotency_key="{order}", **_LOCK),
 }
-"""By the name under which a row asks for them; peers that are not installed are missing."""
+"""By the name that rows use; peers that are not installed are missing."""
 
 
 def write(order: int) -> None:
-    """The body of tasks that write one row, in a transaction that they are in or make."""
+    """The body of tasks that write one row, in the surrounding transaction or in a new one."""
     with transaction.atomic(using=POSTGRES.database):
         Group.objects.using(POSTGRES.database).create(name=f"{current_task.name}:{order}")
 

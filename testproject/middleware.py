@@ -1,4 +1,4 @@
-"""A strict Content-Security-Policy on every page, to prove that our pages work with one."""
+"""A strict Content-Security-Policy on every page, to prove that the package's pages obey it."""
 
 from __future__ import annotations
 

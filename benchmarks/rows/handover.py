@@ -4,9 +4,9 @@ One process holds, the other is blocked in its acquire. After a random pause the
 the time and releases; the waiter notes the time when it has acquired. Both read the same
 monotonic clock.
 
-In the row ``handover`` the two take turns without a break: each holder has waited itself, and
-the next one begins to wait at once. In ``handover.slept`` the holder found the name free, and
-the waiter has slept for a while, as it happens most.
+In the row ``handover`` the two alternate without a pause: each holder has waited before, and the
+next waiter begins to wait at once. In ``handover.slept``, which is the usual case, the holder found
+the name free, and the waiter has slept for a while.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ SLEPT = (0.05, 0.25)
 WATCHED = 1.0
 """Seconds during which a waiter's commands are counted."""
 PATIENCE = 20.0
-"""Seconds within which a worker has to answer."""
+"""Seconds within which a worker must answer."""
 AFTERWARDS = 0.002
-"""Seconds in which a process may finish what it does beside the call."""
+"""Seconds in which a process may finish its work besides the call."""
 
 LATENCY = Metric("latency", "s", floor=TOKEN, percentiles=(90,))
-# Of both processes and the server: for an acquire that waits, and for the release that ends it.
+# For both processes and the server: an acquire that waits, and the release that ends the wait.
 CPU = Metric("cpu", "s", floor=TOKEN)
 ROUND_TRIPS = Metric("round_trips")
-# What the server runs for the same, the commands of scripts included.
+# Commands that the server runs for the same, including those in scripts.
 AT_SERVER = Metric("at_server")
-# For each second of a wait that goes on: how much the waiter polls.
+# Per second of a longer wait: how often the waiter polls.
 COMMANDS_WAITING = Metric("commands_waiting")
 
 
@@ -87,7 +87,7 @@ def subject(bench: Bench, kind: Kind, *, slept: bool, store: str = "redis") -> S
         try:
             pair.begin()
         except WorkerFailed:
-            # Its late answer would pass for that of the next subject.
+            # Its late answer would count as that of the next subject.
             bench.workers.close()
             raise
         yield pair
@@ -98,7 +98,7 @@ def subject(bench: Bench, kind: Kind, *, slept: bool, store: str = "redis") -> S
 
 @dataclass(frozen=True)
 class _HandOver:
-    """One of them: seconds from release to acquire, of the wait before, of processor time."""
+    """One hand-over: seconds from release to acquire, of the wait before, of processor time."""
 
     latency: float
     waited: float
@@ -106,17 +106,17 @@ class _HandOver:
 
 
 class _Pair(Session):
-    """Two processes that take turns; one of them always holds between two hand-overs."""
+    """Two processes that alternate; one of them always holds between two hand-overs."""
 
     def __init__(self, bench: Bench, kind: Kind, store: str) -> None:
         self._bench, self._kind, self._store = bench, kind, store
         self._name = f"{type(self).__name__}:{kind.name}"
         self._holder, self._waiter = bench.workers.take(2)
-        # A waiter that polls must not always be met in the same phase.
+        # A polling waiter must not always be met at the same phase.
         self._pauses = (BLOCKED, BLOCKED + (kind.polls or BLOCKED))
         self._samples = bench.size(5 if kind.polls else 20, least=2)
         self._server_idle = bench.server_idle
-        # By both routes: one who listens only later has not heard of the last release.
+        # On both routes: a process that subscribes only later misses the last release.
         for worker, route in itertools.product((self._holder, self._waiter), (DIRECT, COUNTED)):
             self._do(worker, "make", route)
 
@@ -129,7 +129,7 @@ class _Pair(Session):
         self._do(self._holder, "release")
 
     def _before(self, route: Route) -> None:
-        """Whatever comes before a hand-over."""
+        """The steps before a hand-over."""
 
     def _after(self) -> None:
         self._holder, self._waiter = self._waiter, self._holder
@@ -143,7 +143,7 @@ class _Pair(Session):
             self._before(DIRECT)
             one = self._hand_over(DIRECT)
             self._after()
-            # On a busy machine the waiter may have come so late that nothing was handed over.
+            # On a busy machine the waiter may be so late that nothing was handed over.
             if one.waited > BLOCKED / 2:
                 found.append(one)
         return {"latency": [one.latency for one in found], "cpu": [one.cpu for one in found]}
@@ -169,7 +169,7 @@ class _Pair(Session):
             self._after()
 
     def _counts(self, times: int = 7) -> Readings:
-        """Of one hand-over, by way of the proxy."""
+        """The counts for one hand-over, through the proxy."""
         from redis import Redis
 
         round_trips, at_server = [], []
@@ -180,7 +180,7 @@ class _Pair(Session):
                 with self._bench.counting() as counted:
                     self._start(self._waiter, "acquire", COUNTED)
                     time.sleep(10 * BLOCKED)
-                    # As the latency: from the release on, without the ask of the waiter.
+                    # Like the latency: from the release on, without the waiter's first request.
                     before = server_commands(asking)
                     self._do(self._holder, "release")
                     self._waiter.receive(PATIENCE)
@@ -210,7 +210,7 @@ class _Pair(Session):
 
 
 class _SleptPair(_Pair):
-    """The same process always finds the name free, and hands it to the other one."""
+    """The same process always finds the name free, and hands it over to the other one."""
 
     def __init__(self, bench: Bench, kind: Kind, store: str) -> None:
         super().__init__(bench, kind, store)
@@ -244,7 +244,7 @@ def make(kind: str, route: Route, name: str) -> None:
 
 
 def acquire(kind: str, route: Route, name: str) -> tuple[float, float, float]:
-    """Answers when it began, when it had it, and the processor time of this process for it."""
+    """Return when it began, when it acquired, and the processor time of this process for it."""
     handle, before = peers.maker(kind, route)(name), process_time()
     asked_at = time.monotonic()
     handle.acquire()
@@ -254,7 +254,7 @@ def acquire(kind: str, route: Route, name: str) -> tuple[float, float, float]:
 
 
 def release(kind: str, _route: Route, name: str) -> tuple[float, float]:
-    """Answers when it began, and the processor time of this process for it."""
+    """Return when it began, and the processor time of this process for it."""
     handle = _held.pop(name)
     before, released_at = process_time(), time.monotonic()
     handle.release()

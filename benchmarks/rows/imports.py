@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FLOOR = "import redis"
 
-# A site's process before it comes to its views and tasks: set up, with a Celery app.
+# The process of a site before it loads its views and tasks: set up, with a Celery app.
 BEFORE = """
 import time
 from django.conf import settings
@@ -49,10 +49,10 @@ SUBJECTS: tuple[tuple[str, Role, str, str], ...] = (
 
 
 class _Import(Session):
-    """Each time in a fresh interpreter, whose bytecode is on disk; CPU time.
+    """Each time in a new interpreter whose bytecode is on disk; measures CPU time.
 
     Args:
-        cache: Where the bytecode is kept, whatever the environment says of writing it.
+        cache: Where the bytecode is kept, even if the environment forbids writing it.
     """
 
     def __init__(self, name: str, statement: str, cache: Path) -> None:
@@ -95,7 +95,7 @@ def _subject(bench: Bench, name: str, role: Role, statement: str, options: str) 
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise Unavailable(f"{module} is not installed")
         session = _Import(name, statement, bench.directory / "bytecode")
-        # Compiles what was not yet.
+        # Compile what was not compiled yet.
         session.round()
         yield session
 

@@ -1,8 +1,8 @@
 """The cost of holding many leases that are renewed.
 
-Each round holds them anew in a process of its own and measures the processor time of some
-intervals. An interval is the time in which everything is renewed once, whatever that is with a
-subject: the cost is divided by how often the leases were really renewed.
+Each round acquires them in a new process and measures the processor time of some intervals. An
+interval is the time in which all leases are renewed once. It differs between subjects, so the cost
+is divided by the number of renewals that really happened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLOORS = (SCRIPT, UPDATE)
 RENEWING = "python-redis-lock, renewing"
 
 METRICS = (
-    # Of the process and of the Redis.
+    # Of the process and of Redis.
     Metric("cpu", "s", floor=SCRIPT),
     Metric("round_trips"),
     Metric("threads"),
@@ -51,7 +51,7 @@ OPTIONS: dict[str, tuple[Role, str]] = {
 
 @dataclass(frozen=True)
 class Many:
-    """How many leases of what TTL, in seconds, and how many of our intervals to measure."""
+    """How many leases with which TTL in seconds, and how many of our intervals are measured."""
 
     count: int
     ttl: float
@@ -64,11 +64,11 @@ class Many:
 
 def rows(bench: Bench) -> Iterator[Row]:
     for count in (100, 1000, MANY):
-        # The shortest TTL that ``brisk`` allows; 10 000 need longer to be acquired.
+        # The shortest TTL that ``brisk`` allows; 10 000 take longer to acquire.
         many = Many(count, 6.0, 2) if count == MANY else Many(count, 1.5, 3)
         names = [SCRIPT, OURS, RENEWING]
         if count == 1000:
-            # It needs longer and longer for each, 20 s for 10 000.
+            # It takes longer and longer for each, 20 s for 10 000.
             names.append(SESSION)
         yield Row(
             f"renewal.{count}",
@@ -95,18 +95,18 @@ def subject(bench: Bench, name: str, many: Many, store: str = "redis") -> Subjec
 class _Keeping(Session):
     def __init__(self, bench: Bench, subject: str, many: Many, store: str) -> None:
         self._bench, self._subject, self._many, self._store = bench, subject, many, store
-        # Three times the default ``command_timeout`` is the least.
+        # At least three times the default ``command_timeout``.
         short = many.ttl < 3.0
         self._direct, self._counted = (
             replace(route, brisk=short, store=store) for route in (DIRECT, COUNTED)
         )
-        # For a peer that takes longer, the answer is that it cannot.
+        # A peer that takes longer is reported as unable.
         self._timeout = 60.0 if subject in (*FLOORS, OURS) else 10.0
-        # It takes long to see it fail, and there is nothing to be seen of a session.
+        # Its failure takes long to detect, and a session shows nothing to measure.
         self._once_only = subject == SESSION or (subject == RENEWING and many.count == MANY)
 
     def once(self) -> Readings:
-        """In a fresh interpreter, for its memory, and by way of the proxy; too few show neither."""
+        """In a new interpreter for its memory, and through the proxy; needs many leases."""
         if self._once_only:
             try:
                 with self._holding(self._direct, fresh=True) as (worker, growth, connections):
@@ -117,8 +117,8 @@ class _Keeping(Session):
         if self._many.count < 1000:
             return {}
         with self._holding(self._counted, fresh=True) as (worker, growth, _):
-            # What was acquired while others were renewed falls into step with the second interval,
-            # or with the third where renewing them takes long.
+            # Leases acquired during renewals are renewed together from the second interval on, or
+            # from the third if renewals take long.
             self._call(worker, "watch", 2 * self._many.ttl / 3)
             return {"memory": growth, "round_trips": self._round_trips(worker)}
 
@@ -135,7 +135,7 @@ class _Keeping(Session):
 
     @contextmanager
     def _holding(self, route: Route, *, fresh: bool = False) -> Iterator[tuple[Worker, float, int]]:
-        """A process that holds them, the MiB by which it has grown, and connections before."""
+        """A process that holds them, the MiB by which it has grown, and the earlier connections."""
         many, connections = self._many, self._connections()
         try:
             with Worker(fresh=fresh) as worker:
@@ -152,7 +152,7 @@ class _Keeping(Session):
         return {"threads": threads, "lost": lost, "connections": now - connections}
 
     def _round_trips(self, worker: Worker) -> float:
-        """For all of them, once; counted from one pause between renewals to another."""
+        """For all of them once; counted from one pause between renewals to another."""
         self._await_pause()
         before: float = self._call(worker, "renewed")
         with self._bench.counting() as counted:
@@ -164,7 +164,7 @@ class _Keeping(Session):
         return counted.round_trips / renewed
 
     def _await_pause(self) -> None:
-        """Threads that renew one lease each make none."""
+        """With a thread per lease there is no such pause."""
         bench, patience, passed = self._bench, time.monotonic() + self._many.ttl / 3, None
         proxy = bench.redis_proxy if self._store == "redis" else bench.postgres_proxy
         assert proxy is not None

@@ -1,4 +1,4 @@
-"""What each operation costs among more and more held locks, and what a held lock weighs."""
+"""The cost of each operation among more and more held locks, and the size of a held lock."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 BASIS, LARGE = 100, 100_000
 SIZES = (10, BASIS, 1_000, 10_000, LARGE)
 FOREIGN = 1_000_000
-"""Keys of others in the Redis that has the most locks."""
+"""Keys of other programs in the Redis with the most locks."""
 PAGE = 50
-"""As the admin shows it."""
+"""Page size as in the admin."""
 FRESH = 500
-"""Acquired, renewed in one call and released, each round, beside those that are held."""
+"""Locks acquired, renewed in one call and released in each round, besides the held ones."""
 NEEDLES = ("lock:99", "7", "no such lock", "lock:")
-"""What is searched for: found here and there, often, never, always."""
+"""Search texts: found sometimes, often, never, always."""
 
 FILL = """
 for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
@@ -65,9 +65,9 @@ METRICS = (
     *(Metric(name, "s", floor=_FLOOR) for name in OPERATIONS),
     # Processor time of this process and of the server.
     *(Metric(f"{name}_cpu", "s", floor=_FLOOR) for name in OPERATIONS),
-    # The longest time for which listing kept the server from serving others.
+    # The longest time for which a listing kept the server from serving others.
     Metric("longest_stop", "s"),
-    # Bytes of the server for each lock that is held.
+    # Bytes of the server's memory for each held lock.
     Metric("memory", "B"),
 )
 
@@ -121,7 +121,7 @@ def _backend(url: str) -> RedisBackend:
     from django_dlock.backends.base import AliasOptions
     from django_dlock.backends.redis import RedisBackend
 
-    # A search through everything may take longer than a command may by default.
+    # A search of everything may take longer than the default for a command.
     return RedisBackend(
         AliasOptions(alias="scale", backend="redis", location=url, command_timeout=10)
     )
@@ -140,7 +140,7 @@ def _client(url: str) -> Any:
 
 
 class _Clocked(Session):
-    """Measures what operations cost; ``server_spent``: see ``Bench``."""
+    """Measures the cost of operations; ``server_spent``: see ``Bench``."""
 
     def __init__(self, server_spent: Callable[[], float]) -> None:
         self._server_spent = server_spent
@@ -154,7 +154,7 @@ class _Clocked(Session):
         return {name: seconds / times, f"{name}_cpu": (self._spent() - spent) / times}
 
     def _usual_cost(self, name: str, operation: Callable[[], Any]) -> dict[str, float]:
-        """The median of three: the slowest round of these counts."""
+        """The median of three, because the slowest round counts for these."""
         three = [self._cost(name, operation) for _ in range(3)]
         return {metric: median(cost[metric] for cost in three) for metric in three[0]}
 
@@ -163,7 +163,7 @@ class _Clocked(Session):
 
 
 class Among(_Clocked):
-    """Measures among so many locks that are held."""
+    """Measures among this number of held locks."""
 
     def __init__(self, server_spent: Callable[[], float], backend: BaseLockBackend, size: int):
         from django_dlock.lease import SORT_KEYS
@@ -225,7 +225,7 @@ class Among(_Clocked):
 
 
 class _Held(Among):
-    """A Redis in which so many locks are held."""
+    """A Redis with this number of held locks."""
 
     def __init__(self, bench: Bench, server: RedisServer, size: int) -> None:
         super().__init__(lambda: processor.used(server.pid), _backend(server.url), size)
@@ -253,11 +253,11 @@ class _Held(Among):
 
     def once(self) -> Readings:
         readings = {"longest_stop": self._longest_stop()}
-        # In a Redis of few locks, its own growth is more than theirs.
+        # In a Redis with few locks, the growth of Redis itself exceeds theirs.
         return {**readings, "memory": self._bytes} if self._size >= 1000 else readings
 
     def _longest_stop(self) -> float:
-        """Of all commands of ours that list."""
+        """For all of our commands that list."""
         from django_dlock.lease import SORT_KEYS
 
         self._page()

@@ -1,4 +1,4 @@
-"""What a task pays for its lock, on a real worker, beside a plain task with the same acks."""
+"""The cost of its lock for a task on a real worker, beside a plain task with the same settings."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ PACKAGES = {"once": "celery_once", "singleton": "celery_singleton"}
 METRICS = (
     Metric("run", "s", floor=PLAIN),
     Metric("publish", "s", floor=PLAIN),
-    # A lock that is taken when the message is published costs nothing in the worker.
+    # A lock acquired when the message is published costs nothing in the worker.
     Metric("total", "s", floor=PLAIN),
     # Of publisher, worker and Redis.
     Metric("cpu", "s", floor=PLAIN),
     Metric("at_server"),
-    # Of ``delay()``, beyond those of the plain task.
+    # Of ``delay()``, beyond that of the plain task.
     Metric("publish_commands"),
 )
 
@@ -60,7 +60,7 @@ class _Task(Session):
 
 
 def rows(bench: Bench) -> Iterable[Row]:
-    # Twice as many as elsewhere: parent, child and broker share the processors, and it shows.
+    # Twice as many as elsewhere, because parent, child and broker share the processors.
     body = "A task without a body on a worker"
     yield row(bench, "task", f"{body}: one process (prefork)", SUBJECTS, rounds=30)
     title = f"{body}: in the worker itself (solo)"
@@ -82,7 +82,7 @@ def row(
     crews: list[Crew] = []
 
     def crew() -> Crew:
-        # Not before the row runs: the import sets Django and Celery up.
+        # Not before the row runs, because the import sets up Django and Celery.
         if not crews:
             from ..celery_worker import Crew
 

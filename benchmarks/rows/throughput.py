@@ -1,4 +1,4 @@
-"""Several processes on one name: how much gets through, how evenly, and how long one waits."""
+"""Several processes on one name: throughput, fairness, and waiting times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENDERS = (
 
 THROUGHPUT = Metric("throughput", "/s", better="higher", floor=TOKEN)
 SHARE = Metric("share", better="higher")
-# Of all processes and the server, for each acquire and release, the waiting included.
+# Of all processes and the server, per acquire and release, including the waiting.
 CPU = Metric("cpu", "s", floor=TOKEN)
 ROUND_TRIPS = Metric("round_trips")
 WORST_WAIT = Metric("worst_wait", "s", floor=TOKEN)
@@ -36,7 +36,7 @@ METRICS = (THROUGHPUT, CPU, WORST_WAIT, SHARE, ROUND_TRIPS)
 
 @dataclass(frozen=True)
 class Load:
-    """What the processes do for ``seconds``: hold it, and pause after it."""
+    """What the processes do for ``seconds``: hold it, and then pause."""
 
     processes: int
     seconds: float
@@ -79,10 +79,10 @@ def subject(bench: Bench, kind: Kind, load: Load, store: str = "redis") -> Subje
 
 @dataclass(frozen=True)
 class _Gained:
-    """Of one process.
+    """The result of one process.
 
     Attributes:
-        in_time, in_all: How often it acquired within the time, and in all.
+        in_time, in_all: How often it acquired within the time, and in total.
         worst_wait: Its longest wait, in seconds.
         cpu: Seconds of its processor time.
     """
@@ -122,7 +122,7 @@ class _Crowd(Session):
 
     def _contend(self, route: Route, seconds: float) -> list[_Gained]:
         load, route = self._load, replace(route, store=self._store)
-        # All processes are ready by then.
+        # By then all processes are ready.
         start_at = time.monotonic() + 0.05 + 0.01 * load.processes
         return self._bench.workers.run(
             load.processes,
@@ -151,7 +151,7 @@ class _Turn:
 
 
 def contend(_number: int, turn: _Turn) -> _Gained:
-    """Acquire and release until it is time."""
+    """Acquire and release until the time is over."""
     make, load = peers.maker(turn.kind, turn.route), turn.load
     in_time = in_all = 0
     worst_wait = 0.0

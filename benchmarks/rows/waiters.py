@@ -1,4 +1,4 @@
-"""What a thousand waiters of one process cost: connections, commands, and processor time."""
+"""The cost of a thousand waiters in one process: connections, commands, and processor time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WAITERS = 1000
 SETTLE = 3.0
 """Seconds in which all of them begin to wait."""
 WATCH, WATCH_MANY = 3.0, 10.0
-"""Seconds in which they are measured; longer for many names, each of which may ask at times."""
+"""Seconds of the measurement; longer for many names, because each may poll sometimes."""
 
 METRICS = (
-    # All of them together, those inside scripts included, while nothing is released.
+    # By all together, including those in scripts, while nothing is released.
     Metric("commands", "/s"),
-    # Processor time of the process and of the server, for each second.
+    # Processor time of the process and of the server, per second.
     Metric("cpu_per_second", "s"),
     Metric("connections"),
     # How many are still waiting afterwards.
@@ -35,7 +35,7 @@ METRICS = (
 )
 
 TASKS = "tasks"
-"""In place of a kind: asyncio tasks, of ours."""
+"""Used instead of a kind: our locks in asyncio tasks."""
 
 
 def rows(bench: Bench) -> Iterator[Row]:
@@ -126,13 +126,13 @@ def waiting() -> int:
 
 
 _held: list[object] = []
-"""Handles that are collected lose their leases."""
+"""Keeps the handles, because garbage-collected ones lose their leases."""
 _waiting: set[object] = set()
 
 
 def _wait(handle: peers.Handle) -> None:
     _waiting.add(handle)
-    # An error ends the waiting as well, and is counted as that.
+    # An error also ends the waiting, and is counted.
     with contextlib.suppress(Exception):
         handle.acquire()
     _waiting.discard(handle)

@@ -34,7 +34,7 @@ class Broker(Protocol):
 
 
 class RedisBroker:
-    """Redis as Celery uses it: what nobody acknowledges comes back by itself."""
+    """Redis as Celery uses it: unacknowledged messages are redelivered automatically."""
 
     def __init__(self, queues: Sequence[str]) -> None:
         from testproject.celery import app
@@ -54,8 +54,8 @@ class RedisBroker:
     def restore_visible(self) -> None:
         """Redeliver what has been with a worker for longer than the visibility timeout.
 
-        Workers do the same by the same call, but look every few minutes only, and not all
-        versions of kombu let that be changed.
+        Workers make the same call, but only every few minutes, and not all versions of kombu can
+        change that.
         """
         if clock.now() >= self._next:
             self._next = clock.now() + EVERY

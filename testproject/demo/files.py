@@ -1,6 +1,6 @@
 """Kombu's file broker, corrected so that no worker reads an incomplete message.
 
-Kombu's own writes a message directly to the file that workers look for. A worker that moves the
+Kombu's own class writes a message directly to the file that workers read. A worker that moves the
 file at that moment reads an empty message, and stops.
 """
 

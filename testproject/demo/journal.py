@@ -1,8 +1,8 @@
-"""What happened, line by line, in a file that no transaction rolls back.
+"""The events, line by line, in a file that no transaction rolls back.
 
-Every process appends to the same file, each line in one ``write``, so that lines never mix and a
-killed process leaves no half line. Times are those of ``django_dlock.clock``, which is the same
-for all processes of a machine.
+All processes append to the same file, each line in one ``write``. So lines never mix, and a killed
+process leaves no partial line. Times are those of ``django_dlock.clock``, which is the same for
+all processes of a machine.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Journal:
         first: bool = False,
         at: float | None = None,
     ) -> None:
-        """Write an event, by default of this process and of now."""
+        """Write an event; by default for this process and this moment."""
         pid = os.getpid() if pid is None else pid
         self.write(Event(kind, column, order, run, pid, first, clock.now() if at is None else at))
 

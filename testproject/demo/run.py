@@ -27,7 +27,7 @@ FAULTS: dict[Fault, str] = {
     "stop": "stops the child that runs it until another has charged it (SIGSTOP)",
     "kill the worker": "kills its whole worker: the parent and all children (SIGKILL)",
 }
-"""What is done while the order with that fault runs, once for each task."""
+"""The faults, each made once for each task while the order with that fault runs."""
 
 WORKERS = 2
 """Workers of each task."""
@@ -54,7 +54,7 @@ LONGEST = 45.0
 
 
 class Show:
-    """One performance: a loop over the journal, the broker and what is due."""
+    """One run: a loop over the journal, the broker and the due actions."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -173,7 +173,7 @@ class Show:
         elif event.first:
             self._harm(order, event)
 
-    # -- the harm ------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------
 
     def _harm(self, order: Order, event: Event) -> None:
         if self._is_over(event):
@@ -255,7 +255,7 @@ class Show:
         # runs at the same time as its successor, until it checks.
         self._note("woken", event)
         os.kill(event.pid, signal.SIGCONT)
-        self._tell(event, f"let it go on: another has charged order {event.order}")
+        self._tell(event, f"let it continue: another run has charged order {event.order}")
         for order in self.orders.values():
             if order.fault == "kill the worker":
                 self._send(event.column, order)
@@ -354,7 +354,7 @@ def _introduction(stage: Stage) -> Iterator[str]:
 
 
 def _play(show: Show) -> tuple[list[str], dict[str, Tally]]:
-    """Print progress and table; what was not shown, and the tallies."""
+    """Print progress and table; return what was not shown, and the tallies."""
     workers = WORKERS * len(COLUMNS)
     if not show.wait_for_workers(workers):
         return ["the workers did not start"], {}
@@ -365,5 +365,5 @@ def _play(show: Show) -> tuple[list[str], dict[str, Tally]]:
     print(f"\n{table(tallies)}\n\n{legend(redelivers=show.redelivers)}\n")
     failures = verdict(tallies, kills=len(KILLS))
     if not settled:
-        failures.append("messages were still under way, or a worker ended by itself")
+        failures.append("some messages were not finished, or a worker ended by itself")
     return failures, tallies

@@ -54,13 +54,13 @@ def serve() -> int:
         print(f"Password   {password}")
         print(f"Redis      {os.environ['REDIS_URL']}")
         print()
-        print("Orders trickle in. Besides them, Held locks shows within half a minute:")
+        print("An order comes every few seconds. Within half a minute, Held locks also shows:")
         print(f"  {QUEUE:12}  held, and others wait for it")
         print(f"  {KILLED:12}  held by a process that is dead: it was killed (SIGKILL).")
         print(f"  {'':12}  Every {KILL_EVERY:g} s another takes it over and is killed, too")
         print(f"  {STOPPED + ':1':12}  held by a process that is silent: it was stopped (SIGSTOP)")
         print("Lock events has the take-overs, the lost locks and the long waits.")
-        print("Ctrl-C ends it all.", flush=True)
+        print("Ctrl-C ends everything.", flush=True)
         _trickle(stage)
         print(f"A process ended by itself.\n{stage.logs()}", file=sys.stderr)
         return 1
@@ -69,7 +69,7 @@ def serve() -> int:
 
 
 def _trickle(stage: Stage) -> None:
-    """Publish orders for as long as all processes run; each twice, as happens."""
+    """Publish orders as long as all processes run, each of them twice."""
     from .tasks import TASKS
 
     harm = _Harm(stage)
@@ -93,7 +93,7 @@ class _Harm:
         self._due = [(clock.now(), self._start_one_to_kill), (clock.now(), self._start_one_to_stop)]
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Do the due actions."""
         now = clock.now()
         for item in [item for item in self._due if item[0] <= now]:
             self._due.remove(item)

@@ -1,4 +1,4 @@
-"""The site's settings with short times, so that everything goes wrong within a minute.
+"""The site's settings with short times, so that all faults happen within a minute.
 
 A body of the demonstration outlives both the lease and the visibility timeout. ``DLOCK_DEMO_KIND``
 says what keeps locks and messages: ``redis``; or ``sqlite`` and ``postgresql`` for the locks, and

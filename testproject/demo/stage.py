@@ -21,7 +21,7 @@ from .locks import DatabaseLocks, Locks, RedisLocks
 __all__ = ["KINDS", "Stage"]
 
 KINDS = ("redis", "sqlite", "postgresql")
-"""What keeps the locks; Redis keeps messages, too, and files keep them otherwise."""
+"""The store of the locks; Redis also keeps the messages, otherwise files do."""
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -42,7 +42,7 @@ class Stage:
         self.kind = kind
         self._stack = contextlib.ExitStack()
         self._names: dict[int, str] = {}
-        # By pid; a sitter by the pid of the process that it will kill.
+        # By pid; each shell that will kill a process is stored with the pid of that process.
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sitters: dict[int, subprocess.Popen[bytes]] = {}
         self._may_end: set[int] = set()
@@ -126,7 +126,7 @@ class Stage:
         return process.pid
 
     def name_of(self, pid: int) -> str:
-        """The name of what was started; ``pid`` may be that of a child."""
+        """The name of the started process; ``pid`` may be that of a child."""
         return self._names[os.getpgid(pid)]
 
     def log(self, name: str) -> Path:

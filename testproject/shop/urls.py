@@ -1,4 +1,4 @@
-"""Addresses of the shop."""
+"""URLs of the shop."""
 
 from __future__ import annotations
 

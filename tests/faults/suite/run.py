@@ -52,7 +52,9 @@ class Run:
         publish_again: Whether a key is published again after a final failure, as a business would
             do.
         patience: Seconds until everything must have finished.
-        \t
+
+    Attributes:
+        patient: Seconds for which ``until`` waits.
     """
 
     def __init__(

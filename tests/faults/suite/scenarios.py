@@ -49,7 +49,6 @@ class Scenario:
             if they may not.
         harmless: By broker and pool, as in ``redis solo``: why unguarded tasks are not damaged
             there. Everywhere else they must be.
-        \t
     """
 
     name: str
