@@ -23,7 +23,7 @@ from django.db.models.manager import BaseManager
 from django.utils import timezone
 
 from .core import transactions
-from .core.held import HeldLease
+from .core.held_lease import HeldLease
 from .exceptions import StaleToken
 from .fields import FencingTokenField
 from .models import Fence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 from . import conf
 from .core.acquire import Flow, adrive, drive
 from .core.flows import LockFlows
-from .core.handle import Caller, HandleLeases
-from .core.held import HeldLease, LockState
+from .core.held_lease import HeldLease, LockState
+from .core.lock_leases import Caller, HandleLeases
 from .core.options import DEFAULT, Default, LockOptions, Seconds
 from .handler import locks
 from .lease import LeaseRequest
@@ -106,7 +106,7 @@ class Lock(LockFlows):
                 ``blocking=False``, or if the backend refuses (``BackendRefused``).
         """
         patience = self._patience(blocking, timeout)
-        return self._acquire(self._acquiring, self._leases.caller_thread(), patience) is not None
+        return self._acquire(self._acquire_flow, self._leases.caller_thread(), patience) is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """As ``acquire``, for coroutines; the handle itself holds.
@@ -115,15 +115,17 @@ class Lock(LockFlows):
         separate task, whose end would end the renewal.
         """
         patience = self._patience(blocking, timeout)
-        held = await self._aacquire(self._acquiring, self._leases.caller_handle(), patience)
+        held = await self._aacquire(self._acquire_flow, self._leases.caller_handle(), patience)
         return held is not None
 
     def __enter__(self) -> Self:
         # In one line: an interrupt behind it would leave the lock held, and there is no __exit__.
-        return self._acquire(self._entering, self._leases.caller_thread(), self._options.wait)
+        return self._acquire(self._enter_flow, self._leases.caller_thread(), self._options.wait)
 
     async def __aenter__(self) -> Self:
-        return await self._aacquire(self._entering, self._leases.caller_task(), self._options.wait)
+        return await self._aacquire(
+            self._enter_flow, self._leases.caller_task(), self._options.wait
+        )
 
     def _patience(self, blocking: bool, timeout: float | None) -> float | None:
         if not blocking:
@@ -179,11 +181,11 @@ class Lock(LockFlows):
             BackendUnavailable: No answer; it may or may not be prolonged.
             TypeError, ValueError: ``ttl`` is wrong, or too short to be renewed.
         """
-        drive(self._renewal(ttl), self._backend)
+        drive(self._renew_flow(ttl), self._backend)
 
     async def arenew(self, ttl: Seconds | None = None) -> None:
         """As ``renew``, for coroutines."""
-        await adrive(self._renewal(ttl), self._backend)
+        await adrive(self._renew_flow(ttl), self._backend)
 
     # -- release -----------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._current("released")
-            drive(self._releasing(held), self._backend)
+            drive(self._release_flow(held), self._backend)
         except BaseException as error:
             self._stop(held, error)
             raise
@@ -209,7 +211,7 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._current("released")
-            await adrive(self._releasing(held), self._backend)
+            await adrive(self._release_flow(held), self._backend)
         except BaseException as error:
             self._stop(held, error)
             raise
@@ -223,7 +225,7 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._leases.current()
-            drive(self._leaving(held, error), self._backend)
+            drive(self._exit_flow(held, error), self._backend)
         except BaseException as interrupt:
             self._stop(held, interrupt)
             raise
@@ -237,7 +239,7 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._leases.current()
-            flow = self._leaving(held, error)
+            flow = self._exit_flow(held, error)
             if kind is GeneratorExit:
                 # Its loop has left this coroutine behind, which cannot await any more.
                 next(flow, None)

@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.decorators import method_decorator
 from django.utils.functional import LazyObject, empty
 
-from . import refusals
+from . import refusal_responses
 from .core.options import Default, Seconds
 from .decorators import CommonKeywords, LockKeywords, check_options, full_name
 from .exceptions import BackendUnavailable, LeaseLost, LockError, LockNotAcquired
@@ -265,7 +265,7 @@ def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Ca
                 try:
                     await held.enter_async_context(lock)
                 except LockError as error:
-                    if refusals.prefers_json(request):
+                    if refusal_responses.prefers_json(request):
                         refusal = guard.without_lock(request, lock, error)
                     else:
                         # A template and its context processors may do synchronous I/O, too.
@@ -356,8 +356,8 @@ class _Guard(NamedTuple):
         try:
             name = self.make_key((request, *args), kwargs)
         except MissingValue as missing:
-            if missing.of_user and refusals.is_anonymous(request):
-                return refusals.login_required(request)
+            if missing.of_user and refusal_responses.is_anonymous(request):
+                return refusal_responses.login_required(request)
             raise
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
@@ -368,11 +368,11 @@ class _Guard(NamedTuple):
     ) -> HttpResponse | None:
         """The response if the lock could not be acquired; ``None`` to run the view without it."""
         if isinstance(error, LockNotAcquired):
-            return refusals.contended(request, self.status, error.info)
+            return refusal_responses.contended(request, self.status, error.info)
         if not isinstance(error, BackendUnavailable) or self.if_unavailable == "raise":
             raise error
         logger.warning("%s %s: %s", request.method, request.path, error)
-        return None if self.if_unavailable == "pass" else refusals.unavailable(request)
+        return None if self.if_unavailable == "pass" else refusal_responses.unavailable(request)
 
 
 def _facts(request: HttpRequest) -> dict[str, str]:

@@ -28,7 +28,7 @@ from ..lease import (
 )
 from ..process import ProcessIdentity, current
 from .base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
-from .holders import holder_state, json_object
+from .holder_state import holder_state, json_object
 
 __all__ = ["LocalBackend"]
 

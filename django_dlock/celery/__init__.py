@@ -24,11 +24,11 @@ def _release_all(**_: Any) -> None:
 
 for signal, receivers in (
     (signals.worker_init, (reaping.reap_often, shutdown.begin)),
-    (signals.worker_ready, (destination.ready, log_task_warnings)),
+    (signals.worker_ready, (destination.on_worker_ready, log_task_warnings)),
     (signals.worker_shutting_down, (shutdown.stop,)),
     (signals.worker_process_shutdown, (_release_all,)),
-    (signals.task_revoked, (reservation.over, parked_lock.revoked)),
-    (signals.task_failure, (reservation.failed,)),
+    (signals.task_revoked, (reservation.on_task_over, parked_lock.on_task_revoked)),
+    (signals.task_failure, (reservation.on_task_failure,)),
 ):
     for receiver in receivers:
         signal.connect(receiver, weak=False)

@@ -21,7 +21,7 @@ from ..exceptions import BackendRefused, BackendUnavailable
 from ..lease import Contention, Lease, LeaseRequest
 from ..process import death_proof
 
-__all__ = ["Flow", "acquisition", "adrive", "drive"]
+__all__ = ["Flow", "adrive", "drive", "grant_flow"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -38,7 +38,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.2
 """Seconds between two tries while the backend gives no answer."""
 
 
-def acquisition(
+def grant_flow(
     backend: BaseLockBackend,
     request: LeaseRequest,
     *,
@@ -98,7 +98,7 @@ def _until_granted(
     met: Met,
     broke: Met,
 ) -> Flow[Lease | None]:
-    """Like ``acquisition``, while the backend answers."""
+    """Like ``grant_flow``, while the backend answers."""
     broken, waited, timeout = "", False, backend.command_timeout
 
     def is_dead(contention: Contention) -> bool:

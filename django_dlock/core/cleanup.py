@@ -58,7 +58,7 @@ class _Job:
         return True
 
 
-class _Undoer:
+class _Canceller:
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
         # Reentrant: a signal handler may interrupt this very thread while it schedules. Entered
@@ -113,5 +113,5 @@ class _Undoer:
                 self._jobs.remove(job)
 
 
-_undoer = _Undoer()
-cancel_later = _undoer.cancel_later
+_canceller = _Canceller()
+cancel_later = _canceller.cancel_later

@@ -19,7 +19,7 @@ from django.dispatch import Signal
 from .. import clock, process
 
 __all__ = [
-    "Deliverer",
+    "EventQueue",
     "call",
     "flush",
     "has_receivers",
@@ -43,14 +43,14 @@ FORK_PATIENCE = 0.5
 MAX_QUEUED = 100_000
 IDLE = 60.0
 
-Delivery = Callable[[], object]
+EventCall = Callable[[], object]
 
 
-class Deliverer:
+class EventQueue:
     """A queue of calls, and the thread that makes them in order."""
 
     def __init__(self) -> None:
-        self._queue: collections.deque[Delivery] = collections.deque()
+        self._queue: collections.deque[EventCall] = collections.deque()
         # Reentrant: a signal handler or a finalizer may post while its own thread posts. Always
         # entered as it is and not as the condition, which a signal handler that raises can
         # leave locked for ever: its ``__exit__`` is Python, and may be interrupted at its start.
@@ -61,7 +61,7 @@ class Deliverer:
         self._hanging = 0
         self._kept_by: int | None = None
 
-    def post(self, delivery: Delivery) -> None:
+    def post(self, delivery: EventCall) -> None:
         """Queue a call; never blocks and never raises what the call raises."""
         with self._lock:
             if len(self._queue) >= MAX_QUEUED:
@@ -71,7 +71,7 @@ class Deliverer:
             self._ready.notify()
             self._ensure_worker()
 
-    def put(self, delivery: Delivery) -> None:
+    def put(self, delivery: EventCall) -> None:
         """Queue a call for the thread that is there, or for the next one."""
         self._queue.append(delivery)
 
@@ -177,21 +177,21 @@ def _tell_hanging() -> None:
     logger.error("A receiver of a lock event hangs for %g s", HANGING_AFTER)
 
 
-_deliverer = Deliverer()
-nudge = _deliverer.nudge
-flush = _deliverer.flush
-settle = _deliverer.settle
-take_part_in_forks = _deliverer.take_part_in_forks
+_event_queue = EventQueue()
+nudge = _event_queue.nudge
+flush = _event_queue.flush
+settle = _event_queue.settle
+take_part_in_forks = _event_queue.take_part_in_forks
 
 
 def call(function: Callable[..., object], *args: Any) -> None:
     """Call ``function`` on the dispatch thread."""
-    _deliverer.post(lambda: function(*args))
+    _event_queue.post(lambda: function(*args))
 
 
 def log_warning(message: str, *args: Any) -> None:
     """Log on the dispatch thread, because a project's log handlers may hang, too."""
-    _deliverer.post(lambda: logger.warning(message, *args))
+    _event_queue.post(lambda: logger.warning(message, *args))
 
 
 def log_warning_later(message: str, *args: Any) -> None:
@@ -199,12 +199,12 @@ def log_warning_later(message: str, *args: Any) -> None:
 
     For what runs while garbage is collected: to start a thread lets others run there.
     """
-    _deliverer.put(lambda: logger.warning(message, *args))
+    _event_queue.put(lambda: logger.warning(message, *args))
 
 
 def log_error(error: BaseException, message: str, *args: Any) -> None:
     """Log an error that should not happen, with its traceback."""
-    _deliverer.post(lambda: logger.error(message, *args, exc_info=error))
+    _event_queue.post(lambda: logger.error(message, *args, exc_info=error))
 
 
 def has_receivers(signal: Signal, sender: type) -> bool:
@@ -215,7 +215,7 @@ def has_receivers(signal: Signal, sender: type) -> bool:
 def send(signal: Signal, sender: type, **facts: Any) -> None:
     """Send a signal from the dispatch thread, if it has receivers."""
     if has_receivers(signal, sender):
-        _deliverer.post(lambda: _send(signal, sender, facts))
+        _event_queue.post(lambda: _send(signal, sender, facts))
 
 
 def _send(signal: Signal, sender: type, facts: dict[str, Any]) -> None:

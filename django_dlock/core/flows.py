@@ -25,8 +25,8 @@ from ..exceptions import (
 from ..lease import Contention, LeaseInfo, LeaseRequest
 from . import acquire, cleanup, dispatch, transactions, watchdog
 from .acquire import Flow, drive
-from .handle import Caller, HandleLeases
-from .held import HeldLease, registry
+from .held_lease import HeldLease, registry
+from .lock_leases import Caller, HandleLeases
 from .options import LockOptions, Seconds, lease_ttl
 
 if TYPE_CHECKING:
@@ -90,15 +90,15 @@ class LockFlows:
             options.renew,
         )
 
-    def _entering(
+    def _enter_flow(
         self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
     ) -> Flow[Self]:
-        """Like ``_acquiring``, for a ``with`` block, which needs the lock.
+        """Like ``_acquire_flow``, for a ``with`` block, which needs the lock.
 
         Raises:
             LockNotAcquired: The patience ended.
         """
-        entered = yield from self._acquiring(caller, patience, requests)
+        entered = yield from self._acquire_flow(caller, patience, requests)
         if entered is not None:
             return entered
         if self._found(caller) is not None:
@@ -128,7 +128,7 @@ class LockFlows:
             held = registry.find(self._backend, self.name, meets)
         return held
 
-    def _acquiring(
+    def _acquire_flow(
         self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
     ) -> Flow[Self | None]:
         """Returns ``None`` if the patience ended.
@@ -153,7 +153,7 @@ class LockFlows:
         self.contention = None
         left = patience
         while True:
-            lease = yield from acquire.acquisition(
+            lease = yield from acquire.grant_flow(
                 self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
             )
             if lease is not None:
@@ -201,7 +201,7 @@ class LockFlows:
 
     # -- renew -------------------------------------------------------------------------
 
-    def _renewal(self, ttl: Seconds | None) -> Flow[None]:
+    def _renew_flow(self, ttl: Seconds | None) -> Flow[None]:
         held = self._current("renewed")
         held.check()
         seconds = None if ttl is None else lease_ttl(self._backend, ttl, renewed=held.renews)
@@ -225,7 +225,7 @@ class LockFlows:
 
     # -- release -----------------------------------------------------------------------
 
-    def _leaving(self, held: HeldLease | None, error: BaseException | None) -> Flow[None]:
+    def _exit_flow(self, held: HeldLease | None, error: BaseException | None) -> Flow[None]:
         """What the end of a block does, whose body ended with ``error``."""
         if held is None:
             return
@@ -234,7 +234,7 @@ class LockFlows:
             self._leases.discard(held, lost=True)
             return
         try:
-            yield from self._releasing(held)
+            yield from self._release_flow(held)
         except BackendUnavailable as trouble:
             # The body ran under a lease that was good to the end. Failing it now would make
             # its caller repeat work that is done.
@@ -245,7 +245,7 @@ class LockFlows:
             if sys.version_info >= (3, 11) and not isinstance(error, LeaseLost):
                 error.add_note(f"The lock was lost meanwhile: {loss}")
 
-    def _releasing(self, held: HeldLease) -> Flow[None]:
+    def _release_flow(self, held: HeldLease) -> Flow[None]:
         if self._options.hold_until == "commit" and transactions.run_after(
             partial(self._release_late, held)
         ):
@@ -289,7 +289,7 @@ class LockFlows:
     def _release_late(self, held: HeldLease) -> None:
         """Release after a transaction; there is no caller left to raise to."""
         try:
-            drive(self._releasing(held), self._backend)
+            drive(self._release_flow(held), self._backend)
         except (LeaseLost, BackendUnavailable) as error:
             logger.warning("After the transaction: %s", error)
         except BaseException as error:

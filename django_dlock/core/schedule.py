@@ -10,7 +10,7 @@ import heapq
 import math
 from operator import attrgetter
 
-from .held import HeldLease, HolderKey, holder_ended
+from .held_lease import HeldLease, HolderKey, holder_ended
 
 __all__ = ["Schedule"]
 

@@ -24,7 +24,7 @@ from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
 from ..exceptions import BackendUnavailable
 from ..lease import ReleaseRequest
 from . import dispatch
-from .held import HeldLease, registry
+from .held_lease import HeldLease, registry
 from .schedule import Schedule
 
 __all__ = ["Watchdog", "shutdown", "unwatch", "watch"]

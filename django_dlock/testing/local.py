@@ -9,7 +9,7 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from ..conf import DEFAULT_ALIAS, LOCAL_BACKEND
 from ..core import watchdog
-from ..core.held import registry
+from ..core.held_lease import registry
 from ..handler import locks
 
 __all__ = ["local_locks"]

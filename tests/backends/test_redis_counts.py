@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_dlock import clock
-from django_dlock.backends import holders
+from django_dlock.backends import holder_state
 from django_dlock.lease import SORT_KEYS, LeaseQuery, ReleaseRequest
 from django_dlock.process import current
 from testproject.servers import RedisServer
@@ -118,7 +118,7 @@ def test_a_listing_checks_each_process_once(backend, monkeypatch):
     for number in range(5):
         grant(backend, request(f"n{number}"))
     looked = []
-    monkeypatch.setattr(holders, "death_proof", lambda *_, **__: looked.append(1))
+    monkeypatch.setattr(holder_state, "death_proof", lambda *_, **__: looked.append(1))
     assert len(backend.list()) == 5
     assert len(looked) == 1
     # The next listing checks again, because the process may have died.

@@ -303,7 +303,7 @@ def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(
         assert direct.break_("name", owner=attempt.owner)
 
     monkeypatch.setattr(listener._commands, "handed_over", broken_first)
-    flow = acquire.acquisition(listener, attempt, patience=None, met=id, broke=id)
+    flow = acquire.grant_flow(listener, attempt, patience=None, met=id, broke=id)
     result = on_a_thread(lambda: acquire.drive(flow, listener))
     all_wait(listener, 1)
     release(direct, lease)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from django_dlock import Lock, clock, locks
-from django_dlock.core.held import registry
+from django_dlock.core.held_lease import registry
 from testproject.servers import RedisServer
 from tests.support.aliases import LONG, alias, configured
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from django_dlock import clock
 from django_dlock.backends.base import AliasOptions, BaseLockBackend, RenewalResults
-from django_dlock.backends.holders import json_object
+from django_dlock.backends.holder_state import json_object
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import (
     Contention,

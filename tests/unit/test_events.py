@@ -10,15 +10,15 @@ from collections.abc import Callable
 import pytest
 
 from django_dlock.core import dispatch
-from django_dlock.core.dispatch import Deliverer
+from django_dlock.core.dispatch import EventQueue
 
 
 @pytest.fixture
-def deliverer() -> Deliverer:
-    return Deliverer()
+def deliverer() -> EventQueue:
+    return EventQueue()
 
 
-def test_deliveries_are_made_in_order_on_one_thread(deliverer: Deliverer) -> None:
+def test_deliveries_are_made_in_order_on_one_thread(deliverer: EventQueue) -> None:
     told: list[tuple[int, str]] = []
     for i in range(100):
         deliverer.post(lambda i=i: told.append((i, threading.current_thread().name)))  # type: ignore[misc]
@@ -27,7 +27,7 @@ def test_deliveries_are_made_in_order_on_one_thread(deliverer: Deliverer) -> Non
 
 
 def test_a_delivery_that_raises_does_not_stop_the_next(
-    deliverer: Deliverer, caplog: pytest.LogCaptureFixture
+    deliverer: EventQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises() -> None:
         raise SystemExit("receiver")
@@ -38,7 +38,7 @@ def test_a_delivery_that_raises_does_not_stop_the_next(
 
 
 def test_another_thread_takes_over_from_a_hanging_delivery(
-    deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch
+    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs, free = threading.Event(), threading.Event()
 
@@ -64,7 +64,7 @@ def fork(code: Callable[[], int] = lambda: 0) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_waits_for_the_current_delivery(deliverer: Deliverer) -> None:
+def test_a_fork_waits_for_the_current_delivery(deliverer: EventQueue) -> None:
     """Otherwise the child would have half of it forever, for example a lock inside SQLite."""
     began, inside = threading.Event(), [0]
 
@@ -82,7 +82,7 @@ def test_a_fork_waits_for_the_current_delivery(deliverer: Deliverer) -> None:
 
 
 def test_a_fork_waits_only_briefly_for_a_delivery_that_hangs(
-    deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch
+    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "FORK_PATIENCE", 0.05)
     hangs, free = threading.Event(), threading.Event()
@@ -99,14 +99,14 @@ def test_a_fork_waits_only_briefly_for_a_delivery_that_hangs(
     assert deliverer.flush(30)
 
 
-def test_a_receiver_may_fork(deliverer: Deliverer) -> None:
+def test_a_receiver_may_fork(deliverer: EventQueue) -> None:
     codes: list[int] = []
     deliverer.post(lambda: codes.append(fork()))
     assert deliverer.flush(30)
     assert codes == [0]
 
 
-def test_the_queue_is_bounded(deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_is_bounded(deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, free = threading.Event(), threading.Event()
     told: list[int] = []
 

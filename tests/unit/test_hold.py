@@ -6,7 +6,7 @@ import pytest
 
 from django_dlock import DEFAULT, Lock, clock, locks
 from django_dlock.core import watchdog
-from django_dlock.core.held import HeldLease
+from django_dlock.core.held_lease import HeldLease
 from django_dlock.core.options import LockOptions
 from django_dlock.lease import Lease
 

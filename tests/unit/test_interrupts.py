@@ -16,10 +16,20 @@ import pytest
 
 from django_dlock import BackendUnavailable, Lock, locks
 from django_dlock import lock as lock_module
-from django_dlock.core import acquire, cleanup, flows, handle, held, transactions, watchdog
-from django_dlock.core.held import registry
+from django_dlock.core import (
+    acquire,
+    cleanup,
+    flows,
+    held_lease,
+    lock_leases,
+    transactions,
+    watchdog,
+)
+from django_dlock.core.held_lease import registry
 
-OURS = {module.__file__ for module in (held, handle, flows, lock_module, acquire, watchdog)}
+OURS = {
+    module.__file__ for module in (held_lease, lock_leases, flows, lock_module, acquire, watchdog)
+}
 
 BEFORE = {
     Lock.release.__code__: 2,

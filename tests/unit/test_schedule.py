@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_dlock import Lock
-from django_dlock.core.held import HeldLease
+from django_dlock.core.held_lease import HeldLease
 from django_dlock.core.schedule import Schedule
 from django_dlock.core.watchdog import Watchdog
 

@@ -106,7 +106,7 @@ def test_the_bodys_own_release_is_not_interrupted(monkeypatch):
         yield from ()
 
     monkeypatch.setattr(Lock, "_current", lambda lock, verb: None)
-    monkeypatch.setattr(Lock, "_releasing", release)
+    monkeypatch.setattr(Lock, "_release_flow", release)
     with pytest.raises(LeaseAborted):
         guard.run(lambda: (Lock("own").release(), spin_until(threading.Event())))
     assert released == ["own"]

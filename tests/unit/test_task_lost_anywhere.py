@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from django_dlock import locks
-from django_dlock.core.held import registry
+from django_dlock.core.held_lease import registry
 from django_dlock.models import IdempotencyRecord
 from testproject.shop.models import Effect
 from tests.support.deliveries import in_memory, recorded, waiting, work

@@ -358,7 +358,7 @@ def test_the_lock_parked_for_a_message_that_never_runs_is_released(app):
     made.delay(1)
     work(app)
     retry = waiting(app)
-    parked_lock.revoked(made, Context(retry.headers), terminated=False)
+    parked_lock.on_task_revoked(made, Context(retry.headers), terminated=False)
     eventually(lambda: kind() is None)
 
 
@@ -373,7 +373,7 @@ def test_the_lease_of_a_running_retry_is_not_released(app, monkeypatch):
     def body(self, order):
         if not self.request.retries:
             raise self.retry(countdown=0)
-        parked_lock.revoked(made, Context(messages[0].headers), terminated=True)
+        parked_lock.on_task_revoked(made, Context(messages[0].headers), terminated=True)
         self.current_run.lock.renew()
         seen.append(kind())
 

@@ -26,7 +26,7 @@ from django_dlock.backends.base import BaseLockBackend
 from django_dlock.celery import owners
 from django_dlock.celery.parent import LockedRequest
 from django_dlock.celery.publishing import destination
-from django_dlock.celery.worker import locked_request, recovery
+from django_dlock.celery.worker import lost_children, recovery
 from django_dlock.celery.worker.recovery import Recovery, Suspect
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
@@ -319,12 +319,12 @@ def test_g13_the_reservation_of_a_dead_child_is_released_after_its_last_retry(ap
 @pytest.fixture(params=["the loop waits", "the loop goes on"])
 def patience(request, monkeypatch) -> None:
     """Whether a recovery ends within the short time that the worker's loop waits itself."""
-    monkeypatch.setattr(locked_request, "AT_ONCE", 30 if request.param == "the loop waits" else 0)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30 if request.param == "the loop waits" else 0)
 
 
 def test_g4_a_lock_is_free_before_the_pool_forks_another_child(app, hub, dead, monkeypatch):
     """A fork can take a second on a busy machine; one check handles all dead children."""
-    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()
@@ -350,7 +350,7 @@ def reserved() -> Iterator[set[Any]]:
 def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_children_that_die_meanwhile(
     app, child, reserved, broken, monkeypatch
 ):
-    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     reserved.add(worker.request)
     acquire("order:1", worker.owner)
@@ -362,7 +362,7 @@ def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_children_that_die
     began = clock.now()
     fork()
     assert (owner_of("order:1"), worker.outcomes) == (None, [])
-    assert clock.now() - began < locked_request.AT_ONCE
+    assert clock.now() - began < lost_children.AT_ONCE
     # When Celery reports it later, nothing is left to do.
     worker.lose()
     assert worker.outcomes == ["requeued"]
@@ -380,7 +380,7 @@ class Job:
 def test_g4_the_check_before_a_fork_includes_children_not_reported_as_begun(
     app, child, reserved, broken, monkeypatch
 ):
-    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
     worker, job = Worker(app, task(app), None), Job(child)
     worker.request._apply_result = weakref.ref(job)
     reserved.add(worker.request)
@@ -398,7 +398,7 @@ def test_g4_the_check_before_a_fork_includes_children_not_reported_as_begun(
 @pytest.mark.usefixtures("hub", "reserved")
 def test_g4_the_check_before_a_fork_includes_terminated_children(app, child, monkeypatch, way):
     # Celery discards their requests when it sends the signal, and the child takes its time to end.
-    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
     pool = SimpleNamespace(terminate_job=lambda pid, signal: None)
@@ -415,7 +415,7 @@ def test_g4_the_check_before_a_fork_includes_terminated_children(app, child, mon
 
 def test_g4_the_check_before_a_fork_includes_requests_that_are_only_active(app, child, monkeypatch):
     # As Celery does after the connection to the broker was lost.
-    monkeypatch.setattr(locked_request, "AT_ONCE", 30)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
     worker = Worker(app, task(app), child.popen.pid)
     acquire("order:1", worker.owner)
     state.task_accepted(worker.request)
@@ -468,11 +468,11 @@ def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children
     """Hooks registered first run last, so events of locks broken before the fork are delivered."""
     asked = (
         "import django; django.setup()\n"
-        "import django_dlock.celery.worker.locked_request\n"
+        "import django_dlock.celery.worker.lost_children\n"
         "from django_dlock import audit, process\n"
         "from django_dlock.core import dispatch\n"
         "hooks = [each.get('before') for each in process._at_fork]\n"
-        "print(dispatch._deliverer.before_fork in hooks, audit._wait in hooks)"
+        "print(dispatch._event_queue.before_fork in hooks, audit._wait in hooks)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     answer = subprocess.run(
@@ -492,7 +492,7 @@ def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, reserve
     fork()
     never.set()
     [(recovery, seconds)] = waits
-    assert seconds <= locked_request.AT_ONCE
+    assert seconds <= lost_children.AT_ONCE
     eventually(recovery._ended.is_set)
 
 
@@ -523,7 +523,7 @@ def test_a_backend_that_does_not_answer_delays_the_loop_once(app, hub, dead, mon
     workers = [Worker(app, made, dead.popen.pid) for _ in range(3)]
     for worker in workers:
         worker.lose()
-    assert waits == [(locked_request.AT_ONCE,)]
+    assert waits == [(lost_children.AT_ONCE,)]
     never.set()
     run(hub, lambda: all(worker.outcomes for worker in workers))
 
@@ -561,7 +561,7 @@ def test_g13_the_message_does_not_wait_forever(app, hub, dead, monkeypatch):
 
 
 def test_g13_a_worker_that_ends_waits_for_running_recoveries(app, hub, dead, monkeypatch):
-    monkeypatch.setattr(locked_request, "AT_ONCE", 0)
+    monkeypatch.setattr(lost_children, "AT_ONCE", 0)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
     worker.lose()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
-from ..holders import SILENT_AFTER, holder_state, json_object, process_from_json
+from ..holder_state import SILENT_AFTER, holder_state, json_object, process_from_json
 from .connection import Connection
 from .dialects import LEASES, Dialect
 from .rows import COLUMNS, SECOND, Row

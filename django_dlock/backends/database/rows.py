@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal
 from ...process import ProcessIdentity, death_proof
-from ..holders import process_from_json
+from ..holder_state import process_from_json
 
 __all__ = [
     "COLUMNS",

@@ -14,7 +14,7 @@ from ... import clock
 from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal, RenewalResult
 from ...process import ProcessIdentity, current
 from ..base import RenewalResults
-from ..holders import process_from_json
+from ..holder_state import process_from_json
 from . import scripts
 from .script_parts import FORMAT, Script
 from .scripts import OUTCOMES

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ...lease import HolderState, Kind, LeaseInfo
 from ...process import ProcessIdentity
-from ..holders import SILENT_AFTER, holder_state, json_object, process_from_json
+from ..holder_state import SILENT_AFTER, holder_state, json_object, process_from_json
 from .commands import EXACTLY
 from .script_parts import EXACT
 

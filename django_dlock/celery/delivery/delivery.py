@@ -55,9 +55,9 @@ class Delivery:
             Exception: The body's own, or the reason why it did not run.
         """
         with self.carried:
-            return self._execute()
+            return self._run_or_requeue()
 
-    def _execute(self) -> Any:
+    def _run_or_requeue(self) -> Any:
         context = self.context
         try:
             return self._run_and_follow_up()
@@ -69,7 +69,7 @@ class Delivery:
 
     def _run_and_follow_up(self) -> Any:
         try:
-            value = self._run_or_recall()
+            value = self._run_or_find_finished()
         except Ignore:
             # Raised by ``replace()``, whose replacement is a follow-up.
             self._publish_follow_ups()
@@ -87,16 +87,18 @@ class Delivery:
             # The work stays done. The next delivery of the message publishes the rest.
             raise Requeue(error, self.context.header.after_setback()) from error
 
-    def _run_or_recall(self) -> Any:
+    def _run_or_find_finished(self) -> Any:
         """Run; or if the lock is not free, return the result of a recorded run."""
         try:
             return self._acquire_and_run()
         except Refused as refused:
             record = self.context.options.record
             if record is not None:
-                finished = recorded_run.recall(self.context, record)
+                finished = recorded_run.find_finished(self.context, record)
                 if finished is not None:
-                    return self._end_as(recorded_run.repeat(self.context, record, finished))
+                    return self._end_as(
+                        recorded_run.outcome_of_duplicate(self.context, record, finished)
+                    )
             if refused.answer is None:
                 return None
             raise refused.answer from refused
@@ -107,7 +109,7 @@ class Delivery:
             # Stored before it is acquired: a soft time limit may be raised right after that.
             self.guard = locking.lock_of(self.context)
             self.guard = locking.acquire(self.context, self.guard)
-            return self._run_under(self.guard)
+            return self._run_holding(self.guard)
         except Retry as retry:
             if parked_lock.park(self.context, self.guard, retry):
                 self.guard = None
@@ -131,16 +133,18 @@ class Delivery:
             header = replace(header, count=min(header.count, 2))
         raise Requeue(reason, header) from reason
 
-    def _run_under(self, guard: Guard) -> Any:
+    def _run_holding(self, guard: Guard) -> Any:
         context = self.context
         context.run.lock = guard if isinstance(guard, Lock) else None
         self._release_reservation()
         record = context.options.record
         if record is not None:
-            return self._end_as(RecordedRun(context, record, guard, self._recorded_body).execute())
+            return self._end_as(
+                RecordedRun(context, record, guard, self._run_recorded_body).execute()
+            )
         before = in_transaction()
         try:
-            return self._body()
+            return self._call_body()
         except BaseException as error:
             repair(error, before, interrupted=context.body_runner.interrupted)
             reason = context.loss_behind(error) or context.interruption(error)
@@ -155,24 +159,24 @@ class Delivery:
         not begin until the release is confirmed.
 
         Raises:
-            Requeue, Refused: No answer; see ``locking.unavailable``.
+            Requeue, Refused: No answer; see ``locking.apply_if_unavailable``.
         """
         context = self.context
         try:
             released = self.carried.release_before_body(context.options.unique)
         except BackendUnavailable as error:
-            locking.unavailable(context, error)
+            locking.apply_if_unavailable(context, error)
         if released:
             context.header = replace(context.header, reserved="")
 
-    def _recorded_body(self, claim: Claim, follow_ups: FollowUps) -> Any:
+    def _run_recorded_body(self, claim: Claim, follow_ups: FollowUps) -> Any:
         """Run the body of a claimed key; the body can read the claim in ``current_run``."""
         run = self.context.run
         run.scope, run.key = claim.request.scope, claim.request.key
         run.attempt, run.follow_ups = claim.attempt, follow_ups
-        return self._body()
+        return self._call_body()
 
-    def _body(self) -> Any:
+    def _call_body(self) -> Any:
         """Run the body until it ends or, with ``if_lost="abort"``, until its lease ends."""
         context = self.context
         task, args, kwargs = context.task, context.args, context.kwargs

@@ -24,10 +24,10 @@ __all__ = [
     "Guard",
     "Refused",
     "acquire",
-    "contended",
+    "apply_if_contended",
+    "apply_if_unavailable",
     "contention_timeout",
     "lock_of",
-    "unavailable",
     "was_outage",
 ]
 
@@ -134,17 +134,17 @@ def acquire(context: DeliveryContext, lock: Guard) -> Guard:
         granted = lock.acquire() if _waits(context) else lock.acquire(blocking=False)
     except BackendUnavailable as error:
         if context.task.if_unavailable != "local":
-            unavailable(context, error)
+            apply_if_unavailable(context, error)
         answer = local_guard.acquire(lock, locks[lock.alias].options.max_hold)
         if isinstance(answer, Contention):
-            contended(context, lock.name, lock.alias)
+            apply_if_contended(context, lock.name, lock.alias)
         return answer
     if not granted:
-        contended(context, lock.name, lock.alias, met=lock.contention)
+        apply_if_contended(context, lock.name, lock.alias, met=lock.contention)
     return lock
 
 
-def contended(
+def apply_if_contended(
     context: DeliveryContext,
     name: str,
     alias: str,
@@ -207,7 +207,7 @@ def contention_timeout(task: TaskWithOptions) -> float:
     return max(SHORTEST_TIMEOUT, 2 * visibility_timeout(task.app)) if given is None else given
 
 
-def unavailable(context: DeliveryContext, error: BackendUnavailable) -> NoReturn:
+def apply_if_unavailable(context: DeliveryContext, error: BackendUnavailable) -> NoReturn:
     """Do as ``if_unavailable`` says; ``local`` cannot help here and requeues."""
     policy = context.task.if_unavailable
     if policy == "fail":

@@ -32,7 +32,7 @@ from ..times import seconds_until
 from .context import DeliveryContext
 from .locking import DeliveryLock, Guard
 
-__all__ = ["GRACE", "header_of_body", "park", "revoked"]
+__all__ = ["GRACE", "header_of_body", "on_task_revoked", "park"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -77,7 +77,7 @@ def park(context: DeliveryContext, guard: Guard | None, retry: Retry) -> bool:
     return True
 
 
-def revoked(sender: Any, request: Context, **_: Any) -> None:
+def on_task_revoked(sender: Any, request: Context, **_: Any) -> None:
     """Receives ``task_revoked`` in the worker's parent: the retry was revoked or has expired.
 
     It never runs, so no delivery releases its parked lease.

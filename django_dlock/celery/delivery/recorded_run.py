@@ -33,7 +33,7 @@ from .interrupt import LeaseAborted
 from .locking import Guard
 from .repair import OUTAGES, in_transaction, repair
 
-__all__ = ["RecordedRun", "RunOutcome", "recall", "repeat"]
+__all__ = ["RecordedRun", "RunOutcome", "find_finished", "outcome_of_duplicate"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -106,9 +106,9 @@ class RecordedRun:
             repair(error, self.before, interrupted=False)
             raise
         if isinstance(claim, Finished):
-            return repeat(self.context, self.options, claim, self.guard)
+            return outcome_of_duplicate(self.context, self.options, claim, self.guard)
         if isinstance(claim, InFlight):
-            locking.contended(
+            locking.apply_if_contended(
                 self.context,
                 claim.lock_name,
                 claim.lock_alias,
@@ -134,7 +134,7 @@ class RecordedRun:
         try:
             return idempotency.claim(request, holds=_holds, using=self.options.using)
         except BackendUnavailable as error:
-            locking.unavailable(self.context, error)
+            locking.apply_if_unavailable(self.context, error)
         except (UnknownAlias, *OUTAGES) as error:
             raise Requeue(error, self.context.header) from error
 
@@ -285,7 +285,7 @@ class RecordedRun:
         return None
 
 
-def recall(context: DeliveryContext, options: RecordOptions) -> Finished | None:
+def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished | None:
     """The recorded end of the work, if it is done; for a delivery that did not get its lock.
 
     Raises:
@@ -306,7 +306,7 @@ def recall(context: DeliveryContext, options: RecordOptions) -> Finished | None:
     raise Requeue(reason, context.header)
 
 
-def repeat(
+def outcome_of_duplicate(
     context: DeliveryContext, options: RecordOptions, finished: Finished, guard: Guard | None = None
 ) -> RunOutcome:
     """The outcome of a delivery whose work is already done.

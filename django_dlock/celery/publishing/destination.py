@@ -29,7 +29,7 @@ __all__ = [
     "content_type_of",
     "delayed_by_broker",
     "details_of",
-    "ready",
+    "on_worker_ready",
     "route",
 ]
 
@@ -52,7 +52,7 @@ class CannotRequeue(ImproperlyConfigured):
 _consumer: weakref.ref[Any] | None = None
 
 
-def ready(sender: Any = None, **_: Any) -> None:
+def on_worker_ready(sender: Any = None, **_: Any) -> None:
     """Receives ``worker_ready``, and remembers this process's consumer."""
     global _consumer
     _consumer = None if sender is None else weakref.ref(sender)

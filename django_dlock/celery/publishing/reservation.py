@@ -25,7 +25,7 @@ from ..options import TaskOptions, TaskWithOptions, UniqueOptions
 from .header import RequeueHeader
 from .requeue import Republished
 
-__all__ = ["CarriedReservation", "Reservation", "failed", "over", "pending_task"]
+__all__ = ["CarriedReservation", "Reservation", "on_task_failure", "on_task_over", "pending_task"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -201,7 +201,7 @@ class CarriedReservation:
         return again and self._acks_late
 
 
-def over(sender: Any, request: Context, **_: Any) -> None:
+def on_task_over(sender: Any, request: Context, **_: Any) -> None:
     """Receives ``task_revoked`` in the worker's parent; also called at the hard time limit.
 
     The task is over, but no delivery of it can release the reservation.
@@ -212,11 +212,11 @@ def over(sender: Any, request: Context, **_: Any) -> None:
             reservation.release_later()
 
 
-def failed(sender: Any, **_: Any) -> None:
+def on_task_failure(sender: Any, **_: Any) -> None:
     """Receives ``task_failure``; releases if the task failed outside its delivery.
 
     For example in ``before_start``. A delivery itself releases its reservation.
     """
     request = getattr(sender, "request", None)
     if request is not None and request.id and "dlock_run" not in vars(request):
-        over(sender, request)
+        on_task_over(sender, request)

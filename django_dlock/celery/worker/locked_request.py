@@ -9,39 +9,26 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
-from kombu.asynchronous import get_event_loop
 
-from ... import clock, process
-from ...core import dispatch
+from ... import process
 from .. import owners
 from ..canvas import callbacks
 from ..publishing import destination, reservation
-from .recovery import Recovery, Suspect
+from . import lost_children
+from .recovery import Suspect
 
 __all__ = ["LockedRequest"]
 
 logger = logging.getLogger("django_dlock")
 
-AT_ONCE = 0.2
-"""Seconds for which the worker's event loop waits for a recovery, if no other one is running."""
-POLL_INTERVAL = 0.05
-"""Seconds between two checks of a recovery for which a message waits."""
-
-TRIES = 5
-"""Attempts to read a set that another thread may be changing."""
-
 LARGEST_PID = 2**22
 """The largest pid on Linux; a pool of greenlets reports larger numbers instead of pids."""
-
-Proceed: TypeAlias = Callable[[], object]
 
 
 def _in_cold_shutdown() -> bool:
@@ -94,33 +81,33 @@ class LockedRequest(Request):
             self._name_errbacks()
         if not return_ok and isinstance(error, WorkerLostError):
             if self._is_final():
-                reservation.over(self.task, self._context)  # type: ignore[attr-defined]
-            _recoveries.begin(self._suspect(self.worker_pid), proceed)
+                reservation.on_task_over(self.task, self._context)  # type: ignore[attr-defined]
+            lost_children.recover(self._suspect(self.worker_pid), proceed)
             return
         if not return_ok and isinstance(error, Terminated | SystemExit | KeyboardInterrupt):
-            _recoveries.begin(self._suspect(self.worker_pid))
+            lost_children.recover(self._suspect(self.worker_pid))
         proceed()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """As Celery's, which kills the child after the hard limit; starts a recovery."""
         if not soft and _in_cold_shutdown():
             state.task_ready(self)
-            _recoveries.begin(self._suspect(self.worker_pid))
+            lost_children.recover(self._suspect(self.worker_pid))
             return
         if not soft:
-            _recoveries.begin(self._suspect(self.worker_pid))
+            lost_children.recover(self._suspect(self.worker_pid))
             self._name_errbacks()
-            reservation.over(self.task, self._context)  # type: ignore[attr-defined]
+            reservation.on_task_over(self.task, self._context)  # type: ignore[attr-defined]
         super().on_timeout(soft, timeout)
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's, which then removes it from its sets of requests; ours keeps it."""
-        _terminated.add(self)
+        lost_children.terminated.add(self)
         super().terminate(*args, **kwargs)
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
         """As ``terminate``."""
-        _terminated.add(self)
+        lost_children.terminated.add(self)
         super().cancel(*args, **kwargs)
 
     def reject(self, requeue: bool = False) -> None:
@@ -193,136 +180,3 @@ class LockedRequest(Request):
             return None
         owner, child = owners.in_child(self._owner, pid), process.identity_of(pid)
         return Suspect(task, self.id, key, self.args, self.kwargs, owner, child)
-
-
-class _Recoveries:
-    """Running recoveries and what to do after each; for the worker's event loop thread only."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Recovery, Proceed | None] = {}
-
-    def begin(self, suspect: Suspect | None, proceed: Proceed | None = None) -> None:
-        """Recover the suspect's lease, then call ``proceed``; a failed recovery never raises."""
-        recovery = None
-        try:
-            recovery = Recovery(suspect) if suspect is not None else None
-        except Exception:
-            logger.exception("%s: its lock could not be recovered", suspect)
-        if recovery is None:
-            if proceed is not None:
-                proceed()
-            return
-        recovery.start()
-        hub: Any = get_event_loop()
-        if hub is None:
-            # Without an event loop this is a thread of the pool, which may wait.
-            recovery.go()
-            if proceed is not None:
-                recovery.wait()
-                proceed()
-            return
-        # Usually wait here: the pool forks a new child next, and on a busy machine that takes
-        # longer than these few round trips. Wait for one recovery at a time, so that a backend
-        # that does not answer delays the loop only once when many children die.
-        # Iterate over a copy: while a pool is closed, another thread runs the timers.
-        if recovery.can_begin and all(other.over for other in list(self._waiting)):
-            recovery.go()
-            if recovery.wait(AT_ONCE):
-                _resume(proceed)
-                return
-        self._waiting[recovery] = proceed
-        # Called before the connection is closed; that requeues every unacknowledged message.
-        hub.on_close.add(self._finish)
-        # Poll with the loop's timers, because a call from another thread may not wake the loop.
-        hub.call_later(0, self._poll, hub, recovery)
-
-    def _poll(self, hub: Any, recovery: Recovery) -> None:
-        recovery.go()
-        if recovery.over:
-            self._proceed(recovery)
-        else:
-            hub.call_later(POLL_INTERVAL, self._poll, hub, recovery)
-
-    def _finish(self, hub: Any) -> None:
-        """Wait for all running recoveries, because the loop ends."""
-        for recovery in list(self._waiting):
-            recovery.go()
-        for recovery in list(self._waiting):
-            recovery.wait()
-            self._proceed(recovery)
-
-    def _proceed(self, recovery: Recovery) -> None:
-        # While a pool is closed, the timers run on another thread; only one of the two gets it.
-        _resume(self._waiting.pop(recovery, None))
-
-
-def _resume(proceed: Proceed | None) -> None:
-    if proceed is None:
-        return
-    try:
-        proceed()
-    except Exception:
-        # The pool also logs what its callbacks raise.
-        logger.exception("The death of a child process could not be handled")
-
-
-_recoveries = _Recoveries()
-
-_terminated: weakref.WeakSet[LockedRequest] = weakref.WeakSet()
-"""Requests whose child process is being terminated, until the pool has reaped it."""
-
-
-def _before_fork() -> None:
-    """Recover locks of child processes that died while the pool is forking others.
-
-    Celery looks for dead children only after it has forked all new ones. Its own handling of
-    them comes later and is not affected.
-    """
-    try:
-        recoveries = [
-            recovery
-            for request in _requests()
-            if isinstance(request, LockedRequest) and (recovery := _recover_early(request))
-        ]
-    except Exception:
-        logger.exception("Could not look for dead child processes before a fork")
-        return
-    ends_at = clock.now() + AT_ONCE
-    for recovery in recoveries:
-        recovery.wait(max(0.0, ends_at - clock.now()))
-
-
-def _requests() -> set[object]:
-    """All requests that a child of this process may be running."""
-    # Before 5.7, after a lost connection to the broker, Celery lists some finished requests as
-    # reserved.
-    known: set[object] = set()
-    for some in (state.reserved_requests, state.active_requests, _terminated):
-        for _ in range(TRIES):
-            try:
-                known.update(some)
-                break
-            except RuntimeError:
-                # If a pool forks on its own thread, another thread may be adding a request.
-                continue
-    return known
-
-
-def _recover_early(request: LockedRequest) -> Recovery | None:
-    """Start a recovery before Celery notices the death; ``None`` if the child is alive."""
-    try:
-        suspect = request.found_dead()
-        if suspect is None:
-            return None
-        recovery = Recovery(suspect)
-        recovery.start()
-        recovery.go()
-    except Exception:
-        logger.exception("%s: its lock could not be recovered", request)
-        return None
-    return recovery
-
-
-# In this order: hooks run in reverse, so recoveries report their events before ``dispatch`` pauses.
-dispatch.take_part_in_forks()
-process.at_fork(before=_before_fork)

@@ -12,7 +12,7 @@ import warnings
 from typing import TypeAlias
 
 from . import dispatch, watchdog
-from .held import HeldLease, HolderKey, holder_ended, registry
+from .held_lease import HeldLease, HolderKey, holder_ended, registry
 
 __all__ = ["Caller", "HandleLeases"]
 
