@@ -45,7 +45,7 @@ TICKET = 20.0
 """How long a waiter keeps its position after its last ask."""
 CANCELLED = 120 * SECOND
 """How long, besides its TTL, a cancelled attempt cannot be granted any more."""
-MOST_CANCELLED = 200
+MOST_CANCELLED = 2000
 """Cancelled attempts remembered for one name; the oldest are dropped first."""
 
 OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
