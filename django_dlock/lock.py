@@ -38,25 +38,22 @@ class Lock(LockFlows):
     Args:
         name: 1 to 255 characters, compared exactly.
         ttl: Seconds that the lease lives without renewal; the alias's ``TTL`` by default.
-        wait: Seconds to wait for the lock; 0 tries once, ``None`` waits for ever.
+        wait: Seconds to wait for the lock; 0 tries once, ``None`` waits forever.
         renew: Renew it in the background while it is held.
         max_hold: Seconds after which renewal ends, and the lease with it.
-        min_hold: Seconds after the acquire during which the name stays taken, even if the lock
-            is released earlier.
+        min_hold: Seconds after the acquire for which the name stays taken, even after a release.
         reentrant: The holder may acquire it again, if all its handles have this option.
         bound: Whether the lock belongs to the acquiring thread, or to the task that entered
             ``async with``; renewal ends when that ends. With ``False`` it belongs to the handle,
             which you can pass to another thread.
         using: Alias in ``DLOCKS``.
         metadata: JSON-serialisable data for operators and signals.
-        on_lost: Called once as ``on_lost(lock, reason)`` when the lease is lost, on the dispatch
-            thread.
-        hold_until: ``"commit"`` releases only after the thread's outermost transaction, if there
-            is one, has ended.
+        on_lost: Called as ``on_lost(lock, reason)``, once, on the dispatch thread, after a loss.
+        hold_until: ``"commit"`` releases after the thread's outermost transaction, if any.
 
     Raises:
-        TypeError, ValueError: An option is wrong, or the TTL is too short to be renewed: it
-            must be at least 3 times the alias's ``command_timeout``.
+        TypeError, ValueError: An option is wrong, or a renewed lease has a TTL of less than 3
+            times the alias's ``command_timeout``.
         InvalidLockBackend: ``using`` names no usable alias.
     """
 
@@ -94,7 +91,7 @@ class Lock(LockFlows):
 
         Args:
             blocking: ``False`` tries once.
-            timeout: Seconds to wait; ``None`` means this lock's ``wait``, -1 for ever.
+            timeout: Seconds to wait; ``None`` means this lock's ``wait``, -1 forever.
 
         Returns:
             ``False`` if the name did not become free in time.
@@ -111,8 +108,7 @@ class Lock(LockFlows):
     async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """As ``acquire``, for coroutines; the handle itself holds.
 
-        It does not belong to the task: before Python 3.12, ``asyncio.wait_for`` runs this in a
-        separate task, whose end would end the renewal.
+        Not the task: before 3.12, ``asyncio.wait_for`` runs this in a task that ends right away.
         """
         patience = self._patience(blocking, timeout)
         held = await self._aacquire(self._acquire_flow, self._leases.caller_handle(), patience)
@@ -160,10 +156,9 @@ class Lock(LockFlows):
             raise
 
     def unbind(self) -> None:
-        """Let the handle itself hold from now on, as with ``bound=False``.
+        """Let the handle itself hold from now on, as with ``bound=False``; a no-op if not held.
 
-        Use it if the lease must outlive the thread or task that acquired it. Keep the handle:
-        once it is garbage-collected, renewal ends. Does nothing if nothing is held.
+        The lease then outlives its thread or task, and is renewed while the handle is alive.
         """
         self._leases.unbind()
 
@@ -251,12 +246,12 @@ class Lock(LockFlows):
             raise
 
     def __del__(self) -> None:
-        # Refused at construction, a handle has no such attribute.
+        # A handle that was refused at construction has no such attribute.
         leases = getattr(self, "_leases", None)
         if leases is not None:
             leases.collected(self)
 
-    # -- what it knows without I/O ---------------------------------------------------------
+    # -- without I/O -------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.alias!r}: {self.state}>"
@@ -280,9 +275,8 @@ class Lock(LockFlows):
 
     @property
     def lost_reason(self) -> str | None:
-        """Why: ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``, ``fork``,
-        ``exit``, ``holder_ended``, ``interrupted`` or ``collected``; ``None`` if it is not
-        lost."""
+        """``None``, or ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``,
+        ``fork``, ``exit``, ``holder_ended``, ``interrupted`` or ``collected``."""
         held = self._leases.mine()
         return None if held is None else held.lost_reason
 
