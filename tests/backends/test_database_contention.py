@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_dlock import clock
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Contention, Lease
+from django_dlock.lease import Contention, Lease, LeaseRequest
 from tests.support import databases
 from tests.support.database_bed import Bed, ask, grant, release, request
 from tests.support.proxy import Proxy
@@ -25,13 +26,17 @@ def overtaken(backend: DatabaseBackend, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(backend._store.dialect, method, lambda *args: False)
 
 
+def ask_briefly(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease | Contention:
+    return backend.acquire(attempt, deadline=clock.now() + 1.0)
+
+
 def test_who_is_overtaken_by_others_all_the_time_is_told_of_contention(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = bed.backend(database)
+    backend = bed.backend(database, command_timeout=10.0)
     lease = grant(backend, request())
     overtaken(backend, monkeypatch)
-    answer = ask(backend, request(waits=True))
+    answer = ask_briefly(backend, request(waits=True))
     assert isinstance(answer, Contention)
     assert answer.owner == lease.owner
 
@@ -39,12 +44,12 @@ def test_who_is_overtaken_by_others_all_the_time_is_told_of_contention(
 def test_who_is_overtaken_on_a_free_name_is_told_of_its_last_owner(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = bed.backend(database)
+    backend = bed.backend(database, command_timeout=10.0)
     lease = grant(backend, request())
     release(backend, lease)
     overtaken(backend, monkeypatch)
     # One that has waited reads the row at once.
-    answer = ask(backend, request(waits=True, since=1.0))
+    answer = ask_briefly(backend, request(waits=True, since=1.0))
     assert isinstance(answer, Contention)
     assert (answer.owner, answer.remaining) == (lease.owner, 0.0)
 
@@ -52,12 +57,13 @@ def test_who_is_overtaken_on_a_free_name_is_told_of_its_last_owner(
 def test_who_is_overtaken_at_its_last_attempt_leaves_no_ticket(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = bed.backend(database)
+    backend = bed.backend(database, command_timeout=10.0)
     lease, waiter = grant(backend, request()), request(waits=True)
     assert isinstance(ask(backend, waiter), Contention)
     with monkeypatch.context() as patches:
         overtaken(backend, patches)
-        assert isinstance(ask(backend, waiter._replace(waits=False, since=1.0)), Contention)
+        last = waiter._replace(waits=False, since=1.0)
+        assert isinstance(ask_briefly(backend, last), Contention)
     databases.until(lambda: not backend.get("name").waiting)  # type: ignore[union-attr]
     release(backend, lease)
     assert not backend.locked("name", deadline=backend.call_deadline())
@@ -66,13 +72,13 @@ def test_who_is_overtaken_at_its_last_attempt_leaves_no_ticket(
 def test_a_release_that_is_overtaken_all_the_time_has_an_unknown_outcome(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = bed.backend(database)
+    backend = bed.backend(database, command_timeout=10.0)
     lease = grant(backend, request())
     ask(backend, request(waits=True))
     with monkeypatch.context() as patches:
         overtaken(backend, patches)
         with pytest.raises(BackendUnavailable):
-            release(backend, lease)
+            backend.release("name", lease.owner, min_hold=0.0, deadline=clock.now() + 1.0)
     assert release(backend, lease) == "released"
 
 
