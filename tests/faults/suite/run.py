@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -319,6 +319,16 @@ class Run:
                 self._first_follow_up,
             )[0][0]
         )
+
+    def with_pending(self, keys: Iterable[int]) -> set[int]:
+        """Which of these keys have a run that has recorded a follow-up that is unpublished."""
+        rows = self.stage.site.query(
+            "SELECT DISTINCT r.key FROM django_dlock_followup f "
+            "JOIN django_dlock_idempotencyrecord r ON r.id = f.record_id "
+            "WHERE f.published_at IS NULL AND f.id > ?",
+            self._first_follow_up,
+        )
+        return {int(key) for (key,) in rows} & set(keys)
 
     def _followed(self) -> bool:
         """Whether every follow-up was received or counts as lost, and nothing else is running.

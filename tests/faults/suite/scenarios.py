@@ -363,9 +363,11 @@ def continue_without_broker(run: Run, bodies: list[Event]) -> None:
     run.fault("broker away")
     run.stage.broker.go_away(run.stage.workers)
     try:
+        waiting = [body for body in bodies if body["kind"] == GUARDED and body["what"] == "wait"]
+        # If a body had committed before the command ran, the command has published for it.
+        senders = run.with_pending(body["key"] for body in waiting)
         for body in bodies:
             run.journal.open(gate(body["kind"], body["key"]))
-        senders = [body for body in bodies if body["kind"] == GUARDED and body["what"] == "wait"]
         if not senders:
             return
         until_tried(run, len(senders))
