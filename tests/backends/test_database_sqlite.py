@@ -1,77 +1,44 @@
-"""Leases of a project on SQLite, in a file beside the project's: threads and processes share it."""
+"""Leases of a project on SQLite: threads and processes share them, and processes fork."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_django import DjangoDbBlocker
 
+from django_dlock import clock
+from django_dlock.backends import forks
 from django_dlock.backends.base import AliasOptions
-from django_dlock.backends.database import DatabaseBackend, table
-from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Contention, Lease, LeaseRequest
-from tests.support import databases
+from django_dlock.backends.database import table
+from django_dlock.exceptions import BackendRefused, BackendUnavailable
+from django_dlock.lease import Contention, Lease
+from tests.support import forking
+from tests.support.lease_files import (
+    Child,
+    MakeBackend,
+    ask,
+    grant,
+    integrity,
+    release,
+    request,
+)
 
 PROCESSES, TURNS = 4, 40
-
-MakeBackend = Callable[..., DatabaseBackend]
-
-
-@pytest.fixture
-def project(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Path]:
-    """The file of a project's database, known as the alias ``file``."""
-    path = tmp_path / "project.sqlite3"
-    settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}
-    with databases.added("file", settings), django_db_blocker.unblock():
-        yield path
-
-
-@pytest.fixture
-def make(project: Path) -> Iterator[MakeBackend]:
-    """Makes backends that keep their leases beside ``project``."""
-    with contextlib.ExitStack() as stack:
-
-        def make(**options: Any) -> DatabaseBackend:
-            backend = DatabaseBackend(
-                AliasOptions("file", "database", options={"database": "file"}, **options)
-            )
-            stack.callback(backend.close)
-            return backend
-
-        yield make
-
-
-def request(name: str = "name", **kwargs: Any) -> LeaseRequest:
-    return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=30.0, **kwargs)
-
-
-def ask(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease | Contention:
-    return backend.acquire(attempt, deadline=backend.call_deadline())
-
-
-def grant(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease:
-    answer = ask(backend, attempt)
-    assert isinstance(answer, Lease), answer
-    return answer
-
-
-def release(backend: DatabaseBackend, lease: Lease) -> str:
-    return backend.release(lease.name, lease.owner, min_hold=0.0, deadline=backend.call_deadline())
+PATIENCE = 20.0
+ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 
 
 def test_threads_that_use_an_alias_first_at_the_same_time_share_its_store(
-    make: MakeBackend, monkeypatch: pytest.MonkeyPatch
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, made, second = make(), list[object](), threading.Event()
+    backend, made, second = make_backend(), list[object](), threading.Event()
     real = table.Store
 
     def slow_store(options: AliasOptions) -> Any:
@@ -97,9 +64,9 @@ def test_threads_that_use_an_alias_first_at_the_same_time_share_its_store(
 
 
 def test_a_waiter_gets_its_place_in_the_queue_however_fast_others_change_the_row(
-    make: MakeBackend, monkeypatch: pytest.MonkeyPatch
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, fast = make(), make(command_timeout=0.2)
+    slow, fast = make_backend(), make_backend(command_timeout=1.0)
     held = [grant(fast, request())]
     dialect = slow._table.store.dialect
     read = dialect.read
@@ -123,10 +90,10 @@ def test_a_waiter_gets_its_place_in_the_queue_however_fast_others_change_the_row
 
 @pytest.mark.timeout(300)
 def test_every_one_of_several_processes_gets_its_share_of_turns(
-    project: Path, tmp_path: Path
+    project_file: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    command = [sys.executable, "-m", "tests.support.turns", str(project), str(log), str(TURNS)]
+    command = [sys.executable, "-m", "tests.support.turns", str(project_file), str(log), str(TURNS)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     running = [subprocess.Popen(command, **pipes) for _ in range(PROCESSES)]
     try:
@@ -150,3 +117,152 @@ def test_every_one_of_several_processes_gets_its_share_of_turns(
 
 def last_turn(turns: list[str], pid: str) -> int:
     return len(turns) - 1 - turns[::-1].index(pid)
+
+
+# -- forks -------------------------------------------------------------------------------------
+
+
+def test_g8_a_child_does_not_rely_on_the_file_locks_of_its_parent(
+    make_backend: MakeBackend, project_file: Path
+) -> None:
+    backend = make_backend()
+    grant(backend, request("before the fork"))
+    child = Child(
+        lambda: type(ask(backend, request("another"))).__name__,
+        lambda: type(ask(backend, request("name"))).__name__,
+    )
+    assert child.step() == "Lease"
+    # If nobody else had the file open, this would remove the write-ahead log of the child.
+    backend.close()
+    assert isinstance(ask(backend, request("another")), Contention)
+    assert child.step() == "Lease"
+    assert isinstance(ask(backend, request("name")), Contention)
+    child.end()
+    assert integrity(project_file) == "ok"
+
+
+def test_g8_a_fork_waits_for_the_statement_of_another_thread(make_backend: MakeBackend) -> None:
+    backend, under_way, go_on = (
+        make_backend(),
+        threading.Event(),
+        threading.Event(),
+    )
+    order: list[str] = []
+
+    def use(one: Any, store: Any) -> None:
+        under_way.set()
+        go_on.wait(PATIENCE)
+        order.append("statement")
+
+    def fork() -> None:
+        child = Child(lambda: type(ask(backend, request())).__name__)
+        order.append("fork")
+        assert child.step() == "Lease"
+        child.end()
+
+    statement = threading.Thread(target=backend._table.call, args=(use, clock.now() + PATIENCE))
+    statement.start()
+    assert under_way.wait(PATIENCE)
+    forker = threading.Thread(target=fork)
+    forker.start()
+    forker.join(0.2)
+    go_on.set()
+    statement.join()
+    forker.join(PATIENCE)
+    assert order == ["statement", "fork"]
+
+
+def test_g8_a_long_statement_is_interrupted_for_a_fork_and_repeated_after_it(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "PATIENCE", 0.2)
+    backend, under_way, attempts = make_backend(), threading.Event(), list[None]()
+
+    def use(one: Any, store: Any) -> Any:
+        attempts.append(None)
+        if len(attempts) > 1:
+            return one.rows("SELECT 1")
+        under_way.set()
+        return one.rows(ENDLESS)
+
+    answers: list[Any] = []
+    statement = threading.Thread(
+        target=lambda: answers.append(backend._table.call(use, clock.now() + PATIENCE))
+    )
+    statement.start()
+    assert under_way.wait(PATIENCE)
+    child = Child(lambda: type(ask(backend, request())).__name__)
+    assert child.step() == "Lease"
+    child.end()
+    statement.join(PATIENCE)
+    assert answers == [[(1,)]]
+
+
+def test_g8_a_child_refuses_a_file_that_was_open_at_its_fork(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "PATIENCE", 0.0)
+    backend = make_backend()
+
+    def refused() -> str:
+        try:
+            ask(backend, request())
+        except BackendRefused as error:
+            return str(error)
+        return "granted"
+
+    def use(one: Any, store: Any) -> Child:
+        return Child(refused)
+
+    child = backend._table.call(use, clock.now() + PATIENCE)
+    assert "was forked while its parent had the file open" in child.step()
+    child.end()
+    # The parent goes on.
+    assert isinstance(ask(backend, request()), Lease)
+
+
+def test_fork_hooks_are_registered_once_for_all_backends(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(make_backend(), request("first"))
+    registered: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **hooks: registered.append(hooks))
+    for number in range(3):
+        grant(make_backend(), request(f"other {number}"))
+    assert registered == []
+
+
+@pytest.mark.timeout(300)
+def test_g8_increments_are_exact_while_processes_fork(project_file: Path, tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    command = [sys.executable, "-m", "tests.support.forking", str(project_file), str(counter)]
+    running = [subprocess.Popen(command) for _ in range(2)]
+    try:
+        assert [process.wait(100) for process in running] == [0, 0]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert int(counter.read_text()) == 2 * forking.INCREMENTS
+    assert integrity(project_file) == "ok"
+
+
+def test_g8_other_fork_hooks_may_take_locks(project_file: Path) -> None:
+    command = [sys.executable, "-c", HOOKS, str(project_file)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.split() == ["True", "True"]
+
+
+HOOKS = """
+import os, sys
+from tests.support.turns import configure
+configure(sys.argv[1])
+from django_dlock import Lock
+os.register_at_fork(before=lambda: print(Lock("before").acquire(timeout=0), flush=True))
+pid = os.fork()
+if pid == 0:
+    print(Lock("in the child").acquire(timeout=0), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""

@@ -13,7 +13,8 @@ import sys
 from django.conf import settings
 
 
-def main(database: str, log: str, turns: str) -> None:
+def configure(database: str) -> None:
+    """Keep locks beside this SQLite file."""
     settings.configure(
         INSTALLED_APPS=["django_dlock"],
         USE_TZ=True,
@@ -29,6 +30,10 @@ def main(database: str, log: str, turns: str) -> None:
     import django
 
     django.setup()
+
+
+def main(database: str, log: str, turns: str) -> None:
+    configure(database)
     from django_dlock import Lock
 
     with Lock(f"first use by {os.getpid()}"):

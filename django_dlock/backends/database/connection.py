@@ -75,11 +75,15 @@ DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'datab
 
 
 class Failure(Exception):
-    """An error of the driver and its meaning."""
+    """An error of the driver, and what it means.
 
-    def __init__(self, kind: Kind, error: BaseException) -> None:
+    Attributes:
+        obstacle: What is in the way, and the cure; empty if only the driver's words are known.
+    """
+
+    def __init__(self, kind: Kind, error: BaseException, obstacle: str = "") -> None:
         super().__init__(str(error).strip() or type(error).__name__)
-        self.kind = kind
+        self.kind, self.obstacle = kind, obstacle
 
 
 class Connection:

@@ -29,6 +29,8 @@ Urgency = Literal["ordinary", "end", "renew"]
 URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
 FEWEST = 3
 """The least number of connections that a pool needs."""
+REPEATABLE = ("broken", "overtaken", "passing", "read-only")
+"""Kinds of failures after which a call may succeed if it is repeated."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 """Seconds between two attempts; the first repetition follows at once."""
 
@@ -77,7 +79,7 @@ class Pool:
                     return self._use(connection or self.connect(deadline), use, deadline)
                 except Failure as error:
                     refused = error if error.kind == "read-only" else refused
-                    may_help = error.kind in ("broken", "overtaken", "passing", "read-only")
+                    may_help = error.kind in REPEATABLE and not error.obstacle
                     if not may_help or clock.now() + pause >= deadline:
                         if refused is not None:
                             # The earlier error says more than that the time is over.

@@ -10,34 +10,25 @@ leases are in memory, too, in one database for all threads of the process.
 from __future__ import annotations
 
 import contextlib
-import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from ... import clock
-from .connection import Connection, Failure, failure
+from .connection import Connection, Failure
 from .dialects import LEASES, PROCESSES
 from .pool import Urgency
 
-__all__ = ["MemoryPool", "connect", "is_in_memory", "path_beside", "sole_writer"]
+__all__ = ["MemoryPool", "create_tables", "is_in_memory", "open_database", "sole_writer"]
 
 T = TypeVar("T")
 
-SUFFIX = "-dlock"
 FORMAT = 1
 """The version of the schema; rises with every change of it."""
 OLDEST = (3, 35, 0)
 """The first version of SQLite that has ``RETURNING``."""
-BUSY = 0.05
-"""Seconds for which a statement is repeated while another connection writes."""
-
-PROBE_PAUSE = (0.0005, 0.002)
-"""Shortest and longest pause before a statement is tried again, in seconds."""
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -64,50 +55,13 @@ def is_in_memory(name: object) -> bool:
     return not text or text == ":memory:" or "mode=memory" in text or text == "file::memory:"
 
 
-def path_beside(name: object) -> Path:
-    """The file of the leases, beside the project's."""
-    text = str(name)
-    if text.startswith("file:"):
-        text = unquote(urlsplit(text).path)
-    # Resolve links, so that all paths to the project's file give the same file of leases.
-    path = Path(text).resolve()
-    return path.with_name(path.name + SUFFIX)
+def open_database(uri: str, busy: float = 0.0) -> sqlite3.Connection:
+    """A connection of the driver.
 
-
-def connect(path: Path) -> Callable[[], Connection]:
-    """Return a function that opens the file, and creates it if there is none."""
-
-    def open_() -> Connection:
-        raw = _open(str(path), uri=False)
-        try:
-            raw.execute("PRAGMA synchronous = NORMAL")
-            _create(raw, durable=True)
-            raw.execute("PRAGMA busy_timeout = 0")
-        except sqlite3.Error as error:
-            raw.close()
-            raise failure(error) from error
-        return FileConnection(raw, sqlite3, mark="?")
-
-    return open_
-
-
-class FileConnection(Connection):
-    """A connection to the file of leases."""
-
-    def _execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        give_up_at = clock.now() + BUSY
-        while True:
-            try:
-                return super()._execute(statement, parameters)
-            except Failure as error:
-                if error.kind != "passing" or clock.now() >= give_up_at:
-                    raise
-            # SQLite itself would pause for longer and longer, and a connection that writes often
-            # would leave it no chance.
-            time.sleep(random.uniform(*PROBE_PAUSE))
-
-
-def _open(database: str, *, uri: bool) -> sqlite3.Connection:
+    Args:
+        uri: As SQLite understands it.
+        busy: Seconds for which SQLite itself waits for another connection that writes.
+    """
     if sqlite3.sqlite_version_info < OLDEST:
         error = RuntimeError(
             f"Locks need SQLite {'.'.join(map(str, OLDEST))} or newer; this Python has "
@@ -115,14 +69,15 @@ def _open(database: str, *, uri: bool) -> sqlite3.Connection:
         )
         raise Failure("refused", error)
     raw = sqlite3.connect(
-        database, timeout=BUSY, isolation_level=None, check_same_thread=False, uri=uri
+        uri, timeout=busy, isolation_level=None, check_same_thread=False, uri=True
     )
     # The file is on this machine, so all processes share its clock.
     raw.create_function("dlock_now", 0, lambda: time.time_ns() // 1000)
     return raw
 
 
-def _create(raw: sqlite3.Connection, *, durable: bool) -> None:
+def create_tables(raw: sqlite3.Connection, *, durable: bool) -> None:
+    """Create the tables if there are none."""
     if raw.execute("PRAGMA user_version").fetchone()[0] >= FORMAT:
         return
     if durable:
@@ -168,8 +123,8 @@ class MemoryPool:
             raise Failure("broken", TimeoutError("another thread took too long"))
         try:
             if self._connection is None:
-                raw = _open(":memory:", uri=False)
-                _create(raw, durable=False)
+                raw = open_database("file::memory:")
+                create_tables(raw, durable=False)
                 self._connection = Connection(raw, sqlite3, mark="?")
             return use(self._connection)
         finally:

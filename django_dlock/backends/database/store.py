@@ -15,6 +15,7 @@ from ..base import AliasOptions, Problem
 from . import sqlite
 from .connection import Connection, connect_as_django, settings_of
 from .dialects import Dialect, SQLite
+from .lease_file import FilePool, LeaseFile
 from .mysql import MySQL
 from .pool import FEWEST, Pool, Urgency
 from .postgresql import PostgreSQL
@@ -68,14 +69,15 @@ class Store:
         self.wakeup: Wakeup | None = None
         self.session: SessionProof | None = None
         self.pool: Calls
-        make = connect_as_django(self.database, timeout)
+        limit = options.options.get("connections", CONNECTIONS)
         if self.vendor == "sqlite":
             if sqlite.is_in_memory(entry["NAME"]):
                 self.is_shared = False
                 self.pool = _memory(self.made_for)
                 return
-            make = sqlite.connect(sqlite.path_beside(entry["NAME"]))
-        self.pool = pool = Pool(make, options.options.get("connections", CONNECTIONS))
+            self.pool = FilePool(LeaseFile(entry["NAME"]), limit)
+            return
+        self.pool = pool = Pool(connect_as_django(self.database, timeout), limit)
         if self.vendor == "postgresql":
 
             def ask(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:

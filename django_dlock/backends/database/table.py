@@ -199,6 +199,8 @@ class LeaseTable:
             "refused": f"{database} refused the statement",
             "unreachable": f"No connection to {database}",
         }.get(error.kind, f"{database} gave no answer")
-        refused = error.kind in ("missing", "denied", "refused")
+        if error.obstacle:
+            told = f"The locks of {database} cannot be kept: {error.obstacle}"
+        refused = bool(error.obstacle) or error.kind in ("missing", "denied", "refused")
         kind = BackendRefused if refused else BackendUnavailable
         raise kind(f"{told}: {error}", name, alias) from error
