@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from django_dlock import clock
 from django_dlock.backends import forks
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import table
+from django_dlock.backends.database.connection import Connection
+from django_dlock.backends.database.sqlite import MemoryPool, sole_writer
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from tests.support import forking
@@ -117,6 +121,56 @@ def test_every_one_of_several_processes_gets_its_share_of_turns(
 
 def last_turn(turns: list[str], pid: str) -> int:
     return len(turns) - 1 - turns[::-1].index(pid)
+
+
+# -- in memory ---------------------------------------------------------------------------------
+
+
+class Nth:
+    """Interrupts at the n-th place where Python looks for signals."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def profile(self, frame: FrameType, event: str, arg: object) -> None:
+        if event in ("call", "c_return"):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+def test_g7_interrupts_keep_no_other_thread_from_a_database_in_memory() -> None:
+    pool, answers = MemoryPool(), list[Any]()
+
+    def write(one: Connection) -> None:
+        with sole_writer(one):
+            one.count("UPDATE django_dlock_processrecord SET gone = 0")
+
+    def ask_on_another_thread() -> None:
+        def ask() -> None:
+            answers.append(pool.call(read, clock.now(), "ordinary"))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+
+    def read(one: Connection) -> Any:
+        return one.raw.in_transaction, one.rows("SELECT count(*) FROM django_dlock_processrecord")
+
+    for place in itertools.count(1):
+        nth = Nth(place)
+        try:
+            sys.setprofile(nth.profile)
+            pool.call(write, clock.now() + PATIENCE, "ordinary")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        ask_on_another_thread()
+        if nth.left > 0:
+            break
+    assert place > 10
+    assert answers == [(False, [(0,)])] * place
 
 
 # -- forks -------------------------------------------------------------------------------------

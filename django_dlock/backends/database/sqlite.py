@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from ... import clock
+from ..slots import Slots
 from .connection import Connection, Failure
 from .dialects import LEASES, PROCESSES
 from .pool import Urgency
@@ -112,20 +111,29 @@ class MemoryPool:
 
     def forget(self) -> None:
         """Drop the leases in a forked child: they belong to the parent process."""
-        self._lock = threading.RLock()
+        # A slot is returned even if an interrupt drops it.
+        self._slots = Slots(1)
         self._connection: Connection | None = None
 
     def close(self) -> None:
         """Do nothing: closing would delete the leases."""
 
     def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
-        if not self._lock.acquire(timeout=max(0.0, deadline - clock.now())):
+        slot = self._slots.take(0, deadline)
+        if slot is None:
             raise Failure("broken", TimeoutError("another thread took too long"))
         try:
-            if self._connection is None:
-                raw = open_database("file::memory:")
-                create_tables(raw, durable=False)
-                self._connection = Connection(raw, sqlite3, mark="?")
-            return use(self._connection)
+            return use(self._connected())
         finally:
-            self._lock.release()
+            slot.release()
+
+    def _connected(self) -> Connection:
+        connection = self._connection
+        if connection is None:
+            connection = Connection(open_database("file::memory:"), sqlite3, mark="?")
+            create_tables(connection.raw, durable=False)
+            self._connection = connection
+        elif connection.raw.in_transaction:
+            # An interrupt may have left it open.
+            connection.raw.rollback()
+        return connection
