@@ -29,6 +29,9 @@ REDIS_BACKEND = "django_dlock.backends.redis.RedisBackend"
 DATABASE_BACKEND = "django_dlock.backends.database.DatabaseBackend"
 LOCAL_BACKEND = "django_dlock.backends.local.LocalBackend"
 
+EXTRAS = {"redis": "redis", "urllib3": "etcd"}
+"""Client library → the extra of django-dlock that installs it."""
+
 DUMMY_ENGINE = "django.db.backends.dummy"
 """Django's word for no database."""
 
@@ -136,8 +139,8 @@ def _backend_class(options: AliasOptions) -> type[BaseLockBackend] | Problem:
         found: Any = import_string(options.backend)
     except ImportError as error:
         message = f"{place}: cannot import {options.backend!r}: {error}."
-        missing = error.name == "redis"
-        hint = 'pip install "django-dlock[redis]"' if missing else "Correct the path."
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        hint = f'pip install "django-dlock[{extra}]"' if extra else "Correct the path."
         return Problem("E008", message, hint)
     if isinstance(found, type) and issubclass(found, BaseLockBackend):
         return found

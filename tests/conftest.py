@@ -23,6 +23,7 @@ from django_dlock.backends.redis import RedisBackend
 from testproject.rabbit import RabbitServer
 from testproject.servers import RedisServer, ServerNotFound
 from tests.support import databases, mariadb, postgres
+from tests.support.etcd import EtcdServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.proxy import Proxy
 
@@ -142,6 +143,28 @@ def rabbit_server() -> Iterator[RabbitServer]:
     """A RabbitMQ shared by the tests that need one, started by the first; do not stop it."""
     try:
         server = RabbitServer().start()
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    """An etcd for the tests that need one, started by the first; not to be stopped."""
+    try:
+        server = EtcdServer().start()
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """An etcd of this test alone, that may be paused, killed and restarted."""
+    try:
+        server = EtcdServer().start()
     except (ServerNotFound, RuntimeError) as error:
         missing(str(error))
     yield server

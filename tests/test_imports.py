@@ -46,7 +46,7 @@ FOR_LOCKS = {
 }
 """All modules of the package that ``Lock``, ``locked`` and ``locked_view`` need."""
 
-OPTIONAL = {"billiard", "celery", "django_redis", "kombu", "prometheus_client", "redis"}
+OPTIONAL = {"billiard", "celery", "django_redis", "kombu", "prometheus_client", "redis", "urllib3"}
 
 
 def modules_after(statement: str) -> set[str]:

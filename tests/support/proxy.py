@@ -15,7 +15,7 @@ How = Literal["close", "swallow", "refuse"]
 Fault = How | bytes
 """What to do with a command; bytes are sent as the reply instead of the server's."""
 
-Protocol = Literal["redis", "postgres", "amqp"]
+Protocol = Literal["redis", "postgres", "amqp", "etcd"]
 
 SCRIPTS = ("EVALSHA", "EVAL")
 
@@ -93,10 +93,29 @@ class _PostgresRequests(_Requests):
         return self._names.pop(word, word)
 
 
+class _EtcdRequests(_Requests):
+    """Calls of the JSON gateway; a transaction is named after what it may do to a key."""
+
+    LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
+    KINDS = ("put", "delete_range", "range")
+
+    def _one(self) -> str | None:
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
+        length = self.LENGTH.search(head)
+        if not end or length is None or len(rest) < int(length[1]):
+            return None
+        body, self._buffer = rest[: int(length[1])], rest[int(length[1]) :]
+        path = head.split(b" ", 2)[1].decode().removeprefix("/v3/")
+        if path != "kv/txn":
+            return path
+        return next(kind for kind in self.KINDS if f'"request_{kind}"'.encode() in body)
+
+
 REQUESTS: dict[Protocol, type[_Requests]] = {
     "redis": _RedisRequests,
     "postgres": _PostgresRequests,
     "amqp": _Requests,
+    "etcd": _EtcdRequests,
 }
 
 
@@ -106,7 +125,8 @@ class Proxy:
 
     Args:
         speaks: The protocol. On PostgreSQL, a command is the first word of a statement. On AMQP no
-            commands are known, so none can be counted or lose its reply.
+            commands are known, so none can be counted or lose its reply. On etcd, a transaction is
+            called ``put``, ``delete_range`` or ``range``, and other calls by their path.
 
     Attributes:
         commands: The names of all commands forwarded or lost, in order.
@@ -239,6 +259,9 @@ class Proxy:
                 client.close()
                 continue
             server.settimeout(None)
+            for end in (client, server):
+                # Else a command in two parts would wait for the server to acknowledge the first.
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pair = _Pair(self, client, server)
             with self._changed:
                 self._pairs.add(pair)

@@ -1,0 +1,313 @@
+"""Leases in etcd.
+
+* A held name is a key, and the revision that created it is the token. It is attached to a lease
+  of etcd, which deletes it when the lease ends.
+* A grant gets a lease of etcd first, and then creates the key in a transaction, if there is none.
+  A copy of that transaction that arrives late, after the release, finds no such lease any more.
+* A renewal gets a new lease of etcd, and attaches the keys to it. It does not keep the old one
+  alive: that is answered by one member alone, which may wrongly take itself for the leader, and
+  older releases of etcd revoke leases that were kept alive elsewhere. A new lease is agreed upon by
+  a quorum, and no member ends it before its time.
+* etcd measures leases in whole seconds, so a lease is rounded up, and lives for one or two seconds
+  at least. The holder is granted no more than it has asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ... import clock
+from ...lease import (
+    Contention,
+    Lease,
+    LeaseInfo,
+    LeaseRequest,
+    Outcome,
+    ReleaseRequest,
+    Renewal,
+    RenewalResult,
+)
+from ...process import current
+from ..base import AliasOptions, BaseLockBackend, Problem, RenewalResults
+from ..holder_state import holder_state, json_object
+from . import config
+from .client import Client, Denied, NotFound
+from .entries import (
+    Entry,
+    Json,
+    delete_if_owned,
+    deleted_of,
+    encoded,
+    entries_of,
+    now_of,
+    prefix_of,
+    put,
+    put_if_free,
+    read,
+    read_all,
+    value_of,
+)
+from .renewal import renew_once
+from .store import PER_TRANSACTION, Store
+from .watch import Watch
+
+__all__ = ["EtcdBackend"]
+
+NEVER_ENDS = 10.0
+"""Seconds after which a waiter asks again where another program has written the key."""
+GRACE = 1.0
+"""Seconds after the end of a lease within which etcd should have deleted its key."""
+
+
+class _Ticket(NamedTuple):
+    """What a waiter needs: its key, and the revision at which it was found."""
+
+    key: str
+    revision: int
+
+
+@dataclass
+class _Attempt:
+    """An acquire that is not answered yet, with the leases of etcd that it may use."""
+
+    leases: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
+class EtcdBackend(BaseLockBackend):
+    """See the module. Waiters are in ``watch``, the network is in ``client``."""
+
+    capabilities = frozenset({"wakeup"})
+    renewals_per_call = PER_TRANSACTION
+    heartbeat = None
+
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        self._client = Client(options)
+        self._store = Store(self._client, prefix_of(options.key_prefix))
+        self._watch = Watch(self._client, self._store.prefix, self.command_timeout)
+        # By owner, so that ``cancel_acquire`` finds them.
+        self._attempts: dict[str, _Attempt] = {}
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return config.problems(options)
+
+    # -- leases ------------------------------------------------------------------------
+
+    def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        attempt = self._attempts.setdefault(request.owner, _Attempt())
+        answer = None
+        while answer is None:
+            answer = self._try(request, attempt, deadline)
+        # Without an answer it stays, and is cancelled or repeated.
+        self._attempts.pop(request.owner, None)
+        return answer
+
+    def _try(
+        self, request: LeaseRequest, attempt: _Attempt, deadline: float
+    ) -> Lease | Contention | None:
+        """``None`` if the name has changed hands meanwhile, so that it must be tried again."""
+        key, asked_at = self._store.key(request.name), clock.now()
+        read_at = self._store.transaction([read(key)], deadline)
+        (entry,) = entries_of(read_at)
+        if entry is None:
+            return self._create(request, attempt, now_of(read_at), asked_at, deadline)
+        if entry.owner != request.owner:
+            return self._contention(key, entry, read_at, deadline)
+        # The answer to an earlier copy of this request was lost.
+        renewal = Renewal(request.name, request.owner, request.ttl)
+        (result,) = renew_once(self._store, [renewal], deadline)
+        if result is None or result.outcome != "renewed":
+            return None
+        self._store.discard(attempt.leases, deadline)
+        return Lease(request.name, request.owner, entry.token, request.ttl, asked_at)
+
+    def _create(
+        self,
+        request: LeaseRequest,
+        attempt: _Attempt,
+        now: float,
+        asked_at: float,
+        deadline: float,
+    ) -> Lease | Contention | None:
+        key, granted = self._store.key(request.name), self._store.grant(request.ttl, deadline)
+        attempt.leases.append(granted.id)
+        if attempt.cancelled:
+            return Contention("", "held", 0.0, now)
+        facts = {"kind": request.kind, "at": int(now), "ttl": granted.ttl}
+        process = json.dumps(current().as_dict())
+        value = value_of(request.owner, facts, process, request.metadata)
+        try:
+            answer = self._store.call("kv/txn", put_if_free(key, value, granted.id), deadline)
+        except NotFound:
+            # It was cancelled, or etcd did not answer for as long as the lease lived.
+            return Contention("", "held", 0.0, now) if attempt.cancelled else None
+        token = int(answer["header"]["revision"])
+        if not answer.get("succeeded"):
+            (entry,) = entries_of(answer)
+            if entry is None or entry.owner != request.owner:
+                self._store.discard([granted.id], deadline)
+                return entry and self._contention(key, entry, answer, deadline)
+            # The client has repeated the transaction.
+            token = entry.token
+        # Copies of earlier tries may still be on their way to a member.
+        self._store.discard(attempt.leases[:-1], deadline)
+        return Lease(request.name, request.owner, token, request.ttl, asked_at)
+
+    def renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> RenewalResults:
+        results: dict[int, RenewalResult] = {}
+        while left := [number for number in range(len(renewals)) if number not in results]:
+            # A transaction writes a key only once, so the second renewal of a name comes later.
+            batch = {renewals[number].name: number for number in reversed(left)}
+            once = [renewals[number] for number in batch.values()]
+            answers = renew_once(self._store, once, deadline)
+            pairs = zip(batch.values(), answers, strict=True)
+            results.update((number, answer) for number, answer in pairs if answer is not None)
+        return [results[number] for number in range(len(renewals))]
+
+    def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
+        answer = self._store.call("kv/txn", delete_if_owned(self._store.key(name), owner), deadline)
+        deleted = deleted_of(answer)
+        if deleted is None:
+            return "unknown"
+        if not deleted.facts.get("shared"):
+            # A late copy of the acquire finds no lease any more.
+            self._store.discard([deleted.lease], deadline)
+        return "released"
+
+    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
+        deletes = [delete_if_owned(self._store.key(it.name), it.owner) for it in releases]
+        answer = self._store.transaction([{"request_txn": delete} for delete in deletes], deadline)
+        responses = (response["response_txn"] for response in answer.get("responses", ()))
+        return ["unknown" if deleted_of(one) is None else "released" for one in responses]
+
+    def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
+        attempt = self._attempts.setdefault(request.owner, _Attempt())
+        attempt.cancelled, key = True, self._store.key(request.name)
+        for lease in list(attempt.leases):
+            # First the leases: after that, no late transaction can create the key.
+            with contextlib.suppress(NotFound):
+                self._store.call("lease/revoke", {"ID": str(lease)}, deadline)
+        self._store.call("kv/txn", delete_if_owned(key, request.owner), deadline)
+        self._attempts.pop(request.owner, None)
+        # Its wake-up may be what another waiter of this process needs.
+        self._watch.wake(key)
+
+    def locked(self, name: str, *, deadline: float) -> bool:
+        (entry,) = entries_of(self._store.transaction([read(self._store.key(name))], deadline))
+        return entry is not None
+
+    # -- waiters -----------------------------------------------------------------------
+
+    def wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        ticket = contention.ticket
+        if isinstance(ticket, _Ticket):
+            until = _until(contention, until)
+            self._watch.wait(*ticket, until=until, interrupted=interrupted)
+        return None
+
+    async def async_wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        ticket = contention.ticket
+        if isinstance(ticket, _Ticket):
+            until = _until(contention, until)
+            await self._watch.async_wait(*ticket, until=until, interrupted=interrupted)
+        return None
+
+    # -- operators ---------------------------------------------------------------------
+
+    def get(self, name: str) -> LeaseInfo | None:
+        deadline = self.call_deadline()
+        answer = self._store.transaction([read(self._store.key(name))], deadline)
+        (entry,) = entries_of(answer)
+        if entry is None:
+            return None
+        now, at = now_of(answer), float(entry.number("at"))
+        left = self._store.left(entry, deadline)
+        state = holder_state(entry.kind, entry.process, False, False)
+        return LeaseInfo(
+            name=name,
+            alias=self.alias,
+            kind=entry.kind,
+            owner=entry.owner,
+            token=entry.token,
+            acquired_at=dt.datetime.fromtimestamp(at, tz=dt.timezone.utc),
+            age=max(0.0, now - at),
+            ttl=None if left is None else float(left),
+            renewals=entry.number("renewals"),
+            # etcd does not know who waits.
+            waiting=0,
+            process=entry.process,
+            # A proof of death counts, but etcd does not know whose process shows signs of life.
+            holder_state="dead" if state == "dead" else "unknown",
+            metadata=json_object(entry.metadata),
+        )
+
+    def break_(self, name: str, *, owner: str) -> bool:
+        key, deadline = self._store.key(name), self.call_deadline()
+        (entry,) = entries_of(self._store.transaction([read(key)], deadline))
+        if entry is None or entry.owner != owner:
+            return False
+        answer = self._store.call("kv/txn", delete_if_owned(key, owner), deadline)
+        # An earlier copy, whose reply was lost, may have deleted it.
+        return deleted_of(answer) is not None or bool(answer["repeated"])
+
+    def store_problems(self) -> Sequence[Problem]:
+        key, deadline = encoded(self._store.prefix), self.call_deadline()
+        never = {"key": key, "target": "CREATE", "result": "LESS", "create_revision": "0"}
+        try:
+            # etcd compares the rights for both branches, and carries out the second.
+            write = {"compare": [never], "success": [put(key, "", 0)]}
+            self._store.call(
+                "kv/txn", {**write, "failure": [read_all(self._store.prefix)]}, deadline
+            )
+        except Denied as error:
+            return [config.denied(self.options, self._store.prefix, error)]
+        return ()
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        self._attempts = {}
+        self._watch.forget()
+        self._client.forget()
+
+    def close(self) -> None:
+        self._watch.close()
+        self._client.close()
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _contention(self, key: str, entry: Entry, answer: Json, deadline: float) -> Contention:
+        left = self._store.left(entry, deadline)
+        # It was rounded down.
+        remaining = NEVER_ENDS if left is None else min(left + 1, entry.number("ttl") or left + 1)
+        ticket = _Ticket(key, int(answer["header"]["revision"]))
+        now = now_of(answer)
+        return Contention(entry.owner, entry.kind, remaining, now, entry.process, ticket)
+
+
+def _until(contention: Contention, until: float) -> float:
+    """When a waiter asks again, whatever it hears."""
+    return min(until, clock.now() + contention.remaining + GRACE)

@@ -1,0 +1,113 @@
+"""The etcd backend on three members, of which one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from django_dlock import BackendUnavailable, Lock, clock
+from django_dlock.backends.etcd import EtcdBackend
+from testproject.servers import ServerNotFound
+from tests.conftest import missing
+from tests.support.etcd import EtcdServer, cluster
+
+from .test_etcd_faults import (
+    Waiting,
+    configured_alias,
+    eventually,
+    locked,
+    renewals_of,
+    request,
+)
+
+# A member that is paused or gone takes half of a call's time.
+OPTIONS = {"command_timeout": 1.5, "outage_patience": 20.0}
+
+
+@pytest.fixture
+def members() -> Iterator[list[EtcdServer]]:
+    try:
+        with cluster() as members:
+            yield members
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+
+
+@pytest.fixture
+def backend(members: list[EtcdServer]) -> Iterator[EtcdBackend]:
+    """The default alias; the leader is the first in its list."""
+    ordered = sorted(members, key=lambda member: not member.leads)
+    urls = [member.url for member in ordered]
+    yield from configured_alias(urls, TTL=5.0, OPTIONS=OPTIONS)
+
+
+def leader(members: list[EtcdServer]) -> EtcdServer:
+    (found,) = [member for member in members if member.leads]
+    return found
+
+
+def test_g1_a_held_lock_survives_the_death_of_the_leader(
+    backend: EtcdBackend, members: list[EtcdServer]
+) -> None:
+    with Lock("name") as lock:
+        waiting = Waiting()
+        eventually(lambda: backend._watch._works)
+        leader(members).kill()
+        renewals = renewals_of(backend)
+        eventually(lambda: renewals_of(backend) > renewals)
+        lock.check()
+        assert not waiting.acquired.is_set()
+        first = lock.token or 0
+    assert waiting.end()
+    with Lock("name") as lock:
+        assert (lock.token or 0) > first > 0
+
+
+def test_g1_a_leader_that_was_paused_ends_no_lease_that_was_renewed_meanwhile(
+    backend: EtcdBackend, members: list[EtcdServer]
+) -> None:
+    # leader grants ──► paused ──► another leads, the lease is renewed ──► the first wakes up and
+    # revokes what it takes for expired
+    with Lock("name", ttl=5.0) as lock:
+        paused = leader(members)
+        paused.pause()
+        ends_at = clock.now() + 6.0
+        eventually(lambda: clock.now() > ends_at)
+        lock.check()
+        paused.resume()
+        renewals = renewals_of(backend)
+        eventually(lambda: renewals_of(backend) > renewals + 1)
+        lock.check()
+
+
+def test_g10_a_minority_grants_nothing_and_its_holders_are_told(
+    backend: EtcdBackend, members: list[EtcdServer]
+) -> None:
+    lock = Lock("name")
+    assert lock.acquire()
+    for member in members[1:]:
+        member.kill()
+    began = clock.now()
+    with pytest.raises(BackendUnavailable):
+        backend.acquire(request("other"), deadline=backend.call_deadline())
+    assert clock.now() - began < 2 * OPTIONS["command_timeout"]
+    eventually(lambda: lock.lost)
+    assert lock.lost_reason == "unreachable"
+
+
+def test_members_that_do_not_answer_are_left_out(
+    backend: EtcdBackend, members: list[EtcdServer]
+) -> None:
+    followers = [member for member in members if not member.leads]
+    followers[0].pause()
+    urls = [followers[0].url, followers[1].url]
+    for other in configured_alias(urls, TTL=5.0, OPTIONS=OPTIONS):
+        with Lock("name"):
+            assert locked(other)
+        # Only the first call has lost time.
+        began = clock.now()
+        for _ in range(5):
+            with Lock("name"):
+                pass
+        assert clock.now() - began < OPTIONS["command_timeout"] * 2
