@@ -11,6 +11,7 @@ from django_dlock.backends.etcd import EtcdBackend
 from testproject.servers import ServerNotFound
 from tests.conftest import missing
 from tests.support.etcd import EtcdServer, cluster
+from tests.support.proxy import Proxy
 
 from .test_etcd_faults import (
     Waiting,
@@ -64,6 +65,7 @@ def test_g1_a_held_lock_survives_the_death_of_the_leader(
         assert (lock.token or 0) > first > 0
 
 
+@pytest.mark.flaky(reruns=2)  # The election and the renewals need processor time.
 def test_g1_a_leader_that_was_paused_ends_no_lease_that_was_renewed_meanwhile(
     backend: EtcdBackend, members: list[EtcdServer]
 ) -> None:
@@ -96,18 +98,15 @@ def test_g10_a_minority_grants_nothing_and_its_holders_are_told(
     assert lock.lost_reason == "unreachable"
 
 
-def test_members_that_do_not_answer_are_left_out(
-    backend: EtcdBackend, members: list[EtcdServer]
-) -> None:
-    followers = [member for member in members if not member.leads]
-    followers[0].pause()
-    urls = [followers[0].url, followers[1].url]
-    for other in configured_alias(urls, TTL=5.0, OPTIONS=OPTIONS):
-        with Lock("name"):
-            assert locked(other)
-        # Only the first call has lost time.
-        began = clock.now()
-        for _ in range(5):
+def test_a_member_that_does_not_answer_is_left_out(members: list[EtcdServer]) -> None:
+    with Proxy("127.0.0.1", members[0].port, speaks="etcd") as silent:
+        silent.black_hole()
+        urls = [f"http://127.0.0.1:{silent.port}", members[1].url]
+        for backend in configured_alias(urls, TTL=30.0, OPTIONS={"command_timeout": 10.0}):
             with Lock("name"):
-                pass
-        assert clock.now() - began < OPTIONS["command_timeout"] * 2
+                assert locked(backend)
+            # Only the first call has lost time.
+            for _ in range(5):
+                with Lock("name"):
+                    pass
+            assert silent.connections == 1
