@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LockNotAcquired,
         NotHeld,
         PayloadMismatch,
+        QuorumNotReached,
         StaleToken,
     )
     from .fields import FencingTokenField
@@ -51,6 +52,7 @@ __all__ = [
     "LockedTask",
     "NotHeld",
     "PayloadMismatch",
+    "QuorumNotReached",
     "StaleToken",
     "locked",
     "locked_view",

@@ -27,6 +27,7 @@ __all__ = [
     "LockNotAcquired",
     "NotHeld",
     "PayloadMismatch",
+    "QuorumNotReached",
     "StaleToken",
 ]
 
@@ -141,6 +142,10 @@ class BackendRefused(BackendUnavailable):
 
     Trying again soon does not help.
     """
+
+
+class QuorumNotReached(BackendUnavailable):
+    """Too few nodes of a quorum answered to tell whether the lock is free."""
 
 
 class InvalidLockBackend(ImproperlyConfigured):

@@ -150,10 +150,12 @@ class RenewalResult(NamedTuple):
     """The answer to one ``Renewal``.
 
     Attributes:
+        outcome: ``unanswered`` if a part of the store did not answer, so that this lease, unlike
+            others of the same call, may or may not be prolonged.
         ttl: Seconds granted, from the moment the caller asked; 0 unless it was renewed.
     """
 
-    outcome: Outcome
+    outcome: Outcome | Literal["unanswered"]
     ttl: float = 0.0
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import random
 import time
@@ -106,6 +107,8 @@ class BaseLockBackend(ABC):
         self.options = options
         self.alias = options.alias
         self.command_timeout = options.command_timeout
+        # The longest TTL that is granted; a longer one is refused where it is set.
+        self.max_ttl = math.inf
         self._calls: Calls | None = None
 
     # -- settings ----------------------------------------------------------------------

@@ -219,6 +219,9 @@ class LockFlows:
         )
         if result.outcome == "renewed":
             held.confirm(sent_at, result.ttl, clock.now())
+        elif result.outcome == "unanswered":
+            text = "A part of the backend that has this lease did not answer"
+            raise BackendUnavailable(text, self.name, self.alias)
         else:
             held.lose_by_outcome(result.outcome)
         held.check()

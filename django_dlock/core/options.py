@@ -85,6 +85,11 @@ def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float
             f"command_timeout of alias {alias!r}, {3 * backend.command_timeout:g} s: raise ttl, "
             f"lower DLOCKS[{alias!r}]['OPTIONS']['command_timeout'], or say renew=False"
         )
+    if number > backend.max_ttl:
+        raise ValueError(
+            f"ttl is {number:g} s, but alias {alias!r} grants at most {backend.max_ttl:g} s: "
+            f"lower ttl, or raise DLOCKS[{alias!r}]['OPTIONS']['max_ttl']"
+        )
     return number
 
 

@@ -40,6 +40,8 @@ LATE = 1.0
 PATIENCE_AT_EXIT = 1.0
 """Seconds that the end of the process waits for events."""
 
+_PARTLY = "A part of the backend that has these leases did not answer"
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Sent:
@@ -196,6 +198,7 @@ class Watchdog:
     def _apply(self, schedule: BackendSchedule, sent: _Sent, results: RenewalResults) -> None:
         now = clock.now()
         sender, heard = None, False
+        unanswered: list[HeldLease] = []
         for held, (outcome, ttl) in zip(sent.leases, results, strict=True):
             # It was released or lost after the renewal was sent, so the answer does not matter.
             if schedule.leases.get(held.owner) is not held:
@@ -210,9 +213,14 @@ class Watchdog:
                     heard = signals.renewed.has_listeners(sender)
                 if heard:
                     dispatch.send(signals.renewed, sender, **held.signal_kwargs())
+            elif outcome == "unanswered":
+                unanswered.append(held)
             else:
                 schedule.leases.pop(held.owner, None)
                 held.lose_by_outcome(outcome)
+        if unanswered:
+            alias = schedule.backend.alias
+            self._failed(schedule, unanswered, BackendUnavailable(_PARTLY, "", alias))
 
     def _failed(self, schedule: BackendSchedule, leases: list[HeldLease], error: Exception) -> None:
         """Try again soon, well before the deadline."""

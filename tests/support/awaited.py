@@ -1,4 +1,4 @@
-"""The Redis backend as coroutines use it, for tests that were written for threads."""
+"""Backends as coroutines use them, for tests that were written for threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.base import AliasOptions, BaseLockBackend
 from django_dlock.backends.redis import RedisBackend
 
 METHODS = ("acquire", "wait", "renew", "release", "cancel_acquire", "locked", "break_")
@@ -82,17 +82,16 @@ class LoopThread:
         self._thread.join(10)
 
 
-class AwaitedRedisBackend(RedisBackend):
-    """Runs the async methods of a backend on one event loop, from any thread."""
+class AwaitedMethods:
+    """Goes before a backend class: its methods await those of a backend on one event loop.
 
-    def __init__(self, options: AliasOptions) -> None:
-        super().__init__(options)
-        self.awaited = RedisBackend(options)
-        # For tests that inspect it.
-        self._pool, self._listener = self.awaited._pool, self.awaited._listener
-        self._commands = self.awaited._commands
-        self._thread: LoopThread | None = None
-        self._starting = threading.Lock()
+    Attributes:
+        awaited: That backend, set by the subclass.
+    """
+
+    awaited: BaseLockBackend
+    _thread: LoopThread | None = None
+    _starting = threading.Lock()
 
     def _await(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with self._starting:
@@ -113,6 +112,14 @@ class AwaitedRedisBackend(RedisBackend):
 
 
 for _method in METHODS:
-    setattr(
-        AwaitedRedisBackend, _method, functools.partialmethod(AwaitedRedisBackend._await, _method)
-    )
+    setattr(AwaitedMethods, _method, functools.partialmethod(AwaitedMethods._await, _method))
+
+
+class AwaitedRedisBackend(AwaitedMethods, RedisBackend):
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        self.awaited = RedisBackend(options)
+        self._starting = threading.Lock()
+        # For tests that inspect it.
+        self._pool, self._listener = self.awaited._pool, self.awaited._listener
+        self._commands = self.awaited._commands

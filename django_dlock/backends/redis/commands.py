@@ -118,12 +118,13 @@ class Command(Generic[T]):
     """One call of a script, in one round trip.
 
     Attributes:
+        script: The script.
         packed: The call of the script by its digest, as bytes for the socket.
         read: Makes the answer from the script's reply and the time at which it was sent.
         name: Of the lock, for errors; empty if there is none.
     """
 
-    __slots__ = ("_script", "name", "packed", "read")
+    __slots__ = ("name", "packed", "read", "script")
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Command(Generic[T]):
         read: Callable[[Any, float], T],
         name: str = "",
     ) -> None:
-        self._script, self.read, self.name = script, read, name
+        self.script, self.read, self.name = script, read, name
         self.packed = _pack(["EVALSHA", script.sha, len(keys), *keys, *args])
 
     def with_source(self) -> bytes:
@@ -141,7 +142,7 @@ class Command(Generic[T]):
         count, *_, rest = self.packed.split(b"\r\n", 5)
         return b"%b\r\n%b%b" % (
             count,
-            _packed_word("EVAL") + _packed_word(self._script.source),
+            _packed_word("EVAL") + _packed_word(self.script.source),
             rest,
         )
 
@@ -161,10 +162,15 @@ def _packed_word(word: Word) -> bytes:
 
 
 class Commands:
-    """The commands of one alias."""
+    """The commands of one alias.
 
-    def __init__(self, prefix: str) -> None:
+    Args:
+        make: Makes the commands that ask whether a name is free; it takes what ``Command`` takes.
+    """
+
+    def __init__(self, prefix: str, make: Callable[..., Command[Any]] = Command) -> None:
         self.keys = Keys(prefix)
+        self._make = make
         self._acquires = 0
         self._known_as = ""
 
@@ -178,7 +184,7 @@ class Commands:
         keys, process = self.keys, current()
         args: list[Word] = [name, owner, _ms(ttl), kind, process.id, metadata]
         args += ["1" if waits and listens else "", replaces, self._introduction(process)]
-        return Command(
+        return self._make(
             scripts.ACQUIRE,
             [*keys.of(name), keys.cancelled + owner, keys.processes + process.id],
             args,
@@ -248,7 +254,7 @@ class Commands:
         )
 
     def locked(self, name: str) -> Command[bool]:
-        return Command(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
+        return self._make(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
 
     def break_(self, name: str, owner: str) -> Command[bool]:
         args = [name, owner, os.urandom(8).hex()]

@@ -26,6 +26,7 @@ __all__ = [
     "ErrorReply",
     "is_broken_handshake",
     "is_refusal",
+    "parse_reply",
 ]
 
 FAILURES = (errors.RedisError, OSError)
@@ -174,7 +175,7 @@ class Connection:
         if self._unsent:
             self._send_rest(deadline)
         while True:
-            found = _parse(self._received, 0)
+            found = parse_reply(self._received, 0)
             if found is not None:
                 reply, end = found
                 self._received = self._received[end:]
@@ -208,7 +209,7 @@ class Connection:
             raise ConnectionBroken(f"the connection broke: {error}") from error
 
 
-def _parse(data: bytes, at: int) -> tuple[Any, int] | None:
+def parse_reply(data: bytes, at: int) -> tuple[Any, int] | None:
     """The reply that begins at ``at``, and where it ends; ``None`` if a part is still missing.
 
     Raises:
@@ -236,7 +237,7 @@ def _parse(data: bytes, at: int) -> tuple[Any, int] | None:
     if kind == b"*":
         replies: list[Any] = []
         for _ in range(number):
-            found = _parse(data, at)
+            found = parse_reply(data, at)
             if found is None:
                 return None
             reply, at = found

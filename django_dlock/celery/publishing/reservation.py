@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ... import process
 from ...core import cleanup
+from ...exceptions import BackendUnavailable
 from ...handler import locks
 from ...lease import Contention, Lease, LeaseRequest, Outcome, Renewal
 from ..options import TaskOptions, TaskWithOptions, UniqueOptions
@@ -119,7 +120,12 @@ class Reservation:
         backend = locks[self.alias]
         renewal = Renewal(self.name, self.owner, self.ttl + BEYOND)
         deadline = backend.call_deadline()
-        return backend.renew([renewal], process=process.current().id, deadline=deadline)[0].outcome
+        outcome = backend.renew([renewal], process=process.current().id, deadline=deadline)[
+            0
+        ].outcome
+        if outcome == "unanswered":
+            raise BackendUnavailable("It may or may not be confirmed", self.name, self.alias)
+        return outcome
 
     def release(self) -> None:
         """Release it, so that it drops no more duplicates.

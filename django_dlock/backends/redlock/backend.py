@@ -1,0 +1,400 @@
+"""Leases held by a majority of independent Redis servers.
+
+A lease counts if a majority of the nodes has granted it. Any two majorities have a node in common,
+so two owners never hold the same name as long as no node forgets what it has granted.
+
+* Every command goes to all nodes at the same time, and is decided as soon as a majority agrees.
+  What comes later changes nothing; but if the nodes did not agree, whoever has granted, or may
+  still grant, is told to take that back.
+* The lease counts from before the first request, and is shortened by what the nodes' clocks may
+  drift.
+* The token is the highest one of those that granted. A majority must store it before the grant
+  counts, so that the next grant, which needs one of these nodes, has a higher one.
+* A node that was restarted or flushed may have forgotten leases. It grants nothing until all of
+  them are over; see ``scripts``.
+* What withdraws or ends a lease is kept for a node that cannot be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from ... import clock
+from ...exceptions import BackendRefused, BackendUnavailable, QuorumNotReached
+from ...lease import (
+    Contention,
+    Lease,
+    LeaseInfo,
+    LeasePage,
+    LeaseQuery,
+    LeaseRequest,
+    Outcome,
+    ReleaseRequest,
+    Renewal,
+)
+from ..base import (
+    AliasOptions,
+    BaseLockBackend,
+    Capability,
+    PendingRenewal,
+    Problem,
+    RenewalResults,
+)
+from ..redis import RedisBackend
+from ..redis.commands import Command, Commands, as_it_is
+from ..redis.connection import is_refusal
+from ..redis.listing import ROWS
+from ..redis.parameters import connection_maker
+from ..redis.rows import ALL_FACTS, Reader
+from ..redis.script_parts import Script
+from . import config, listing
+from .broadcast import PENDING, Answers, Broadcast, Decided
+from .exchange import Exchange
+from .link import Link, connect
+from .node import Job, Node
+from .scripts import KEPT_OUT, RAISE_TOKEN, WITHDRAW
+from .votes import Votes
+
+__all__ = ["RedlockBackend"]
+
+Build = Callable[[Link], Command[Any]]
+
+
+class RedlockBackend(BaseLockBackend):
+    """See the module."""
+
+    # Not "wakeup": waiters of several nodes would be woken in several orders. Not "parking" and
+    # "reservations": their leases may be longer than a node that was restarted is kept out.
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {"listing", "memory_of_ends", "min_hold"}
+    )
+
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        own = config.RedlockOptions.read(options)
+        self.max_ttl = own.max_ttl
+        self._one_node = [self._options_of(url) for url in options.location or ()]
+        # A little less, so that a call can still be answered after a node was given up.
+        timeout = 0.95 * self.command_timeout
+        self._nodes = [
+            Node(
+                config.address(str(one.location)),
+                partial(
+                    connect, connection_maker(one, timeout), timeout, one.key_prefix, self.max_ttl
+                ),
+                timeout,
+                self._is_twice,
+            )
+            for one in self._one_node
+        ]
+        self._votes = Votes(len(self._nodes), own.clock_drift)
+        self._exchange = Exchange(self._nodes)
+        # For what any node may carry out at any time; other commands are made for each node.
+        self._commands = Commands(options.key_prefix)
+
+    def _options_of(self, url: str) -> AliasOptions:
+        kwargs = self.options.options.get("connection_kwargs")
+        return AliasOptions(
+            alias=self.alias,
+            backend=self.options.backend,
+            location=url,
+            key_prefix=self.options.key_prefix,
+            command_timeout=self.command_timeout,
+            options={} if kwargs is None else {"connection_kwargs": kwargs},
+        )
+
+    def _is_twice(self, node: Node, run_id: str) -> bool:
+        links = [other.link for other in self._nodes if other is not node]
+        return any(link is not None and link.run_id == run_id for link in links)
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return config.problems(options)
+
+    # -- leases ------------------------------------------------------------------------
+
+    def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        asked_at, votes = clock.now(), self._votes
+        request = request._replace(ttl=min(request.ttl, self.max_ttl))
+
+        def ask(link: Link) -> Command[Any]:
+            return link.commands.acquire(request)
+
+        answers: Answers = []
+        lease: Lease | None = None
+        try:
+            answers = self._ask(ask, votes.acquire_decided, deadline)
+            grants = votes.grants(answers)
+            if len(grants) >= votes.quorum:
+                token, ttl = max(grant.token for grant in grants), votes.certain(request.ttl)
+                stored = self._ask(self._raise_token(request, token), votes.raised, deadline)
+                if not votes.has_quorum(stored):
+                    raise self._not_reached(stored, request.name)
+                if not votes.raised(stored) or clock.now() >= asked_at + ttl:
+                    text = "The nodes granted it, but took longer than the lease"
+                    raise QuorumNotReached(text, request.name, self.alias)
+                lease = Lease(request.name, request.owner, token, ttl, asked_at)
+                return lease
+        finally:
+            if lease is None:
+                self._withdraw(request, answers)
+        contention = votes.contention(answers)
+        if contention is None:
+            raise self._not_reached(answers, request.name)
+        return contention
+
+    def _raise_token(self, request: LeaseRequest, token: int) -> Build:
+        keys = self._commands.keys
+        command: Command[Any] = Command(
+            RAISE_TOKEN,
+            [keys.locks + request.name, keys.index, keys.clock],
+            [request.name, request.owner, token],
+            as_it_is,
+            request.name,
+        )
+        return self._same(command)
+
+    def _withdraw(self, request: LeaseRequest, answers: Answers) -> None:
+        """Take back what some nodes have granted, or may still grant; waits for none of them."""
+        refused = [isinstance(answer, Contention) for answer in answers]
+        if answers and all(refused):
+            return
+        keys = self._commands.keys
+        command: Command[Any] = Command(
+            WITHDRAW,
+            [keys.locks + request.name, keys.index],
+            [request.name, request.owner],
+            as_it_is,
+            request.name,
+        )
+        until = clock.now() + request.ttl
+        self._send(self._same(command), lambda answers: True, until, insists=True, but=refused)
+
+    def renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> RenewalResults:
+        return self.start_renew(renewals, process=process, deadline=deadline).result()
+
+    def start_renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> PendingRenewal:
+        capped = [one._replace(ttl=min(one.ttl, self.max_ttl)) for one in renewals]
+        command = self._commands.renew(capped, process)
+        sent = self._send(self._same(command), self._votes.renewals_decided, deadline)
+        return _PendingVotes(self, sent, deadline)
+
+    def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
+        return self.release_many([ReleaseRequest(name, owner, min_hold)], deadline=deadline)[0]
+
+    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
+        sent = [self._release(one, deadline) for one in releases]
+        answers = [one.wait(deadline - clock.now()) for one in sent]
+        return [
+            self._released(votes, one.name) for votes, one in zip(answers, releases, strict=True)
+        ]
+
+    def _release(self, one: ReleaseRequest, deadline: float) -> Broadcast:
+        command = self._commands.release(*one)
+        until = clock.now() + self.max_ttl
+        return self._send(self._same(command), self._votes.release_decided, until, insists=True)
+
+    def _released(self, answers: Answers, name: str) -> Outcome:
+        if not self._votes.has_quorum(answers):
+            raise self._not_reached(answers, name)
+        # A majority says that this owner has it no more. Whether it had it until now, only those
+        # know who have not answered.
+        return self._votes.outcome(answers, "released") or "unknown"
+
+    def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
+        request = request._replace(ttl=min(request.ttl, self.max_ttl))
+        command = self._commands.cancel_acquire(request)
+        until = clock.now() + request.ttl
+        self._settled(
+            self._send(self._same(command), self._votes.has_quorum, until, insists=True), deadline
+        )
+
+    def locked(self, name: str, *, deadline: float) -> bool:
+        answers = self._ask(
+            lambda link: link.commands.locked(name), self._votes.locked_decided, deadline
+        )
+        if not self._votes.has_quorum(answers):
+            raise self._not_reached(answers, name)
+        return self._votes.locked(answers)
+
+    # -- operators ---------------------------------------------------------------------
+
+    def get(self, name: str) -> LeaseInfo | None:
+        keys, reader = self._commands.keys, Reader(self.alias)
+
+        def read(answer: Any, sent_at: float) -> LeaseInfo | None:
+            rows = reader.rows(ALL_FACTS, *answer)
+            return rows[0].info() if rows else None
+
+        def ask(link: Link) -> Command[Any]:
+            facts: list[str | int] = [keys.base, len(ALL_FACTS), *ALL_FACTS]
+            return link.guarded(ROWS, [keys.index], [*facts, name], read, name)
+
+        answers = self._ask(ask, self._votes.lease_decided, self.call_deadline())
+        if not self._votes.has_quorum(answers):
+            raise self._not_reached(answers, name)
+        return self._votes.lease(answers)
+
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        nodes = [partial(self._ask_one, number) for number in range(len(self._nodes))]
+        keys, votes = self._commands.keys, self._votes
+        found = listing.page(self.alias, keys, nodes, votes, query, offset=offset, limit=limit)
+        if isinstance(found, LeasePage):
+            return found
+        raise self._not_reached(found, "")
+
+    def break_(self, name: str, *, owner: str) -> bool:
+        command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl
+        sent = self._send(self._same(command), self._votes.has_quorum, until, insists=True)
+        answers = self._settled(sent, self.call_deadline(), name)
+        return any(answer is True for answer in answers)
+
+    def deregister(self, process: str, *, deadline: float) -> None:
+        command = self._commands.deregister(process)
+        self._settled(self._send(self._same(command), self._votes.has_quorum, deadline), deadline)
+
+    def store_problems(self) -> Sequence[Problem]:
+        found: list[Problem] = []
+        for one, node in zip(self._one_node, self._nodes, strict=True):
+            backend = RedisBackend(one)
+            try:
+                # Nothing is published here, so the permission to publish is not needed.
+                found += [it for it in backend.store_problems() if it.id != "W006"]
+            except BackendUnavailable as error:
+                message = f"Node {node.address} of alias {self.alias!r} cannot be used: {error}"
+                hint = "The locks work as long as a majority does. Start it, or correct LOCATION."
+                found.append(Problem("W008", message, hint))
+            finally:
+                backend.close()
+        return found
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        self._exchange.after_fork()
+
+    def close(self) -> None:
+        self._exchange.close()
+
+    # -- inside ------------------------------------------------------------------------
+
+    @staticmethod
+    def _same(command: Command[Any]) -> Build:
+        return lambda link: command
+
+    def _send(
+        self,
+        build: Build,
+        decided: Decided,
+        until: float,
+        *,
+        insists: bool = False,
+        but: Sequence[bool] = (),
+    ) -> Broadcast:
+        """Send a command to all nodes.
+
+        Args:
+            but: Which nodes to leave out; empty for none.
+        """
+        sent = Broadcast(len(self._nodes), decided)
+        jobs = [
+            (node, Job(build, partial(sent.put, number), until, insists=insists))
+            for number, node in enumerate(self._nodes)
+            if not (but and but[number])
+        ]
+        self._exchange.submit(jobs, lambda: sent.is_decided)
+        return sent
+
+    def _ask(self, build: Build, decided: Decided, deadline: float) -> Answers:
+        """Send a command to all nodes, and wait until enough of them have answered."""
+        return self._send(build, decided, deadline).wait(deadline - clock.now())
+
+    def _ask_one(
+        self,
+        number: int,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int],
+        *,
+        name: str = "",
+    ) -> Any:
+        """Run a script on one node.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: No answer.
+        """
+        sent, deadline = Broadcast(1, lambda answers: True), self.call_deadline()
+
+        def build(link: Link) -> Command[Any]:
+            return link.guarded(script, keys, args, as_it_is, name)
+
+        job = Job(build, partial(sent.put, 0), deadline, insists=False)
+        self._exchange.submit([(self._nodes[number], job)], lambda: sent.is_decided)
+        (answer,) = sent.wait(deadline - clock.now())
+        if answer is PENDING:
+            raise TimeoutError("no reply within the time allowed")
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _settled(self, sent: Broadcast, deadline: float, name: str = "") -> Answers:
+        """Wait for the answers of a quorum.
+
+        Raises:
+            QuorumNotReached: Too few have answered.
+        """
+        answers = sent.wait(deadline - clock.now())
+        if not self._votes.has_quorum(answers):
+            raise self._not_reached(answers, name)
+        return answers
+
+    def _not_reached(self, answers: Sequence[Any], name: str) -> BackendUnavailable:
+        """The error that says which nodes have not answered, and why."""
+        silent: list[str] = []
+        refusals: list[BaseException] = []
+        cause: BaseException | None = None
+        for node, answer in zip(self._nodes, answers, strict=True):
+            if answer is PENDING:
+                silent.append(f"{node.address}: no reply within the time allowed")
+            elif isinstance(answer, BaseException):
+                silent.append(f"{node.address}: {answer}")
+                cause = answer
+                if is_refusal(answer) and not _is_kept_out(answer):
+                    refusals.append(answer)
+        what = f"{len(silent)} of {len(answers)} nodes gave no vote ({'; '.join(silent)})"
+        if len(refusals) > len(answers) - self._votes.quorum:
+            # They will not vote until someone changes them or the settings.
+            refused = BackendRefused(what, name, self.alias)
+            refused.__cause__ = cause
+            return refused
+        error = QuorumNotReached(what, name, self.alias)
+        error.__cause__ = cause
+        return error
+
+
+def _is_kept_out(error: BaseException) -> bool:
+    return getattr(error, "code", "") == KEPT_OUT
+
+
+class _PendingVotes:
+    """A ``PendingRenewal`` at all nodes."""
+
+    def __init__(self, backend: RedlockBackend, sent: Broadcast, deadline: float) -> None:
+        self._backend, self._sent, self._deadline = backend, sent, deadline
+
+    def wait(self, timeout: float) -> bool:
+        self._sent.wait(timeout)
+        return self._sent.is_decided
+
+    def result(self) -> RenewalResults:
+        answers = self._backend._settled(self._sent, self._deadline)
+        return self._backend._votes.renewals(answers)
+
+    def abandon(self) -> None:
+        """Later answers are ignored; nothing is held for them."""

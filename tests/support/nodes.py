@@ -1,0 +1,170 @@
+"""Independent Redis servers, each behind a proxy, as the nodes of a quorum."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, final
+
+import redis
+
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.redis.commands import Keys
+from django_dlock.backends.redlock import RedlockBackend
+from testproject.servers import RedisServer
+from tests.support.awaited import AwaitedMethods
+from tests.support.proxy import Proxy
+
+__all__ = ["AwaitedRedlockBackend", "Fault", "Node", "Nodes"]
+
+Fault = Literal["refuse", "black hole", "pause", "kill"]
+
+
+class AwaitedRedlockBackend(AwaitedMethods, RedlockBackend):
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        self.awaited = RedlockBackend(options)
+        self._starting = threading.Lock()
+
+
+@final
+class Node:
+    """One server and the proxy before it."""
+
+    def __init__(self) -> None:
+        self.server = RedisServer().start()
+        self.proxy = Proxy("127.0.0.1", self.server.port)
+        self.is_damaged = self._is_paused = False
+        # It goes around the proxy.
+        self.client: Any = redis.Redis.from_url(self.server.url)
+
+    def join(self, prefix: str) -> None:
+        """Let it vote at once, as if it had been up for long."""
+        run_id = self.client.info("server")["run_id"]
+        self.client.set(f"{Keys(prefix).base}node", f"{run_id} joined")
+
+    def owner_of(self, prefix: str, name: str) -> str:
+        """Who has the name on this node; empty if nobody."""
+        owner, kind = self.client.hmget(Keys(prefix).locks + name, "owner", "kind")
+        return "" if owner is None or kind in {b"released", b"broken"} else owner.decode()
+
+    def restart(self) -> None:
+        """Kill the server and start it again, without its data."""
+        self.server.restart()
+        self.is_damaged = True
+
+    def fail(self, how: Fault) -> None:
+        self.is_damaged = True
+        if how == "black hole":
+            self.proxy.black_hole()
+        elif how == "pause":
+            self.server.pause()
+            self._is_paused = True
+        elif how == "kill":
+            self.server.kill()
+        else:
+            self.proxy.refuse()
+
+    def heal(self) -> None:
+        """Make it reachable again, with its data unless it was killed."""
+        if not self.is_damaged:
+            return
+        if self._is_paused:
+            self.server.resume()
+        self.server.start()
+        self.proxy.refuse()
+        self.proxy.accept()
+        self.proxy.black_holed, self.proxy.delay = False, 0.0
+        self.is_damaged = self._is_paused = False
+
+    def stop(self) -> None:
+        if self._is_paused:
+            self.server.resume()
+        self.client.close()
+        self.proxy.refuse()
+        self.server.stop()
+
+
+@final
+class Nodes:
+    """A context manager; the nodes have joined under a prefix of their own.
+
+    Attributes:
+        prefix: The ``KEY_PREFIX``.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.prefix = f"test-{secrets.token_hex(4)}"
+        self.all: list[Node] = []
+        self._count = count
+        self._backends: list[RedlockBackend] = []
+
+    def __enter__(self) -> Nodes:
+        try:
+            for _ in range(self._count):
+                self.all.append(Node())
+            self.join()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.close()
+        while self.all:
+            self.all.pop().stop()
+
+    def close(self) -> None:
+        """Close the backends."""
+        while self._backends:
+            self._backends.pop().close()
+
+    def begin_anew(self) -> None:
+        """Under a new prefix, so that one test knows nothing of another."""
+        self.close()
+        self.heal()
+        self.prefix = f"test-{secrets.token_hex(4)}"
+        self.join()
+
+    def heal(self) -> None:
+        for node in self.all:
+            node.heal()
+
+    def fail(self, numbers: Iterable[int], how: Fault = "refuse") -> None:
+        for number in numbers:
+            self.all[number].fail(how)
+
+    def owners_of(self, name: str) -> list[str]:
+        """Who has the name on each node."""
+        return [node.owner_of(self.prefix, name) for node in self.all]
+
+    def join(self) -> None:
+        for node in self.all:
+            node.join(self.prefix)
+
+    def __getitem__(self, number: int) -> Node:
+        return self.all[number]
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.proxy.url for node in self.all]
+
+    def options(self, urls: Sequence[str] = (), **changed: Any) -> AliasOptions:
+        values: dict[str, Any] = {
+            "location": tuple(urls or self.urls),
+            "key_prefix": self.prefix,
+            "command_timeout": 20.0,
+            "options": {"max_ttl": 3600.0},
+            **changed,
+        }
+        return AliasOptions(alias="redlock", backend="redlock", **values)
+
+    def backend(self, urls: Sequence[str] = (), **changed: Any) -> RedlockBackend:
+        """A backend on the nodes; closed with them."""
+        backend = RedlockBackend(self.options(urls, **changed))
+        self._backends.append(backend)
+        return backend
