@@ -136,6 +136,24 @@ def test_acquire_and_release_are_two_statements_and_an_idle_process_sends_none(
     assert postgres_proxy.connections == 1
 
 
+def test_a_release_that_hands_over_is_two_statements(
+    bed: Bed, postgres_alias: str, postgres_proxy: Proxy
+) -> None:
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
+    lease, waiter = grant(backend, request()), request(waits=True)
+    met = ask(backend, waiter)
+    wakeup = backend._store.wakeup
+    assert wakeup is not None
+    while not wakeup.subscribed:
+        time.sleep(0.001)
+    before = postgres_proxy.count()
+    assert release(backend, lease) == "released"
+    # The first one returns the row, the second one also notifies.
+    assert postgres_proxy.commands[before:] == ["UPDATE", "UPDATE"]
+    assert grant(backend, waiter).token > lease.token
+    del met
+
+
 def test_500_leases_are_renewed_by_one_statement(
     bed: Bed, postgres_alias: str, postgres_proxy: Proxy
 ) -> None:

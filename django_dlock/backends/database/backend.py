@@ -27,6 +27,7 @@ from ...lease import (
 from ...process import ProcessIdentity, current
 from ..base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
 from .connection import Connection, Failure
+from .dialects import Found
 from .listing import DatabaseListing
 from .renewal import Renewals
 from .rows import SECOND, Message, Row, WaitInfo, micro
@@ -165,16 +166,19 @@ class DatabaseBackend(BaseLockBackend):
         return self._renewals.renew(renewals, process=process, deadline=deadline)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
-        def in_one_statement(one: Connection, store: Store, key: Any) -> bool:
+        def in_one_statement(one: Connection, store: Store, key: Any) -> bool | Found:
             return store.dialect.release(one, key, owner)
 
-        if not min_hold and self._table.ask(in_one_statement, name, deadline, "end"):
+        found: bool | Found = False
+        if not min_hold:
+            found = self._table.ask(in_one_statement, name, deadline, "end")
+        if found is True:
             return "released"
 
         def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:
             return row.release(owner, min_hold, now)
 
-        return self._table.change(name, change, deadline, "end")
+        return self._table.change(name, change, deadline, "end", found=found or None)
 
     def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         def use(one: Connection, store: Store) -> set[tuple[str, str]]:

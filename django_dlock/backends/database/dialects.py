@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from .rows import COLUMNS, MEMORY, PAST_LENGTH, Message, Row
 
@@ -33,6 +33,9 @@ FOR_EVER = 2**62
 
 SWEPT_AT_ONCE = 50
 """Rows that one step of the sweep examines."""
+
+Found: TypeAlias = tuple[int, Row, bool]
+"""The database's time, a row, and whether it is new: not in the table yet."""
 
 
 class Executor(Protocol):
@@ -72,21 +75,20 @@ class Dialect:
             "DO NOTHING",
             f"(id) DO UPDATE SET token = {self.GREATEST}({LEASES}.token, excluded.token)",
         )
+        # PostgreSQL parses and plans each statement anew, so every clause costs time.
         self._acquire = f"""
 INSERT INTO {LEASES} AS l (id, key_prefix, name, {columns})
-SELECT %s, %s, %s, t.now, %s, %s, '', {self.GREATEST}(t.now, coalesce(h.token + 1, 0)), %s, t.now,
-  t.now + %s, 0, 0, %s, %s, '', '', ''
-FROM (SELECT {self.NOW} AS now) t LEFT JOIN {LEASES} h ON h.id = %s WHERE true
+VALUES (%s, %s, %s, {self.NOW}, %s, %s, '',
+  {self.GREATEST}({self.NOW}, coalesce((SELECT token + 1 FROM {LEASES} WHERE id = %s), 0)), %s,
+  {self.NOW}, {self.NOW} + %s, 0, 0, %s, %s, '', '', '')
 ON CONFLICT (id) DO UPDATE SET
-  past = CASE WHEN l.owner = '' THEN l.past ELSE substr({self.ENDING} || l.owner || '\n' || l.past,
-    1, {PAST_LENGTH}) END,
+  past = substr({self.ENDING} || l.owner || '\n' || l.past, 1, {PAST_LENGTH}),
   version = l.version + 1, owner = excluded.owner, kind = excluded.kind, ended = '',
   token = {self.GREATEST}(l.token + 1, excluded.token), ttl = excluded.ttl,
   granted_at = excluded.granted_at, ends_at = excluded.ends_at, renewals = 0, shortened = 0,
   process = excluded.process, metadata = excluded.metadata
 WHERE (l.ended <> '' OR l.ends_at <= excluded.granted_at) AND l.queue = ''
-  AND l.owner <> excluded.owner AND {self.POSITION}(l.past, excluded.owner) = 0
-  AND (l.cancelled = '' OR {self.POSITION}(l.cancelled, excluded.owner) = 0)
+  AND {self.POSITION}(l.owner || l.past || l.cancelled, excluded.owner) = 0
 RETURNING token"""
         self._release = (
             f"UPDATE {LEASES} SET ended = 'r', version = version + 1 WHERE id = %s AND owner = %s "
@@ -99,8 +101,7 @@ RETURNING token"""
         )
 
     ENDING: ClassVar[str] = (
-        "CASE WHEN l.ended = '' AND l.kind <> 'cooling' THEN 'e' WHEN l.ended = '' THEN 'r' "
-        "ELSE l.ended END"
+        "CASE WHEN l.ended <> '' THEN l.ended WHEN l.kind = 'cooling' THEN 'r' ELSE 'e' END"
     )
     """Code of how the last lease of a free row ended; see ``Row.outcome``."""
     KEPT: ClassVar[str] = (
@@ -129,12 +130,15 @@ RETURNING token"""
             asked: Owner, kind, TTL, process and metadata of the request.
         """
         owner, kind, ttl, process, metadata = asked
-        values = (key, *names, owner, kind, ttl, ttl, process, metadata, self.key(HIGHEST))
+        values = (key, *names, owner, kind, self.key(HIGHEST), ttl, ttl, process, metadata)
         rows = executor.rows(self._acquire, values)
         return int(rows[0][0]) if rows else 0
 
-    def release(self, executor: Executor, key: Any, owner: str) -> bool:
-        """Free a name that nobody waits for; return whether it was freed."""
+    def release(self, executor: Executor, key: Any, owner: str) -> bool | Found:
+        """Free a name that nobody waits for; return whether it was freed.
+
+        Instead of false, it may return what ``read_or_new`` would, if that takes no statement.
+        """
         return executor.count(self._release, (key, owner)) > 0
 
     def read(self, executor: Executor, key: Any) -> tuple[int, Row | None]:
@@ -142,7 +146,7 @@ RETURNING token"""
         now, row, is_new = self.read_or_new(executor, key)
         return now, None if is_new else row
 
-    def read_or_new(self, executor: Executor, key: Any) -> tuple[int, Row, bool]:
+    def read_or_new(self, executor: Executor, key: Any) -> Found:
         """The time, the row or a new one, and whether it is new."""
         now, highest, *values = executor.rows(self._read, (key, self.key(HIGHEST)))[0]
         if values[0] is not None:

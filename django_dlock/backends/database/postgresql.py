@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from .dialects import LEASES, PROCESSES, Dialect, Executor
-from .rows import Message
+from .dialects import LEASES, PROCESSES, Dialect, Executor, Found
+from .rows import COLUMNS, Message, Row
 
 __all__ = ["PostgreSQL"]
 
@@ -21,6 +22,12 @@ BEAT = f"""
     SELECT id FROM {PROCESSES} WHERE id = %s FOR NO KEY UPDATE SKIP LOCKED)
 )"""
 
+RELEASE = f"""
+UPDATE {LEASES} l SET ended = CASE queue WHEN '' THEN 'r' ELSE '' END,
+  version = version + (queue = '')::int
+WHERE id = %s AND owner = %s AND ended = '' AND kind <> 'cooling' AND ends_at > {NOW}
+RETURNING CASE WHEN queue <> '' THEN json_build_array({NOW}, row_to_json(l))::text END"""
+
 
 class PostgreSQL(Dialect):
     NOW = NOW
@@ -31,15 +38,18 @@ class PostgreSQL(Dialect):
     ) -> bool:
         if not messages:
             return executor.count(statement, values) > 0
-        marks = ", ".join(["(%s::text, %s::text)"] * len(messages))
+        notify = ", ".join(["pg_notify(%s, %s)"] * len(messages))
         for message in messages:
             values += [message.channel, message.payload]
-        sent = executor.rows(
-            f"WITH written AS ({statement} RETURNING 1) SELECT pg_notify(m.channel, m.payload) "
-            f"FROM written, (VALUES {marks}) m (channel, payload)",
-            values,
-        )
-        return bool(sent)
+        return bool(executor.rows(f"{statement} RETURNING {notify}", values))
+
+    def release(self, executor: Executor, key: Any, owner: str) -> bool | Found:
+        answer = executor.rows(RELEASE, (key, owner))
+        if not answer or answer[0][0] is None:
+            return bool(answer)
+        # Somebody waits: the row, which was not changed, comes with the answer.
+        now, columns = json.loads(answer[0][0])
+        return int(now), Row(*(columns[column] for column in COLUMNS)), False
 
     def renew(
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str

@@ -11,6 +11,7 @@ from ...exceptions import BackendRefused, BackendUnavailable
 from ..base import AliasOptions
 from . import sqlite
 from .connection import Connection, Failure
+from .dialects import Found
 from .pool import Urgency
 from .rows import Message, Row
 from .store import Store
@@ -93,12 +94,14 @@ class LeaseTable:
         deadline: float,
         urgency: Urgency = "ordinary",
         *,
+        found: Found | None = None,
         done: Callable[[Row, int], T | None] = lambda row, now: None,
         overtaken: Callable[[], T | None] = lambda: None,
     ) -> T:
         """Read the row, change it and write it; repeat while other callers change it first.
 
         Args:
+            found: The row as it was read just now, to begin with.
             done: The answer if the row shows that the change has been made; asked only after the
                 reply to a write was lost.
             overtaken: The answer if nothing was written because others kept changing the row.
@@ -106,8 +109,9 @@ class LeaseTable:
         in_doubt = was_overtaken = False
 
         def once(one: Connection, store: Store, key: Any, writes: bool = True) -> tuple[T, bool]:
-            nonlocal in_doubt, was_overtaken
-            now, row, is_new = store.dialect.read_or_new(one, key)
+            nonlocal found, in_doubt, was_overtaken
+            now, row, is_new = found or store.dialect.read_or_new(one, key)
+            found = None
             if in_doubt and not is_new and (known := done(row, now)) is not None:
                 return known, True
             before = row.values()
