@@ -30,7 +30,7 @@ from tests.support.database_bed import Bed, ask, grant, release, renew, request
 from tests.support.increments import THREADS
 from tests.support.proxy import Proxy
 
-PROCESSES = 8
+PROCESSES, TOTAL = 8, 2000
 
 
 # -- mutual exclusion ------------------------------------------------------------------------
@@ -64,16 +64,18 @@ def test_g1_many_processes_and_threads_increment_a_number_exactly(
             },
         }
     )
-    times = 2000 // (PROCESSES * THREADS)
-    command = [sys.executable, "-m", "tests.support.increments", settings, str(counter), str(times)]
-    running = [subprocess.Popen(command) for _ in range(PROCESSES)]
+    rounds = TOTAL // THREADS
+    # 2000 is no multiple of 64: the first processes do a round more.
+    shares = [rounds // PROCESSES + (n < rounds % PROCESSES) for n in range(PROCESSES)]
+    command = [sys.executable, "-m", "tests.support.increments", settings, str(counter)]
+    running = [subprocess.Popen([*command, str(times)]) for times in shares]
     try:
         assert [process.wait(280) for process in running] == [0] * PROCESSES
     finally:
         for process in running:
             process.kill()
             process.wait()
-    assert int(counter.read_text()) == times * PROCESSES * THREADS
+    assert int(counter.read_text()) == TOTAL
 
 
 def test_g1_a_lease_survives_the_rollback_of_its_caller(bed: Bed, database: str) -> None:
@@ -119,6 +121,28 @@ def test_g1_a_row_that_changed_after_it_was_read_is_not_overwritten(
 
     assert not backend._table.ask(use, "name", clock.now() + 10)
     assert renew(backend, lease) == ["released"]
+
+
+def test_g1_a_release_reads_the_row_again_after_a_waiter_has_joined_the_queue(
+    bed: Bed, postgres_alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = bed.backend(postgres_alias)
+    lease, waiters = grant(backend, request()), [request(waits=True) for _ in range(2)]
+    met = [ask(backend, waiters[0])]
+    dialect = backend._store.dialect
+    plain = dialect.release
+
+    def overtaken(*args: Any) -> Any:
+        found = plain(*args)
+        met.append(ask(backend, waiters[1]))
+        return found
+
+    monkeypatch.setattr(dialect, "release", overtaken)
+    assert release(backend, lease) == "released"
+    monkeypatch.undo()
+    for waiter in waiters:
+        release(backend, grant(backend, waiter))
+    assert len(met) == 2
 
 
 # -- statements --------------------------------------------------------------------------------

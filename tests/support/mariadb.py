@@ -104,11 +104,14 @@ def _started() -> Iterator[str]:
         except KeyError as error:
             raise MariadbNotFound("MariaDB does not run as root, and has no user") from error
     data, log = f"--datadir={directory / 'data'}", directory / "log"
+    # A server that starts deletes the temporary tables of all others that share its folder.
+    environment = {**os.environ, "TMPDIR": str(directory)}
     subprocess.run(
         # Use only these settings; root logs in without a password.
         [install, "--no-defaults", data, "--auth-root-authentication-method=normal"],
         user=user,
         cwd=directory,
+        env=environment,
         check=True,
         stdout=subprocess.DEVNULL,
         timeout=60,
@@ -126,6 +129,7 @@ def _started() -> Iterator[str]:
             ],
             user=user,
             cwd=directory,
+            env=environment,
             stdout=output,
             stderr=output,
         )
