@@ -484,8 +484,11 @@ def test_g8_a_forked_child_listens_on_its_own_connection_only(make, database, dr
 
 
 def test_g8_the_server_notices_the_end_of_a_process_whose_child_still_runs(make, database):
+    # Its child runs until the test closes the other end.
+    end, keep = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(keep)
         wakeup = Wakeup(
             partial(psycopg.connect, database.url, autocommit=True, application_name=NAME),
             lambda *args: Database(database.url).notify(*args),
@@ -495,12 +498,16 @@ def test_g8_the_server_notices_the_end_of_a_process_whose_child_still_runs(make,
         if os.fork() == 0:
             wakeup.forget()
             os.write(write, b".")
-            time.sleep(PATIENCE)
+            os.read(end, 1)
             os._exit(0)
         os.read(read, 1)
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    until(lambda: not database.listeners())
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        until(lambda: not database.listeners())
+    finally:
+        os.close(keep)
+        os.close(end)
 
 
 GREENLETS = """
