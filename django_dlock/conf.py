@@ -29,7 +29,7 @@ REDIS_BACKEND = "django_dlock.backends.redis.RedisBackend"
 DATABASE_BACKEND = "django_dlock.backends.database.DatabaseBackend"
 LOCAL_BACKEND = "django_dlock.backends.local.LocalBackend"
 
-EXTRAS = {"redis": "redis", "urllib3": "etcd"}
+EXTRAS = {"redis": "redis", "kazoo": "zookeeper", "urllib3": "etcd"}
 """Client library → the extra of django-dlock that installs it."""
 
 DUMMY_ENGINE = "django.db.backends.dummy"

@@ -26,6 +26,7 @@ from tests.support import databases, mariadb, postgres
 from tests.support.etcd import EtcdServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.proxy import Proxy
+from tests.support.zookeeper import ZooKeeperServer
 
 NOBODY = "redis://127.0.0.1:1/0"
 """The settings point to this address without a server, so they never use another Redis."""
@@ -154,6 +155,17 @@ def etcd_server() -> Iterator[EtcdServer]:
     """An etcd for the tests that need one, started by the first; not to be stopped."""
     try:
         server = EtcdServer().start()
+    except (ServerNotFound, RuntimeError) as error:
+        missing(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper for the tests that need one, started by the first; not to be stopped."""
+    try:
+        server = ZooKeeperServer().start()
     except (ServerNotFound, RuntimeError) as error:
         missing(str(error))
     yield server

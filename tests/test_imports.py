@@ -46,7 +46,10 @@ FOR_LOCKS = {
 }
 """All modules of the package that ``Lock``, ``locked`` and ``locked_view`` need."""
 
-OPTIONAL = {"billiard", "celery", "django_redis", "kombu", "prometheus_client", "redis", "urllib3"}
+OPTIONAL = {
+    *("billiard", "celery", "django_redis", "kazoo", "kombu", "prometheus_client", "redis"),
+    "urllib3",
+}
 
 
 def modules_after(statement: str) -> set[str]:
@@ -120,6 +123,16 @@ def error_after(statement: str) -> str:
 def test_a_task_without_celery_says_what_to_install() -> None:
     error = error_after(MISSING.format(module="celery") + "from django_dlock import LockedTask")
     assert error.endswith('LockedTask needs Celery: pip install "django-dlock[celery]"')
+
+
+def test_the_zookeeper_backend_without_its_client_says_what_to_install() -> None:
+    statement = (
+        "from django.conf import settings; settings.configure(DLOCKS={'default': {"
+        "'BACKEND': 'django_dlock.backends.zookeeper.ZooKeeperBackend', 'LOCATION': 'x'}}); "
+        "from django_dlock import locks; locks['default']"
+    )
+    error = error_after(MISSING.format(module="kazoo") + statement)
+    assert error.endswith('pip install "django-dlock[zookeeper]"')
 
 
 def test_the_redis_backend_without_its_client_says_what_to_install() -> None:

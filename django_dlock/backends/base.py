@@ -98,6 +98,13 @@ class BaseLockBackend(ABC):
     other: Callable[[str], BaseLockBackend]
     """Returns the backend of another alias, one of ``aliases_named``; set by ``locks``."""
 
+    report_end: Callable[[str, Outcome], object] = staticmethod(lambda owner, outcome: None)
+    """Tells the holder at once that the lease of this owner has ended, for a store that hears of
+    it before the next renewal. Set by the watchdog; any thread may call it, and it never blocks."""
+    report_doubt: Callable[[], object] = staticmethod(lambda: None)
+    """Tells the holders of all renewed leases that the store does not answer; they are renewed as
+    soon as it does again. As ``report_end``."""
+
     def __init__(self, options: AliasOptions) -> None:
         """Keep the options; connect to nothing.
 

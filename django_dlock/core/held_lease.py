@@ -94,7 +94,7 @@ class HeldLease:
         self.known_as: HolderKey = None
         self.entries: dict[str, object] | None = {} if options.reentrant else None
         self.failures = self.shortenings = 0
-        self.doubt_told = False
+        self.doubt_told = self._doubted = False
         self.planned = 0.0
         self.outer_transactions: tuple[object, ...] = ()
         self._end: dict[str, tuple[str]] = {}
@@ -193,7 +193,7 @@ class HeldLease:
             # A later renewal, perhaps with another TTL, was confirmed first.
             return
         self.failures = 0
-        self.doubt_told = False
+        self.doubt_told = self._doubted = False
         self._set_deadline(sent_at, ttl)
 
     def stop_renewing(self, reason: str) -> None:
@@ -201,6 +201,14 @@ class HeldLease:
         self.renews = False
         self._stopped = reason
         self.due = self.deadline
+
+    def doubt(self, now: float) -> bool:
+        """Put it in doubt until the next confirmation; ``False`` for one that is not renewed."""
+        if self.ended or not self.renews or self._capped:
+            return False
+        self._doubted = True
+        self.report_doubt(now)
+        return True
 
     def report_doubt(self, now: float) -> None:
         """Send ``in_doubt``, once until the next confirmation."""
@@ -246,7 +254,9 @@ class HeldLease:
 
     def _in_doubt(self, now: float) -> bool:
         # A fixed lease is never in doubt, because nobody renews it.
-        return self.renews and not self._capped and now >= self.confirmed_at + self.ttl / 2
+        if not self.renews or self._capped:
+            return False
+        return self._doubted or now >= self.confirmed_at + self.ttl / 2
 
     # -- how it ends -------------------------------------------------------------------
 

@@ -110,6 +110,14 @@ class Schedule:
         """When the next lease needs attention; infinite if there is none."""
         return self._times[0][0] if self._times else math.inf
 
+    def doubt_all(self, now: float) -> None:
+        """Put all renewed leases in doubt, and renew them now: the store does not answer."""
+        self._admit()
+        for held in self.leases.copy().values():
+            if held.doubt(now) and held.due != _UNDER_WAY:
+                held.due = min(held.due, now)
+                self.plan(held)
+
     def start_over(self, now: float) -> None:
         """Plan everything anew after an error."""
         self._times, self.ready = [], []

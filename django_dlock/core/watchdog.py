@@ -18,11 +18,12 @@ import random
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 from .. import clock, process, signals
 from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
 from ..exceptions import BackendUnavailable
-from ..lease import ReleaseRequest
+from ..lease import Outcome, ReleaseRequest
 from . import dispatch
 from .held_lease import HeldLease, registry
 from .schedule import Schedule
@@ -59,11 +60,13 @@ class BackendSchedule(Schedule):
     Attributes:
         sent: The renewal that was sent and not answered yet.
         latest: When the lease that was added last first needs attention; infinite after that.
+        doubted: The backend has reported that its store does not answer.
     """
 
     def __init__(self, backend: BaseLockBackend) -> None:
         super().__init__(backend.renewals_per_call)
         self.backend = backend
+        self.doubted = False
         self.sent: _Sent | None = None
         self.next_beat = 0.0
         self.latest = math.inf
@@ -103,6 +106,8 @@ class Watchdog:
         schedule = self._schedules.get(id(held.backend))
         if schedule is None:
             schedule = self._schedules.setdefault(id(held.backend), BackendSchedule(held.backend))
+            held.backend.report_end = partial(self._end, schedule)
+            held.backend.report_doubt = partial(self._doubt, schedule)
         first_beat = schedule.beat_after(held.acquired_at)
         if not schedule.leases and not schedule.fresh:
             schedule.next_beat = first_beat
@@ -120,6 +125,19 @@ class Watchdog:
         schedule = self._schedules.get(id(held.backend))
         if schedule is not None:
             schedule.discard(held)
+
+    # -- called by backends ------------------------------------------------------------
+
+    def _end(self, schedule: BackendSchedule, owner: str, outcome: Outcome) -> None:
+        held = schedule.fresh.get(owner) or schedule.leases.get(owner)
+        if held is not None:
+            schedule.discard(held)
+            held.lose_by_outcome(outcome)
+            dispatch.nudge()
+
+    def _doubt(self, schedule: BackendSchedule) -> None:
+        schedule.doubted = True
+        self._poke()
 
     # -- the schedule ------------------------------------------------------------------
 
@@ -140,6 +158,9 @@ class Watchdog:
             return clock.now() + LATE
 
     def _serve(self, schedule: BackendSchedule) -> float:
+        if schedule.doubted:
+            schedule.doubted = False
+            schedule.doubt_all(clock.now())
         if not self._collect(schedule, 0.0):
             # The backend does not answer, but doubts and deadlines must still be noticed.
             schedule.wait_with(schedule.collect_due(clock.now()))

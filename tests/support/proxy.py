@@ -9,13 +9,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 How = Literal["close", "swallow", "refuse"]
 Fault = How | bytes
 """What to do with a command; bytes are sent as the reply instead of the server's."""
 
-Protocol = Literal["redis", "postgres", "amqp", "etcd"]
+Protocol = Literal["redis", "postgres", "amqp", "etcd", "zookeeper"]
 
 SCRIPTS = ("EVALSHA", "EVAL")
 
@@ -111,11 +111,32 @@ class _EtcdRequests(_Requests):
         return next(kind for kind in self.KINDS if f'"request_{kind}"'.encode() in body)
 
 
+class _ZooKeeperRequests(_Requests):
+    NAMES: ClassVar = {1: "CREATE", 2: "DELETE", 3: "EXISTS", 4: "GET", 5: "SET", 15: "CREATE"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = False
+
+    def _one(self) -> str | None:
+        if len(self._buffer) < 4:
+            return None
+        (size,) = struct.unpack_from("!i", self._buffer)
+        if len(self._buffer) < 4 + size:
+            return None
+        body, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
+        if not self._started:
+            self._started = True
+            return "CONNECT"
+        return self.NAMES.get(struct.unpack_from("!ii", body)[1], "OTHER")
+
+
 REQUESTS: dict[Protocol, type[_Requests]] = {
     "redis": _RedisRequests,
     "postgres": _PostgresRequests,
     "amqp": _Requests,
     "etcd": _EtcdRequests,
+    "zookeeper": _ZooKeeperRequests,
 }
 
 
@@ -268,12 +289,12 @@ class Proxy:
             pair.start()
 
     def _saw(self, names: list[str]) -> Fault | None:
-        """Note commands; return what to do with the last one, if anything."""
+        """Note commands that came together; return what to do with them, if anything."""
         with self._changed:
             self.commands += names
             how: Fault | None = None
             for name in names:
-                how = self._always.get(name)
+                how = self._always.get(name, how)
                 if self._drops and name in self._drops[0][1]:
                     how = self._drops.pop(0)[0]
             self._changed.notify_all()

@@ -21,6 +21,7 @@ SERVERS = {
     "rabbit_server",
     "redis_backend",
     "redis_server",
+    "zookeeper_server",
 }
 ELSEWHERE = "tests/unit starts no server: move this test to tests/integration or tests/backends"
 

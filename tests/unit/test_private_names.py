@@ -27,6 +27,8 @@ from django.db import connections, models, transaction
 from django.http import HttpResponse
 from django.test import TestCase
 from django.utils.functional import LazyObject, empty
+from kazoo.client import KazooClient
+from kazoo.protocol.connection import ConnectionHandler
 from kombu import Consumer, Queue, serialization
 from kombu.asynchronous import get_event_loop, set_event_loop
 from kombu.transport import native_delayed_delivery
@@ -108,6 +110,16 @@ CANARIES: dict[str, Callable[[], object]] = {
             native_delayed_delivery.CELERY_DELAYED_DELIVERY_EXCHANGE,
         )
         == ("celery_delayed_27", "celery_delayed_delivery")
+    ),
+    # -- kazoo
+    "kazoo's _connection": lambda: (
+        KazooClient()._connection.connection_stopped.is_set()
+        and {"_socket", "_read_sock", "_write_sock"} <= vars(KazooClient()._connection).keys()
+    ),
+    "kazoo's _invoke": lambda: (
+        # What is answered to ``Connect`` says how long a session the server grants.
+        "connect_result, zxid = self._invoke(" in source(ConnectionHandler._connect)
+        and "connect_result.time_out" in source(ConnectionHandler._connect)
     ),
     # -- Django
     "_from_testcase": lambda: "_from_testcase" in source(TestCase) + source(transaction),

@@ -123,6 +123,56 @@ def test_a_fixed_lease_is_never_renewed_and_its_end_is_reported(
     assert lock.lost_reason == "expired"
 
 
+def test_g2_the_end_that_a_backend_reports_is_told_at_once(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    calls: list[str] = []
+    fixed = held(renew=False, on_lost=lambda lock, reason: calls.append(reason))
+    other = held("other")
+    assert fixed.owner
+    spy.backend.report_end(fixed.owner, "expired")
+    assert fixed.lost_reason == "expired"
+    assert other.held
+    assert dispatch.flush(30)
+    assert calls == ["expired"]
+    # Nobody holds it any more, so there is nothing to tell.
+    spy.backend.report_end("nobody", "broken")
+    dog.tick()
+    assert spy.renewed == []
+
+
+def test_g2_a_doubt_that_a_backend_reports_lasts_until_the_next_renewal(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock, fixed = held(), held("fixed", renew=False)
+    dog.tick()
+    spy.error = BackendUnavailable("down")
+    spy.backend.report_doubt()
+    dog.tick()
+    assert (lock.state, fixed.state) == ("in_doubt", "held")
+    assert spy.renewed == ["it"]
+    # It is tried again soon, and not only after a third of the TTL.
+    time.seconds += 2.0
+    dog.tick()
+    assert (lock.state, spy.renewed) == ("in_doubt", ["it"] * 2)
+    spy.error = None
+    time.seconds += 2.0
+    dog.tick()
+    assert (lock.state, spy.renewed) == ("held", ["it"] * 3)
+
+
+def test_a_reported_doubt_revives_no_lease_that_was_released(
+    dog: Watchdog, spy: Spy, time: Time
+) -> None:
+    lock = held()
+    dog.tick()
+    lock.release()
+    spy.backend.report_doubt()
+    dog.tick()
+    assert lock.state == "free"
+    assert spy.renewed == []
+
+
 def test_five_hundred_leases_need_one_call(dog: Watchdog, spy: Spy, time: Time) -> None:
     kept = [held(f"n{i}") for i in range(500)]
     time.seconds += 10

@@ -1,0 +1,399 @@
+"""Leases as ephemeral nodes in ZooKeeper.
+
+::
+
+    /dlock/3f/<digest of the name>-<owner>
+
+* The node that was created first, by its ``czxid``, holds the name; ``czxid`` is the token too.
+* The path has the owner in it. So whoever repeats a request finds the node of the first one, and
+  every deletion names the owner.
+* Every grant and every renewal is confirmed by a write, which needs a majority of the servers, and
+  is good for half the time that the servers keep a silent session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from ... import clock
+from ...exceptions import BackendUnavailable
+from ...lease import (
+    Contention,
+    Lease,
+    LeaseInfo,
+    LeaseRequest,
+    Outcome,
+    ReleaseRequest,
+    Renewal,
+    RenewalResult,
+)
+from ..base import AliasOptions, BaseLockBackend, Problem, RenewalResults
+from ..holder_state import holder_state, json_object
+from .attempts import Attempt, Attempts
+from .calls import SessionCalls
+from .config import problems, root_of, session_timeout
+from .nodes import Rival, content, contents, node_of, path_of, queue, rivals, still_there
+from .session import Session
+from .watches import Watches
+
+__all__ = ["ZooKeeperBackend"]
+
+ASK_EVERY = 0.5
+"""Seconds between two questions whether a waiter is interrupted."""
+
+
+class ZooKeeperBackend(BaseLockBackend):
+    """One session per process, which shows that it lives; see the module."""
+
+    capabilities = frozenset({"memory_of_ends", "wakeup"})
+    heartbeat = None
+    # Each lease is one request, even if all of them are sent at once.
+    renewals_per_call = 100
+
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        self._root = root_of(options)
+        self._sessions = SessionCalls(options, self._listen)
+        self._closing = False
+        self._attempts = Attempts(self._delete_expired)
+        self._watches = Watches()
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return problems(options)
+
+    def store_problems(self) -> list[Problem]:
+        """W009, if the servers grant a shorter session than asked."""
+
+        wanted = session_timeout(self.options)
+        granted = self._sessions.call(lambda session: session.timeout, "", self.call_deadline())
+        if granted >= wanted:
+            return []
+        message = (
+            f"The ZooKeeper of alias {self.alias!r} keeps a silent session for {granted:g} s and "
+            f"not for the {wanted:g} s asked for, so its leases are good for {granted / 2:g} s."
+        )
+        hint = "Raise maxSessionTimeout there, or lower OPTIONS['session_timeout'] (or TTL) here."
+        return [Problem("W009", message, hint)]
+
+    # -- acquire -----------------------------------------------------------------------
+
+    def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        path = self._path(request.name, request.owner)
+
+        def step(session: Session) -> Lease | Contention | None:
+            asked_at = clock.now()
+            attempt = self._attempts.begin(request, path)
+            if attempt is None:
+                return Contention("", "held", 0.0, time.time())
+            if attempt.session != session.id:
+                now = self._join(session, attempt, request, deadline)
+                if isinstance(now, Contention):
+                    return now
+            else:
+                now = self._look_again(session, attempt, deadline)
+            if now is None or attempt.ahead is None:
+                return None
+            if not attempt.ahead:
+                ttl = min(request.ttl, session.validity)
+                return self._attempts.grant(attempt, session, asked_at, ttl)
+            if not request.waits:
+                self._attempts.drop(attempt)
+                session.delete(path, deadline)
+            return self._contention(attempt.ahead, now)
+
+        # mypy joins the two named tuples.
+        return cast("Lease | Contention", self._sessions.repeat(step, request.name, deadline))
+
+    def _join(
+        self, session: Session, attempt: Attempt, request: LeaseRequest, deadline: float
+    ) -> float | Contention | None:
+        """Create the node, and see who came before; ``None`` to try again."""
+        directory, client = attempt.path.rpartition("/")[0], session.client
+        if not request.waits:
+            # One who will not wait must not stand in the way of others for a moment.
+            beat, listed = session.beat(), client.get_children_async(directory)
+            now = session.answer(beat, deadline).last_modified
+            nodes = session.answer_or_none(listed, deadline) or []
+            others = rivals(session, attempt.name, nodes, deadline, but=attempt.owner)
+            if others and node_of(attempt.path) not in nodes:
+                self._attempts.drop(attempt)
+                return self._contention(others, now)
+        data = content(request, min(request.ttl, session.validity))
+        created = self._attempts.create(attempt, lambda: session.create(attempt.path, data))
+        if created is None:
+            return None
+        listed = client.get_children_async(directory)
+        try:
+            _, state = session.answer(created, deadline)
+        except NoNodeError:
+            with suppress(NodeExistsError):
+                session.answer(client.create_async(directory), deadline)
+            return None
+        except NodeExistsError:
+            # An earlier request, whose answer was lost, has created it.
+            state = session.answer_or_none(client.exists_async(attempt.path), deadline)
+            if state is None:
+                return None
+        if state.ephemeralOwner != session.id:
+            # It would end with an earlier session of this process.
+            session.delete(attempt.path, deadline)
+            return None
+        nodes = session.answer(listed, deadline)
+        others = rivals(session, attempt.name, nodes, deadline, but=attempt.owner)
+        self._attempts.join(attempt, session, state, others)
+        return float(state.created)
+
+    def _look_again(self, session: Session, attempt: Attempt, deadline: float) -> float | None:
+        """See who of those ahead is still there; ``None`` to try again."""
+        directory, _, node = attempt.path.rpartition("/")
+        beat, listed = session.beat(), session.client.get_children_async(directory)
+        now = session.answer(beat, deadline).last_modified
+        present = set(session.answer_or_none(listed, deadline) or ())
+        if node not in present:
+            if attempt.until:
+                self._attempts.end(attempt.owner, "broken")
+            # Else it was taken out of the queue, and joins it again.
+            attempt.leave()
+            return None
+        ahead = [rival for rival in attempt.ahead or [] if node_of(rival.path) in present]
+        attempt.ahead = still_there(session, ahead, deadline)
+        return float(now)
+
+    def wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        gone, session = threading.Event(), self._sessions.session
+        if session is not None and isinstance(contention.ticket, Rival):
+            with self._watches.told(session, contention.ticket, gone.set):
+                while not gone.wait(max(0.0, min(ASK_EVERY, until - clock.now()))):
+                    if clock.now() >= until or interrupted():
+                        break
+        return None
+
+    async def async_wait(
+        self,
+        request: LeaseRequest,
+        contention: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> Lease | None:
+        gone, session = asyncio.Event(), self._sessions.session
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            # If the loop has been closed, no coroutine is waiting any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(gone.set)
+
+        if session is not None and isinstance(contention.ticket, Rival):
+            with self._watches.told(session, contention.ticket, tell):
+                while not gone.is_set():
+                    left = max(0.0, min(ASK_EVERY, until - clock.now()))
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(gone.wait(), left)
+                    if clock.now() >= until or interrupted():
+                        break
+        return None
+
+    # -- renew and release -------------------------------------------------------------
+
+    def renew(
+        self, renewals: Sequence[Renewal], *, process: str, deadline: float
+    ) -> RenewalResults:
+        def step(session: Session) -> RenewalResults:
+            sent_at, beat = clock.now(), session.beat()
+            found = [self._attempts.find(renewal.owner) for renewal in renewals]
+            asked = [
+                session.client.exists_async(each.path) if isinstance(each, Attempt) else None
+                for each in found
+            ]
+            session.answer(beat, deadline)
+            results: RenewalResults = []
+            for renewal, attempt, request in zip(renewals, found, asked, strict=True):
+                if not isinstance(attempt, Attempt):
+                    results.append(RenewalResult(attempt))
+                    continue
+                if session.answer(request, deadline) is None:
+                    self._attempts.end(attempt.owner, "broken")
+                ttl = min(renewal.ttl, session.validity)
+                results.append(self._attempts.renew(attempt, renewal, sent_at, ttl))
+            return results
+
+        outcomes = [self._attempts.find(renewal.owner) for renewal in renewals]
+        if any(isinstance(each, Attempt) for each in outcomes):
+            return self._sessions.call(step, "", deadline)
+        return [RenewalResult(each) for each in outcomes if not isinstance(each, Attempt)]
+
+    def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
+        return self.release_many([ReleaseRequest(name, owner)], deadline=deadline)[0]
+
+    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
+        def step(session: Session) -> list[Outcome]:
+            asked: list[tuple[str, Any, Outcome]] = []
+            missing: Outcome
+            for name, owner, _ in releases:
+                found, missing = self._attempts.find(owner), "refused"
+                if isinstance(found, Attempt):
+                    missing = "released" if found.releasing else "broken"
+                    found.releasing = True
+                elif found != "refused":
+                    asked.append((owner, None, found))
+                    continue
+                request = session.client.delete_async(self._path(name, owner))
+                asked.append((owner, request, missing))
+            outcomes: list[Outcome] = []
+            for owner, request, outcome in asked:
+                outcomes.append(outcome)
+                if request is not None:
+                    with suppress(NoNodeError):
+                        session.answer(request, deadline)
+                        outcomes[-1] = "released"
+                    self._attempts.end(owner, outcomes[-1])
+            return outcomes
+
+        if not releases:
+            return []
+        outcomes = self._sessions.call(step, releases[0].name, deadline)
+        self._close_if_idle()
+        return outcomes
+
+    def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
+        def step(session: Session) -> None:
+            session.delete(path, deadline)
+
+        path = self._path(request.name, request.owner)
+        # First its end: from now on no node is created for it.
+        self._attempts.end(request.owner, "released", request.ttl)
+        try:
+            self._sessions.call(step, request.name, deadline)
+        finally:
+            self._close_if_idle()
+
+    def _delete_expired(self, attempt: Attempt) -> bool:
+        """Runs on the thread that ends leases with their TTL."""
+
+        def step(session: Session) -> None:
+            session.delete(attempt.path, deadline)
+
+        deadline = self.call_deadline()
+        try:
+            self._sessions.call(step, attempt.name, deadline)
+        except BackendUnavailable:
+            return False
+        self._close_if_idle()
+        return True
+
+    # -- one lease ---------------------------------------------------------------------
+
+    def locked(self, name: str, *, deadline: float) -> bool:
+        def step(session: Session) -> bool:
+            return bool(queue(session, name, deadline)[1])
+
+        return self._sessions.call(step, name, deadline)
+
+    def get(self, name: str) -> LeaseInfo | None:
+        deadline = self.call_deadline()
+        now, line = self._sessions.call(
+            lambda session: queue(session, name, deadline), name, deadline
+        )
+        if not line:
+            return None
+        holder, facts = line[0], contents(line[0])
+        return LeaseInfo(
+            name=name,
+            alias=self.alias,
+            kind="held",
+            owner=holder.owner,
+            token=holder.token,
+            # When its node was created: a holder that had to wait has stood in the queue since.
+            acquired_at=dt.datetime.fromtimestamp(holder.at, dt.timezone.utc),
+            age=now - holder.at,
+            ttl=self._remaining(holder),
+            renewals=0,
+            waiting=len(line) - 1,
+            process=facts.process,
+            holder_state=holder_state("held", facts.process, False, False),
+            metadata=json_object(facts.metadata),
+        )
+
+    def break_(self, name: str, *, owner: str) -> bool:
+        def step(session: Session) -> bool:
+            _, line = queue(session, name, deadline)
+            if not line or line[0].owner != owner:
+                return False
+            try:
+                session.answer(session.client.delete_async(line[0].path), deadline)
+            except NoNodeError:
+                return False
+            if isinstance(self._attempts.find(owner), Attempt):
+                self._attempts.end(owner, "broken")
+            return True
+
+        deadline = self.call_deadline()
+        return self._sessions.call(step, name, deadline)
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def deregister(self, process: str, *, deadline: float) -> None:
+        """End the session, and with it whatever has not been released."""
+        self._end_session(deadline - clock.now())
+
+    def after_fork(self) -> None:
+        self._attempts, self._watches = Attempts(self._delete_expired), Watches()
+        self._closing = False
+        self._sessions.forget()
+
+    def close(self) -> None:
+        # Leases end with their session, so it lasts until the last of them has ended.
+        self._closing = True
+        self._close_if_idle(self.command_timeout)
+
+    def _close_if_idle(self, patience: float = 0.0) -> None:
+        if self._closing and self._attempts.is_idle:
+            self._end_session(patience)
+
+    def _end_session(self, patience: float) -> None:
+        self._closing = False
+        if self._sessions.end(patience):
+            self._attempts.end_session()
+            self._watches.fire_all()
+
+    def _listen(self, event: str) -> None:
+        """Runs on the client's thread."""
+        if event == "lost":
+            for owner in self._attempts.end_session():
+                self.report_end(owner, "expired")
+        else:
+            self.report_doubt()
+        self._watches.fire_all()
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _path(self, name: str, owner: str) -> str:
+        return path_of(self._root, name, owner)
+
+    def _contention(self, line: Sequence[Rival], now: float) -> Contention:
+        """Who is first holds the name; who asks waits for the last to go."""
+        holder = line[0]
+        process, left = contents(holder).process, self._remaining(holder)
+        return Contention(holder.owner, "held", left, now, process, line[-1])
+
+    def _remaining(self, holder: Rival) -> float:
+        """Seconds until a lease ends; of another process, no more than they can be."""
+        own = self._attempts.remaining(holder.owner)
+        return contents(holder).ttl if own is None else own

@@ -1,0 +1,110 @@
+"""Checks an alias's settings for the ZooKeeper backend; makes the client's arguments of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from ..base import AliasOptions, Problem
+
+__all__ = ["client_arguments", "problems", "root_of", "session_timeout"]
+
+OPTIONS = ("client", "credentials", "session_timeout")
+EXAMPLES = "'host:2181', or 'host1:2181,host2:2181,host3:2181/chroot'"
+OWN_ARGUMENTS = ("hosts", "timeout", "client_id", "handler", "logger", "read_only")
+"""Arguments of ``KazooClient`` that this backend sets itself."""
+
+
+def problems(options: AliasOptions) -> list[Problem]:
+    """E006 for where, E008 for ``OPTIONS``, E007 for a session that is too short."""
+    return [*_location_problems(options), *_option_problems(options)]
+
+
+def _location_problems(options: AliasOptions) -> Iterator[Problem]:
+    place = f"DLOCKS[{options.alias!r}]"
+    if options.cache is not None:
+        message = f"{place} has 'CACHE', but this backend does not connect as a cache does."
+        yield Problem("E006", message, "Remove CACHE, and name the servers in LOCATION.")
+    if options.location is None:
+        message = f"{place} has no 'LOCATION' to say where its ZooKeeper is."
+        yield Problem(
+            "E006", message, "LOCATION is 'host:2181', or 'host1:2181,host2:2181/chroot'."
+        )
+    elif (wrong := _wrong_host(_hosts(options))) is not None:
+        message = f"{place}['LOCATION']: {wrong!r} is not a host and port."
+        yield Problem("E006", message, f"LOCATION is {EXAMPLES}; it is no URL.")
+
+
+def _wrong_host(hosts: str) -> str | None:
+    for host in hosts.partition("/")[0].split(","):
+        try:
+            parts = urlsplit(f"//{host}")
+            good = bool(parts.hostname) and (parts.port or 1) > 0 and "@" not in host
+        except ValueError:
+            good = False
+        if not good or host.endswith(":"):
+            return host
+    # What follows the scheme of a URL would be taken for a chroot.
+    return hosts if "//" in hosts else None
+
+
+def _option_problems(options: AliasOptions) -> Iterator[Problem]:
+    given, place = options.options, f"DLOCKS[{options.alias!r}]['OPTIONS']"
+    for key in given:
+        if key not in OPTIONS:
+            message = f"{place} has the unknown key {key!r}."
+            yield Problem("E008", message, f"The ZooKeeper backend knows {list(OPTIONS)}.")
+    credentials = given.get("credentials")
+    if credentials is not None and not (isinstance(credentials, str) and ":" in credentials):
+        message = f"{place}['credentials'] is not a user and a password."
+        yield Problem("E008", message, "Set it to 'user:password'.")
+    client = given.get("client", {})
+    if not isinstance(client, Mapping):
+        message = f"{place}['client'] is {client!r}."
+        yield Problem("E008", message, "It is a dict of arguments of kazoo's KazooClient.")
+    else:
+        for key in sorted(set(client) & set(OWN_ARGUMENTS)):
+            message = f"{place}['client'] sets {key!r}, which the backend sets itself."
+            yield Problem("E008", message, "Use LOCATION for the servers, and session_timeout.")
+    seconds = given.get("session_timeout", 1)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        message = f"{place}['session_timeout'] is {seconds!r}."
+        yield Problem("E005", message, "It is a positive number of seconds.")
+    elif session_timeout(options) < round(6 * options.command_timeout, 9):
+        message = (
+            f"{place}['session_timeout'] is {seconds:g} s, less than 6 times the command_timeout "
+            f"of {options.command_timeout:g} s: a lease is good for half of it, and would not "
+            "survive one slow answer."
+        )
+        yield Problem("E007", message, "Raise session_timeout, or lower command_timeout.")
+
+
+def session_timeout(options: AliasOptions) -> float:
+    """Seconds that the server is asked to keep a session from which it hears nothing."""
+    shortest = 6 * options.command_timeout
+    return float(options.options.get("session_timeout", max(options.ttl, shortest)))
+
+
+def _hosts(options: AliasOptions) -> str:
+    location = options.location or ""
+    return location if isinstance(location, str) else ",".join(location)
+
+
+def client_arguments(options: AliasOptions) -> dict[str, Any]:
+    """The arguments for ``KazooClient``."""
+    credentials = options.options.get("credentials")
+    return {
+        "hosts": _hosts(options),
+        "timeout": session_timeout(options),
+        "auth_data": [("digest", credentials)] if credentials else None,
+        # For ever: the state of the client says whether there is a connection.
+        "connection_retry": {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5},
+        **options.options.get("client", {}),
+    }
+
+
+def root_of(options: AliasOptions) -> str:
+    """The path below which the alias keeps its nodes."""
+    # ZooKeeper takes neither "/" nor ".", nor some other characters, as the name of a node.
+    return "/" + quote(options.key_prefix, safe="").replace(".", "%2E")

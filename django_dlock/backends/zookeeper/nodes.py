@@ -1,0 +1,139 @@
+"""Where the nodes of a name are, what is in them, and in which order they stand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from ...lease import LeaseRequest
+from ...process import ProcessIdentity, current
+from ..holder_state import json_object, process_from_json
+from .session import Session
+
+__all__ = [
+    "Facts",
+    "Rival",
+    "content",
+    "contents",
+    "node_of",
+    "path_of",
+    "queue",
+    "rivals",
+    "still_there",
+]
+
+BUCKETS = 256
+"""Directories of nodes, so that a list of nodes is short."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A node of a name.
+
+    Attributes:
+        token: When it was created, as a number that rises: its ``czxid``.
+        at: The same, in seconds since the epoch on the server's clock.
+    """
+
+    path: str
+    owner: str
+    token: int
+    at: float
+    data: bytes
+
+
+class Facts(NamedTuple):
+    """What a node says of its holder.
+
+    Attributes:
+        metadata: JSON.
+        ttl: Seconds for which its lease was to be granted.
+    """
+
+    process: ProcessIdentity | None
+    metadata: str
+    ttl: float
+
+
+def content(request: LeaseRequest, ttl: float) -> bytes:
+    """The data of a node."""
+    facts = {
+        "name": request.name,
+        "process": current().as_dict(),
+        "metadata": request.metadata,
+        "ttl": ttl,
+    }
+    return json.dumps(facts, separators=(",", ":")).encode()
+
+
+def contents(node: Rival) -> Facts:
+    """What ``content`` has put there; empty values if another program has written it."""
+    facts = json_object(node.data.decode(errors="replace"))
+    ttl = facts.get("ttl")
+    return Facts(
+        process_from_json(json.dumps(facts.get("process"))),
+        str(facts.get("metadata", "{}")),
+        float(ttl) if isinstance(ttl, int | float) else 0.0,
+    )
+
+
+def path_of(root: str, name: str, owner: str) -> str:
+    """The path of the node; it names the owner, so a deletion can end no other's lease."""
+    digest = _digest(name)
+    # ZooKeeper takes no "/" in the name of a node.
+    return f"{_directory(root, digest)}/{digest}-{quote(owner, safe='')}"
+
+
+def node_of(path: str) -> str:
+    """The last part of a path."""
+    return path.rpartition("/")[2]
+
+
+def queue(session: Session, name: str, deadline: float) -> tuple[float, list[Rival]]:
+    """The server's time, and all nodes of the name in order, as a majority knows them."""
+    beat = session.beat()
+    listed = session.client.get_children_async(_directory(session.root, _digest(name)))
+    now: float = session.answer(beat, deadline).last_modified
+    nodes = session.answer_or_none(listed, deadline) or []
+    return now, rivals(session, name, nodes, deadline)
+
+
+def rivals(
+    session: Session, name: str, nodes: Sequence[str], deadline: float, *, but: str = ""
+) -> list[Rival]:
+    """The nodes of the name in the order of their creation, without that of one owner."""
+    digest, found = _digest(name), []
+    directory = _directory(session.root, digest)
+    asked = [
+        (path, session.client.get_async(path))
+        for path in (f"{directory}/{node}" for node in nodes if node.startswith(f"{digest}-"))
+    ]
+    for path, request in asked:
+        owner = unquote(node_of(path).partition("-")[2])
+        answer = session.answer_or_none(request, deadline)
+        if answer is not None and owner != but:
+            data, state = answer
+            found.append(Rival(path, owner, state.czxid, state.created, data))
+    return sorted(found, key=lambda rival: rival.token)
+
+
+def still_there(session: Session, nodes: Sequence[Rival], deadline: float) -> list[Rival]:
+    """Those nodes that have not been deleted, even if a later one has the same path.
+
+    One who has lost a session joins the queue again, with the same path, but behind.
+    """
+    asked = [(node, session.client.exists_async(node.path)) for node in nodes]
+    states = [(node, session.answer(request, deadline)) for node, request in asked]
+    return [node for node, state in states if state is not None and state.czxid == node.token]
+
+
+def _directory(root: str, digest: str) -> str:
+    return f"{root}/{int(digest[:8], 16) % BUCKETS:02x}"
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
