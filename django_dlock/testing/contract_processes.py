@@ -75,7 +75,7 @@ class ProcessContract(ContractTools):
         name, counter, tokens = self.name(), [0], list[int]()
 
         def work() -> None:
-            for _ in range(15):
+            for _ in range(6):
                 lease = self.acquire_waiting(backend, self.request(name, waits=True))
                 seen = counter[0]
                 tokens.append(lease.token)
@@ -85,7 +85,7 @@ class ProcessContract(ContractTools):
 
         for result in [self.in_thread(work) for _ in range(6)]:
             result()
-        assert counter == [90]
+        assert counter == [36]
         assert tokens == sorted(set(tokens))
 
     # -- coroutines --------------------------------------------------------------------
