@@ -152,9 +152,7 @@ class Trouble:
         self.run.journal.write("fault", what=BROKEN, pids=[body["pid"]], key=body["key"])
         try:
             lease = self.stage.site.locks.get(key)
-            if lease is None or not self.stage.site.locks.break_(
-                key, owner=lease.owner, reason="operator"
-            ):
+            if lease is None or not self.stage.site.locks.break_(key, owner=lease.owner):
                 raise NoTarget("it has just ended")
         except BackendUnavailable:
             raise NoTarget("the locks' Redis does not answer") from None
