@@ -81,6 +81,20 @@ class BackendContract(OperatorContract, ProcessContract):
         assert self.release(backend, parked) == self.outcome(backend, "released")
         assert self.release(backend, lease) == "released"
 
+    def test_g4_a_waiter_to_whom_a_lease_was_passed_waits_no_longer(
+        self, backend: BaseLockBackend
+    ) -> None:
+        # waits ──► the holder passes its lease on ──► the waiter takes it, and releases it: if the
+        # waiter were in the queue still, it would get the lease again, and nobody would know
+        self.needs(backend, "parking")
+        lease = self.grant(backend, self.request(self.name()))
+        parked = self.request(lease.name, kind="parked", replaces=lease.owner)
+        request = self.request(lease.name, replaces=parked.owner, waits=True)
+        self.refuse(backend, request)
+        self.grant(backend, parked)
+        assert self.release(backend, self.grant(backend, request)) == "released"
+        self.grant(backend, self.request(lease.name))
+
     def test_who_names_an_owner_is_granted_a_free_name_too(self, backend: BaseLockBackend) -> None:
         self.needs(backend, "parking")
         lease = self.grant(backend, self.request(self.name(), replaces="somebody"))

@@ -287,12 +287,15 @@ RETURNING token"""
         dead = [key for key in dead if self.text(key) in tokens]
         if not dead:
             return
-        if max(tokens.values()) > (known or 0):
-            row = Row(version=1, token=max(tokens.values()), ends_at=FOR_EVER)
+        most = max(known or 0, *tokens.values())
+        if most > (known or 0):
+            row = Row(version=1, token=most, ends_at=FOR_EVER)
             executor.count(self._store_highest, (highest, "", "", *row.values()))
         marks = ", ".join(["%s"] * len(dead))
-        # The condition again: a name may have been granted since the SELECT.
-        self._delete(executor, f"{LEASES} l WHERE l.id IN ({marks}) AND {over}", dead)
+        # The condition again, and no higher token than is stored: a name may have been granted
+        # since the SELECT, and that lease may even have ended.
+        which = f"{LEASES} l WHERE l.id IN ({marks}) AND {over} AND l.token <= %s"
+        self._delete(executor, which, [*dead, most])
 
     def _delete(self, executor: Executor, which: str, values: Sequence[Any]) -> None:
         executor.count(f"DELETE FROM {which.replace(' l ', ' AS l ', 1)}", values)

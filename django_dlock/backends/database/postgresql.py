@@ -38,9 +38,13 @@ class PostgreSQL(Dialect):
     ) -> bool:
         if not messages:
             return executor.count(statement, values) > 0
-        notify = ", ".join(["pg_notify(%s, %s)"] * len(messages))
-        for message in messages:
-            values += [message.channel, message.payload]
+        # One column for all of them: a statement may not return more than 1664.
+        notify = (
+            "(SELECT count(pg_notify(channel, payload)) "
+            "FROM unnest(%s::text[], %s::text[]) AS m (channel, payload))"
+        )
+        values.append([message.channel for message in messages])
+        values.append([message.payload for message in messages])
         return bool(executor.rows(f"{statement} RETURNING {notify}", values))
 
     def release(self, executor: Executor, key: Any, owner: str) -> bool | Found:

@@ -242,6 +242,8 @@ class Row:
         if request.replaces and self._is_held_by(request.replaces, now):
             self.ended = "r"
             self._grant(asked, now, renewals=0)
+            # It may have waited before the lease that it replaces was passed on to it.
+            self._remove_ticket(me, now)
             return True, []
         messages = self.settle(now, besides=asked)
         if self.owner == me:

@@ -50,8 +50,10 @@ till, longest = whole(till), whole(longest)
 local living = lives(owner, till, kind)
 local cancelled = known and redis.call('EXISTS', KEYS[5]) == 1
 local mine = living and owner == me and kind ~= 'cooling' and not cancelled
+-- The lease that is passed on to this request.
+local passed = living and owner == ARGV[8] and kind ~= 'cooling' and not cancelled
 local waiter = table.concat({{me, ARGV[3], ARGV[4], ARGV[5], ARGV[6]}}, '\\n')
-if known and (mine or cancelled or not living or not waits) then
+if known and (mine or passed or cancelled or not living or not waits) then
   redis.call('ZREM', KEYS[2], waiter)
 end
 
@@ -62,7 +64,7 @@ if mine then
   redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
   return tonumber(token) or 0
 end
-if living and owner == ARGV[8] and kind ~= 'cooling' and not cancelled then
+if passed then
   living, kind = false, 'released'
 end
 -- A late copy of a request whose lease was released or broken must not get it again. A waiter that
