@@ -9,6 +9,8 @@ import pytest
 from django.db import connections, transaction
 
 from django_dlock.backends.database import DatabaseBackend
+from django_dlock.backends.database.backend import SWEEP_EVERY
+from django_dlock.backends.database.dialects import Executor
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease
 from django_dlock.process import current
@@ -77,3 +79,22 @@ def test_g1_a_locked_heartbeat_keeps_no_lease_from_being_renewed(bed: Bed, datab
     with locked_row(database, "django_dlock_processrecord", "id", current().id):
         # A new backend writes a heartbeat with its first renewal.
         assert renew(other, *leases) == ["renewed"] * 3
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_g5_a_sweep_that_is_cut_undoes_no_grant(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = bed.backend(database)
+    grant(backend, request("before"))
+    cut = []
+
+    def waits(executor: Executor, start: object) -> tuple[int, int]:
+        cut.append(start)
+        executor.rows("SELECT pg_sleep(60)")
+        raise AssertionError("the call was not cut")
+
+    monkeypatch.setattr(type(backend._store.dialect), "sweep", lambda _, *args: waits(*args))
+    leases = leases_of(backend, SWEEP_EVERY)
+    assert len(cut) == 1
+    assert len({lease.owner for lease in leases}) == SWEEP_EVERY

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from django_dlock.backends.database.sqlite import MemoryPool, sole_writer
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from tests.support import forking
+from tests.support.at_nth import AtNth
 from tests.support.lease_files import (
     Child,
     MakeBackend,
@@ -126,19 +126,6 @@ def last_turn(turns: list[str], pid: str) -> int:
 # -- in memory ---------------------------------------------------------------------------------
 
 
-class Nth:
-    """Interrupts at the n-th place where Python looks for signals."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    def profile(self, frame: FrameType, event: str, arg: object) -> None:
-        if event in ("call", "c_return"):
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-
 def test_g7_interrupts_keep_no_other_thread_from_a_database_in_memory() -> None:
     pool, answers = MemoryPool(), list[Any]()
 
@@ -158,7 +145,7 @@ def test_g7_interrupts_keep_no_other_thread_from_a_database_in_memory() -> None:
         return one.raw.in_transaction, one.rows("SELECT count(*) FROM django_dlock_processrecord")
 
     for place in itertools.count(1):
-        nth = Nth(place)
+        nth = AtNth(place)
         try:
             sys.setprofile(nth.profile)
             pool.call(write, clock.now() + PATIENCE, "ordinary")

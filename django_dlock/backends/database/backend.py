@@ -84,10 +84,7 @@ class DatabaseBackend(BaseLockBackend):
         def in_one_statement(one: Connection, store: Store, key: Any) -> int:
             ttl = micro(request.ttl)
             asked = (request.owner, request.kind, ttl, process, request.metadata)
-            token = store.dialect.acquire(one, key, names, asked)
-            if token and self._sweep_is_due():
-                self._sweep(one, store)
-            return token
+            return store.dialect.acquire(one, key, names, asked)
 
         self._keep_session()
         sent_at = clock.now()
@@ -95,7 +92,9 @@ class DatabaseBackend(BaseLockBackend):
         if not request.since:
             token = self._table.ask(in_one_statement, request.name, deadline)
             if token:
-                return Lease(request.name, request.owner, token, request.ttl, sent_at)
+                lease = Lease(request.name, request.owner, token, request.ttl, sent_at)
+                self._sweep_if_due(request.name, deadline)
+                return lease
 
         expected = Expected.of(self._store.wakeup, request)
         channel = expected.channel if expected else ""
@@ -119,12 +118,8 @@ class DatabaseBackend(BaseLockBackend):
             return seen[0] if seen else None
 
         answer = self._table.change(request.name, change, deadline, overtaken=overtaken)
-        if isinstance(answer, Lease) and self._sweep_is_due():
-            # On MySQL every new name is granted here. A failed sweep must not undo the grant.
-            with contextlib.suppress(BackendUnavailable):
-                self._table.ask(
-                    lambda one, store, _: self._sweep(one, store), request.name, deadline
-                )
+        if isinstance(answer, Lease):
+            self._sweep_if_due(request.name, deadline)
         return answer
 
     def wait(
@@ -264,10 +259,14 @@ class DatabaseBackend(BaseLockBackend):
     def close(self) -> None:
         self._table.close()
 
-    def _sweep_is_due(self) -> bool:
+    def _sweep_if_due(self, name: str, deadline: float) -> None:
+        """Delete dead rows after every hundredth grant; a failure must not undo the grant."""
         # Threads may count one too few; that does no harm.
         self._acquires += 1
-        return self._acquires % SWEEP_EVERY == 0
+        if self._acquires % SWEEP_EVERY == 0:
+            soon = min(deadline, clock.now() + self.command_timeout / 4)
+            with contextlib.suppress(BackendUnavailable):
+                self._table.ask(lambda one, store, _: self._sweep(one, store), name, soon)
 
     def _sweep(self, one: Connection, store: Store) -> None:
         for _ in range(SWEEP_ROUNDS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import threading
 from typing import Protocol
 
@@ -36,7 +37,8 @@ class Deadlines:
         """Reset in a forked child, which does not have the thread."""
         self._pid = os.getpid()
         self._calls: dict[Cuttable, float] = {}
-        self._changed = threading.Event()
+        # Not an Event: an interrupt can leave the lock inside it held forever.
+        self._changed = queue.SimpleQueue[None]()
         self._cutting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wakes_at = float("inf")
@@ -53,7 +55,7 @@ class Deadlines:
             with contextlib.suppress(RuntimeError):
                 self._thread.start()
         elif deadline < self._wakes_at:
-            self._changed.set()
+            self._changed.put(None)
 
     def end(self, connection: Cuttable) -> bool:
         """The call has ended; returns false if it was cut, so that the connection is useless."""
@@ -66,8 +68,7 @@ class Deadlines:
     def _run(self) -> None:
         busy_at = clock.now()
         while True:
-            self._changed.clear()
-            # A call that begins after this line sets the event.
+            # A call that begins after this line wakes this thread.
             self._wakes_at = float("inf")
             now = clock.now()
             soonest = min(self._cut_late(now), default=now + IDLE)
@@ -80,7 +81,8 @@ class Deadlines:
                 self._thread = threading.current_thread()
                 continue
             self._wakes_at = soonest
-            self._changed.wait(max(0.0, soonest - now) + LATE)
+            with contextlib.suppress(queue.Empty):
+                self._changed.get(timeout=max(0.0, soonest - now) + LATE)
 
     def _cut_late(self, now: float) -> list[float]:
         """Cut the late calls; return the deadlines of the others."""
