@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.database.backend import SWEEP_EVERY
 from django_dlock.backends.database.dialects import Executor
+from django_dlock.backends.database.rows import Message, Row
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease
 from django_dlock.process import current
@@ -98,3 +99,17 @@ def test_g5_a_sweep_that_is_cut_undoes_no_grant(
     leases = leases_of(backend, SWEEP_EVERY)
     assert len(cut) == 1
     assert len({lease.owner for lease in leases}) == SWEEP_EVERY
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_release_notifies_any_number_of_waiters(bed: Bed, database: str) -> None:
+    # A statement may not return more than 1664 columns.
+    backend = bed.backend(database, command_timeout=10.0)
+    lease = grant(backend, request())
+
+    def end(row: Row, now: int) -> tuple[str, list[Message]]:
+        row.ended = "r"
+        return "ended", [Message("nobody", f"waiter-{number}", 0) for number in range(2000)]
+
+    assert backend._table.change(lease.name, end, backend.call_deadline()) == "ended"
+    assert release(backend, lease) == "released"
