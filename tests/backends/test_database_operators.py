@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dlock import Lock
 from django_dlock.backends.database import DatabaseBackend
@@ -105,19 +105,30 @@ def test_the_victim_of_a_deadlock_repeats_its_statement(
         return release_many(*args)
 
     monkeypatch.setattr(backend._store.dialect, "release_many", counting)
+    rounds = 0
     with ThreadPoolExecutor() as pool:
         # Whichever of the two rows the statement locks first: one order of these is the other one.
         for order in (1, -1):
-            leases = [grant(backend, request(f"n{number}")) for number in range(2)]
-            releases = [ReleaseRequest(lease.name, lease.owner) for lease in leases]
-            first, second = leases[::order]
-            with locked(postgres_alias, first):
-                call = pool.submit(backend.release_many, releases, deadline=backend.call_deadline())
-                databases.wait_until_one_waits(postgres_alias)
-                statement = f"SELECT 1 FROM {LEASES} WHERE owner = %s FOR UPDATE"
-                execute(postgres_alias, statement, second.owner)
-            assert call.result() == ["released", "released"]
-    assert len(attempts) == 3
+            is_spared = False
+            while not is_spared:
+                rounds += 1
+                leases = [grant(backend, request(f"n{number}")) for number in range(2)]
+                releases = [ReleaseRequest(lease.name, lease.owner) for lease in leases]
+                first, second = leases[::order]
+                deadline = backend.call_deadline()
+                try:
+                    with locked(postgres_alias, first):
+                        call = pool.submit(backend.release_many, releases, deadline=deadline)
+                        databases.wait_until_one_waits(postgres_alias)
+                        statement = f"SELECT 1 FROM {LEASES} WHERE owner = %s FOR UPDATE"
+                        execute(postgres_alias, statement, second.owner)
+                    is_spared = True
+                except OperationalError as error:
+                    # On a busy machine this transaction is the victim.
+                    if "deadlock detected" not in str(error):
+                        raise
+                assert call.result() == ["released", "released"]
+    assert len(attempts) == rounds + 1
 
 
 def test_g1_what_a_stopped_session_executes_late_changes_no_later_lease(
