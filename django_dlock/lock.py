@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from . import conf
 from .core.acquire import Flow, adrive, drive
-from .core.flows import LockFlows
 from .core.held_lease import HeldLease, LockState
 from .core.lock_leases import Caller, HandleLeases
 from .core.options import DEFAULT, Default, LockOptions, Seconds
+from .core.release import LockFlows
 from .handler import locks
 from .lease import LeaseRequest
 from .names import check_name

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 from django.core.management import call_command
@@ -20,13 +20,16 @@ from pytest_django import DjangoDbBlocker
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
 from django_dlock.backends.redis import RedisBackend
+from testproject.processes import OwnProcess
 from testproject.rabbit import RabbitServer
-from testproject.servers import RedisServer, ServerNotFound
+from testproject.servers import RedisServer
 from tests.support import databases, mariadb, postgres
 from tests.support.etcd import EtcdServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.proxy import Proxy
 from tests.support.zookeeper import ZooKeeperServer
+
+S = TypeVar("S", bound=OwnProcess)
 
 NOBODY = "redis://127.0.0.1:1/0"
 """The settings point to this address without a server, so they never use another Redis."""
@@ -40,6 +43,17 @@ def missing(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def started(server: S) -> Iterator[S]:
+    """The server while it runs, for a fixture to ``yield from``."""
+    try:
+        server.start()
+    except RuntimeError as error:
+        # Not installed, or it did not come up.
+        missing(str(error))
+    yield server
+    server.stop()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not (steers or idle):
         try:
             _session_redis = RedisServer().start()
-        except (ServerNotFound, RuntimeError) as error:
+        except RuntimeError as error:
             _no_redis = str(error)
         else:
             os.environ["REDIS_URL"] = _session_redis.url
@@ -131,56 +145,31 @@ def redis_server() -> RedisServer:
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
     """A Redis for this test only, which may be paused, killed, restarted and flushed."""
-    try:
-        server = RedisServer().start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    yield from started(RedisServer())
 
 
 @pytest.fixture(scope="session")
 def rabbit_server() -> Iterator[RabbitServer]:
     """A RabbitMQ shared by the tests that need one, started by the first; do not stop it."""
-    try:
-        server = RabbitServer().start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    yield from started(RabbitServer())
 
 
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[EtcdServer]:
-    """An etcd for the tests that need one, started by the first; not to be stopped."""
-    try:
-        server = EtcdServer().start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    """An etcd shared by the tests that need one, started by the first; do not stop it."""
+    yield from started(EtcdServer())
 
 
 @pytest.fixture(scope="session")
 def zookeeper_server() -> Iterator[ZooKeeperServer]:
-    """A ZooKeeper for the tests that need one, started by the first; not to be stopped."""
-    try:
-        server = ZooKeeperServer().start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    """A ZooKeeper shared by the tests that need one, started by the first; do not stop it."""
+    yield from started(ZooKeeperServer())
 
 
 @pytest.fixture
 def own_etcd() -> Iterator[EtcdServer]:
-    """An etcd of this test alone, that may be paused, killed and restarted."""
-    try:
-        server = EtcdServer().start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    """An etcd for this test only, which may be paused, killed and restarted."""
+    yield from started(EtcdServer())
 
 
 @pytest.fixture
@@ -224,12 +213,7 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def pooler(postgres_url: str) -> Iterator[PgBouncer]:
     """A PgBouncer in transaction mode in front of the server of ``postgres_url``."""
-    try:
-        server = PgBouncer(postgres_url).start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    yield from started(PgBouncer(postgres_url))
 
 
 @pytest.fixture(scope="session")

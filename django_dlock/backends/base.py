@@ -73,7 +73,8 @@ Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "w
   ``LeaseRequest.replaces`` takes the name over in one step.
 * ``reservations``: a lease of kind ``reserved`` stands for a task that waits in its queue.
 * ``memory_of_ends``: the last owners of a name, and how their leases ended, are remembered for
-  at least one TTL. Without it, a repeated release is ``unknown``, and so is the renewal of a lease
+  at least one TTL; of a busy name perhaps only the last ten, and losses longer than releases.
+  Without it, a repeated release is ``unknown``, and so is the renewal of a lease
   that has ended; and a late copy of a request that was cancelled or released may still be granted,
   and then blocks the name until its TTL ends.
 * ``wakeup``: a release wakes a waiter. Without it, waiters ask again, with growing pauses.
@@ -218,7 +219,7 @@ class BaseLockBackend(ABC):
         Returns:
             ``released``, even if an earlier release of the same owner did it; else
             ``expired``, ``broken`` or ``refused``; ``unknown`` from a store that does not
-            remember how leases ended.
+            remember how leases ended, or for a repeated release that it no longer remembers.
 
         Raises:
             BackendUnavailable: The outcome is unknown.

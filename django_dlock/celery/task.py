@@ -10,8 +10,7 @@ from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
 from ..exceptions import LockNotAcquired
 from .canvas import callbacks, chords, items
-from .delivery.context import DeliveryContext
-from .delivery.current_run import Run
+from .delivery.context import DeliveryContext, Run
 from .delivery.delivery import Delivery
 from .options import TaskOptions, TaskWithOptions
 from .publishing import follow_ups

@@ -1,8 +1,8 @@
-"""How an acquire proceeds: try, judge the holder, wait, try again.
+"""How a lock is acquired: try, judge the holder, wait, try again; then hold the lease.
 
-Written once, as a generator that yields the calls of the backend: ``drive`` makes them on this
-thread and ``adrive`` awaits them. It owns nothing that must be released, so an interrupt may leave
-it at any point.
+Written once for threads and coroutines, as generators that yield the calls of the backend:
+``drive`` makes them on this thread and ``adrive`` awaits them. A flow owns nothing that must be
+released, so an interrupt may leave it at any point.
 """
 
 from __future__ import annotations
@@ -10,18 +10,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Generator
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from .. import clock
+from .. import clock, signals
 from ..backends.base import BaseLockBackend
-from ..exceptions import BackendRefused, BackendUnavailable
-from ..lease import Contention, Lease, LeaseRequest
+from ..exceptions import (
+    AcquireTimeout,
+    AlreadyHeld,
+    BackendRefused,
+    BackendUnavailable,
+    LockNotAcquired,
+)
+from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
 from ..process import death_proof
+from . import cleanup, dispatch, transactions
+from .held_lease import HeldLease, registry
+from .lock_leases import Caller, HandleLeases
+from .options import LockOptions
 
-__all__ = ["Flow", "adrive", "drive", "grant_flow"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AcquireFlows", "Flow", "adrive", "drive", "grant_flow"]
 
 logger = logging.getLogger("django_dlock")
 
@@ -36,6 +50,157 @@ SLEEP = "sleep"
 """Pause for the seconds that are the argument."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.2
 """Seconds between two tries while the backend gives no answer."""
+
+
+class AcquireFlows:
+    """The acquire of a ``Lock``, and what to do if an interrupt cuts it short.
+
+    Attributes:
+        name: The lock's name.
+        contention: The last holder that an acquire of this handle met.
+        _sender: Whom signals name, subclasses of ``Lock`` included.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_leases", "_options", "contention", "name")
+
+    _sender: ClassVar[type]
+
+    def __init__(
+        self, name: str, backend: BaseLockBackend, leases: HandleLeases, options: LockOptions
+    ) -> None:
+        self.name = name
+        self.contention: Contention | None = None
+        self._backend = backend
+        self._leases = leases
+        self._options = options
+
+    @property
+    def alias(self) -> str:
+        """The alias in ``DLOCKS``."""
+        return self._backend.alias
+
+    def _request(self, patience: float | None) -> LeaseRequest:
+        options = self._options
+        # Positional arguments take half the time, and every acquire passes here.
+        return LeaseRequest(
+            self.name,
+            os.urandom(16).hex(),
+            min(options.ttl, options.max_hold),
+            "held",
+            options.metadata_json,
+            patience != 0,
+            "",
+            options.renew,
+        )
+
+    def _enter_flow(
+        self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
+    ) -> Flow[Self]:
+        """Like ``_acquire_flow``, for a ``with`` block, which needs the lock.
+
+        Raises:
+            LockNotAcquired: The patience ended.
+        """
+        entered = yield from self._acquire_flow(caller, patience, requests)
+        if entered is not None:
+            return entered
+        if self._found(caller) is not None:
+            raise LockNotAcquired(
+                "It is held by this very thread, task or handle", self.name, self.alias
+            )
+        try:
+            info: LeaseInfo | None = yield "get", (self.name,), {}
+        except BackendUnavailable:
+            info = None
+        holder = "" if info is None else info.holder
+        if patience:
+            text = f"The lock is held by someone else; not free within {patience:g} s"
+            refusal: LockNotAcquired = AcquireTimeout(text, self.name, self.alias, holder)
+        else:
+            refusal = LockNotAcquired(
+                "The lock is held by someone else", self.name, self.alias, holder
+            )
+        refusal.info = info
+        raise refusal
+
+    def _found(self, caller: Caller) -> HeldLease | None:
+        """The caller's own lease, if it has one: waiting for it would never end."""
+        key, _, meets = caller
+        held = registry.find(self._backend, self.name, key)
+        if held is None and meets is not None:
+            held = registry.find(self._backend, self.name, meets)
+        return held
+
+    def _acquire_flow(
+        self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
+    ) -> Flow[Self | None]:
+        """Returns ``None`` if the patience ended.
+
+        Args:
+            requests: The one to begin with; more are added, and only the last one may be granted.
+        """
+        key, known_as, _ = caller
+        held = self._found(caller)
+        if held is not None:
+            if self._options.reentrant and held.entries is not None:
+                self._leases.enter(held, requests[-1].owner)
+                return self
+            if patience == 0:
+                return None
+            raise AlreadyHeld(
+                "Already held by this thread, task or handle; waiting for it would never end",
+                self.name,
+                self.alias,
+            )
+        started, outer = clock.now(), transactions.outermost()
+        self.contention = None
+        left = patience
+        while True:
+            lease = yield from grant_flow(
+                self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
+            )
+            if lease is not None:
+                break
+            if patience is not None and (left := started + patience - clock.now()) <= 0:
+                return None
+            # This attempt was granted and ended before we knew. Its owner is granted nothing more.
+            requests.append(self._request(patience))
+        held = HeldLease(lease, self._backend, key, self._options, handle=self, sender=self._sender)
+        held.known_as, held.outer_transactions = known_as, outer
+        self._leases.add(held)
+        waited = held.acquired_at - started
+        if dispatch.has_receivers(signals.acquired, self._sender):
+            dispatch.send(signals.acquired, self._sender, waited=waited, **held.signal_kwargs())
+        if waited >= signals.LONG_WAIT:
+            dispatch.send(signals.waited_long, self._sender, waited=waited, **held.signal_kwargs())
+        return self
+
+    def _cancel(self, request: LeaseRequest, error: BaseException) -> None:
+        """Take back an acquire that was interrupted or not answered; it may have been granted."""
+        if not isinstance(error, AlreadyHeld | LockNotAcquired):
+            self._leases.cancel(request.owner)
+            cleanup.cancel_later(self._backend, request)
+
+    def _met(self, contention: Contention) -> None:
+        first, self.contention = self.contention is None, contention
+        if first:
+            logger.info("Lock %r (alias %r) is held by someone else", self.name, self.alias)
+            if dispatch.has_receivers(signals.contended, self._sender):
+                dispatch.send(signals.contended, self._sender, owner=None, **self._signal_kwargs())
+
+    def _broke(self, contention: Contention) -> None:
+        dispatch.send(
+            signals.broken,
+            self._sender,
+            owner=contention.owner,
+            reason="holder_dead",
+            **self._signal_kwargs(),
+        )
+
+    def _signal_kwargs(self) -> dict[str, Any]:
+        """The arguments of a signal while this handle holds nothing."""
+        metadata = self._options.metadata
+        return {"name": self.name, "alias": self.alias, "token": None, "metadata": metadata}
 
 
 def grant_flow(
@@ -136,6 +301,16 @@ def _until_granted(
                 return lease
 
 
+def _holder_is_dead(met: Contention) -> bool:
+    """Whether the holder's process is proven dead; costs no network call."""
+    if met.kind != "held" or met.process is None:
+        return False
+    return met.proven_dead or death_proof(met.process) is not None
+
+
+# -- in threads and in coroutines ---------------------------------------------------------------
+
+
 def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
     """Make the flow's calls on this thread, and return its result.
 
@@ -176,10 +351,3 @@ async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
-
-
-def _holder_is_dead(met: Contention) -> bool:
-    """Whether the holder's process is proven dead; costs no network call."""
-    if met.kind != "held" or met.process is None:
-        return False
-    return met.proven_dead or death_proof(met.process) is not None

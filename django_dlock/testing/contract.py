@@ -1,21 +1,19 @@
-"""The rules of ``django_dlock.backends.base``, one test each."""
+"""The rules of ``django_dlock.backends.base``, one test each; those for acquire and release."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from .. import clock
 from ..backends.base import BaseLockBackend
-from ..lease import Lease, ReleaseRequest, Renewal
+from ..lease import ReleaseRequest
 from ..process import current
 from .contract_operators import OperatorContract
 from .contract_processes import ProcessContract
+from .contract_renewals import RenewalContract
 
 __all__ = ["BackendContract"]
 
 
-class BackendContract(OperatorContract, ProcessContract):
+class BackendContract(RenewalContract, OperatorContract, ProcessContract):
     """Subclass it in a backend's tests, with a fixture ``backend``."""
 
     # -- acquire -----------------------------------------------------------------------
@@ -164,148 +162,6 @@ class BackendContract(OperatorContract, ProcessContract):
         second = self.grant(backend, self.request(name))
         assert second.token > first.token
 
-    # -- renew -------------------------------------------------------------------------
-
-    def test_g1_a_renewed_lease_outlives_its_first_ttl(self, backend: BaseLockBackend) -> None:
-        renewed, left = self.name(), self.name()
-        lease = self.grant(backend, self.request(renewed, ttl=self.SHORT))
-        self.grant(backend, self.request(left, ttl=self.SHORT))
-        assert self.renew(backend, lease) == ["renewed"]
-        self.outlive(backend, left)
-        assert self.locked(backend, renewed)
-
-    def test_many_leases_are_renewed_in_order(self, backend: BaseLockBackend) -> None:
-        held = self.grant(backend, self.request(self.name()))
-        freed = self.grant(backend, self.request(self.name()))
-        self.release(backend, freed)
-        over = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
-        self.outlive(backend, over.name)
-        broken = self.grant(backend, self.request(self.name()))
-        assert backend.break_(broken.name, owner=broken.owner)
-        never = Lease(self.name(), "nobody", 1, 30.0, math.inf)
-        assert self.renew(backend, held, freed, over, broken, never, held) == [
-            "renewed",
-            self.outcome(backend, "released"),
-            self.outcome(backend, "expired"),
-            self.outcome(backend, "broken"),
-            self.outcome(backend, "refused"),
-            "renewed",
-        ]
-
-    def test_g2_the_renewal_of_a_lease_taken_over_is_told(self, backend: BaseLockBackend) -> None:
-        name = self.name()
-        first = self.grant(backend, self.request(name, ttl=self.SHORT))
-        self.outlive(backend, name)
-        second = self.grant(backend, self.request(name))
-        assert self.renew(backend, first)[0] in {self.outcome(backend, "expired"), "refused"}
-        assert self.renew(backend, second) == ["renewed"]
-
-    def test_g1_a_renewal_overtaken_by_a_longer_one_takes_nothing_away(
-        self, backend: BaseLockBackend
-    ) -> None:
-        lease = self.grant(backend, self.request(self.name(), ttl=5))
-        granted = self.prolong(backend, lease, 600).ttl
-        for ttl in (30, 5):
-            assert self.prolong(backend, lease, ttl).outcome == "renewed"
-        assert granted - 10 < self.remaining(backend, lease.name) <= granted + 0.1
-
-    def test_a_renewal_in_which_the_holder_names_a_shorter_ttl_counts(
-        self, backend: BaseLockBackend
-    ) -> None:
-        for name in (self.name(), self.name()):
-            # In the second round, an earlier owner of the name has done the same.
-            for _ in range(2):
-                lease = self.grant(backend, self.request(name, ttl=600))
-                assert self.prolong(backend, lease, 5, number=1).outcome == "renewed"
-                assert self.remaining(backend, name) <= 5.1
-                self.release(backend, lease)
-
-    def test_g1_a_renewal_by_the_holder_cuts_a_lease_to_no_less_than_it_names(
-        self, backend: BaseLockBackend
-    ) -> None:
-        # The granted TTL may be shorter than requested, and the holder may miss the answer.
-        lease = self.grant(backend, self.request(self.name(), ttl=600))
-        named = 0.9 * lease.ttl
-        assert self.prolong(backend, lease, named, number=1).outcome == "renewed"
-        assert named - 10 < self.remaining(backend, lease.name) <= named + 0.1
-
-    def test_g1_a_late_copy_of_a_holders_shorter_renewal_takes_nothing_away(
-        self, backend: BaseLockBackend
-    ) -> None:
-        lease = self.grant(backend, self.request(self.name(), ttl=600))
-        self.prolong(backend, lease, 5, number=1)
-        granted = self.prolong(backend, lease, 600, number=2).ttl
-        assert self.prolong(backend, lease, 5, number=1).outcome == "renewed"
-        assert granted - 10 < self.remaining(backend, lease.name) <= granted + 0.1
-
-    def test_a_reservation_is_prolonged_until_it_is_given_back(
-        self, backend: BaseLockBackend
-    ) -> None:
-        self.needs(backend, "reservations")
-        lease = self.grant(backend, self.request(self.name(), ttl=5, kind="reserved"))
-        assert self.remaining(backend, lease.name) <= 5.1
-        granted = self.prolong(backend, lease, 600).ttl
-        met = self.refuse(backend, self.request(lease.name))
-        assert (met.kind, met.owner) == ("reserved", lease.owner)
-        assert granted - 10 < met.remaining <= granted + 0.1
-        self.release(backend, lease)
-        # A slow publisher confirms too late.
-        assert self.renew(backend, lease, ttl=600) == [self.outcome(backend, "released")]
-        assert not self.locked(backend, lease.name)
-
-    def test_an_expired_lease_is_not_revived_by_its_renewal(self, backend: BaseLockBackend) -> None:
-        lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
-        self.outlive(backend, lease.name)
-        self.renew(backend, lease)
-        assert not self.locked(backend, lease.name)
-
-    def test_a_renewal_without_leases_is_a_heartbeat(self, backend: BaseLockBackend) -> None:
-        assert self.renew(backend) == []
-
-    def test_many_leases_are_renewed_and_released_in_one_call(
-        self, backend: BaseLockBackend
-    ) -> None:
-        many = backend.renewals_per_call
-        leases = [self.grant(backend, self.request(self.name())) for _ in range(many)]
-        assert self.renew(backend, *leases) == ["renewed"] * many
-        pending = self._start_renew(backend, *leases)
-        assert [result.outcome for result in pending.result()] == ["renewed"] * many
-        releases = [ReleaseRequest(lease.name, lease.owner) for lease in leases]
-        assert self.release_many(backend, releases) == ["released"] * many
-
-    def test_each_of_many_releases_has_an_outcome_of_its_own(
-        self, backend: BaseLockBackend
-    ) -> None:
-        lease = self.grant(backend, self.request(self.name()))
-        other = self.grant(backend, self.request(self.name()))
-        releases = [
-            ReleaseRequest(other.name, "nobody"),
-            ReleaseRequest(lease.name, lease.owner),
-        ]
-        assert self.release_many(backend, releases)[1] == "released"
-        assert not self.locked(backend, lease.name)
-        assert self.locked(backend, other.name)
-        assert self.release_many(backend, []) == []
-
-    def _start_renew(self, backend: BaseLockBackend, *leases: Lease) -> Any:
-        renewals = [Renewal(lease.name, lease.owner, 30.0) for lease in leases]
-        return backend.start_renew(renewals, process=current().id, deadline=self.soon(backend))
-
-    def test_a_renewal_is_sent_and_read_apart(self, backend: BaseLockBackend) -> None:
-        lease = self.grant(backend, self.request(self.name()))
-        for _ in range(3):
-            pending = self._start_renew(backend, lease)
-            assert pending.wait(self.PATIENCE)
-            (result,) = pending.result()
-            assert result.outcome == "renewed"
-            assert result.ttl > 0
-
-    def test_an_abandoned_renewal_disturbs_no_later_call(self, backend: BaseLockBackend) -> None:
-        lease = self.grant(backend, self.request(self.name()))
-        self._start_renew(backend, lease).abandon()
-        assert self.renew(backend, lease, lease) == ["renewed", "renewed"]
-        assert self.release(backend, lease) == "released"
-
     # -- release and undo --------------------------------------------------------------
 
     def test_a_released_name_is_free_at_once(self, backend: BaseLockBackend) -> None:
@@ -344,6 +200,20 @@ class BackendContract(OperatorContract, ProcessContract):
         broken = self.grant(backend, self.request(self.name()))
         backend.break_(broken.name, owner=broken.owner)
         assert self.release(backend, broken) == "broken"
+
+    def test_each_of_many_releases_has_an_outcome_of_its_own(
+        self, backend: BaseLockBackend
+    ) -> None:
+        lease = self.grant(backend, self.request(self.name()))
+        other = self.grant(backend, self.request(self.name()))
+        releases = [
+            ReleaseRequest(other.name, "nobody"),
+            ReleaseRequest(lease.name, lease.owner),
+        ]
+        assert self.release_many(backend, releases)[1] == "released"
+        assert not self.locked(backend, lease.name)
+        assert self.locked(backend, other.name)
+        assert self.release_many(backend, []) == []
 
     def test_the_release_of_a_name_never_held_is_refused(self, backend: BaseLockBackend) -> None:
         outcome = backend.release(self.name(), "nobody", min_hold=0.0, deadline=self.soon(backend))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from django.db import connections
 
 from django_dlock import clock
 from django_dlock.backends.database import DatabaseBackend
+from django_dlock.backends.database.connection import Connection, Failure
+from django_dlock.backends.database.store import Store
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Contention, Lease, LeaseRequest
+from django_dlock.lease import Contention, Lease, LeaseRequest, ReleaseRequest
 from tests.support import databases
 from tests.support.database_bed import Bed, ask, grant, release, request
 from tests.support.proxy import Proxy
@@ -154,3 +158,126 @@ def test_g5_a_break_whose_reply_was_lost_is_a_success(
     assert postgres_proxy.replies_dropped == 1
     # Another one is told that there is nothing to break any more.
     assert not backend.break_("name", owner=lease.owner)
+
+
+def used_by_many(backend: DatabaseBackend, times: int = 40) -> None:
+    for _ in range(times):
+        release(backend, grant(backend, request()))
+
+
+def lose_reply(
+    monkeypatch: pytest.MonkeyPatch, backend: DatabaseBackend, method: str, then: Callable[[], None]
+) -> list[tuple[Any, ...]]:
+    """Lose the reply to the next plain statement; ``then`` happens before it is repeated.
+
+    An acquire is not executed, as if it still waited for the row; its arguments are returned.
+    """
+    dialect, lost = backend._store.dialect, list[tuple[Any, ...]]()
+    statement = getattr(dialect, method)
+
+    def lose(*args: Any) -> Any:
+        lost.append(args[1:])
+        if method != "acquire":
+            statement(*args)
+        monkeypatch.undo()
+        then()
+        raise Failure("broken", ConnectionError("the reply was lost"))
+
+    monkeypatch.setattr(dialect, method, lose)
+    return lost
+
+
+def plain_acquire(key: Any, names: Any, asked: Any, one: Connection, store: Store) -> int:
+    return store.dialect.acquire(one, key, names, asked)
+
+
+def test_g5_a_repeated_release_that_a_busy_name_no_longer_remembers_is_no_loss(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # released, reply lost ──► many others hold the name ──► released again
+    backend = bed.backend(database, command_timeout=20.0)
+    other = bed.backend(database, key_prefix=backend.options.key_prefix, command_timeout=20.0)
+    lease = grant(backend, request())
+    lose_reply(monkeypatch, backend, "release", lambda: used_by_many(other))
+    assert release(backend, lease) == "unknown"
+    # The first release of a lease cannot have happened before.
+    assert release(backend, lease) == "refused"
+
+
+def test_g5_a_repeated_release_of_many_that_are_no_longer_remembered_is_no_loss(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = bed.backend(database, command_timeout=20.0)
+    other = bed.backend(database, key_prefix=backend.options.key_prefix, command_timeout=20.0)
+    leases = [grant(backend, request()), grant(backend, request("quiet"))]
+    lose_reply(monkeypatch, backend, "release_many", lambda: used_by_many(other))
+    asked = [ReleaseRequest(lease.name, lease.owner, 0.0) for lease in leases]
+    assert backend.release_many(asked, deadline=backend.call_deadline()) == ["unknown", "released"]
+
+
+def test_g5_a_lost_lease_is_told_as_lost_on_a_busy_name(bed: Bed, database: str) -> None:
+    backend = bed.backend(database, command_timeout=20.0)
+    lease = grant(backend, request())
+    assert backend.break_(lease.name, owner=lease.owner)
+    used_by_many(backend)
+    assert release(backend, lease) == "broken"
+
+
+def test_g5_a_copy_of_an_acquire_that_arrives_many_leases_later_is_granted_nothing(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # asked, no answer ──► asked again, granted ──► many others hold the name ──► the copy arrives
+    backend = bed.backend(database, command_timeout=20.0)
+    release(backend, grant(backend, request()))
+    (attempt, lost) = request(), lose_reply(monkeypatch, backend, "acquire", lambda: None)
+    release(backend, grant(backend, attempt))
+    used_by_many(backend)
+    copy = partial(plain_acquire, *lost[0])
+    assert backend._table.call(copy, backend.call_deadline()) == 0
+    late = ask(bed.backend(database, key_prefix=backend.options.key_prefix), attempt)
+    assert isinstance(late, Contention)
+    assert late.owner == ""
+    assert not backend.locked("name", deadline=backend.call_deadline())
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_g5_a_copy_of_an_acquire_that_was_repeated_in_another_call_is_granted_nothing(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    backend = bed.backend(database, command_timeout=20.0)
+    lease, attempt = grant(backend, request()), request(waits=waits, renewed=True)
+    lost = lose_reply(monkeypatch, backend, "acquire", lambda: None)
+    with pytest.raises(BackendUnavailable):
+        # Too late to repeat it within this call.
+        backend.acquire(attempt, deadline=clock.now())
+    met = ask(backend, attempt)
+    assert isinstance(met, Contention)
+    wakeup = backend._store.wakeup
+    if waits:
+        databases.until(lambda: wakeup is None or wakeup.subscribed)
+        # From here on it expects a notification.
+        met = ask(backend, attempt)
+        assert isinstance(met, Contention)
+    release(backend, lease)
+    if waits:
+        # It was handed the lease. The row must be told before the lease is used.
+        until = clock.now() + 20.0
+        assert backend.wait(attempt, met, until=until, interrupted=lambda: False) is None
+        release(backend, grant(backend, attempt))
+    used_by_many(backend)
+    assert isinstance(ask(backend, attempt), Contention)
+    assert not backend.locked("name", deadline=backend.call_deadline())
+    assert len(lost) == 1
+
+
+def test_the_memory_of_ends_costs_a_busy_name_few_statements(
+    bed: Bed, postgres_alias: str, postgres_proxy: Proxy
+) -> None:
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias), command_timeout=10.0)
+    used_by_many(backend, 20)
+    before = postgres_proxy.count()
+    used_by_many(backend, 56)
+    commands = postgres_proxy.commands[before:]
+    # Each read of the row is followed by a write.
+    assert commands.count("SELECT") == 56 / 14
+    assert len(commands) == 2 * 56 + 2 * commands.count("SELECT")

@@ -157,7 +157,7 @@ def test_g4_the_lock_of_a_process_killed_on_another_machine_is_freed_by_proof_of
         if pid == 0:
             try:
                 # On this machine, its death would be noticed without the database.
-                process._current = process.current()._replace(host="another machine")
+                process.identity._current = process.current()._replace(host="another machine")
                 assert Lock("name", bound=False).acquire()
                 listening(locks["default"])
                 os.write(write, b".")

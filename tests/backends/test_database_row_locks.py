@@ -10,8 +10,8 @@ from django.db import connections, transaction
 
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.database.backend import SWEEP_EVERY
-from django_dlock.backends.database.dialects import Executor
 from django_dlock.backends.database.rows import Message, Row
+from django_dlock.backends.database.statements import Executor
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease
 from django_dlock.process import current

@@ -19,7 +19,8 @@ from django_dlock.backends import forks
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import table
 from django_dlock.backends.database.connection import Connection
-from django_dlock.backends.database.sqlite import MemoryPool, sole_writer
+from django_dlock.backends.database.lease_memory import MemoryPool
+from django_dlock.backends.database.sqlite import sole_writer
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from tests.support import forking

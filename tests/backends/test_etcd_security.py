@@ -17,8 +17,7 @@ from django_dlock import Lock
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidLockBackend
-from testproject.servers import ServerNotFound
-from tests.conftest import missing
+from tests.conftest import missing, started
 from tests.support.etcd import EtcdServer, certificates
 
 from .test_etcd_faults import Waiting, ask, configured_alias, eventually, grant, locked, release
@@ -145,12 +144,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def secured(files: tuple[Path, Path]) -> Iterator[EtcdServer]:
-    try:
-        server = EtcdServer(tls=files).start()
-    except (ServerNotFound, RuntimeError) as error:
-        missing(str(error))
-    yield server
-    server.stop()
+    yield from started(EtcdServer(tls=files))
 
 
 def shown(files: tuple[Path, Path]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from django_dlock import clock
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
-from django_dlock.lease import Contention, Lease, RenewalResult
+from django_dlock.lease import Contention, Lease, ReleaseRequest, RenewalResult
 from django_dlock.process import current
 from testproject.servers import RedisServer
 from tests.support.redis_calls import (
@@ -288,6 +288,91 @@ def test_g5_a_release_whose_reply_was_lost_is_a_success(proxy, how):
             release(backend, lease)
     assert release(backend, lease) == "released"
     assert proxy.replies_dropped == 1
+
+
+def many_turns(backend):
+    """More leases than the server remembers the ends of."""
+    for _ in range(40):
+        release(backend, grant(backend, request()))
+
+
+@pytest.mark.parametrize("end", ["released", "broken"])
+def test_g5_a_release_repeated_after_many_other_leases_is_no_loss(proxy, own_redis, end):
+    backend, others = backend_for(proxy.url, command_timeout=2.0), backend_for(own_redis.url)
+    warm(backend)
+    lease = grant(backend, request())
+    if end == "broken":
+        assert others.break_("name", owner=lease.owner)
+        many_turns(others)
+    proxy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable):
+        release(backend, lease)
+    many_turns(others)
+    assert release(backend, lease) == ("broken" if end == "broken" else "unknown")
+
+
+def test_g5_a_first_release_of_a_lease_that_left_no_trace_is_refused(own_redis):
+    backend = backend_for(own_redis.url)
+    many_turns(backend)
+    lost = Lease("name", "lost with the primary", 1, 30.0, clock.now())
+    assert release(backend, lost) == "refused"
+    assert backend.release_many(
+        [ReleaseRequest(lost.name, lost.owner, 0.0)], deadline=backend.call_deadline()
+    ) == ["refused"]
+
+
+def test_g4_the_holder_is_known_though_its_first_acquire_was_lost(proxy, own_redis):
+    backend = backend_for(proxy.url)
+    proxy.drop_replies(how="refuse")
+    grant(backend, request())
+    with client(own_redis) as asking:
+        assert str(os.getpid()) in asking.get(f"{{dlock:0}}:2:p:{current().id}")
+
+
+def test_a_refused_acquire_leaves_no_mark_of_a_copy(proxy, own_redis):
+    backend = backend_for(proxy.url)
+    warm(backend)
+    attempt = request()
+    proxy.reply(b"-NOPERM this user has no permissions\r\n")
+    with pytest.raises(BackendRefused):
+        grant(backend, attempt)
+    grant(backend, attempt)
+    with client(own_redis) as asking:
+        assert not asking.keys(f"*{attempt.owner}")
+
+
+def test_g5_a_late_copy_of_a_repeated_acquire_grants_nothing_after_many_other_leases(
+    proxy, own_redis
+):
+    backend, others = backend_for(proxy.url, command_timeout=2.0), backend_for(own_redis.url)
+    warm(backend)
+    attempt = request()
+    proxy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable):
+        grant(backend, attempt)
+    release(backend, grant(backend, attempt))
+    many_turns(others)
+    assert refuse(others, attempt).owner == ""
+    assert not others.locked("name", deadline=others.call_deadline())
+
+
+def test_g5_a_late_copy_of_a_repeated_acquire_grants_nothing_after_a_hand_over(proxy, own_redis):
+    backend, others = backend_for(proxy.url, command_timeout=2.0), backend_for(own_redis.url)
+    warm(backend)
+    first, attempt = grant(others, request()), request(waits=True, renewed=True)
+    proxy.drop_replies(how="swallow")
+    with pytest.raises(BackendUnavailable):
+        refuse(backend, attempt)
+    met = refuse(backend, attempt)
+    # The first wait only subscribes, so that the waiter is known to listen.
+    assert wait(backend, attempt, met, 20.0) is None
+    met = refuse(backend, attempt)
+    release(others, first)
+    assert wait(backend, attempt, met, 20.0) is None
+    release(backend, grant(backend, attempt))
+    many_turns(others)
+    assert refuse(others, attempt).owner == ""
+    assert not others.locked("name", deadline=others.call_deadline())
 
 
 @pytest.mark.parametrize("waiting", [False, True])

@@ -489,6 +489,14 @@ def test_g1_the_loss_of_a_minority_is_survived(nodes):
         lock.release()
 
 
+def test_g2_a_first_release_of_a_lease_that_left_no_trace_is_refused(nodes):
+    backend = nodes.backend()
+    # More than the nodes remember the ends of.
+    for _ in range(20):
+        release(backend, grant(backend))
+    assert release(backend, grant(backend)._replace(owner="unknown to the nodes")) == "refused"
+
+
 def test_g2_a_broken_lease_is_told(nodes):
     with configured(dlocks(nodes)):
         lock = Lock("name")

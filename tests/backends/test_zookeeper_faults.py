@@ -16,10 +16,11 @@ from django_dlock.backends.zookeeper import ZooKeeperBackend
 from django_dlock.core import acquire
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.testing.tools import ContractTools
+from tests.conftest import started
 from tests.support.aliases import configured
 from tests.support.holder import Holder
 from tests.support.proxy import Proxy
-from tests.support.zookeeper import ServerNotFound, ZooKeeperServer
+from tests.support.zookeeper import ZooKeeperServer
 
 BACKEND = "django_dlock.backends.zookeeper.ZooKeeperBackend"
 TIMEOUT = 1.5
@@ -63,14 +64,7 @@ def backend_at(location: str, **kwargs: Any) -> ZooKeeperBackend:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ZooKeeperServer]:
     """One that these tests restart, pause and kill; it runs again after each."""
-    try:
-        server = ZooKeeperServer().start()
-    except (ServerNotFound, RuntimeError) as error:
-        from tests.conftest import missing
-
-        missing(str(error))
-    yield server
-    server.stop()
+    yield from started(ZooKeeperServer())
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import celery
 
@@ -103,7 +104,9 @@ def fetched(directory: Path) -> Path:
                 for member in archive.getmembers()
                 if member.name.split("/")[1:2] in (["t"], ["pyproject.toml"])
             ]
-            archive.extractall(directory, inside, filter="data")
+            # Python 3.11.2, which Debian 12 has, does not know the filter.
+            filtered: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            archive.extractall(directory, inside, **filtered)
     site = directory / "site"
     missing = [name for name in NEEDED if not (site / name).exists()]
     if missing:

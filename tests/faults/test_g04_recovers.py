@@ -21,7 +21,7 @@ HOLD = f"lock = Lock('it', ttl={LONG}); lock.acquire()"
 ELSEWHERE = """
 import dataclasses
 from django_dlock import process
-process._current = process.current()._replace(boot_id="of another machine")
+process.identity._current = process.current()._replace(boot_id="of another machine")
 """
 """Makes a holder look as if it ran on another machine, where this one can prove nothing."""
 

@@ -40,13 +40,13 @@ def site(
 
 def hold(site: Site, order: int) -> None:
     """Hold an order's lock from outside."""
-    request = LeaseRequest(f"order:{order}", "test", 60)
+    request = LeaseRequest(f"order:{order}", f"holder of {order}", 60)
     assert isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
 
 
 def let_go(site: Site, order: int) -> None:
     deadline = site.locks.call_deadline()
-    site.locks.release(f"order:{order}", "test", min_hold=0, deadline=deadline)
+    site.locks.release(f"order:{order}", f"holder of {order}", min_hold=0, deadline=deadline)
 
 
 def requeues(site: Site) -> int:

@@ -83,13 +83,13 @@ def test_g15_the_lock_is_released_only_after_the_commit(site, place, order):
     """The next holder of the lock sees what the body wrote."""
     site.send("charge", order, str(place), "go")
     place.wait(f"began-{order}")
-    request = LeaseRequest(f"order:{order}", "test", 5)
+    request = LeaseRequest(f"order:{order}", f"holder of {order}", 5)
     place.open("go")
     eventually(
         lambda: isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
     )
     assert site.effects(order) == 1
-    site.locks.release(request.name, "test", min_hold=0, deadline=site.locks.call_deadline())
+    site.locks.release(request.name, request.owner, min_hold=0, deadline=site.locks.call_deadline())
 
 
 def test_g12_g13_a_child_killed_in_the_middle_is_run_again_and_counts_once(site, place, order):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-from django_dlock.backends.base import AliasOptions, BaseLockBackend
+from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis import RedisBackend
 
 METHODS = ("acquire", "wait", "renew", "release", "cancel_acquire", "locked", "break_")
@@ -82,16 +82,18 @@ class LoopThread:
         self._thread.join(10)
 
 
-class AwaitedMethods:
-    """Goes before a backend class: its methods await those of a backend on one event loop.
+class Awaited:
+    """Goes before a backend class: its methods await those of ``awaited`` on one event loop.
 
-    Attributes:
-        awaited: That backend, set by the subclass.
+    ``awaited`` is another backend of that class.
     """
 
-    awaited: BaseLockBackend
-    _thread: LoopThread | None = None
-    _starting = threading.Lock()
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)  # type: ignore[call-arg]
+        order: Any = type(self).__mro__
+        self.awaited = order[order.index(Awaited) + 1](options)
+        self._thread: LoopThread | None = None
+        self._starting = threading.Lock()
 
     def _await(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with self._starting:
@@ -100,26 +102,30 @@ class AwaitedMethods:
             return thread.run(self.awaited.async_wait(*args, **kwargs))
         return thread.run(self.awaited.acall(method, *args, **kwargs))
 
+    def deregister(self, process: str, *, deadline: float) -> None:
+        # Only a backend that has been used has a heartbeat or a session to end.
+        self.awaited.deregister(process, deadline=deadline)
+
     def after_fork(self) -> None:
         self.awaited.after_fork()
+        super().after_fork()  # type: ignore[misc]
         self._thread, self._starting = None, threading.Lock()
 
     def close(self) -> None:
         self.awaited.close()
+        super().close()  # type: ignore[misc]
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
 
 
 for _method in METHODS:
-    setattr(AwaitedMethods, _method, functools.partialmethod(AwaitedMethods._await, _method))
+    setattr(Awaited, _method, functools.partialmethod(Awaited._await, _method))
 
 
-class AwaitedRedisBackend(AwaitedMethods, RedisBackend):
+class AwaitedRedisBackend(Awaited, RedisBackend):
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
-        self.awaited = RedisBackend(options)
-        self._starting = threading.Lock()
         # For tests that inspect it.
         self._pool, self._listener = self.awaited._pool, self.awaited._listener
         self._commands = self.awaited._commands

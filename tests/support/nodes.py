@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, final
 
@@ -13,7 +12,7 @@ from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis.commands import Keys
 from django_dlock.backends.redlock import RedlockBackend
 from testproject.servers import RedisServer
-from tests.support.awaited import AwaitedMethods
+from tests.support.awaited import Awaited
 from tests.support.proxy import Proxy
 
 __all__ = ["AwaitedRedlockBackend", "Fault", "Node", "Nodes"]
@@ -21,11 +20,8 @@ __all__ = ["AwaitedRedlockBackend", "Fault", "Node", "Nodes"]
 Fault = Literal["refuse", "black hole", "pause", "kill"]
 
 
-class AwaitedRedlockBackend(AwaitedMethods, RedlockBackend):
-    def __init__(self, options: AliasOptions) -> None:
-        super().__init__(options)
-        self.awaited = RedlockBackend(options)
-        self._starting = threading.Lock()
+class AwaitedRedlockBackend(Awaited, RedlockBackend):
+    pass
 
 
 @final

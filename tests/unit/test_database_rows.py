@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from django_dlock.backends.database import rows
+from django_dlock.backends.database import memory, rows
 from django_dlock.lease import LeaseRequest
 
 NOW = 1_800_000_000_000_000
@@ -32,12 +34,35 @@ def test_g7_an_attempt_cancelled_before_many_others_is_not_granted_late() -> Non
 def test_a_row_remembers_no_more_cancelled_attempts_than_it_has_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rows, "MOST_CANCELLED", 3)
+    monkeypatch.setattr(memory, "MOST", 3)
     row = cancelled("a", "b", "c", "d")
     assert [line.split(" ")[1] for line in row.cancelled.splitlines()] == ["b", "c", "d"]
 
 
 def test_cancelled_attempts_are_forgotten_once_they_cannot_arrive_any_more() -> None:
     row = cancelled("a")
-    row.cancel(request("b"), NOW + rows.CANCELLED + 31 * rows.SECOND)
+    row.cancel(request("b"), NOW + rows.LATE_BY + 31 * rows.SECOND)
     assert [line.split(" ")[1] for line in row.cancelled.splitlines()] == ["b"]
+
+
+def test_of_the_ends_of_earlier_leases_releases_are_dropped_first() -> None:
+    past, cuts = "", []
+    for number in range(100):
+        before = past
+        past = memory.with_end(past, "b" if number == 3 else "r", f"{number:032}")
+        if before and not past.endswith(before):
+            cuts.append(number)
+    assert memory.end_of(past, f"{3:032}") == "b"
+    assert memory.end_of(past, f"{99:032}") == "r"
+    assert memory.end_of(past, f"{4:032}") == ""
+    assert memory.is_cut(past)
+    # Each cut makes room for many more, because only then the row has to be read.
+    assert min(later - cut for cut, later in itertools.pairwise(cuts)) > 8
+
+
+def test_even_ends_that_are_losses_have_limited_room() -> None:
+    past = ""
+    for number in range(100):
+        past = memory.with_end(past, "e", f"{number:032}")
+        assert len(past) < memory.LONG + 34
+    assert memory.end_of(past, f"{99:032}") == "e"

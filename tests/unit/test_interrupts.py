@@ -19,16 +19,16 @@ from django_dlock import lock as lock_module
 from django_dlock.core import (
     acquire,
     cleanup,
-    flows,
     held_lease,
     lock_leases,
+    release,
     transactions,
     watchdog,
 )
 from django_dlock.core.held_lease import registry
 
 OURS = {
-    module.__file__ for module in (held_lease, lock_leases, flows, lock_module, acquire, watchdog)
+    module.__file__ for module in (held_lease, lock_leases, release, lock_module, acquire, watchdog)
 }
 
 BEFORE = {

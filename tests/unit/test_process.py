@@ -22,7 +22,7 @@ def other(**facts: object) -> ProcessIdentity:
 def machine(monkeypatch: pytest.MonkeyPatch) -> ProcessIdentity:
     """This process, on a machine that reports all of its properties."""
     me = current()._replace(machine_id="m1", boot_id="b1", pid_namespace="ns1")
-    monkeypatch.setattr(process, "_current", me)
+    monkeypatch.setattr(process.identity, "_current", me)
     return me
 
 
@@ -92,7 +92,7 @@ def test_another_boot_of_the_same_machine_proves_death_without_heartbeats(
 def test_without_a_machine_id_another_boot_proves_nothing(
     machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_current", machine._replace(machine_id=""))
+    monkeypatch.setattr(process.identity, "_current", machine._replace(machine_id=""))
     assert death_proof(other(machine_id="", boot_id="b0"), silent=True) is None
 
 

@@ -471,7 +471,7 @@ def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children
         "import django_dlock.celery.worker.lost_children\n"
         "from django_dlock import audit, process\n"
         "from django_dlock.core import dispatch\n"
-        "hooks = [each.get('before') for each in process._at_fork]\n"
+        "hooks = [each.get('before') for each in process.identity._at_fork]\n"
         "print(dispatch._event_queue.before_fork in hooks, audit._wait in hooks)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}

@@ -27,10 +27,10 @@ from ...lease import (
 from ...process import ProcessIdentity, current
 from ..base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
 from .connection import Connection, Failure
-from .dialects import Found
 from .listing import DatabaseListing
 from .renewal import Renewals
 from .rows import SECOND, Message, Row, WaitInfo, micro
+from .statements import Found
 from .store import POLL_INTERVAL, Store, problems
 from .table import LeaseTable
 from .waiting import Expected, pause
@@ -80,11 +80,14 @@ class DatabaseBackend(BaseLockBackend):
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         process, names = _identity(current()), self._table.names(request.name)
+        owner, table = request.owner, self._table
 
         def in_one_statement(one: Connection, store: Store, key: Any) -> int:
-            ttl = micro(request.ttl)
-            asked = (request.owner, request.kind, ttl, process, request.metadata)
-            return store.dialect.acquire(one, key, names, asked)
+            if table.is_repeated(owner):
+                # The row must remember that a copy may arrive.
+                return 0
+            asked = (owner, request.kind, micro(request.ttl), process, request.metadata)
+            return table.send([owner], lambda: store.dialect.acquire(one, key, names, asked))
 
         self._keep_session()
         sent_at = clock.now()
@@ -102,12 +105,13 @@ class DatabaseBackend(BaseLockBackend):
         seen: list[Contention] = []
 
         def change(row: Row, now: int) -> tuple[Lease | Contention, list[Message]]:
-            met = row.contention(request.owner, now, sent_at, expected, overtaken=True)
-            seen[:] = [] if row.owner == request.owner else [met]
-            granted, messages = row.acquire(request, now, process, channel)
+            met = row.contention(owner, now, sent_at, expected, overtaken=True)
+            seen[:] = [] if row.owner == owner else [met]
+            repeated = table.is_repeated(owner)
+            granted, messages = row.acquire(request, now, process, channel, repeated=repeated)
             if granted:
                 return row.lease(request, sent_at), messages
-            met = row.contention(request.owner, now, sent_at, expected)
+            met = row.contention(owner, now, sent_at, expected)
             return met._replace(proven_dead=self._is_proven_dead(met)), messages
 
         def overtaken() -> Contention | None:
@@ -117,7 +121,9 @@ class DatabaseBackend(BaseLockBackend):
                 self._submit("cancel_acquire", request, deadline=late)
             return seen[0] if seen else None
 
-        answer = self._table.change(request.name, change, deadline, overtaken=overtaken)
+        answer = table.change(request.name, change, deadline, owner=owner, overtaken=overtaken)
+        if isinstance(answer, Lease) or not request.waits:
+            table.answered(owner)
         if isinstance(answer, Lease):
             self._sweep_if_due(request.name, deadline)
         return answer
@@ -135,7 +141,7 @@ class DatabaseBackend(BaseLockBackend):
             time.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        return expected.wait(request, contention, until, over)
+        return self._known(expected.wait(request, contention, until, over))
 
     async def async_wait(
         self,
@@ -150,7 +156,11 @@ class DatabaseBackend(BaseLockBackend):
             await asyncio.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        return await expected.async_wait(request, contention, until, over)
+        return self._known(await expected.async_wait(request, contention, until, over))
+
+    def _known(self, lease: Lease | None) -> Lease | None:
+        """``None`` if a copy of the request may still arrive: then the row must be told."""
+        return None if lease and self._table.is_repeated(lease.owner) else lease
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -162,25 +172,30 @@ class DatabaseBackend(BaseLockBackend):
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
         def in_one_statement(one: Connection, store: Store, key: Any) -> bool | Found:
-            return store.dialect.release(one, key, owner)
+            return table.send([owner], lambda: store.dialect.release(one, key, owner))
 
-        found: bool | Found = False
+        table = self._table
+        outcome: Outcome = "released"
+        found: bool | Found | None = False
         if not min_hold:
-            found = self._table.ask(in_one_statement, name, deadline, "end")
-        if found is True:
-            return "released"
+            found = table.ask(in_one_statement, name, deadline, "end")
+        if found is not True:
 
-        def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:
-            return row.release(owner, min_hold, now)
+            def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:
+                return row.release(owner, min_hold, now, repeated=table.is_repeated(owner))
 
-        return self._table.change(name, change, deadline, "end", found=found or None)
+            found = found or None
+            outcome = table.change(name, change, deadline, "end", owner=owner, found=found)
+        table.answered(owner)
+        return outcome
 
     def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         def use(one: Connection, store: Store) -> set[tuple[str, str]]:
             asked = [
                 (store.dialect.key(self._table.digest(each.name)), each.owner) for each in plain
             ]
-            return store.dialect.release_many(one, asked)
+            owners = [each.owner for each in plain]
+            return self._table.send(owners, lambda: store.dialect.release_many(one, asked))
 
         plain = [each for each in releases if not each.min_hold]
         freed = self._table.call(use, deadline, "end") if plain else set()
@@ -189,6 +204,7 @@ class DatabaseBackend(BaseLockBackend):
         def release(each: ReleaseRequest) -> Outcome:
             key = dialect.text(dialect.key(self._table.digest(each.name)))
             if not each.min_hold and (key, each.owner) in freed:
+                self._table.answered(each.owner)
                 return "released"
             return self.release(each.name, each.owner, min_hold=each.min_hold, deadline=deadline)
 
@@ -199,6 +215,7 @@ class DatabaseBackend(BaseLockBackend):
             return None, row.cancel(request, now)
 
         self._table.change(request.name, change, deadline, "end")
+        self._table.answered(request.owner)
 
     def locked(self, name: str, *, deadline: float) -> bool:
         now, row = self._table.read(name, deadline)

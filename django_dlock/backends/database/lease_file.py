@@ -1,4 +1,8 @@
-"""The file of leases beside the project's SQLite file: how it is created, opened and watched."""
+"""Where a project on SQLite keeps its leases: in a separate file beside the project's.
+
+SQLite lets only one connection write at a time. In the project's own file, a long transaction of
+the project would block renewals. The file is created at first use.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +105,7 @@ class LeaseFile:
         raise sqlite3.OperationalError("unable to open database file")
 
     def _create(self) -> None:
-        """Create the file, for whoever may use the project's."""
+        """Create the file, with the owner, group and mode of the project's."""
         with self._directory_locked():
             found = _stat(self.path)
             if found is not None and found.st_size:

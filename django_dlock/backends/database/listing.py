@@ -10,8 +10,8 @@ from typing import Any
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
 from ..holder_state import SILENT_AFTER, holder_state, json_object, process_from_json
 from .connection import Connection
-from .dialects import LEASES, Dialect
 from .rows import COLUMNS, SECOND, Row
+from .statements import LEASES, Dialect
 
 __all__ = ["DatabaseListing"]
 

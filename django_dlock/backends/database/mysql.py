@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from .dialects import LEASES, PROCESSES, Dialect, Executor
-from .rows import PAST_LENGTH
+from .memory import LONG
+from .statements import LEASES, PROCESSES, Dialect, Executor
 
 __all__ = ["MySQL"]
 
@@ -29,12 +29,12 @@ class MySQL(Dialect):
         # MySQL assigns from left to right: later expressions see the new values.
         self._acquire = f"""
 UPDATE {LEASES} l SET
-  past = CASE WHEN l.owner = '' THEN l.past ELSE LEFT(CONCAT({self.ENDING}, l.owner, '\n', l.past),
-    {PAST_LENGTH}) END,
+  past = CASE WHEN l.owner = '' THEN l.past ELSE CONCAT({self.ENDING}, l.owner, '\n', l.past) END,
   version = l.version + 1, owner = %s, kind = %s, ended = '',
   token = LAST_INSERT_ID(GREATEST(l.token + 1, {self.NOW})), ttl = %s, granted_at = {self.NOW},
   ends_at = {self.NOW} + %s, renewals = 0, shortened = 0, process = %s, metadata = %s
 WHERE l.id = %s AND (l.ended <> '' OR l.ends_at <= {self.NOW}) AND l.queue = ''
+  AND CHAR_LENGTH(l.past) < {LONG}
   AND l.owner <> %s AND INSTR(l.past, %s) = 0 AND INSTR(l.cancelled, %s) = 0"""
         self._beat = (
             f"INSERT INTO {PROCESSES} (id, seen_at, gone) VALUES (%s, {self.NOW}, %s) "

@@ -1,4 +1,4 @@
-"""What a waiter waits with: a notification for its ticket, whoever receives it."""
+"""How a waiter of this process waits for the notification of its ticket."""
 
 from __future__ import annotations
 

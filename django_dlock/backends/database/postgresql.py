@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .dialects import LEASES, PROCESSES, Dialect, Executor, Found
 from .rows import COLUMNS, Message, Row
+from .statements import LEASES, PROCESSES, Dialect, Executor, Found
 
 __all__ = ["PostgreSQL"]
 

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, cast
 from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal
 from ...process import ProcessIdentity, death_proof
 from ..holder_state import process_from_json
+from . import memory
 
 __all__ = [
     "COLUMNS",
     "MEMORY",
-    "PAST_LENGTH",
     "TICKET",
     "Message",
     "Row",
@@ -39,14 +39,10 @@ __all__ = [
 SECOND = 1_000_000
 MEMORY = 60 * SECOND
 """How long the end of a lease is remembered at least; the lease's TTL if that is longer."""
-PAST_LENGTH = 600
-"""The length of ``past`` in characters: enough for about 15 leases."""
 TICKET = 20.0
 """How long a waiter keeps its position after its last ask."""
-CANCELLED = 120 * SECOND
-"""How long, besides its TTL, a cancelled attempt cannot be granted any more."""
-MOST_CANCELLED = 2000
-"""Cancelled attempts remembered for one name; the oldest are dropped first."""
+LATE_BY = 120 * SECOND
+"""A copy of a request may be late by its TTL and so much more; it is granted nothing."""
 
 OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
 """The outcomes that the codes in ``ended`` and ``past`` stand for."""
@@ -121,11 +117,9 @@ class Row:
         renewals: -1 after a hand-over until the new owner first uses the lease.
         shortened: Number of the last renewal for which the holder named a TTL.
         process: Identity of the holder's process, as JSON.
-        past: How earlier leases ended: each a code, the owner and a line feed, the latest first;
-            cut after ``PAST_LENGTH`` characters.
+        past: How earlier leases ended; see ``memory``.
         queue: Tickets as JSON, in order of arrival; empty if nobody waits.
-        cancelled: Attempts: for each its end of validity, a space, the owner and a line feed; the
-            latest last.
+        cancelled: Requests of which a copy may still arrive; see ``memory``.
     """
 
     version: int
@@ -164,19 +158,16 @@ class Row:
             if self.lives(now) and self.kind != "cooling":
                 return None
             return self.outcome()
-        ended = self._past_outcome(owner)
-        return ended or ("released" if owner in self._cancelled() else "refused")
+        ended = OUTCOMES.get(memory.end_of(self.past, owner))
+        return ended or ("released" if self._is_cancelled(owner) else "refused")
 
-    def _past_outcome(self, owner: str) -> Outcome | None:
-        # The last entry may be cut off.
-        for line in self.past.split("\n")[:-1]:
-            if line[1:] == owner:
-                return OUTCOMES.get(line[:1])
-        return None
+    def _late_mark(self, owner: str) -> str | None:
+        """The mark of this owner's late request; ``None`` if there is none."""
+        late = memory.late_requests(self.cancelled).get(owner) if self.cancelled else None
+        return None if late is None else late.mark
 
-    def _cancelled(self) -> dict[str, int]:
-        known = (line.partition(" ") for line in self.cancelled.split("\n")[:-1])
-        return {owner: int(until) for until, _, owner in known if until.isdecimal()}
+    def _is_cancelled(self, owner: str) -> bool:
+        return self._late_mark(owner) == memory.CANCELLED
 
     def tickets(self, now: int) -> list[Ticket]:
         """The waiters; expired and damaged tickets are left out."""
@@ -220,12 +211,35 @@ class Row:
     # -- changes; each returns the messages for waiters -------------------------------------
 
     def acquire(
+        self,
+        request: LeaseRequest,
+        now: int,
+        process: str,
+        channel: str,
+        *,
+        repeated: bool = False,
+    ) -> tuple[bool, list[Message]]:
+        """Grant the name, or put its waiter into the queue; return whether it was granted.
+
+        Args:
+            repeated: The request was sent before and not answered, so that a copy of it may still
+                arrive after this one.
+        """
+        granted, messages = self._acquire(request, now, process, channel)
+        # The copy may arrive many leases later. Somebody who waits asks again before that.
+        if repeated and granted:
+            self._expect_copy(request, now, memory.GRANTED)
+        elif repeated and not request.waits and not _is_dead(self.process):
+            # If the holder is dead, the caller breaks its lease and asks again.
+            self._expect_copy(request, now)
+        return granted, messages
+
+    def _acquire(
         self, request: LeaseRequest, now: int, process: str, channel: str
     ) -> tuple[bool, list[Message]]:
-        """Grant the name, or put its waiter into the queue; return whether it was granted."""
         me = request.owner
         self._limit_to_ttl(now)
-        if self._is_held_by(me, now) and me not in self._cancelled():
+        if self._is_held_by(me, now) and not self._is_cancelled(me):
             ttl = micro(request.ttl)
             self.ends_at = max(self.ends_at, now + ttl)
             self.ttl = max(self.ttl, ttl)
@@ -233,7 +247,7 @@ class Row:
             self._remove_ticket(me, now)
             return True, []
         # A late packet of an attempt whose lease was released or broken must not revive it.
-        if self._is_over(me) or me in self._cancelled():
+        if self._is_over(me) or self._is_cancelled(me):
             return False, self.settle(now)
         until = now + micro(TICKET)
         asked = Ticket(
@@ -257,7 +271,9 @@ class Row:
 
     def _is_over(self, owner: str) -> bool:
         """Whether an attempt that has no lease now had one before."""
-        return owner == self.owner or self._past_outcome(owner) is not None
+        if owner == self.owner or memory.end_of(self.past, owner):
+            return True
+        return self._late_mark(owner) == memory.GRANTED
 
     def _is_held_by(self, owner: str, now: int) -> bool:
         return self.owner == owner and self.lives(now) and self.kind != "cooling"
@@ -277,10 +293,18 @@ class Row:
         self.renewals = max(0, self.renewals) + 1
         return "renewed"
 
-    def release(self, owner: str, min_hold: float, now: int) -> tuple[Outcome, list[Message]]:
+    def release(
+        self, owner: str, min_hold: float, now: int, *, repeated: bool = False
+    ) -> tuple[Outcome, list[Message]]:
+        """Free the name; return how the lease ended, and the messages.
+
+        Args:
+            repeated: The release was sent before and not answered, so it may have been done.
+        """
         ended = self.outcome_of(owner, now)
         if ended is not None:
-            return ended, []
+            is_forgotten = ended == "refused" and memory.is_cut(self.past)
+            return "unknown" if repeated and is_forgotten else ended, []
         # The database's clock may have stepped back since the grant: then count from now.
         cool = min(self.granted_at, now) + micro(min_hold)
         if min_hold and cool > now:
@@ -294,10 +318,7 @@ class Row:
 
     def cancel(self, request: LeaseRequest, now: int) -> list[Message]:
         me = request.owner
-        known = {owner: until for owner, until in self._cancelled().items() if until > now}
-        known[me] = until = now + micro(request.ttl) + CANCELLED
-        kept = list(known.items())[-MOST_CANCELLED:]
-        self.cancelled = "".join(f"{moment} {owner}\n" for owner, moment in kept)
+        until = self._expect_copy(request, now)
         self._remove_ticket(me, now)
         if self._is_held_by(me, now):
             self.ended = "r"
@@ -321,7 +342,7 @@ class Row:
         if self.renewals < 0 and not self.ended and self.kind != "cooling":
             # The name was handed over, and the new owner did not use it for a whole TTL.
             waiting = [ticket for ticket in waiting if ticket.process != self.process]
-        while waiting and _is_dead(waiting[0]):
+        while waiting and _is_dead(waiting[0].process):
             del waiting[0]
         first = waiting.pop(0) if waiting else None
         self._keep(waiting)
@@ -337,13 +358,18 @@ class Row:
 
     def _grant(self, to: Ticket, now: int, renewals: int) -> None:
         if self.owner:
-            code = self.outcome()[0]
-            self.past = f"{code}{self.owner}\n{self.past}"[:PAST_LENGTH]
+            self.past = memory.with_end(self.past, self.outcome()[0], self.owner)
         self.token = max(self.token + 1, now)
         self.owner, self.kind, self.ended = to.owner, to.kind, ""
         self.ttl, self.granted_at, self.ends_at = to.ttl, now, now + to.ttl
         self.renewals, self.shortened = renewals, 0
         self.process, self.metadata = to.process, to.metadata
+
+    def _expect_copy(self, request: LeaseRequest, now: int, mark: str = memory.CANCELLED) -> int:
+        """Note that a copy of a request may arrive, and return until when."""
+        until = now + micro(request.ttl) + LATE_BY
+        self.cancelled = memory.with_late_request(self.cancelled, request.owner, mark, until, now)
+        return until
 
     def _enqueue(self, asked: Ticket, now: int) -> None:
         waiting = self.tickets(now)
@@ -373,6 +399,6 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
-def _is_dead(ticket: Ticket) -> bool:
-    process: ProcessIdentity | None = process_from_json(ticket.process)
+def _is_dead(identity: str) -> bool:
+    process: ProcessIdentity | None = process_from_json(identity)
     return process is not None and death_proof(process) is not None

@@ -18,9 +18,9 @@ from typing import Any
 
 from ... import clock
 from ...process import ProcessIdentity, current
-from .dialects import PROCESSES
 from .listen_connection import ListeningConnection
 from .postgresql import PostgreSQL
+from .statements import PROCESSES
 
 __all__ = ["SessionProof"]
 

@@ -1,28 +1,17 @@
-"""Where a project on SQLite keeps its leases: in a separate file beside the project's.
-
-SQLite lets only one connection write at a time. In the project's own file, a long transaction of
-the project would block renewals.
-
-The file is created at first use. If the project's database is in memory, as in most test runs, the
-leases are in memory, too, in one database for all threads of the process.
-"""
+"""What SQLite does in another way than the other databases: statements, tables, connections."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from ..slots import Slots
 from .connection import Connection, Failure
-from .dialects import LEASES, PROCESSES
-from .pool import Urgency
+from .statements import LEASES, PROCESSES, Dialect, Executor
 
-__all__ = ["MemoryPool", "create_tables", "is_in_memory", "open_database", "sole_writer"]
-
-T = TypeVar("T")
+__all__ = ["SQLite", "create_tables", "open_database", "sole_writer"]
 
 FORMAT = 1
 """The version of the schema; rises with every change of it."""
@@ -48,10 +37,32 @@ COMMIT;
 """
 
 
-def is_in_memory(name: object) -> bool:
-    """Whether ``DATABASES[…]['NAME']`` means a database in memory."""
-    text = str(name)
-    return not text or text == ":memory:" or "mode=memory" in text or text == "file::memory:"
+class SQLite(Dialect):
+    NOW = "dlock_now()"
+    GREATEST = "max"
+    SKIP_LOCKED = ""
+    POSITION = "instr"
+
+    @staticmethod
+    def key(digest: bytes) -> Any:
+        return digest.hex()
+
+    def renew(
+        self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
+    ) -> set[tuple[str, str]]:
+        if process:
+            self.beat(executor, process)
+        ends = self.KEPT.format(now="t.now", until="(t.now + r.ttl)")
+        marks = ", ".join(["(%s, %s, %s)"] * len(renewals))
+        statement = f"""
+WITH r (id, owner, ttl) AS (VALUES {marks}), t (now) AS (SELECT {self.NOW})
+UPDATE {LEASES} AS l SET ends_at = {ends}, ttl = max(r.ttl, {ends} - t.now),
+  renewals = max(l.renewals, 0) + 1, version = l.version + 1
+FROM r, t WHERE l.id = r.id AND l.owner = r.owner AND l.ended = '' AND l.kind <> 'cooling'
+  AND l.ends_at > t.now
+RETURNING id, owner"""
+        values = [value for renewal in renewals for value in renewal]
+        return {(self.text(key), owner) for key, owner in executor.rows(statement, values)}
 
 
 def open_database(uri: str, busy: float = 0.0) -> sqlite3.Connection:
@@ -101,39 +112,3 @@ def sole_writer(connection: Connection) -> Iterator[None]:
         with contextlib.suppress(Failure):
             connection.count("ROLLBACK")
         raise
-
-
-class MemoryPool:
-    """One connection to a database in memory, for all threads; used like ``Pool``."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the leases in a forked child: they belong to the parent process."""
-        # A slot is returned even if an interrupt drops it.
-        self._slots = Slots(1)
-        self._connection: Connection | None = None
-
-    def close(self) -> None:
-        """Do nothing: closing would delete the leases."""
-
-    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
-        slot = self._slots.take(0, deadline)
-        if slot is None:
-            raise Failure("broken", TimeoutError("another thread took too long"))
-        try:
-            return use(self._connected())
-        finally:
-            slot.release()
-
-    def _connected(self) -> Connection:
-        connection = self._connection
-        if connection is None:
-            connection = Connection(open_database("file::memory:"), sqlite3, mark="?")
-            create_tables(connection.raw, durable=False)
-            self._connection = connection
-        elif connection.raw.in_transaction:
-            # An interrupt may have left it open.
-            connection.raw.rollback()
-        return connection

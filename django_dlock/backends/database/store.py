@@ -12,14 +12,15 @@ from django.db.utils import load_backend
 from ... import clock
 from ...exceptions import InvalidLockBackend
 from ..base import AliasOptions, Problem
-from . import sqlite
 from .connection import Connection, connect_as_django, settings_of
-from .dialects import Dialect, SQLite
 from .lease_file import FilePool, LeaseFile
+from .lease_memory import MemoryPool, is_in_memory
 from .mysql import MySQL
 from .pool import FEWEST, Pool, Urgency
 from .postgresql import PostgreSQL
 from .sessions import SessionProof
+from .sqlite import SQLite
+from .statements import Dialect
 from .wakeup import Wakeup
 
 __all__ = ["Calls", "Store", "database_alias", "problems"]
@@ -71,7 +72,7 @@ class Store:
         self.pool: Calls
         limit = options.options.get("connections", CONNECTIONS)
         if self.vendor == "sqlite":
-            if sqlite.is_in_memory(entry["NAME"]):
+            if is_in_memory(entry["NAME"]):
                 self.is_shared = False
                 self.pool = _memory(self.made_for)
                 return
@@ -111,12 +112,12 @@ class Store:
         self.pool.close()
 
 
-_memories: dict[object, sqlite.MemoryPool] = {}
+_memories: dict[object, MemoryPool] = {}
 """Leases in memory outlive the backends that use them, because tests may change settings."""
 
 
-def _memory(made_for: object) -> sqlite.MemoryPool:
-    return _memories.setdefault(made_for, sqlite.MemoryPool())
+def _memory(made_for: object) -> MemoryPool:
+    return _memories.setdefault(made_for, MemoryPool())
 
 
 def vendor_of(engine: str) -> str:

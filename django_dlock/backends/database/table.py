@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from ...exceptions import BackendRefused, BackendUnavailable
 from ..base import AliasOptions
 from . import sqlite
 from .connection import Connection, Failure
-from .dialects import Found
 from .pool import Urgency
 from .rows import Message, Row
+from .statements import Found
 from .store import Store
 
 __all__ = ["Change", "LeaseTable"]
@@ -28,6 +29,8 @@ class LeaseTable:
 
     def __init__(self, options: AliasOptions) -> None:
         self._options = options
+        # Owners whose acquire or release was sent and not answered so far.
+        self._unanswered: set[str] = set()
         self._made: Store | None = None
         # Reentrant: a signal handler may come here while its thread makes the store.
         self._making = threading.RLock()
@@ -63,6 +66,7 @@ class LeaseTable:
         """Leave all connections to the parent; called in a forked child."""
         # Another thread of the parent may have held the lock during the fork.
         self._making = threading.RLock()
+        self._unanswered = set()
         if self._made is not None:
             self._made.forget()
 
@@ -94,6 +98,7 @@ class LeaseTable:
         deadline: float,
         urgency: Urgency = "ordinary",
         *,
+        owner: str = "",
         found: Found | None = None,
         done: Callable[[Row, int], T | None] = lambda row, now: None,
         overtaken: Callable[[], T | None] = lambda: None,
@@ -101,6 +106,7 @@ class LeaseTable:
         """Read the row, change it and write it; repeat while other callers change it first.
 
         Args:
+            owner: Whose acquire or release this is; see ``send``.
             found: The row as it was read just now, to begin with.
             done: The answer if the row shows that the change has been made; asked only after the
                 reply to a write was lost.
@@ -120,9 +126,10 @@ class LeaseTable:
                 return answer, row.values() == before
             try:
                 if is_new:
-                    written = store.dialect.insert(one, key, self.names(name), row, messages)
+                    write = partial(store.dialect.insert, one, key, self.names(name), row, messages)
                 else:
-                    written = store.dialect.write(one, key, before, row, messages)
+                    write = partial(store.dialect.write, one, key, before, row, messages)
+                written = self.send([owner] if owner else [], write)
             except Failure as error:
                 in_doubt = in_doubt or error.kind == "broken"
                 was_overtaken = was_overtaken or error.kind == "overtaken"
@@ -155,6 +162,32 @@ class LeaseTable:
             if answer is None:
                 raise
             return answer
+
+    # -- requests without an answer ----------------------------------------------------
+
+    def send(self, owners: Collection[str], statement: Callable[[], T]) -> T:
+        """Execute the statement of these owners' acquires or releases; note if it has no answer.
+
+        It may then have been executed; or be executed later, as after a wait for the row.
+        """
+        first_sent = [owner for owner in owners if not self.is_repeated(owner)]
+        self._unanswered.update(first_sent)
+        try:
+            answer = statement()
+        except Failure as error:
+            if error.kind != "broken":
+                self.answered(*first_sent)
+            raise
+        self.answered(*first_sent)
+        return answer
+
+    def is_repeated(self, owner: str) -> bool:
+        """Whether a request of this owner was sent before and not answered."""
+        return owner in self._unanswered
+
+    def answered(self, *owners: str) -> None:
+        """Forget what ``send`` has noted."""
+        self._unanswered.difference_update(owners)
 
     # -- calls -------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 from redis import exceptions as errors
@@ -28,8 +30,8 @@ from ..base import (
     RenewalResults,
 )
 from . import config
-from .commands import Command, Commands, as_it_is, text
-from .connection import FAILURES, Connection, is_refusal
+from .commands import Command, Commands, HandoverMessage, as_it_is, text
+from .connection import FAILURES, Connection, ErrorReply, is_refusal
 from .handover import HandoverListener
 from .listing import RedisListing
 from .parameters import connection_maker, max_connections
@@ -41,6 +43,9 @@ __all__ = ["RedisBackend"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+MOST_UNANSWERED = 10_000
+"""Unanswered owners remembered; beyond that, as after a long outage, all are forgotten."""
 
 
 class RedisBackend(BaseLockBackend):
@@ -56,6 +61,8 @@ class RedisBackend(BaseLockBackend):
         self._commands = Commands(options.key_prefix)
         self._listener = HandoverListener(self._pool, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
+        # Owners whose acquire or release was sent and not answered so far.
+        self._unanswered: set[str] = set()
 
     @classmethod
     def problems(cls, options: AliasOptions) -> list[Problem]:
@@ -64,9 +71,16 @@ class RedisBackend(BaseLockBackend):
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        command = self._commands.acquire(request, listens=not self._listener.refused)
-        answer: Lease | Contention = self._run(command, deadline)
-        return answer
+        build = partial(self._commands.acquire, request, not self._listener.refused)
+
+        def send(connection: Connection) -> Lease | Contention:
+            answer: Lease | Contention
+            answer, _ = self._send(connection, request.owner, build, deadline)
+            if isinstance(answer, Lease) or not answer.owner or not request.waits:
+                self._unanswered.discard(request.owner)
+            return answer
+
+        return self._call(send, deadline, urgent=False, name=request.name)
 
     def wait(
         self,
@@ -82,7 +96,7 @@ class RedisBackend(BaseLockBackend):
             )
         except FAILURES as error:
             self._unavailable(error, request.name)
-        return message and self._commands.handed_over(request, contention, message)
+        return message and self._handed_over(request, contention, message)
 
     async def async_wait(
         self,
@@ -98,7 +112,15 @@ class RedisBackend(BaseLockBackend):
             )
         except FAILURES as error:
             self._unavailable(error, request.name)
-        return message and self._commands.handed_over(request, contention, message)
+        return message and self._handed_over(request, contention, message)
+
+    def _handed_over(
+        self, request: LeaseRequest, contention: Contention, message: HandoverMessage
+    ) -> Lease | None:
+        # If a copy of the request may still arrive, ask again, so that the server knows it.
+        if request.owner in self._unanswered:
+            return None
+        return self._commands.handed_over(request, contention, message)
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -119,17 +141,34 @@ class RedisBackend(BaseLockBackend):
         return PendingReply(self._pool, taken, command, deadline, repeat=on_a_thread)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
-        return self._run(self._commands.release(name, owner, min_hold), deadline, urgent=True)
+        command = self._commands.release(name, owner, min_hold)
+
+        def send(connection: Connection) -> Outcome:
+            outcome, repeated = self._send(connection, owner, lambda _: command, deadline)
+            self._unanswered.discard(owner)
+            return _end(outcome, repeated)
+
+        return self._call(send, deadline, urgent=True, name=name)
 
     def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         if not releases:
             return []
         commands = [self._commands.release(*release) for release in releases]
-        replies = self._call(lambda one: one.run_all(commands, deadline), deadline, urgent=True)
-        return [command.read(reply, 0.0) for command, reply in zip(commands, replies, strict=True)]
+        attempts = itertools.count()
+
+        def send(connection: Connection) -> list[Outcome]:
+            repeated = next(attempts) > 0
+            replies = connection.run_all(commands, deadline)
+            return [
+                _end(command.read(reply, 0.0), repeated)
+                for command, reply in zip(commands, replies, strict=True)
+            ]
+
+        return self._call(send, deadline, urgent=True)
 
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
         self._run(self._commands.cancel_acquire(request), deadline, urgent=True)
+        self._unanswered.discard(request.owner)
 
     def locked(self, name: str, *, deadline: float) -> bool:
         return self._run(self._commands.locked(name), deadline)
@@ -167,6 +206,7 @@ class RedisBackend(BaseLockBackend):
     def after_fork(self) -> None:
         self._pool.after_fork()
         self._listener.after_fork()
+        self._unanswered.clear()
 
     def close(self) -> None:
         self._pool.close()
@@ -198,6 +238,33 @@ class RedisBackend(BaseLockBackend):
         except FAILURES as error:
             self._unavailable(error, name)
 
+    def _send(
+        self,
+        connection: Connection,
+        owner: str,
+        build: Callable[[bool], Command[T]],
+        deadline: float,
+    ) -> tuple[T, bool]:
+        """Send a command about this owner; also tell whether one was sent and not answered before.
+
+        If so, a copy may still be under way after this one. The caller then says when that no
+        longer matters.
+        """
+        repeated = owner in self._unanswered
+        if len(self._unanswered) >= MOST_UNANSWERED:
+            self._unanswered.clear()
+        self._unanswered.add(owner)
+        try:
+            command = build(repeated)
+            answer = command.read(*connection.run(command, deadline))
+        except ErrorReply:
+            if not repeated:
+                self._unanswered.discard(owner)
+            raise
+        if not repeated:
+            self._unanswered.discard(owner)
+        return answer, repeated
+
     def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
         refused = is_refusal(error)
         what = "Redis refused the command" if refused else "Redis gave no answer"
@@ -206,3 +273,8 @@ class RedisBackend(BaseLockBackend):
             what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"
         kind = BackendRefused if refused else BackendUnavailable
         raise kind(f"{what}: {error}", name, self.alias) from error
+
+
+def _end(outcome: Outcome, repeated: bool) -> Outcome:
+    # Only an earlier attempt can have released it and no longer be remembered.
+    return "refused" if outcome == "unknown" and not repeated else outcome

@@ -31,8 +31,8 @@ __all__ = [
     "text",
 ]
 
-CANCELLED_FOR = 120.0
-"""Seconds in addition to the TTL for which a cancelled request can no longer be granted."""
+LATE_BY = 120.0
+"""A copy of a request may be late by its TTL and so many seconds more; it grants nothing."""
 HOUSEKEEPING_EVERY = 32
 """One acquire of this many sends the identity of the process and sweeps the index."""
 
@@ -174,16 +174,23 @@ class Commands:
         self._acquires = 0
         self._known_as = ""
 
-    def acquire(self, request: LeaseRequest, *, listens: bool = True) -> Command[Any]:
+    def acquire(
+        self, request: LeaseRequest, listens: bool = True, repeated: bool = False
+    ) -> Command[Any]:
         """Try once.
 
         Args:
             listens: Whether this process can get messages, so that it can become a waiter.
+            repeated: Whether the request was sent before and not answered, so that a copy of it
+                may still arrive after this one.
         """
         name, owner, ttl, kind, metadata, waits, replaces, *_ = request
         keys, process = self.keys, current()
         args: list[Word] = [name, owner, _ms(ttl), kind, process.id, metadata]
-        args += ["1" if waits and listens else "", replaces, self._introduction(process)]
+        # A command that got lost may have been the one that introduced the process.
+        identity = _identity(process) if repeated else self._introduction(process)
+        args += ["1" if waits and listens else "", replaces, identity]
+        args.append(_ms(ttl + LATE_BY) if repeated else "")
         return self._make(
             scripts.ACQUIRE,
             [*keys.of(name), keys.cancelled + owner, keys.processes + process.id],
@@ -246,7 +253,7 @@ class Commands:
             scripts.CANCEL_ACQUIRE,
             [*self.keys.of(name), self.keys.cancelled + owner],
             [
-                *(name, owner, _ms(ttl + CANCELLED_FOR)),
+                *(name, owner, _ms(ttl + LATE_BY)),
                 *(_ms(ttl), kind, current().id, metadata),
             ],
             as_it_is,

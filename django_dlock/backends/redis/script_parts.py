@@ -9,14 +9,16 @@ cluster. After the tag comes ``FORMAT``, so that two releases never read each ot
   that its owner has not used yet; ``short``, the last renewal for which the holder set a TTL, as
   ``<owner>:<number>``; ``proc``, the id of the holder's process; ``meta``, JSON; ``past``, earlier
   owners and how their leases ended, each as ``;<owner>:<first letter of the outcome>``, the latest
-  first; ``breaker``, the id of the last call that broke a lease. The key outlives the lease by its
-  TTL, at least by a minute, to remember how it ended.
+  first, with ``;+`` at the end if some were dropped; ``breaker``, the id of the last call that
+  broke a lease. The key outlives the lease by its TTL, at least by a minute, to remember how it
+  ended.
 * ``…:q:<name>``: sorted set of waiters, in the order of their arrival. A member is the waiter's
   whole request: owner, TTL, kind, process id and metadata, one per line.
 * ``…:i``: sorted set of the held names by token, and so in the order of their grants.
 * ``…:p:<process>``: the last heartbeat of a process in milliseconds, and its identity as JSON; the
   time is negative after the process deregistered.
-* ``…:clock``: the highest token so far. ``…:u:<owner>``: marks a cancelled request.
+* ``…:clock``: the highest token so far. ``…:u:<owner>``: marks a request of which a copy may still
+  be under way: ``1`` after it was cancelled, ``granted`` after it was granted.
 * ``…:m:<process>``: the channel that a process subscribes to.
 
 Numbers in messages and answers are formatted explicitly, because Lua's ``tostring`` keeps 14
@@ -73,7 +75,7 @@ KNOWN_FOR_MS = 86_400_000
 MARGIN_MS = 20_000
 """How long a waiter that is late to ask again keeps its position."""
 PAST_BYTES = 512
-"""Room for the ends of about 14 leases."""
+"""Room for the ends of about 14 leases. Beyond that, releases are dropped first."""
 
 EXACT = 2**53
 """From here on Lua's numbers are not exact; our times and tokens are smaller."""
@@ -137,7 +139,12 @@ end
 local function remember(past, last, letter)
   if not last or last == '' then return past or '' end
   past = ';' .. last .. ':' .. letter .. (past and past ~= '' and past or ';')
-  return #past <= {PAST_BYTES} and past or string.match(string.sub(past, 1, {PAST_BYTES}), '^.*;')
+  if #past <= {PAST_BYTES} then return past end
+  local kept = string.match(string.sub(past, 1, {PAST_BYTES * 3 // 4}), '^.*;') or ';'
+  for lost in string.gmatch(string.sub(past, #kept + 1), '[^;]*:[be];') do
+    if #kept + #lost < {PAST_BYTES} then kept = kept .. lost end
+  end
+  return kept .. '+'
 end
 local function grant(name, owner, token, ttl, kind, proc, meta, n, past)
   redis.call('HSET', KEYS[1], 'owner', owner, 'until', now + ttl, 'kind', kind, 'token', token,

@@ -30,9 +30,10 @@ ACQUIRE = Script(
     + GRANT
     + SWEEP
     + f"""
--- KEYS: lock, waiters, index, clock, mark of a cancelled attempt, process
+-- KEYS: lock, waiters, index, clock, mark of the request, process
 -- ARGV: name, owner, ttl ms, kind, process id, metadata, '1' if the caller will wait, owner that
---   may be replaced or '', identity of the process as JSON or ''
+--   may be replaced or '', identity of the process as JSON or '', ms for which a copy of the
+--   request may still arrive or ''
 -- Returns the token; or, about the lease that is held, these lines: kind, remaining ms, now ms,
 -- token, '0' if the waiter's process is not listening here, identity of the holder's process,
 -- owner. They are one text, which a client reads as fast as one element of a list.
@@ -46,14 +47,18 @@ if ARGV[9] ~= '' then
   redis.call('SET', KEYS[6], moment .. ' ' .. ARGV[9], 'PX', '{KNOWN_FOR_MS}')
   sweep(KEYS[3], base, 10)
 end
+-- A copy that arrives after the lease has ended, perhaps many leases later, is granted nothing.
+local function mark_granted()
+  if ARGV[10] ~= '' then redis.call('SET', KEYS[5], 'granted', 'PX', ARGV[10]) end
+end
 till, longest = whole(till), whole(longest)
 local living = lives(owner, till, kind)
-local cancelled = known and redis.call('EXISTS', KEYS[5]) == 1
-local mine = living and owner == me and kind ~= 'cooling' and not cancelled
+local mark = known and redis.call('GET', KEYS[5])
+local mine = living and owner == me and kind ~= 'cooling' and mark ~= '1'
 -- The lease that is passed on to this request.
-local passed = living and owner == ARGV[8] and kind ~= 'cooling' and not cancelled
+local passed = living and owner == ARGV[8] and kind ~= 'cooling' and not mark
 local waiter = table.concat({{me, ARGV[3], ARGV[4], ARGV[5], ARGV[6]}}, '\\n')
-if known and (mine or passed or cancelled or not living or not waits) then
+if known and (mine or passed or mark or not living or not waits) then
   redis.call('ZREM', KEYS[2], waiter)
 end
 
@@ -62,6 +67,7 @@ if mine then
   redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(longest or 0, ttl),
     'n', math.max(whole(n) or 0, 0))
   redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
+  mark_granted()
   return tonumber(token) or 0
 end
 if passed then
@@ -69,8 +75,8 @@ if passed then
 end
 -- A late copy of a request whose lease was released or broken must not get it again. A waiter that
 -- did not notice a lease handed to it goes on with a new request, and so becomes a waiter again.
-local over = ended(owner == me and end_of(kind) or end_before(past, me))
-if living or cancelled or over then
+local over = mark == 'granted' or ended(owner == me and end_of(kind) or end_before(past, me))
+if living or mark or over then
   if over or not living then
     return table.concat({{'held', '0', moment, token or '0', '', '', ''}}, '\\n')
   end
@@ -83,7 +89,7 @@ if living or cancelled or over then
     redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
   end
   local listens = ''
-  if waits and not cancelled then
+  if waits and not mark then
     redis.call('ZADD', KEYS[2], 'NX', micros, waiter)
     listens = redis.pcall('PUBSUB', 'NUMSUB', base .. 'm:' .. ARGV[5])[2] or ''
     -- Every waiter asks again when the lease that it found would end.
@@ -107,6 +113,7 @@ end
 local new = above(token)
 grant(name, me, new, ARGV[3], ARGV[4], ARGV[5], ARGV[6], '0',
   remember(past, owner ~= me and owner, string.sub(end_of(kind), 1, 1)))
+mark_granted()
 return tonumber(new)
 """
 )
@@ -128,7 +135,8 @@ RELEASE = Script(
     f"""
 -- KEYS: lock, waiters, index, clock
 -- ARGV: name, owner, min_hold ms
--- Returns 1 if it is released now, else the outcome.
+-- Returns 1 if it is released now, else the outcome; 'unknown' if earlier ends were dropped, which
+-- may include the release of this owner.
 local name, me, how, cools = ARGV[1], ARGV[2], 'released', false
 local owner, kind, ttl, token, past, till = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl', 'token', 'past', 'until'), 1, 6)
@@ -145,7 +153,9 @@ end
     + COMMON
     + GRANT
     + f"""
-if owner ~= me then return end_before(past, me) or 'refused' end
+if owner ~= me then
+  return end_before(past, me) or string.find(past or '', ';+', 1, true) and 'unknown' or 'refused'
+end
 if not lives(owner, till, kind) or kind == 'cooling' then return end_of(kind) end
 if ARGV[3] ~= '0' then
   -- If the clock has stepped back since the grant, count from now, or the name would stay taken

@@ -275,6 +275,9 @@ class Node:
         if not isinstance(reply, BaseException):
             try:
                 answer = one.command.read(reply, one.at)
+                if answer == "unknown" and not one.job.breaks:
+                    # Only an earlier attempt can have released it and no longer be remembered.
+                    answer = "refused"
             except (ValueError, TypeError, KeyError) as error:
                 answer = errors.ResponseError(f"an answer that makes no sense: {error}")
         one.job.answer(answer)

@@ -15,7 +15,7 @@ from .broadcast import PENDING
 
 __all__ = ["Votes"]
 
-_LOSSES: tuple[Outcome, ...] = ("broken", "released", "expired", "refused")
+_LOSSES: tuple[Outcome, ...] = ("broken", "released", "expired", "refused", "unknown")
 """How a lease ended, the answer that says most first."""
 
 SHORTEST_REMAINING = 0.01

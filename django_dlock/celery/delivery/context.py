@@ -1,23 +1,68 @@
-"""What one delivery knows. All its parts read it; only ``Delivery`` changes it."""
+"""What one delivery knows, and which part of that its body may know.
+
+All parts of a delivery read its ``DeliveryContext``; only ``Delivery`` changes it.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery.app.task import Context
+from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded
+from celery.result import AsyncResult
 
 from ... import clock
 from ...exceptions import LeaseLost, StaleToken
+from ...lock import Lock
 from .. import owners
 from ..options import TaskWithOptions
+from ..publishing.follow_ups import FollowUps
 from ..publishing.header import RequeueHeader
 from . import greenlets
-from .current_run import Run
 from .interrupt import BodyRunner, LeaseAborted
 
-__all__ = ["BodyInterrupted", "DeliveryContext"]
+__all__ = ["BodyInterrupted", "DeliveryContext", "Run"]
+
+
+@dataclass
+class Run:
+    """What a body can find out about its own run, as ``self.current_run``.
+
+    Attributes:
+        lock: ``None`` for a task without a lock, or if the backend could not be reached.
+        scope, key: Of the idempotency record, for requests to services that accept an
+            idempotency key; empty without a record.
+        attempt: Of the idempotency record; ``None`` without a record.
+        follow_ups: Not for bodies; they call ``send``.
+    """
+
+    lock: Lock | None = None
+    scope: str = ""
+    key: str = ""
+    attempt: int | None = None
+    follow_ups: FollowUps | None = field(default=None, repr=False)
+
+    def send(self, signature: Signature) -> AsyncResult[Any]:
+        """Publish a task once this run is committed, even if its worker dies in between.
+
+        The message is recorded in the run's transaction, and published after the commit until
+        the broker confirms it: at least once, always with the same task id. If the body is
+        rolled back, nothing is sent.
+
+        Raises:
+            RuntimeError: The task has no idempotency record, or is not ``atomic``.
+            TypeError: It is a canvas, or its arguments cannot be written as JSON.
+            ValueError: The message is too large.
+        """
+        if self.follow_ups is None:
+            raise RuntimeError(
+                "current_run.send() needs a task with an idempotency_key and atomic=True; "
+                "otherwise use delay()"
+            )
+        return self.follow_ups.send(signature)
 
 
 class BodyInterrupted(Exception):

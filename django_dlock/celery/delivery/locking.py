@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from dataclasses import replace
+import logging
+import secrets
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 from ... import clock, signals
+from ...backends.base import AliasOptions
+from ...backends.local import LocalBackend
 from ...core import cleanup, dispatch, watchdog
 from ...exceptions import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
 from ...handler import locks
@@ -16,9 +21,7 @@ from .. import owners
 from ..options import TaskWithOptions
 from ..publishing.broker import visibility_timeout
 from ..publishing.requeue import Requeue
-from . import local_guard
 from .context import DeliveryContext
-from .local_guard import LocalGuard
 
 __all__ = [
     "Guard",
@@ -31,6 +34,8 @@ __all__ = [
     "was_outage",
 ]
 
+logger = logging.getLogger("django_dlock")
+
 KILL_GRACE = 1.0
 """Seconds by which a lease outlives the hard time limit. If the lease ended first, a task that the
 worker is about to kill would be requeued."""
@@ -41,10 +46,6 @@ proves nothing: a dead worker's message may wait for hours before it is redelive
 
 SHORTEST_TIMEOUT = 7200.0
 """The minimum ``contention_timeout`` in seconds, if the task does not set one."""
-
-
-Guard: TypeAlias = Lock | LocalGuard
-"""What a delivery holds while it runs: a lock of the backend, or a replacement for one."""
 
 
 class DeliveryLock(Lock):
@@ -110,6 +111,31 @@ class DeliveryLock(Lock):
         self._leases.discard(held)
 
 
+@dataclass(frozen=True)
+class LocalGuard:
+    """A name locked in this process only, or no lock at all; with the attributes of a ``Lock``.
+
+    For ``if_unavailable="local"``, while the backend does not answer, and for tasks without a lock.
+
+    Attributes:
+        owner: ``None`` for a task without a lock.
+        token: ``None``: a number that only this process knows would fence nothing.
+    """
+
+    alias: str = ""
+    name: str = ""
+    owner: str | None = None
+    token: None = None
+
+    def release(self) -> None:
+        if self.owner is not None:
+            _local_backend().release(self.name, self.owner, min_hold=0.0, deadline=clock.now())
+
+
+Guard: TypeAlias = Lock | LocalGuard
+"""What a delivery holds while it runs: a lock of the backend, or a replacement for one."""
+
+
 class Refused(Exception):
     """The delivery ends without a run, as the options say for contention or an outage.
 
@@ -135,7 +161,7 @@ def acquire(context: DeliveryContext, lock: Guard) -> Guard:
     except BackendUnavailable as error:
         if context.task.if_unavailable != "local":
             apply_if_unavailable(context, error)
-        answer = local_guard.acquire(lock, locks[lock.alias].options.max_hold)
+        answer = _acquire_locally(lock, locks[lock.alias].options.max_hold)
         if isinstance(answer, Contention):
             apply_if_contended(context, lock.name, lock.alias)
         return answer
@@ -243,6 +269,26 @@ def lock_of(context: DeliveryContext) -> Guard:
         hold_until="commit",
         **arguments,
     )
+
+
+@functools.cache
+def _local_backend() -> LocalBackend:
+    return LocalBackend(AliasOptions(alias="", backend=""))
+
+
+def _acquire_locally(lock: Lock, ttl: float) -> LocalGuard | Contention:
+    """Lock the name within this process, for at most ``ttl`` seconds."""
+    request = LeaseRequest(f"{lock.alias}:{lock.name}", secrets.token_hex(16), ttl)
+    answer = _local_backend().acquire(request, deadline=clock.now())
+    if isinstance(answer, Contention):
+        return answer
+    logger.warning(
+        "Lock %r (alias %r): the backend does not answer, so the name is locked in this process "
+        "only",
+        lock.name,
+        lock.alias,
+    )
+    return LocalGuard(lock.alias, request.name, request.owner)
 
 
 def _waits(context: DeliveryContext) -> bool:

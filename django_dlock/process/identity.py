@@ -1,8 +1,7 @@
-"""The identity of processes, and proofs that a process is dead.
+"""Which process this is, or another one: host name, boot id, PID namespace, pid and start time.
 
-A missing heartbeat is not a proof, because a stopped process may wake up. The same host name and
-pid in two containers are two processes. So the identity consists of host name, boot id, PID
-namespace, pid and start time, and a death counts as proven only if these can be read.
+The same host name and pid in two containers are two processes, and a pid is used again. ``death``
+compares identities to prove that a process is dead.
 """
 
 from __future__ import annotations
@@ -13,19 +12,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = [
-    "DeathProof",
-    "ProcessIdentity",
-    "at_fork",
-    "current",
-    "death_proof",
-    "identity_of",
-    "reset",
-]
-
-DeathProof = Literal["gone", "rebooted"]
+__all__ = ["ProcessIdentity", "at_fork", "current", "identity_of", "proc_stat", "reset"]
 
 # The inode of the first PID namespace of a Linux machine (PROC_PID_INIT_INO in the kernel).
 _FIRST_PID_NAMESPACE = "4026531836"
@@ -94,7 +83,7 @@ def _machine() -> tuple[str, str, str]:
     return machine_id, _read("/proc/sys/kernel/random/boot_id"), namespace
 
 
-def _stat(pid: int) -> tuple[str, int, str]:
+def proc_stat(pid: int) -> tuple[str, int, str]:
     """State letter, number of threads and start time of a process; empty if not known."""
     # The command's name is in parentheses, and may itself contain spaces and parentheses.
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
@@ -120,7 +109,7 @@ def current() -> ProcessIdentity:
             boot_id=boot_id,
             pid_namespace=namespace,
             pid=pid,
-            start_time=_stat(pid)[2],
+            start_time=proc_stat(pid)[2],
         )
     return known
 
@@ -149,39 +138,4 @@ def identity_of(pid: int) -> ProcessIdentity:
 
     Its start time is empty if it is already gone.
     """
-    return current()._replace(id="", pid=pid, start_time=_stat(pid)[2])
-
-
-def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof | None:
-    """Why ``other`` is certainly dead; ``None`` if that cannot be proven from here.
-
-    Args:
-        silent: Its heartbeat is overdue. Only then does another boot id on the same machine id
-            prove its death: cloned machines share a machine id, and a heartbeat disproves it.
-    """
-    me = current()
-    # Machines that were cloned while running share boot id and PID namespace, but they may have
-    # different host names.
-    if not other.boot_id or not me.boot_id or other.host != me.host:
-        return None
-    if other.boot_id != me.boot_id:
-        same_machine = bool(me.machine_id) and other.machine_id == me.machine_id
-        return "rebooted" if same_machine and silent else None
-    if not me.pid_namespace or other.pid_namespace != me.pid_namespace:
-        return None
-    return "gone" if _is_gone(other) else None
-
-
-def _is_gone(other: ProcessIdentity) -> bool:
-    try:
-        os.kill(other.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        # It exists, but belongs to another user, and /proc may hide it.
-        pass
-    state, threads, start_time = _stat(other.pid)
-    if state and other.start_time and start_time != other.start_time:
-        return True
-    # A zombie does not run any more, unless only its first thread has ended.
-    return state in ("Z", "X") and threads <= 1
+    return current()._replace(id="", pid=pid, start_time=proc_stat(pid)[2])

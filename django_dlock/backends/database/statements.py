@@ -1,4 +1,4 @@
-"""The SQL statements; where PostgreSQL and MySQL differ is in their own modules.
+"""The SQL statements; ``postgresql``, ``mysql`` and ``sqlite`` have those that differ.
 
 Most operations are one statement on a row without waiters. Any other row is read, changed as in
 ``rows.py``, and written only if nobody has changed it since; ``write`` and ``insert`` return
@@ -19,9 +19,10 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from .rows import COLUMNS, MEMORY, PAST_LENGTH, Message, Row
+from .memory import LONG
+from .rows import COLUMNS, MEMORY, Message, Row
 
-__all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "SQLite"]
+__all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "Found"]
 
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Tables of ``models.LeaseRecord`` and ``models.ProcessRecord``."""
@@ -82,12 +83,13 @@ VALUES (%s, %s, %s, {self.NOW}, %s, %s, '',
   {self.GREATEST}({self.NOW}, coalesce((SELECT token + 1 FROM {LEASES} WHERE id = %s), 0)), %s,
   {self.NOW}, {self.NOW} + %s, 0, 0, %s, %s, '', '', '')
 ON CONFLICT (id) DO UPDATE SET
-  past = substr({self.ENDING} || l.owner || '\n' || l.past, 1, {PAST_LENGTH}),
+  past = {self.ENDING} || l.owner || '\n' || l.past,
   version = l.version + 1, owner = excluded.owner, kind = excluded.kind, ended = '',
   token = {self.GREATEST}(l.token + 1, excluded.token), ttl = excluded.ttl,
   granted_at = excluded.granted_at, ends_at = excluded.ends_at, renewals = 0, shortened = 0,
   process = excluded.process, metadata = excluded.metadata
 WHERE (l.ended <> '' OR l.ends_at <= excluded.granted_at) AND l.queue = ''
+  AND length(l.past) < {LONG}
   AND {self.POSITION}(l.owner || l.past || l.cancelled, excluded.owner) = 0
 RETURNING token"""
         self._release = (
@@ -123,7 +125,8 @@ RETURNING token"""
     ) -> int:
         """Grant a free name that nobody waits for; return the token, or 0.
 
-        For any other row the result is 0; ``Row.acquire`` in ``rows.py`` then decides.
+        For any other row the result is 0; ``Row.acquire`` in ``rows.py`` then decides. So it does
+        for a row whose memory of ends has to be cut, once in about 13 grants.
 
         Args:
             names: Key prefix and name.
@@ -304,31 +307,3 @@ RETURNING token"""
         """Delete the heartbeats of processes that are silent for so many µs."""
         statement = f"DELETE FROM {PROCESSES} WHERE seen_at < {self.NOW} - %s"
         executor.count(statement, (seen_before,))
-
-
-class SQLite(Dialect):
-    NOW = "dlock_now()"
-    GREATEST = "max"
-    SKIP_LOCKED = ""
-    POSITION = "instr"
-
-    @staticmethod
-    def key(digest: bytes) -> Any:
-        return digest.hex()
-
-    def renew(
-        self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
-    ) -> set[tuple[str, str]]:
-        if process:
-            self.beat(executor, process)
-        ends = self.KEPT.format(now="t.now", until="(t.now + r.ttl)")
-        marks = ", ".join(["(%s, %s, %s)"] * len(renewals))
-        statement = f"""
-WITH r (id, owner, ttl) AS (VALUES {marks}), t (now) AS (SELECT {self.NOW})
-UPDATE {LEASES} AS l SET ends_at = {ends}, ttl = max(r.ttl, {ends} - t.now),
-  renewals = max(l.renewals, 0) + 1, version = l.version + 1
-FROM r, t WHERE l.id = r.id AND l.owner = r.owner AND l.ended = '' AND l.kind <> 'cooling'
-  AND l.ends_at > t.now
-RETURNING id, owner"""
-        values = [value for renewal in renewals for value in renewal]
-        return {(self.text(key), owner) for key, owner in executor.rows(statement, values)}

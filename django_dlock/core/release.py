@@ -1,0 +1,146 @@
+"""How a lock is renewed by its holder, and released.
+
+Written once for threads and coroutines; see ``acquire``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+
+from .. import clock, process
+from ..exceptions import BackendUnavailable, LeaseLost, LockError, NotHeld
+from ..lease import LeaseRequest
+from . import cleanup, transactions, watchdog
+from .acquire import AcquireFlows, Flow, drive
+from .held_lease import HeldLease
+from .options import Seconds, lease_ttl
+
+__all__ = ["LockFlows"]
+
+logger = logging.getLogger("django_dlock")
+
+# After these the backend has nothing of ours left to be released.
+_NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
+
+
+class LockFlows(AcquireFlows):
+    """The mechanics of a ``Lock``, and what to do if an interrupt cuts one of its flows short."""
+
+    __slots__ = ()
+
+    def _current(self, verb: str) -> HeldLease:
+        """The held lease, of which a loss may not have been noticed yet."""
+        held = self._leases.current()
+        if held is None:
+            raise NotHeld(f"It is not held, so it cannot be {verb}", self.name, self.alias)
+        return held
+
+    # -- renew -------------------------------------------------------------------------
+
+    def _renew_flow(self, ttl: Seconds | None) -> Flow[None]:
+        held = self._current("renewed")
+        held.check()
+        seconds = None if ttl is None else lease_ttl(self._backend, ttl, renewed=held.renews)
+        sent_at = clock.now()
+        if seconds is None:
+            renewal = held.renewal(sent_at)
+        else:
+            renewal = held.renewal_by_holder(seconds, sent_at)
+            # It may be due, or end, before the watchdog next wakes.
+            watchdog.watch(held)
+        (result,) = yield (
+            "renew",
+            ([renewal],),
+            {"process": process.current().id, "deadline": self._backend.call_deadline()},
+        )
+        if result.outcome == "renewed":
+            held.confirm(sent_at, result.ttl, clock.now())
+        elif result.outcome == "unanswered":
+            text = "A part of the backend that has this lease did not answer"
+            raise BackendUnavailable(text, self.name, self.alias)
+        else:
+            held.lose_by_outcome(result.outcome)
+        held.check()
+
+    # -- release -----------------------------------------------------------------------
+
+    def _exit_flow(self, held: HeldLease | None, error: BaseException | None) -> Flow[None]:
+        """What the end of a block does, whose body ended with ``error``."""
+        if held is None:
+            return
+        if held.ended and held.lost_reason == "fork":
+            # Owned by the parent process.
+            self._leases.discard(held, lost=True)
+            return
+        try:
+            yield from self._release_flow(held)
+        except BackendUnavailable as trouble:
+            # The body ran under a lease that was good to the end. Failing it now would make
+            # its caller repeat work that is done.
+            logger.warning("%s", trouble)
+        except LeaseLost as loss:
+            if error is None:
+                raise
+            if sys.version_info >= (3, 11) and not isinstance(error, LeaseLost):
+                error.add_note(f"The lock was lost meanwhile: {loss}")
+
+    def _release_flow(self, held: HeldLease) -> Flow[None]:
+        if self._options.hold_until == "commit" and transactions.run_after(
+            partial(self._release_late, held)
+        ):
+            return
+        if not self._leases.exit(held):
+            return
+        self._warn_of_transaction(held)
+        # From here on it is not renewed, and its handle says that it is not held.
+        self._leases.discard(held)
+        reason, deadline = held.lost_reason, self._backend.call_deadline()
+        if reason not in _NOTHING_TO_RELEASE:
+            try:
+                options = {"min_hold": held.options.min_hold, "deadline": deadline}
+                outcome = yield "release", (held.name, held.owner), options
+            except BaseException as error:
+                # It may be done or not: it is repeated in the background.
+                request = LeaseRequest(held.name, held.owner, held.ttl)
+                cleanup.cancel_later(self._backend, request, min_hold=held.options.min_hold)
+                held.end_released()
+                if reason is None or not isinstance(error, BackendUnavailable):
+                    raise
+            else:
+                if reason is None:
+                    held.end_by_release(outcome)
+        if held.state == "lost":
+            self._leases.ended = held
+            raise held.end_error()
+
+    def _warn_of_transaction(self, held: HeldLease) -> None:
+        database = transactions.open_since(held.outer_transactions)
+        if database is not None:
+            logger.warning(
+                "Lock %r (alias %r) is released inside a transaction on database %r that began "
+                "before it was acquired: the next holder will not see what was written. Acquire "
+                "it before the transaction, or use hold_until='commit'",
+                self.name,
+                self.alias,
+                database,
+            )
+
+    def _release_late(self, held: HeldLease) -> None:
+        """Release after a transaction; there is no caller left to raise to."""
+        try:
+            drive(self._release_flow(held), self._backend)
+        except (LeaseLost, BackendUnavailable) as error:
+            logger.warning("After the transaction: %s", error)
+        except BaseException as error:
+            # Django goes on after a soft limit, too, and nobody would release it any more.
+            self._stop(held, error)
+            raise
+
+    def _stop(self, held: HeldLease | None, error: BaseException) -> None:
+        """After an interrupted release: nothing is renewed any more."""
+        if not isinstance(error, LockError):
+            held = held or self._leases.current()
+            if held is not None:
+                held.stop_renewing("interrupted")

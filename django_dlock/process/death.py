@@ -1,0 +1,55 @@
+"""Is the holder dead? Proofs that another process has ended.
+
+A missing heartbeat is no proof, because a stopped process may wake up. Identities are compared
+instead, and if a part of one could not be read, nothing is proven.
+
+A waiter asks this about the holder that it met (``core/acquire.py``), a list about each holder that
+it shows (``backends/holder_state.py``), and the parent of a worker about a child whose lease it is
+to break (``celery/worker/recovery.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from .identity import ProcessIdentity, current, proc_stat
+
+__all__ = ["DeathProof", "death_proof"]
+
+DeathProof = Literal["gone", "rebooted"]
+
+
+def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof | None:
+    """Why ``other`` is certainly dead; ``None`` if that cannot be proven from here.
+
+    Args:
+        silent: Its heartbeat is overdue. Only then does another boot id on the same machine id
+            prove its death: cloned machines share a machine id, and a heartbeat disproves it.
+    """
+    me = current()
+    # Machines that were cloned while running share boot id and PID namespace, but they may have
+    # different host names.
+    if not other.boot_id or not me.boot_id or other.host != me.host:
+        return None
+    if other.boot_id != me.boot_id:
+        same_machine = bool(me.machine_id) and other.machine_id == me.machine_id
+        return "rebooted" if same_machine and silent else None
+    if not me.pid_namespace or other.pid_namespace != me.pid_namespace:
+        return None
+    return "gone" if _is_gone(other) else None
+
+
+def _is_gone(other: ProcessIdentity) -> bool:
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        # It exists, but belongs to another user, and /proc may hide it.
+        pass
+    state, threads, start_time = proc_stat(other.pid)
+    if state and other.start_time and start_time != other.start_time:
+        return True
+    # A zombie does not run any more, unless only its first thread has ended.
+    return state in ("Z", "X") and threads <= 1
