@@ -166,6 +166,8 @@ async def test_an_error_of_a_call_leaves_no_reference_cycle(
 def test_200_coroutines_that_wait_for_one_name_need_no_threads() -> None:
     # Threads of other tests' backends end after a while.
     before = set(call_threads())
+    # Idle threads may be about to end while others are started in their place.
+    few = 4 * calls.THREADS
 
     async def main() -> None:
         holder = Lock("it", bound=False)
@@ -174,10 +176,10 @@ def test_200_coroutines_that_wait_for_one_name_need_no_threads() -> None:
         # Each of them asks repeatedly.
         asked = len(backend.acquired) + 2000
         await until(lambda: len(backend.acquired) >= asked)
-        assert len(set(call_threads()) - before) <= 2 * calls.THREADS
+        assert len(set(call_threads()) - before) <= few
         await holder.arelease()
         await asyncio.gather(*waiting)
-        assert len(set(call_threads()) - before) <= 2 * calls.THREADS
+        assert len(set(call_threads()) - before) <= few
 
     async def take_turn() -> None:
         async with Lock("it", wait=60):
