@@ -281,7 +281,7 @@ def test_g8_increments_are_exact_while_processes_fork(project_file: Path, tmp_pa
     command = [sys.executable, "-m", "tests.support.forking", str(project_file), str(counter)]
     running = [subprocess.Popen(command) for _ in range(2)]
     try:
-        assert [process.wait(100) for process in running] == [0, 0]
+        assert [process.wait(250) for process in running] == [0, 0]
     finally:
         for process in running:
             process.kill()

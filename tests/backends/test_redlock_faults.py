@@ -446,7 +446,8 @@ def test_g1_a_node_that_was_restarted_with_its_data_is_kept_out_too(nodes):
         node.client.set(f"{{{nodes.prefix}:0}}:2:node", f"{'a' * 40} joined")
     with pytest.raises(QuorumNotReached, match=r"grants nothing for 3600\.0 s"):
         acquire(backend)
-    assert nodes.owners_of("name") == [""] * 2 + [""]
+    # The third node's grant is undone behind the caller's back.
+    eventually(lambda: nodes.owners_of("name") == ["", "", ""])
 
 
 def test_new_servers_vote_when_a_ttl_is_over(nodes):
@@ -633,7 +634,9 @@ def test_what_is_owed_to_a_dead_node_is_bounded(nodes, monkeypatch):
     for number in range(5):
         release(backend, grant(backend, request(f"name {number}")))
     node = backend._nodes[2]
-    assert 5 <= len(node._owed) <= node._owed.maxlen == 1000
+    # The node's own thread notes a release that could not be sent.
+    eventually(lambda: len(node._owed) >= 5)
+    assert node._owed.maxlen == 1000
 
 
 # -- processes -----------------------------------------------------------------------------

@@ -69,6 +69,9 @@ class Renewals:
         with self._changed:
             assert self._changed.wait_for(lambda: self._count >= count, 40), self._count
 
+    def wait_for_more(self, count: int) -> None:
+        self.wait_for(self._count + count)
+
 
 @pytest.fixture
 def renewals() -> Iterator[Renewals]:
@@ -84,11 +87,14 @@ def test_one_round_trip_renews_500_leases(counted: Proxy, renewals: Renewals) ->
         assert lock.acquire(blocking=False)
     # Its first use loads the script, which takes an extra round trip.
     renewals.wait_for(500)
-    passed = len(counted.commands)
-    renewals.wait_for(1000)
-    assert counted.commands[passed:] == ["EVALSHA"]
-    # Further renewals may already have been sent.
-    assert min(info.renewals for info in locks["direct"].list(prefix="it:")) >= 2
+    # On a busy machine they are acquired over several seconds, and renewed in two parts at first.
+    for _ in range(5):
+        passed = len(counted.commands)
+        renewals.wait_for_more(500)
+        if counted.commands[passed:] == ["EVALSHA"]:
+            break
+    else:
+        pytest.fail("no round trip renewed 500 leases")
     for lock in held:
         lock.release()
 

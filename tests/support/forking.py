@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.turns import configure
 
-THREADS, CHILDREN, TIMES = 2, 8, 10
+THREADS, CHILDREN, TIMES = 2, 8, 5
 INCREMENTS = (THREADS + 1) * CHILDREN * TIMES
 """Of one such process and its children."""
 
