@@ -20,11 +20,11 @@ class DjangoDlockConfig(AppConfig):
     def ready(self) -> None:
         # Imported here, because models cannot be imported before the apps are loaded.
         from . import audit, checks
-        from .backends import forks
+        from .backends import sqlite_forks
 
         checks.register()
         # Before all others that take part in forks: what they do may take locks.
-        forks.connect()
+        sqlite_forks.connect()
         audit.connect()
         setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
 

@@ -131,7 +131,9 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
         with _not_while_forking():
             record(event, **columns, detail={**times, **_context(metadata or {})})
     except DatabaseError as error:
-        logger.warning("The event %s of lock %r was not written: %s", event, facts["name"], error)
+        logger.warning(
+            "The lock event '%s' of lock %r was not written: %s", event, facts["name"], error
+        )
     finally:
         close_old_connections()
 

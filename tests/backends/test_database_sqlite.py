@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from django_dlock import clock
-from django_dlock.backends import forks
+from django_dlock.backends import sqlite_forks
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import table
 from django_dlock.backends.database.connection import Connection
@@ -217,7 +217,7 @@ def test_g8_a_fork_waits_for_the_statement_of_another_thread(make_backend: MakeB
 def test_g8_a_long_statement_is_interrupted_for_a_fork_and_repeated_after_it(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "PATIENCE", 0.2)
+    monkeypatch.setattr(sqlite_forks, "PATIENCE", 0.2)
     backend, under_way, attempts = make_backend(), threading.Event(), list[None]()
 
     def use(one: Any, store: Any) -> Any:
@@ -243,7 +243,7 @@ def test_g8_a_long_statement_is_interrupted_for_a_fork_and_repeated_after_it(
 def test_g8_a_child_refuses_a_file_that_was_open_at_its_fork(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "PATIENCE", 0.0)
+    monkeypatch.setattr(sqlite_forks, "PATIENCE", 0.0)
     backend = make_backend()
 
     def refused() -> str:

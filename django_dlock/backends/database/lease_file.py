@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from ... import clock
-from .. import forks
+from .. import sqlite_forks
 from . import sqlite
 from .connection import Connection, Failure, failure
 from .pool import Pool, Urgency
@@ -72,13 +72,13 @@ class LeaseFile:
         Raises:
             Failure: It cannot be opened.
         """
-        if forks.is_inherited(self.path):
+        if sqlite_forks.is_inherited(self.path):
             raise Failure("refused", RuntimeError(f"{self.path}: {INHERITED}"))
-        number = forks.announce(self.path)
+        number = sqlite_forks.announce(self.path)
         raw = None
         try:
             raw, identity = self._open()
-            forks.note(number, raw)
+            sqlite_forks.note(number, raw)
             raw.execute("PRAGMA synchronous = NORMAL")
             # A release of another format may have created the file.
             sqlite.create_tables(raw, durable=True)
@@ -87,7 +87,7 @@ class LeaseFile:
         except BaseException as error:
             if raw is not None:
                 raw.close()
-            forks.withdraw(number)
+            sqlite_forks.withdraw(number)
             if isinstance(error, sqlite3.Error | OSError):
                 raise self.failure(error) from error
             raise
@@ -196,7 +196,7 @@ class FileConnection(Connection):
     """A connection to the file of leases.
 
     Args:
-        number: From ``forks.announce``.
+        number: From ``sqlite_forks.announce``.
         identity: Of the file that is open.
     """
 
@@ -226,7 +226,7 @@ class FileConnection(Connection):
     def close(self) -> None:
         super().close()
         if self._pid == os.getpid():
-            forks.withdraw(self._number)
+            sqlite_forks.withdraw(self._number)
 
     __del__ = close
 
@@ -237,7 +237,7 @@ class FilePool(Pool):
     def __init__(self, file: LeaseFile, limit: int) -> None:
         super().__init__(file.open, limit)
         self._file = file
-        forks.close_before_forks(self)
+        sqlite_forks.close_before_forks(self)
 
     def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
         def use_current_file(connection: Connection) -> T:

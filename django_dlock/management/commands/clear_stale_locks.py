@@ -84,7 +84,9 @@ class Command(LockCommand):
             audit.record_break(info, "command")
         except DatabaseError as error:
             # The lock is free, which is more important than the row about it.
-            self.stderr.write(f"The event of {info.name!r} was not written: {error}")
+            self.stderr.write(
+                f"The lock event 'broken' of lock {info.name!r} was not written: {error}"
+            )
         return True
 
 
