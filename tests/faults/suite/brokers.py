@@ -302,7 +302,7 @@ class RabbitBroker:
             check=True,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
         ).stdout
 
 
