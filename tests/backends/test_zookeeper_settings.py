@@ -39,9 +39,9 @@ def backend_at(location: str, prefix: str = "dlock", **options: Any) -> Iterator
         backend.deregister("", deadline=backend.call_deadline())
 
 
-def acquire(backend: ZooKeeperBackend, name: str = "it") -> Any:
+def acquire(backend: ZooKeeperBackend, name: str = "it", patience: float = 4.0) -> Any:
     request = LeaseRequest(name, ContractTools.request(name).owner, 30.0)
-    return backend.acquire(request, deadline=backend.call_deadline() + 4)
+    return backend.acquire(request, deadline=backend.call_deadline() + patience)
 
 
 @pytest.fixture
@@ -203,7 +203,8 @@ def test_tls_is_taken_from_the_clients_arguments(certificates: Path) -> None:
     trusting = {"use_ssl": True, "ca": str(certificates / "cert.pem")}
     with ZooKeeperServer(settings=settings):
         with backend_at(f"127.0.0.1:{secure}", client=trusting) as backend:
-            assert isinstance(acquire(backend), Lease)
+            # A server that has just started may take seconds for its first handshake.
+            assert isinstance(acquire(backend, patience=60.0), Lease)
         # Without the authority, it says why it does not connect.
         with (
             backend_at(f"127.0.0.1:{secure}", client={"use_ssl": True}) as backend,
