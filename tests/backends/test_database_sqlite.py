@@ -104,9 +104,12 @@ def test_every_one_of_several_processes_gets_its_share_of_turns(
     try:
         for process in running:
             assert process.stdout.readline() == "ready\n"
-        for process in running:
-            process.stdin.write("go\n")
-            process.stdin.flush()
+        # All of them wait before the first one releases: none has turns because others start late.
+        first, *others = running
+        print(len(others), file=first.stdin, flush=True)
+        assert first.stdout.readline() == "holding\n"
+        for process in others:
+            print(0, file=process.stdin, flush=True)
         assert [process.wait(280) for process in running] == [0] * PROCESSES
     finally:
         for process in running:

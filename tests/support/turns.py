@@ -2,13 +2,14 @@
 
 Run as ``python -m tests.support.turns DATABASE LOG TURNS``: the project's SQLite file, where each
 turn adds a line with the process id, and how many turns. It begins when a line arrives on its
-standard input.
+standard input. The line says how many others it waits for, in its first turn, until they wait.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 from django.conf import settings
 
@@ -34,15 +35,19 @@ def configure(database: str) -> None:
 
 def main(database: str, log: str, turns: str) -> None:
     configure(database)
-    from django_dlock import Lock
+    from django_dlock import Lock, locks
 
     with Lock(f"first use by {os.getpid()}"):
         pass
     print("ready", flush=True)
-    if not sys.stdin.readline():
+    if not (others := sys.stdin.readline()):
         return
-    for _ in range(int(turns)):
+    for number in range(int(turns)):
         with Lock("name", wait=None), open(log, "a", encoding="ascii") as file:
+            if number == 0 and int(others):
+                print("holding", flush=True)
+                while (info := locks["default"].get("name")) is None or info.waiting < int(others):
+                    time.sleep(0.01)
             file.write(f"{os.getpid()}\n")
 
 
