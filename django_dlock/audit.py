@@ -1,7 +1,8 @@
 """Writes the table of lock events: losses, take-overs, breaks, ``max_hold``, long waits.
 
-The receivers run on the dispatch thread. If the database does not answer, the row is lost and a
-line is logged; nothing else waits for it.
+The receivers run on the dispatch thread, and leave the writing to a thread of its own: a database
+that does not answer, or a table that a migration has locked, delays no other receiver. If a row
+cannot be written, it is lost and a line is logged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from django.db import DatabaseError, close_old_connections, connections, router
 from django.utils import timezone
 
 from . import process, signals
+from .core import dispatch
 from .lease import LeaseInfo
 from .models import LockEvent
 
@@ -40,8 +42,9 @@ def connect() -> None:
     signals.broken.connect(_on_broken, dispatch_uid="django_dlock.audit.broken")
     signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.audit.waited")
     # Now and not with the first row: a fork hook that sends signals must be registered after
-    # this one; see ``dispatch.take_part_in_forks``.
+    # these; see ``dispatch.take_part_in_forks``.
     process.at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)
+    dispatch.slow.take_part_in_forks()
 
 
 def record(
@@ -108,16 +111,20 @@ def _context(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _on_lost(sender: object, *, reason: str, **facts: Any) -> None:
     event = LockEvent.Event.MAX_HOLD if reason == "max_hold" else LockEvent.Event.LOST
-    _try_to_record(event, reason=reason, **facts)
+    _record_later(event, reason=reason, **facts)
 
 
 def _on_broken(sender: object, *, reason: str, **facts: Any) -> None:
     if reason not in BY_HAND:
-        _try_to_record(LockEvent.Event.TAKEN_OVER, reason=reason, **facts)
+        _record_later(LockEvent.Event.TAKEN_OVER, reason=reason, **facts)
 
 
 def _on_long_wait(sender: object, **facts: Any) -> None:
-    _try_to_record(LockEvent.Event.LONG_WAIT, **facts)
+    _record_later(LockEvent.Event.LONG_WAIT, **facts)
+
+
+def _record_later(event: str, **facts: Any) -> None:
+    dispatch.slow.post_or_call(lambda: _try_to_record(event, **facts))
 
 
 def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **facts: Any) -> None:

@@ -3,6 +3,8 @@
 User code must not run on the renewal thread, and a receiver that hangs must not stop renewals or
 releases. The thread starts with the first event and ends after a minute without one. If a delivery
 hangs, another thread takes over the rest of the queue.
+
+What may wait for a server has a queue, and so a thread, of its own: see ``audit``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = [
     "nudge",
     "send",
     "settle",
+    "slow",
     "take_part_in_forks",
 ]
 
@@ -47,9 +50,15 @@ EventCall = Callable[[], object]
 
 
 class EventQueue:
-    """A queue of calls, and the thread that makes them in order."""
+    """A queue of calls, and the thread that makes them in order.
 
-    def __init__(self) -> None:
+    Args:
+        name: Of the thread.
+        most_hanging: Threads that may hang before events wait for them.
+    """
+
+    def __init__(self, name: str = "dlock-dispatch", most_hanging: int | None = None) -> None:
+        self._name, self._most_hanging = name, most_hanging
         self._queue: collections.deque[EventCall] = collections.deque()
         # Reentrant: a signal handler or a finalizer may post while its own thread posts. Always
         # entered as it is and not as the condition, which a signal handler that raises can
@@ -71,6 +80,15 @@ class EventQueue:
             self._ready.notify()
             self._ensure_worker()
 
+    def post_or_call(self, delivery: EventCall) -> None:
+        """Queue a call; make it here if no thread can start, as at the end of the interpreter."""
+        with self._lock:
+            self.post(delivery)
+            if self._worker is not None or not self._queue or self._queue[-1] is not delivery:
+                return
+            self._queue.pop()
+        delivery()
+
     def put(self, delivery: EventCall) -> None:
         """Queue a call for the thread that is there, or for the next one."""
         self._queue.append(delivery)
@@ -80,6 +98,12 @@ class EventQueue:
         if self._queue:
             with self._lock:
                 self._ensure_worker()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is queued or under way."""
+        with self._lock:
+            return bool(self._queue) or self._busy_since is not None
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until everything posted before has been delivered; false after ``timeout``."""
@@ -120,7 +144,7 @@ class EventQueue:
 
     def after_fork(self) -> None:
         """Discard thread, lock and queue of the parent."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._name, self._most_hanging)  # type: ignore[misc]
 
     def take_part_in_forks(self) -> None:
         """Take part in forks from now on; the first event does so.
@@ -140,13 +164,14 @@ class EventQueue:
         if worker is not None and worker.is_alive():
             since = self._busy_since
             hangs = since is not None and clock.now() - since > HANGING_AFTER
-            if not hangs or self._hanging >= MAX_HANGING:
+            most = MAX_HANGING if self._most_hanging is None else self._most_hanging
+            if not hangs or self._hanging >= most:
                 return
             self._hanging += 1
             self._queue.appendleft(_tell_hanging)
         self.take_part_in_forks()
         self._busy_since = None
-        self._worker = threading.Thread(target=self._run, name="dlock-dispatch", daemon=True)
+        self._worker = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             self._worker.start()
         except RuntimeError:
@@ -179,9 +204,26 @@ def _tell_hanging() -> None:
 
 _event_queue = EventQueue()
 nudge = _event_queue.nudge
-flush = _event_queue.flush
-settle = _event_queue.settle
 take_part_in_forks = _event_queue.take_part_in_forks
+
+slow = EventQueue("dlock-slow-events", most_hanging=0)
+"""For what receivers do with a server, such as writing a row: nothing else waits for it. While one
+hangs, the others wait, so that no more connections hang."""
+
+
+def flush(timeout: float = 5.0) -> bool:
+    """Wait until everything posted before has been delivered; false after ``timeout``."""
+    give_up_at = clock.now() + timeout
+    # What was delivered may have posted slow events.
+    done = _event_queue.flush(timeout)
+    return done and (not slow.is_busy or slow.flush(max(0.0, give_up_at - clock.now())))
+
+
+def settle(timeout: float) -> None:
+    """Wait for what is under way, at once where nothing is; for the end of the process."""
+    give_up_at = clock.now() + timeout
+    _event_queue.settle(timeout)
+    slow.settle(max(0.0, give_up_at - clock.now()))
 
 
 def call(function: Callable[..., object], *args: Any) -> None:

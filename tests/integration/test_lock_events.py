@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from django.db import DatabaseError
@@ -89,6 +90,26 @@ def test_if_the_database_fails_the_row_is_replaced_by_a_log_line(monkeypatch, ca
     send(signals.lost, reason="expired", held_for=1.0)
     assert "no database" in caplog.text
     assert "order:1" in caplog.text
+
+
+def test_g2_a_table_that_does_not_answer_delays_no_receiver(monkeypatch):
+    free, received = threading.Event(), threading.Event()
+    monkeypatch.setattr(audit, "record", lambda *args, **facts: free.wait(30))
+
+    def receive(sender, **facts):
+        received.set()
+
+    signals.lost.connect(receive)
+    try:
+        # The first one is not written yet when the second one comes.
+        for _ in range(2):
+            dispatch.send(signals.lost, Lock, **{**FACTS, "reason": "expired", "held_for": 1.0})
+            assert received.wait(4)
+            received.clear()
+    finally:
+        signals.lost.disconnect(receive)
+        free.set()
+        assert dispatch.flush(30)
 
 
 WITHOUT_A_DATABASE = """

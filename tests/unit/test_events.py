@@ -123,3 +123,19 @@ def test_the_queue_is_bounded(deliverer: EventQueue, monkeypatch: pytest.MonkeyP
     free.set()
     assert deliverer.flush(30)
     assert told == [0, 1, 2]
+
+
+def test_a_call_is_made_at_once_if_no_thread_can_start(
+    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As while the interpreter ends.
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told: list[str] = []
+    with monkeypatch.context() as ending:
+        ending.setattr(threading.Thread, "start", refuse)
+        deliverer.post_or_call(lambda: told.append(threading.current_thread().name))
+    assert told == [threading.current_thread().name]
+    assert deliverer.flush(30)
+    assert len(told) == 1
