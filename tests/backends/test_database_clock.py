@@ -29,13 +29,13 @@ def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped
     return make
 
 
-def sweep(backend: DatabaseBackend, name: str) -> None:
-    """Delete the row of a name, if it is old enough."""
+def sweep(backend: DatabaseBackend, name: str, *, stays: bool = False) -> None:
+    """Delete the row of a name, which must be old enough, unless it stays."""
     # By private names, because a sweep begins at a random row.
     backend._table.ask(
         lambda one, store, key: store.dialect.sweep(one, key), name, backend.call_deadline()
     )
-    assert backend._table.read(name, backend.call_deadline())[1] is None
+    assert (backend._table.read(name, backend.call_deadline())[1] is not None) is stays
 
 
 def test_g3_tokens_rise_when_the_clock_steps_back(stepped: Stepped) -> None:
@@ -76,6 +76,30 @@ def test_g1_a_step_of_the_clock_under_a_held_lease_lets_nobody_in(stepped: Stepp
     assert isinstance(ask(back, request("held")), Contention)
     assert release(back, lease) == "released"
     assert release(back, grant(back, request("held"))) == "released"
+
+
+def test_g5_a_row_that_remembers_how_a_lease_ended_is_not_swept(stepped: Stepped) -> None:
+    backend = stepped(0)
+    lease = grant(backend, request(ttl=10.0))
+    release(backend, lease)
+    # A copy of a request may be late by its TTL and two minutes.
+    late = stepped(125)
+    sweep(late, "name", stays=True)
+    assert release(late, lease) == "released"
+    sweep(stepped(3600), "name")
+
+
+def test_g7_a_row_that_remembers_a_cancelled_attempt_is_not_swept(stepped: Stepped) -> None:
+    # cancelled while another one holds the name, which has a much shorter TTL
+    backend = stepped(0)
+    lease, attempt = grant(backend, request(ttl=1.0)), request(ttl=600.0)
+    backend.cancel_acquire(attempt, deadline=backend.call_deadline())
+    release(backend, lease)
+    late = stepped(600)
+    sweep(late, "name", stays=True)
+    assert isinstance(ask(late, attempt), Contention)
+    assert not late.locked("name", deadline=late.call_deadline())
+    sweep(stepped(3600), "name")
 
 
 def test_g1_the_highest_deleted_token_is_no_lease(stepped: Stepped) -> None:

@@ -73,6 +73,95 @@ def test_who_is_overtaken_at_its_last_attempt_leaves_no_ticket(
     assert not backend.locked("name", deadline=backend.call_deadline())
 
 
+def test_who_is_refused_for_a_conflict_all_the_time_is_told_of_contention(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a server whose transactions are serializable.
+    backend = bed.backend(database, command_timeout=10.0)
+    lease = grant(backend, request())
+
+    def conflict(*args: Any) -> int:
+        raise Failure("overtaken", RuntimeError("could not serialize access"))
+
+    monkeypatch.setattr(backend._store.dialect, "acquire", conflict)
+    answer = ask_briefly(backend, request())
+    assert isinstance(answer, Contention)
+    assert answer.owner == lease.owner
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+def test_g7_who_is_overtaken_until_a_reply_comes_too_late_leaves_no_lease(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    # overtaken ──► the name is granted, and the time is over before the reply
+    backend = bed.backend(database, command_timeout=20.0)
+    release(backend, grant(backend, request()))
+    # One that has waited reads the row at once.
+    attempt, over = request(waits=waits, since=1.0), clock.now() + 4.0
+    dialect = backend._store.dialect
+    write, calls = dialect.write, list[str]()
+
+    def late(*args: Any) -> bool:
+        calls.append("write")
+        if len(calls) == 1:
+            return False
+        written = write(*args)
+        if len(calls) == 2:
+            while clock.now() < over:
+                threading.Event().wait(0.01)
+            monkeypatch.undo()
+            raise Failure("broken", TimeoutError("no reply by the deadline"))
+        return written
+
+    monkeypatch.setattr(dialect, "write", late)
+    answer = backend.acquire(attempt, deadline=over)
+    assert isinstance(answer, Contention)
+    if waits:
+        assert grant(backend, attempt).owner == attempt.owner
+    else:
+        # Nobody would take the lease.
+        databases.until(lambda: not backend.locked("name", deadline=backend.call_deadline()))
+
+
+@pytest.mark.parametrize("how", ["refuse", "black_hole"])
+def test_g10_an_outage_that_follows_a_conflict_is_told_as_an_outage(
+    bed: Bed,
+    postgres_alias: str,
+    postgres_proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias), command_timeout=1.0)
+    grant(backend, request())
+
+    def overtaken_and_cut(*args: Any) -> bool:
+        getattr(postgres_proxy, how)()
+        return False
+
+    monkeypatch.setattr(backend._store.dialect, "write", overtaken_and_cut)
+    with pytest.raises(BackendUnavailable):
+        ask(backend, request(waits=True, since=1.0))
+
+
+def test_g4_a_waiter_that_was_overtaken_asks_again_soon(
+    bed: Bed, postgres_alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = bed.backend(postgres_alias, command_timeout=10.0)
+    grant(backend, request())
+    wakeup, waiter = backend._store.wakeup, request(waits=True)
+    assert wakeup is not None
+    wakeup.keep_listening()
+    databases.until(lambda: wakeup.subscribed)
+    overtaken(backend, monkeypatch)
+    met = ask_briefly(backend, waiter)
+    assert isinstance(met, Contention)
+    # It has no ticket, so no notification will come.
+    until = clock.now() + 6.0
+    assert backend.wait(waiter, met, until=until, interrupted=lambda: False) is None
+    assert clock.now() < until
+
+
 def test_a_release_that_is_overtaken_all_the_time_has_an_unknown_outcome(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

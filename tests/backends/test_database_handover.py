@@ -123,6 +123,22 @@ def test_g4_a_release_hands_the_lease_to_a_waiting_coroutine(
     assert given.owner == attempt.owner
 
 
+def test_g4_a_lease_that_is_parked_wakes_the_retry_that_waits_for_it(
+    backend: DatabaseBackend,
+) -> None:
+    # The retry may begin before the run that it repeats has passed its lease on.
+    listening(backend)
+    lease = grant(backend, request())
+    parked = request(kind="parked", replaces=lease.owner)
+    retry = request(waits=True, renewed=True, replaces=parked.owner)
+    met = refuse(backend, retry)
+    grant(backend, parked)
+    give_up_at = clock.now() + 6.0
+    assert backend.wait(retry, met, until=give_up_at, interrupted=lambda: False) is None
+    assert clock.now() < give_up_at, "nothing woke the waiter"
+    assert grant(backend, retry).token > lease.token
+
+
 def test_g4_waiters_poll_if_a_pooler_drops_notifications(
     postgres_alias: str,
     postgres_url: str,

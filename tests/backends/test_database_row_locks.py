@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
 
+from django_dlock import Lock, LockError, locks, signals
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.database.backend import SWEEP_EVERY
 from django_dlock.backends.database.rows import Message, Row
 from django_dlock.backends.database.statements import Executor
-from django_dlock.exceptions import BackendUnavailable
-from django_dlock.lease import Lease
+from django_dlock.exceptions import BackendRefused, BackendUnavailable
+from django_dlock.lease import Lease, RenewalResult
 from django_dlock.process import current
+from tests.support import databases
+from tests.support.aliases import configured
 from tests.support.database_bed import Bed, grant, release, renew, renewal_results, request
 
 SERVERS = ["postgres", "mariadb"]
@@ -40,13 +46,83 @@ def test_g1_a_locked_row_keeps_no_other_lease_from_being_renewed(bed: Bed, datab
     leases = leases_of(backend)
     with locked_row(database, "django_dlock_leaserecord", "owner", leases[7].owner):
         results = renewal_results(backend, *leases)
-        assert [result.outcome for result in results] == ["renewed"] * len(leases)
-        # The lease of the locked row has no more than it had.
-        assert [result.ttl == 30.0 for result in results].count(False) == 1
-        assert 0.0 < results[7].ttl < 30.0
+        assert results.pop(7) == RenewalResult("unanswered")
+        assert [result.outcome for result in results] == ["renewed"] * (len(leases) - 1)
         infos = {info.name: info.renewals for info in backend.list(prefix="n")}
     assert infos == {lease.name: 0 if lease is leases[7] else 1 for lease in leases}
     assert renewal_results(backend, *leases)[7].ttl == 30.0
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_g1_a_row_that_is_locked_in_the_middle_of_a_renewal_delays_no_other_lease(
+    bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It asks which rows are free ──► one of them is locked ──► it renews
+    backend = bed.backend(database, command_timeout=5.0)
+    leases = leases_of(backend, 3)
+    renew(backend, *leases)
+    dialect, lock = backend._store.dialect, ExitStack()
+    which_are_free = dialect._free
+
+    def then_locked(*args: Any) -> set[str]:
+        monkeypatch.undo()
+        free = which_are_free(*args)
+        row = locked_row(database, "django_dlock_leaserecord", "owner", leases[1].owner)
+        lock.enter_context(row)
+        return free
+
+    monkeypatch.setattr(dialect, "_free", then_locked)
+    with lock:
+        outcomes = renew(backend, *leases)
+    assert outcomes == ["renewed", "unanswered", "renewed"]
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_a_holder_is_told_that_its_lease_is_in_doubt_while_its_row_is_locked(
+    bed: Bed, database: str
+) -> None:
+    entry = {
+        "BACKEND": "django_dlock.backends.database.DatabaseBackend",
+        "OPTIONS": {"database": database, "command_timeout": 3.0},
+        "KEY_PREFIX": secrets.token_hex(4),
+    }
+    doubted = threading.Event()
+
+    def receive(sender: object, *, name: str, **facts: object) -> None:
+        if name == "one":
+            doubted.set()
+
+    signals.in_doubt.connect(receive)
+    with configured({"default": entry}):
+        try:
+            one, other = Lock("one", ttl=9.0), Lock("other", ttl=9.0)
+            assert one.acquire()
+            assert other.acquire()
+            owner = one.owner
+            assert owner is not None
+            with locked_row(database, "django_dlock_leaserecord", "owner", owner):
+                assert doubted.wait(20)
+        finally:
+            for lock in (one, other):
+                with suppress(LockError):
+                    lock.release()
+            signals.in_doubt.disconnect(receive)
+            locks["default"].close()
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_server_that_logs_statements_is_refused_with_the_cure(bed: Bed, database: str) -> None:
+    with connections[database].cursor() as cursor:
+        cursor.execute("SELECT @@log_bin")
+        if not cursor.fetchone()[0]:
+            pytest.skip("the server has no binary log")
+    changes = {"OPTIONS": {"init_command": "SET SESSION binlog_format = STATEMENT"}}
+    settings = {**connections.settings[database], **changes}
+    backend = bed.backend(
+        bed.stack.enter_context(databases.added("statements", settings)), command_timeout=20.0
+    )
+    with pytest.raises(BackendRefused, match="set binlog_format to MIXED or ROW"):
+        grant(backend, request())
 
 
 @pytest.mark.parametrize("database", SERVERS, indirect=True)

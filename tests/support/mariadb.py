@@ -126,6 +126,8 @@ def _started() -> Iterator[str]:
                 # The data need not survive a crash of the machine.
                 *("--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0"),
                 *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
+                # As on a server with replicas.
+                *(f"--log-bin={directory / 'binlog'}", "--binlog-format=MIXED"),
             ],
             user=user,
             cwd=directory,

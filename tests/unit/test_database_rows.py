@@ -60,6 +60,37 @@ def test_of_the_ends_of_earlier_leases_releases_are_dropped_first() -> None:
     assert min(later - cut for cut, later in itertools.pairwise(cuts)) > 8
 
 
+def test_a_waiter_that_asks_every_few_seconds_keeps_its_position() -> None:
+    # A waiter that is notified asks after two fifths to a half of its ticket's life.
+    row = rows.Row(version=1)
+    row.acquire(request("holder"), NOW, "{}", "")
+    waits, ticket = request("waiter")._replace(waits=True), rows.micro(rows.TICKET)
+    row.acquire(waits, NOW, "{}", "channel")
+    row.acquire(waits, NOW + ticket * 2 // 5, "{}", "channel")
+    assert [it.owner for it in row.tickets(NOW + ticket * 13 // 10)] == ["waiter"]
+
+
+def test_asking_again_at_once_does_not_change_the_row() -> None:
+    row = rows.Row(version=1)
+    row.acquire(request("holder"), NOW, "{}", "")
+    waits, ticket = request("waiter")._replace(waits=True), rows.micro(rows.TICKET)
+    row.acquire(waits, NOW, "{}", "")
+    before = row.values()
+    row.acquire(waits, NOW + ticket // 5, "{}", "")
+    assert row.values() == before
+
+
+def test_a_lease_that_is_parked_wakes_all_waiters() -> None:
+    row = rows.Row(version=1)
+    row.acquire(request("holder"), NOW, "{}", "")
+    row.acquire(request("waiter")._replace(waits=True), NOW, "{}", "channel")
+    parked = request("parked")._replace(kind="parked", replaces="holder")
+    granted, messages = row.acquire(parked, NOW + 1, "{}", "")
+    assert granted
+    assert messages == [rows.Message("channel", "waiter", 0)]
+    assert [it.owner for it in row.tickets(NOW + 1)] == ["waiter"]
+
+
 def test_even_ends_that_are_losses_have_limited_room() -> None:
     past = ""
     for number in range(100):

@@ -87,7 +87,13 @@ class DatabaseBackend(BaseLockBackend):
                 # The row must remember that a copy may arrive.
                 return 0
             asked = (owner, request.kind, micro(request.ttl), process, request.metadata)
-            return table.send([owner], lambda: store.dialect.acquire(one, key, names, asked))
+            try:
+                return table.send([owner], lambda: store.dialect.acquire(one, key, names, asked))
+            except Failure as error:
+                if error.kind == "overtaken":
+                    # Reading the row tells by whom.
+                    return 0
+                raise
 
         self._keep_session()
         sent_at = clock.now()
@@ -105,7 +111,8 @@ class DatabaseBackend(BaseLockBackend):
         seen: list[Contention] = []
 
         def change(row: Row, now: int) -> tuple[Lease | Contention, list[Message]]:
-            met = row.contention(owner, now, sent_at, expected, overtaken=True)
+            # Without a ticket, no notification will come.
+            met = row.contention(owner, now, sent_at, None, overtaken=True)
             seen[:] = [] if row.owner == owner else [met]
             repeated = table.is_repeated(owner)
             granted, messages = row.acquire(request, now, process, channel, repeated=repeated)
@@ -114,9 +121,10 @@ class DatabaseBackend(BaseLockBackend):
             met = row.contention(owner, now, sent_at, expected)
             return met._replace(proven_dead=self._is_proven_dead(met)), messages
 
-        def overtaken() -> Contention | None:
-            if seen and request.since and not request.waits:
-                # Its ticket may still be in the queue, and nobody would take the lease.
+        def overtaken(in_doubt: bool) -> Contention | None:
+            if seen and not request.waits and (request.since or in_doubt):
+                # Its ticket may still be in the queue, or the name be granted to it; and nobody
+                # would take the lease.
                 late = clock.now() + self.command_timeout
                 self._submit("cancel_acquire", request, deadline=late)
             return seen[0] if seen else None

@@ -74,6 +74,13 @@ DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'datab
 """Parts of PostgreSQL's messages for a connection that it refuses permanently."""
 
 
+OBSTACLES = {
+    1665: "its binlog_format is STATEMENT, with which InnoDB cannot write at READ COMMITTED; "
+    "set binlog_format to MIXED or ROW",
+}
+"""What MySQL refuses for its own settings, by number."""
+
+
 class Failure(Exception):
     """An error of the driver, and what it means.
 
@@ -101,6 +108,11 @@ class Connection:
         self.raw, self._driver, self._mark, self._pid = raw, driver, mark, os.getpid()
         self._cursor = raw.cursor()
         self.last_id = 0
+
+    @property
+    def server(self) -> str:
+        """The version of a MySQL server, which names MariaDB if it is one."""
+        return str(self.raw.get_server_info())
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Execute a statement and return all rows."""
@@ -178,8 +190,10 @@ def failure(error: BaseException) -> Failure:
     number = error.args[0] if error.args else None
     # Check this before the SQLSTATE: MySQL drivers may have one, but it is less exact.
     if isinstance(number, int):
+        kind: Kind
         lost = number == 0 or 2000 <= number < 3000
-        return Failure("broken" if lost else MYSQL.get(number, "refused"), error)
+        kind = "broken" if lost else MYSQL.get(number, "refused")
+        return Failure(kind, error, OBSTACLES.get(number, ""))
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if isinstance(state, str):
         broken = state[:2] in ("08", "57") and state != "57014"

@@ -20,6 +20,7 @@ __all__ = [
     "GRANTED",
     "LONG",
     "end_of",
+    "is_awaited",
     "is_cut",
     "late_requests",
     "with_end",
@@ -92,6 +93,11 @@ def late_requests(text: str) -> dict[str, LateRequest]:
         if until.isdecimal():
             found[owner] = LateRequest(mark, int(until))
     return found
+
+
+def is_awaited(text: str, now: int) -> bool:
+    """Whether a copy of one of the late requests may still arrive."""
+    return any(it.until > now for it in late_requests(text).values())
 
 
 def with_late_request(text: str, owner: str, mark: str, until: int, now: int) -> str:

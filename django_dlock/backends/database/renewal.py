@@ -10,7 +10,7 @@ from ... import clock
 from ...lease import Outcome, Renewal, RenewalResult
 from ..base import RenewalResults
 from .connection import Connection
-from .rows import SECOND, Message, Row, micro
+from .rows import Message, Row, micro
 from .store import Store
 from .table import LeaseTable
 
@@ -29,8 +29,8 @@ class Renewals:
 
     Rows that another transaction has locked must not keep the others from being renewed. They are
     left out and tried again a few times, because another process that writes the row is done soon.
-    A row that stays locked, as by an operator's open transaction, is answered with the time that
-    its lease has left: the holder then renews again well before that is over.
+    A row that stays locked, as by an operator's open transaction, is answered with ``unanswered``:
+    the holder asks again soon, and its lease is in doubt after half its TTL.
     """
 
     def __init__(self, table: LeaseTable) -> None:
@@ -47,24 +47,24 @@ class Renewals:
         """See ``BaseLockBackend.renew``."""
         alone = {number: each for number, each in enumerate(renewals) if each.shorten}
         asked = {number: each for number, each in enumerate(renewals) if not each.shorten}
-        results, left = self._renew_unlocked(asked, process, deadline, beats=not renewals)
+        results, locked = self._renew_unlocked(asked, process, deadline, beats=not renewals)
         if len(renewals) == 1:
             # Nobody else waits for the answer, so this one may wait for the row.
-            alone.update({number: asked[number] for number in left})
-            left = {}
+            alone.update({number: asked[number] for number in locked})
+            locked = set()
         for pause in PAUSES:
-            if not left:
+            if not locked:
                 break
             time.sleep(max(0.0, min(pause, deadline - clock.now())))
-            again = {number: asked[number] for number in left}
-            found, left = self._renew_unlocked(again, process, deadline)
+            again = {number: asked[number] for number in locked}
+            found, locked = self._renew_unlocked(again, process, deadline)
             results.update(found)
-        for number, seconds in left.items():
+        for number in locked:
             logger.warning(
                 "Lock %r cannot be renewed yet: another transaction has locked its row",
                 asked[number].name,
             )
-            results[number] = RenewalResult("renewed", min(seconds, asked[number].ttl))
+            results[number] = RenewalResult("unanswered")
         for number, each in alone.items():
             outcome = self._renew_alone(each, deadline)
             results[number] = RenewalResult(outcome, each.ttl if outcome == "renewed" else 0.0)
@@ -77,17 +77,17 @@ class Renewals:
         deadline: float,
         *,
         beats: bool = False,
-    ) -> tuple[dict[int, RenewalResult], dict[int, float]]:
+    ) -> tuple[dict[int, RenewalResult], set[int]]:
         """Renew the leases whose rows nobody has locked, and write a heartbeat if one is due.
 
         Args:
             beats: Write a heartbeat in any case.
 
         Returns:
-            Results; and the seconds left to each lease whose row is locked.
+            Results; and the leases whose rows are locked.
         """
 
-        def use(one: Connection, store: Store) -> tuple[dict[int, RenewalResult], dict[int, float]]:
+        def use(one: Connection, store: Store) -> tuple[dict[int, RenewalResult], set[int]]:
             dialect, beat = store.dialect, self._beat_of(process)
             keys = {n: dialect.key(self._table.digest(each.name)) for n, each in asked.items()}
             renewed: set[tuple[str, str]] = set()
@@ -99,7 +99,7 @@ class Renewals:
             if beat:
                 self._beaten = (process, clock.now())
             results: dict[int, RenewalResult] = {}
-            left: dict[int, float] = {}
+            locked: set[int] = set()
             missed = {
                 number
                 for number, each in asked.items()
@@ -113,10 +113,10 @@ class Renewals:
                 row = rows.get(dialect.text(keys[number]), Row(0))
                 ended = row.outcome_of(each.owner, now)
                 if ended is None:
-                    left[number] = (row.ends_at - now) / SECOND
+                    locked.add(number)
                 else:
                     results[number] = RenewalResult(ended)
-            return results, left
+            return results, locked
 
         return self._table.call(use, deadline, "renew")
 

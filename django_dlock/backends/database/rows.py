@@ -37,12 +37,13 @@ __all__ = [
 ]
 
 SECOND = 1_000_000
-MEMORY = 60 * SECOND
-"""How long the end of a lease is remembered at least; the lease's TTL if that is longer."""
 TICKET = 20.0
-"""How long a waiter keeps its position after its last ask."""
+"""How long a waiter keeps its position after its last ask; it may be a quarter less, because a
+ticket is not written again with every ask."""
 LATE_BY = 120 * SECOND
 """A copy of a request may be late by its TTL and so much more; it is granted nothing."""
+MEMORY = LATE_BY
+"""How long the end of a lease is remembered at least; the lease's TTL if that is longer."""
 
 OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
 """The outcomes that the codes in ``ended`` and ``past`` stand for."""
@@ -258,7 +259,8 @@ class Row:
             self._grant(asked, now, renewals=0)
             # It may have waited before the lease that it replaces was passed on to it.
             self._remove_ticket(me, now)
-            return True, []
+            # One of the waiters may be the retry for which the lease was parked.
+            return True, self._ask_again(now) if request.kind == "parked" else []
         messages = self.settle(now, besides=asked)
         if self.owner == me:
             self._remove_ticket(me, now)
@@ -309,10 +311,8 @@ class Row:
         cool = min(self.granted_at, now) + micro(min_hold)
         if min_hold and cool > now:
             self.kind, self.ends_at = "cooling", cool
-            # Any of them may give up before the name is free. So all are told, and all keep their
-            # positions.
-            waiting = self.tickets(now)
-            return "released", [Message(it.channel, it.owner, 0) for it in waiting if it.channel]
+            # Any of them may give up before the name is free. So all are told.
+            return "released", self._ask_again(now)
         self.ended = "r"
         return "released", self.settle(now)
 
@@ -375,12 +375,17 @@ class Row:
         waiting = self.tickets(now)
         for position, ticket in enumerate(waiting):
             if ticket.owner == asked.owner:
-                # Asking again seldom needs a write: only to extend the ticket.
-                if asked.until - ticket.until > micro(TICKET) / 2 or ticket[:-1] != asked[:-1]:
+                # Asking again seldom needs a write: only to extend the ticket. Whoever waits for a
+                # notification asks after two quarters at the latest, so it extends it each time.
+                if asked.until - ticket.until >= micro(TICKET) / 4 or ticket[:-1] != asked[:-1]:
                     waiting[position] = asked
                     self._keep(waiting)
                 return
         self._keep([*waiting, asked])
+
+    def _ask_again(self, now: int) -> list[Message]:
+        """Messages that tell all waiters to ask again; they keep their positions."""
+        return [Message(it.channel, it.owner, 0) for it in self.tickets(now) if it.channel]
 
     def _remove_ticket(self, owner: str, now: int) -> None:
         if self.queue:

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from .memory import LONG
+from .memory import LONG, is_awaited
 from .rows import COLUMNS, MEMORY, Message, Row
 
 __all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "Found"]
@@ -43,6 +43,9 @@ class Executor(Protocol):
     """What a dialect needs from a connection."""
 
     last_id: int
+
+    @property
+    def server(self) -> str: ...
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
@@ -258,7 +261,8 @@ RETURNING token"""
     def sweep(self, executor: Executor, start: Any) -> tuple[int, int]:
         """Examine some rows from this key on; return how many, and how many were deleted.
 
-        A row is deleted once its name is free and its memory of earlier leases is old.
+        A row is deleted once its name is free, its memory of earlier leases is old, and no copy of
+        a request that it remembers can arrive any more.
         """
         over = (
             f"(l.ended <> '' OR l.ends_at <= {self.NOW}) AND l.queue = '' AND "
@@ -266,11 +270,17 @@ RETURNING token"""
             f"< {self.NOW}"
         )
         examined = executor.rows(
-            f"SELECT l.id, {over} FROM {LEASES} l WHERE l.id >= %s "
+            f"SELECT l.id, {over}, l.cancelled, {self.NOW} FROM {LEASES} l WHERE l.id >= %s "
             f"ORDER BY l.id LIMIT {SWEPT_AT_ONCE}",
             (start,),
         )
-        dead = [key for key, is_over in examined if is_over]
+        # A request that is noted later makes the lease end later, or is granted: the condition of
+        # the DELETE is false then.
+        dead = [
+            key
+            for key, is_over, cancelled, now in examined
+            if is_over and not is_awaited(cancelled, int(now))
+        ]
         if dead:
             self._delete_dead(executor, dead, over)
         return len(examined), len(dead)

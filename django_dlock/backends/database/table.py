@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from ... import clock
 from ...exceptions import BackendRefused, BackendUnavailable
 from ..base import AliasOptions
 from . import sqlite
@@ -101,7 +102,7 @@ class LeaseTable:
         owner: str = "",
         found: Found | None = None,
         done: Callable[[Row, int], T | None] = lambda row, now: None,
-        overtaken: Callable[[], T | None] = lambda: None,
+        overtaken: Callable[[bool], T | None] = lambda in_doubt: None,
     ) -> T:
         """Read the row, change it and write it; repeat while other callers change it first.
 
@@ -110,12 +111,13 @@ class LeaseTable:
             found: The row as it was read just now, to begin with.
             done: The answer if the row shows that the change has been made; asked only after the
                 reply to a write was lost.
-            overtaken: The answer if nothing was written because others kept changing the row.
+            overtaken: The answer if others kept changing the row; is told whether it may have been
+                written nevertheless, because the reply to a write was lost.
         """
-        in_doubt = was_overtaken = False
+        in_doubt, overtaken_at = False, float("-inf")
 
         def once(one: Connection, store: Store, key: Any, writes: bool = True) -> tuple[T, bool]:
-            nonlocal found, in_doubt, was_overtaken
+            nonlocal found, in_doubt
             now, row, is_new = found or store.dialect.read_or_new(one, key)
             found = None
             if in_doubt and not is_new and (known := done(row, now)) is not None:
@@ -132,12 +134,19 @@ class LeaseTable:
                 written = self.send([owner] if owner else [], write)
             except Failure as error:
                 in_doubt = in_doubt or error.kind == "broken"
-                was_overtaken = was_overtaken or error.kind == "overtaken"
                 raise
-            was_overtaken = was_overtaken or not written
             return answer, written
 
         def use(one: Connection, store: Store, key: Any) -> T:
+            nonlocal overtaken_at
+            try:
+                return unless_overtaken(one, store, key)
+            except Failure as error:
+                if error.kind == "overtaken":
+                    overtaken_at = clock.now()
+                raise
+
+        def unless_overtaken(one: Connection, store: Store, key: Any) -> T:
             if store.vendor == "sqlite":
                 # Written in two steps, the row would often have changed while this caller waited
                 # for the right to write, and a waiter would not get its place in the queue. A
@@ -155,10 +164,15 @@ class LeaseTable:
 
         try:
             return self.ask(use, name, deadline, urgency)
-        except BackendRefused:
-            raise
-        except BackendUnavailable:
-            answer = overtaken() if was_overtaken and not in_doubt else None
+        except BackendUnavailable as error:
+            # An outage that came after all is told as one. But if the time was over in the middle
+            # of an attempt, the server did answer a moment ago.
+            is_overtaken = _kind(error) == "overtaken" or (
+                _kind(error) in ("broken", "passing")
+                and clock.now() >= deadline
+                and clock.now() - overtaken_at < self._options.command_timeout / 4
+            )
+            answer = overtaken(in_doubt) if is_overtaken else None
             if answer is None:
                 raise
             return answer
@@ -235,9 +249,14 @@ class LeaseTable:
             "denied": f"{database} refuses the user, its password or its rights",
             "refused": f"{database} refused the statement",
             "unreachable": f"No connection to {database}",
+            "overtaken": f"{database} answered, but made no change",
         }.get(error.kind, f"{database} gave no answer")
         if error.obstacle:
             told = f"The locks of {database} cannot be kept: {error.obstacle}"
         refused = bool(error.obstacle) or error.kind in ("missing", "denied", "refused")
         kind = BackendRefused if refused else BackendUnavailable
         raise kind(f"{told}: {error}", name, alias) from error
+
+
+def _kind(error: BackendUnavailable) -> str:
+    return error.__cause__.kind if isinstance(error.__cause__, Failure) else ""
