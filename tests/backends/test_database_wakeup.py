@@ -126,10 +126,24 @@ def waits(notification: Notification) -> bool:
     return notification.wake is not wake_nobody
 
 
-def listener_threads() -> list[threading.Thread]:
-    return [
-        thread for thread in threading.enumerate() if thread.name == "dlock-listener-postgresql"
-    ]
+@pytest.fixture
+def listener_threads() -> Callable[[], list[threading.Thread]]:
+    """The listening threads that began in this test; those of earlier tests may still linger."""
+    earlier = set(threading.enumerate())
+
+    def threads() -> list[threading.Thread]:
+        return [
+            thread
+            for thread in threading.enumerate()
+            if thread.name == "dlock-listener-postgresql" and thread not in earlier
+        ]
+
+    return threads
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The levels of what the listener has logged."""
+    return [record.levelname for record in caplog.records if record.module == "listener"]
 
 
 # -- which waiter is woken ----------------------------------------------------------------------
@@ -212,7 +226,7 @@ def test_an_error_in_passing_on_does_not_stop_the_listener(make, database, caplo
 # -- one connection --------------------------------------------------------------------
 
 
-def test_a_thousand_waiters_share_one_connection_and_one_thread(wakeup, database):
+def test_a_thousand_waiters_share_one_connection_and_one_thread(listener_threads, wakeup, database):
     loops, threads, each = 3, 100, 300
 
     async def coroutines(number: int) -> list[str | None]:
@@ -238,7 +252,7 @@ def test_a_thousand_waiters_share_one_connection_and_one_thread(wakeup, database
         assert result() == [f"c{number}-{index} x" for index in range(each)]
 
 
-def test_the_thread_ends_after_the_last_waiter_and_starts_again(make, database):
+def test_the_thread_ends_after_the_last_waiter_and_starts_again(listener_threads, make, database):
     wakeup = make(linger=0.05)
     for _ in range(3):
         listening(wakeup)
@@ -333,7 +347,7 @@ def test_g10_waiters_poll_while_the_process_cannot_listen(make, database, caplog
             proxy.accept()
             until(lambda: wakeup.subscribed)
             assert wakeup.works
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert levels(caplog) == ["WARNING"]
 
 
 def test_g4_a_connection_that_delivers_nothing_is_noticed(make, database, monkeypatch):
@@ -370,7 +384,7 @@ def test_g4_a_pooler_that_drops_notifications_is_noticed(make, database, pooler,
             until(lambda: wakeup._waiters.state is not before)
             assert not wakeup.works
             assert not wakeup.subscribed
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert levels(caplog) == ["WARNING"]
 
 
 @pytest.mark.parametrize(
