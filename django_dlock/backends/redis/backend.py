@@ -20,6 +20,7 @@ from ...lease import (
     Outcome,
     ReleaseRequest,
     Renewal,
+    RenewalResult,
 )
 from ..base import (
     AliasOptions,
@@ -31,10 +32,10 @@ from ..base import (
 )
 from . import config
 from .commands import Command, Commands, HandoverMessage, as_it_is, text
-from .connection import FAILURES, Connection, ErrorReply, is_refusal
+from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
 from .handover import HandoverListener
 from .listing import RedisListing
-from .parameters import connection_maker, max_connections
+from .parameters import connection_maker, max_connections, replicas
 from .pending import PendingReply
 from .pool import Pool
 from .script_parts import Script
@@ -59,6 +60,7 @@ class RedisBackend(BaseLockBackend):
         timeout = 0.95 * self.command_timeout
         self._pool = Pool(connection_maker(options, timeout), max_connections(options))
         self._commands = Commands(options.key_prefix)
+        self._replicas = replicas(options)
         self._listener = HandoverListener(self._pool, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
         # Owners whose acquire or release was sent and not answered so far.
@@ -76,6 +78,8 @@ class RedisBackend(BaseLockBackend):
         def send(connection: Connection) -> Lease | Contention:
             answer: Lease | Contention
             answer, _ = self._send(connection, request.owner, build, deadline)
+            if isinstance(answer, Lease):
+                self._confirm(connection, deadline)
             if isinstance(answer, Lease) or not answer.owner or not request.waits:
                 self._unanswered.discard(request.owner)
             return answer
@@ -117,15 +121,32 @@ class RedisBackend(BaseLockBackend):
     def _handed_over(
         self, request: LeaseRequest, contention: Contention, message: HandoverMessage
     ) -> Lease | None:
-        # If a copy of the request may still arrive, ask again, so that the server knows it.
-        if request.owner in self._unanswered:
+        # If a copy of the request may still arrive, ask again, so that the server knows it. If
+        # replicas have to confirm the lease, the answer to the next request waits for them.
+        if self._replicas or request.owner in self._unanswered:
             return None
         return self._commands.handed_over(request, contention, message)
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
     ) -> RenewalResults:
-        return self._run(self._commands.renew(renewals, process), deadline, urgent=True)
+        command = self._commands.renew(renewals, process)
+
+        def send(connection: Connection) -> RenewalResults:
+            results = command.read(*connection.run(command, deadline))
+            if not any(result.outcome == "renewed" for result in results):
+                return results
+            try:
+                self._confirm(connection, deadline)
+            except NotConfirmed:
+                # Those that were refused are told nevertheless.
+                return [
+                    RenewalResult("unanswered") if result.outcome == "renewed" else result
+                    for result in results
+                ]
+            return results
+
+        return self._call(send, deadline, urgent=True)
 
     def start_renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -133,8 +154,8 @@ class RedisBackend(BaseLockBackend):
         def on_a_thread() -> PendingRenewal:
             return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
 
-        # If a connection is idle, no thread is needed.
-        taken = self._pool.take_idle()
+        # If a connection is idle, no thread is needed, unless replicas have to confirm it.
+        taken = None if self._replicas else self._pool.take_idle()
         if taken is None:
             return on_a_thread()
         command = self._commands.renew(renewals, process)
@@ -193,13 +214,19 @@ class RedisBackend(BaseLockBackend):
             connection = self._pool.connect(deadline)
             try:
                 # INFO, because hosted servers refuse CONFIG GET.
-                memory = text(connection.execute("INFO", "memory", deadline=deadline))
+                memory, replication = (
+                    text(connection.execute("INFO", section, deadline=deadline))
+                    for section in ("memory", "replication")
+                )
                 refused = self._listener.refusal(connection, deadline)
             finally:
                 connection.close()
         except FAILURES as error:
             self._unavailable(error)
-        return config.store_problems(self.alias, memory, refused, self._commands.keys.channels)
+        return [
+            *config.store_problems(self.alias, memory, refused, self._commands.keys.channels),
+            *config.replica_problems(self.alias, replication, self._replicas),
+        ]
 
     # -- housekeeping ------------------------------------------------------------------
 
@@ -265,9 +292,16 @@ class RedisBackend(BaseLockBackend):
             self._unanswered.discard(owner)
         return answer, repeated
 
+    def _confirm(self, connection: Connection, deadline: float) -> None:
+        """Wait for the replicas, if a grant or a renewal only counts with them."""
+        if self._replicas:
+            connection.confirm(self._commands.keys.mark, self._replicas, deadline)
+
     def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
         refused = is_refusal(error)
         what = "Redis refused the command" if refused else "Redis gave no answer"
+        if isinstance(error, NotConfirmed):
+            what = "The replicas of Redis did not answer"
         # "unauthenticated" is in the reply to a long command that is sent without a password.
         if isinstance(error, errors.AuthenticationError) or "unauthenticated" in str(error):
             what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"

@@ -9,7 +9,7 @@ from django.utils.module_loading import import_string
 
 from ..base import AliasOptions, Problem
 
-__all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "store_problems"]
+__all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "replica_problems", "store_problems"]
 
 REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
 
@@ -76,7 +76,7 @@ def store_problems(alias: str, memory: str, refused: str, channels: str) -> list
         channels: The prefix of our channels.
     """
     found: list[Problem] = []
-    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+    facts = _facts(memory)
     policy = facts.get("maxmemory_policy", "noeviction")
     # Without a limit the memory is never full. Every lock has a TTL, so the "volatile-..." policies
     # evict locks, too.
@@ -97,3 +97,25 @@ def store_problems(alias: str, memory: str, refused: str, channels: str) -> list
         )
         found.append(Problem("W006", message, hint))
     return found
+
+
+def replica_problems(alias: str, replication: str, needed: int) -> list[Problem]:
+    """W011, from the server's answer to ``INFO replication``."""
+    # A line is such as "slave0:ip=10.0.0.2,port=6379,state=online,offset=14,lag=0".
+    online = sum(
+        key.startswith("slave") and "state=online" in value
+        for key, value in _facts(replication).items()
+    )
+    if online >= needed:
+        return []
+    message = (
+        f"Each lock of alias {alias!r} has to be confirmed by {needed} replicas of its Redis, "
+        f"which has {online}: no lock can be acquired."
+    )
+    hint = f"Start replicas, or set DLOCKS[{alias!r}]['OPTIONS']['replicas'] to at most {online}."
+    return [Problem("W011", message, hint)]
+
+
+def _facts(information: str) -> dict[str, str]:
+    """The lines of an answer to ``INFO``."""
+    return dict(line.split(":", 1) for line in information.splitlines() if ":" in line)

@@ -16,7 +16,7 @@ from typing import Any
 from redis import exceptions as errors
 
 from ... import clock
-from .commands import Command
+from .commands import Command, pack_words
 from .polling import Spin, poller
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Connection",
     "ConnectionBroken",
     "ErrorReply",
+    "NotConfirmed",
     "is_broken_handshake",
     "is_refusal",
     "parse_reply",
@@ -35,11 +36,15 @@ FAILURES = (errors.RedisError, OSError)
 RECEIVED_AT_ONCE = 65536
 SENT_AT_ONCE = 4096
 """Bytes. More may not fit into the socket's buffer, so that sending would wait for the server."""
+REPLICAS_TAKE_AT_MOST = 0.5
+"""The part of the time left that the server may wait for its replicas. It looks at the clock only
+ten times a second, so its answer may come 0.1 s later."""
 SHORTEST = 0.001
 """Seconds; a timeout of 0 would make the socket non-blocking."""
 
-FAILED_OVER = frozenset({"MASTERDOWN", "READONLY"})
-"""Errors of a server that is a replica: a new connection may lead to the primary."""
+FAILED_OVER = frozenset({"MASTERDOWN", "READONLY", "UNBLOCKED"})
+"""Errors of a server that is a replica, or has just become one: a new connection may lead to the
+primary."""
 PASSING = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "NOREPLICAS", "TRYAGAIN"})
 """Errors of a server that cannot carry out a command yet, but will be able to."""
 
@@ -68,6 +73,10 @@ class ErrorReply(errors.ResponseError):
     def is_passing(self) -> bool:
         """Whether the same command may succeed soon."""
         return self.code in PASSING
+
+
+class NotConfirmed(errors.TimeoutError):
+    """Too few replicas confirmed in time what was written."""
 
 
 class Connection:
@@ -111,15 +120,24 @@ class Connection:
         # The first call contains the source, in case the server does not know the script.
         packed = [command.packed for command in commands[1:]]
         self.send(b"".join([commands[0].with_source(), *packed]))
-        replies = [self._read(deadline) for _ in commands]
-        failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
-        if failed is None:
-            return replies
-        try:
-            raise failed
-        finally:
-            # See ``read``.
-            del failed, replies
+        return self._read_all(len(commands), deadline)
+
+    def confirm(self, mark: str, replicas: int, deadline: float) -> None:
+        """Wait until so many replicas have all that the server has written so far.
+
+        Args:
+            mark: A key that is written first. ``WAIT`` waits only for writes of its own
+                connection, and those that matter may have come through others.
+
+        Raises:
+            NotConfirmed: Fewer of them answered in time.
+        """
+        milliseconds = max(1, int(REPLICAS_TAKE_AT_MOST * (deadline - clock.now()) * 1000))
+        written = pack_words(["SET", mark, 1, "EX", 3600])
+        self.send(written + pack_words(["WAIT", replicas, milliseconds]))
+        _, confirmed = self._read_all(2, deadline)
+        if confirmed < replicas:
+            raise NotConfirmed(f"confirmed by {confirmed} of {replicas} replicas in time")
 
     def execute(self, *words: str | int | bytes, deadline: float) -> Any:
         """Send any command, and return its reply."""
@@ -185,6 +203,18 @@ class Connection:
             if not data:
                 raise ConnectionBroken("the server closed the connection")
             self._received += data
+
+    def _read_all(self, count: int, deadline: float) -> list[Any]:
+        """So many replies; if some are errors, all are read before the first of these is raised."""
+        replies = [self._read(deadline) for _ in range(count)]
+        failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
+        if failed is None:
+            return replies
+        try:
+            raise failed
+        finally:
+            # See ``read``.
+            del failed, replies
 
     def _send_rest(self, deadline: float) -> None:
         while self._unsent:

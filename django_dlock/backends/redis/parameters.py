@@ -16,11 +16,12 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from ...exceptions import InvalidLockBackend
 from ..base import AliasOptions
 
-__all__ = ["OPTIONS", "connection_maker", "max_connections"]
+__all__ = ["OPTIONS", "connection_maker", "max_connections", "replicas"]
 
 OPTIONS = (
     "connection_kwargs",
     "max_connections",
+    "replicas",
     "sentinel_kwargs",
     "sentinels",
     "service_name",
@@ -95,15 +96,28 @@ def max_connections(options: AliasOptions) -> int:
     Raises:
         InvalidLockBackend: The value in ``OPTIONS`` is wrong.
     """
-    limit = options.options.get("max_connections", MAX_CONNECTIONS)
     # One is reserved for urgent calls. With only one other, a signal handler that locks would
     # wait for the thread that it interrupts.
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 3:
+    return _count(options, "max_connections", MAX_CONNECTIONS, at_least=3)
+
+
+def replicas(options: AliasOptions) -> int:
+    """How many replicas must confirm a grant or a renewal before it counts.
+
+    Raises:
+        InvalidLockBackend: The value in ``OPTIONS`` is wrong.
+    """
+    return _count(options, "replicas", 0, at_least=0)
+
+
+def _count(options: AliasOptions, key: str, default: int, *, at_least: int) -> int:
+    count = options.options.get(key, default)
+    if not isinstance(count, int) or isinstance(count, bool) or count < at_least:
         raise InvalidLockBackend(
-            f"DLOCKS[{options.alias!r}]['OPTIONS']['max_connections'] is {limit!r}; "
-            "it takes an int of at least 3"
+            f"DLOCKS[{options.alias!r}]['OPTIONS'][{key!r}] is {count!r}; "
+            f"it takes an int of at least {at_least}"
         )
-    return limit
+    return count
 
 
 def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:
