@@ -54,7 +54,7 @@ def replica(primary: RedisServer) -> Iterator[RedisServer]:
 
 
 def confirming(server: RedisServer, url: str = "", **options: object) -> RedisBackend:
-    timeout = options.pop("command_timeout", 1.0)
+    timeout = options.pop("command_timeout", 20.0)
     return backend_for(
         url or server.url, command_timeout=timeout, options={"replicas": 1, **options}
     )
@@ -69,7 +69,7 @@ def promote(replica: RedisServer) -> None:
 
 
 def test_g11_after_a_fail_over_nobody_else_gets_a_confirmed_lease(primary, replica):
-    lease = grant(confirming(primary, command_timeout=20.0), request())
+    lease = grant(confirming(primary), request())
     primary.kill()
     promote(replica)
     heir = backend_for(replica.url)
@@ -80,7 +80,7 @@ def test_g11_after_a_fail_over_nobody_else_gets_a_confirmed_lease(primary, repli
 
 
 def test_g11_a_lease_that_is_handed_over_is_confirmed(primary, replica):
-    backend = confirming(primary, command_timeout=20.0)
+    backend = confirming(primary)
     first, waiter = grant(backend, request()), request(waits=True, renewed=True)
     # The second one is sent while the process is listening.
     refuse(backend, waiter)
@@ -91,7 +91,7 @@ def test_g11_a_lease_that_is_handed_over_is_confirmed(primary, replica):
     assert wait(backend, waiter, met, 10) is None
     assert backend_for(primary.url).get("name").owner == waiter.owner
     replica.pause()
-    quick = confirming(primary)
+    quick = confirming(primary, command_timeout=1.0)
     with pytest.raises(BackendUnavailable, match="0 of 1 replicas"):
         grant(quick, waiter)
     replica.resume()
@@ -99,7 +99,7 @@ def test_g11_a_lease_that_is_handed_over_is_confirmed(primary, replica):
 
 
 def test_g11_a_renewal_is_confirmed(primary, replica):
-    backend = confirming(primary, command_timeout=20.0)
+    backend = confirming(primary)
     lease = grant(backend, request())
     assert renew(backend, lease) == ["renewed"]
     pending = backend.start_renew(
@@ -126,13 +126,13 @@ def test_g11_a_grant_that_is_not_confirmed_does_not_count_and_is_cancelled(prima
 
 
 def test_g11_a_renewal_that_is_not_confirmed_is_told_as_unanswered(primary, replica):
-    backend = confirming(primary)
+    backend, quick = confirming(primary), confirming(primary, command_timeout=1.0)
     lease = grant(backend, request())
     replica.pause()
     try:
-        assert renew(backend, lease) == ["unanswered"]
-        pending = backend.start_renew(
-            renewals(lease), process=current().id, deadline=backend.call_deadline()
+        assert renew(quick, lease) == ["unanswered"]
+        pending = quick.start_renew(
+            renewals(lease), process=current().id, deadline=quick.call_deadline()
         )
         assert [result.outcome for result in pending.result()] == ["unanswered"]
     finally:
@@ -147,7 +147,7 @@ def test_g2_a_refused_renewal_is_told_although_no_replica_answers(primary, repli
     grant(backend, request("other"))
     replica.pause()
     try:
-        outcomes = renew(backend, kept, other)
+        outcomes = renew(confirming(primary, command_timeout=1.0), kept, other)
         assert outcomes == ["unanswered", "released"]
     finally:
         replica.resume()
@@ -178,7 +178,7 @@ def test_g10_a_server_without_replicas_answers_within_the_time_allowed(primary):
 
 
 def test_contention_waits_for_no_replica(primary, replica):
-    lease = grant(confirming(primary, command_timeout=20.0), request())
+    lease = grant(confirming(primary), request())
     replica.pause()
     try:
         assert refuse(confirming(primary), request()).owner == lease.owner
@@ -190,12 +190,12 @@ def test_contention_waits_for_no_replica(primary, replica):
 
 
 def test_g11_a_primary_that_becomes_a_replica_during_the_wait_grants_nothing(primary):
-    backend = confirming(primary, command_timeout=20.0)
+    backend = confirming(primary)
     outcome: list[Lease | Contention | BackendUnavailable] = []
 
     def acquire() -> None:
         try:
-            outcome.append(backend.acquire(request(), deadline=clock.now() + 20))
+            outcome.append(backend.acquire(request(), deadline=clock.now() + 6))
         except BackendUnavailable as error:
             outcome.append(error)
 
@@ -205,7 +205,8 @@ def test_g11_a_primary_that_becomes_a_replica_during_the_wait_grants_nothing(pri
         until(lambda: asking.info("clients")["blocked_clients"] == 1)
         asking.replicaof("127.0.0.1", other.port)
         thread.join(60)
-    assert isinstance(outcome[0], BackendUnavailable)
+    # Not a refusal: another attempt may reach the new primary.
+    assert type(outcome[0]) is BackendUnavailable
 
 
 # -- settings --------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def test_a_wrong_number_of_replicas_is_an_error(count):
 
 
 def test_the_check_warns_of_too_few_replicas(primary):
-    backend = confirming(primary, command_timeout=20.0)
+    backend = confirming(primary)
     (problem,) = backend.store_problems()
     assert problem.id == "W011"
     assert "by 1 replicas of its Redis, which has 0" in problem.message
