@@ -20,6 +20,7 @@ from django_dlock import clock
 from django_dlock.backends.redis import pool as pool_module
 from django_dlock.backends.redis.connection import Connection
 from django_dlock.backends.redis.pool import Pool
+from django_dlock.backends.redis.route import Route
 from django_dlock.backends.slots import Slot
 from django_dlock.exceptions import BackendUnavailable
 from testproject.servers import RedisServer
@@ -257,20 +258,21 @@ def test_g10_an_attempt_that_ends_when_its_caller_gives_up_serves_the_next_calle
 
     answered, failures = threading.Event(), [OSError("no such host")] if fails else []
 
-    def make():
-        connection = redis.Connection(port=urlsplit(own_redis.url).port)
-        connect = connection.connect
+    class LateRoute(Route):
+        def __call__(self):
+            connection = redis.Connection(port=urlsplit(own_redis.url).port)
+            connect = connection.connect
 
-        def connect_late():
-            answered.wait(20)
-            if failures:
-                raise failures.pop()
-            connect()
+            def connect_late():
+                answered.wait(20)
+                if failures:
+                    raise failures.pop()
+                connect()
 
-        connection.connect = connect_late
-        return connection
+            connection.connect = connect_late
+            return connection
 
-    pool = Pool(make, LIMIT)
+    pool = Pool(LateRoute(redis.ConnectionPool(), {}, ()), LIMIT)
     pool._connector._late = Late()
     with pytest.raises(RedisTimeoutError):
         pool.connect(clock.now())

@@ -14,7 +14,8 @@ from django_dlock.backends.redis import RedisBackend
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidLockBackend
 from django_dlock.lease import Contention, Lease
 from django_dlock.process import current
-from testproject.servers import RedisServer
+from testproject.servers import RedisServer, ServerNotFound
+from tests.conftest import missing
 from tests.support.aliases import alias, configured
 from tests.support.databases import until
 from tests.support.redis_calls import (
@@ -43,7 +44,11 @@ def replica_of(primary: RedisServer) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def primary() -> Iterator[RedisServer]:
-    with RedisServer(args=["--repl-diskless-sync-delay", "0"]) as server:
+    try:
+        server = RedisServer(args=["--repl-diskless-sync-delay", "0"]).start()
+    except ServerNotFound as error:
+        missing(str(error))
+    with server:
         yield server
 
 

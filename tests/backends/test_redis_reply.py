@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis import ConnectionPool
 from redis import exceptions as errors
 
 from django_dlock import clock
 from django_dlock.backends.redis.connection import Connection, ConnectionBroken, ErrorReply
 from django_dlock.backends.redis.polling import Spin
+from django_dlock.backends.redis.route import Route
 from django_dlock.exceptions import BackendUnavailable
 from tests.support.redis_calls import backend_for, client, grant, release, renew, request
 
@@ -22,11 +24,12 @@ from .test_redis_connections import certificates, tls_redis
 __all__ = ["certificates", "tls_redis"]
 
 PATIENCE = 10.0
+ROUTE = Route(ConnectionPool(), {}, ())
 
 
 def connection_on(sock: socket.socket) -> Connection:
     sock.settimeout(PATIENCE)
-    return Connection(SimpleNamespace(_sock=sock, disconnect=sock.close), Spin())
+    return Connection(SimpleNamespace(_sock=sock, disconnect=sock.close), Spin(), ROUTE)
 
 
 @pytest.fixture

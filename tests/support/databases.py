@@ -48,9 +48,9 @@ def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -
             time.sleep(0.12)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Block until the condition holds."""
-    give_up = time.monotonic() + 20
+def until(condition: Callable[[], bool], patience: float = 20.0) -> None:
+    """Block until the condition holds, for so many seconds at the most."""
+    give_up = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < give_up, "it does not come true"
         time.sleep(0.01)

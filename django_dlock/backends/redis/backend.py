@@ -1,4 +1,4 @@
-"""Leases on one Redis server, reached directly, through TLS, a Unix socket or Sentinels."""
+"""Leases on one Redis server, reached directly, by TLS, a Unix socket, Sentinels or a cluster."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def problems(options: AliasOptions) -> list[Problem]:
         hint = "The path of a redis:// URL is the number of a database, as in redis://host:6379/0."
     elif isinstance(options.location, tuple):
         message = f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis."
-        hint = "Name one URL. Sentinels are named in OPTIONS['sentinels']."
+        hint = "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster."
     elif cache is not None and cache not in caches:
         message = f"{place}['CACHE'] is {cache!r}, which CACHES does not define."
         hint = f"CACHES defines {sorted(caches)}."

@@ -18,6 +18,7 @@ from redis import exceptions as errors
 from ... import clock
 from .commands import Command, pack_words
 from .polling import Spin, poller
+from .route import Route
 
 __all__ = [
     "FAILURES",
@@ -42,14 +43,17 @@ ten times a second, so its answer may come 0.1 s later."""
 SHORTEST = 0.001
 """Seconds; a timeout of 0 would make the socket non-blocking."""
 
-FAILED_OVER = frozenset({"MASTERDOWN", "READONLY", "UNBLOCKED"})
-"""Errors of a server that is a replica, or has just become one: a new connection may lead to the
-primary."""
-PASSING = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "NOREPLICAS", "TRYAGAIN"})
-"""Errors of a server that cannot carry out a command yet, but will be able to."""
+FAILED_OVER = frozenset({"CLUSTERDOWN", "MASTERDOWN", "READONLY", "UNBLOCKED"})
+"""Errors of a server that is a replica, has just become one, or is cut off from its cluster: a new
+connection may lead to the primary."""
+PASSING = frozenset({"ASK", "BUSY", "LOADING", "NOREPLICAS", "TRYAGAIN"})
+"""Errors of a server that cannot carry out a command yet, but will be able to. ``ASK`` and
+``TRYAGAIN`` end when all keys of the slot have moved to another node."""
 
 # Redis 6 puts its own text before the error that ended a script.
 _CODE = re.compile(r"(?:.*@user_script: \d+: )?-?([A-Z]+) ", re.DOTALL)
+# The host of an IPv6 address has colons, too.
+_MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
 
 _NOTHING = memoryview(b"")
 
@@ -75,6 +79,19 @@ class ErrorReply(errors.ResponseError):
         return self.code in PASSING
 
 
+class Moved(ConnectionBroken):
+    """Another node of the cluster has the keys.
+
+    Attributes:
+        host: Of that node; empty if it is the host of the node that answered.
+        port: Of that node.
+    """
+
+    def __init__(self, text: str, host: str, port: int) -> None:
+        super().__init__(text)
+        self.host, self.port = host, port
+
+
 class NotConfirmed(errors.TimeoutError):
     """Too few replicas confirmed in time what was written."""
 
@@ -87,13 +104,14 @@ class Connection:
 
     Args:
         client: redis-py's connection, already connected. Replies are read as RESP2.
+        route: Where the next connections lead; it is told what this server says about that.
     """
 
-    __slots__ = ("_client", "_poll", "_received", "_sock", "_spin", "_timeout", "_unsent")
+    __slots__ = ("_client", "_poll", "_received", "_route", "_sock", "_spin", "_timeout", "_unsent")
 
-    def __init__(self, client: Any, spin: Spin) -> None:
+    def __init__(self, client: Any, spin: Spin, route: Route) -> None:
         # The socket is a private attribute, but all of redis-py's parsers read from it.
-        self._client, self._sock = client, client._sock
+        self._client, self._sock, self._route = client, client._sock, route
         self._timeout: float = self._sock.gettimeout()
         self._received, self._unsent = b"", _NOTHING
         self._spin, self._poll = spin, poller(self._sock)
@@ -165,6 +183,7 @@ class Connection:
         """
         reply = self._read(deadline)
         if isinstance(reply, errors.RedisError):
+            self._heed(reply)
             try:
                 raise reply
             finally:
@@ -210,11 +229,19 @@ class Connection:
         failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
         if failed is None:
             return replies
+        self._heed(failed)
         try:
             raise failed
         finally:
             # See ``read``.
             del failed, replies
+
+    def _heed(self, error: errors.RedisError) -> None:
+        """Learn from the server's error where the next connection should lead."""
+        if isinstance(error, Moved):
+            self._route.follow(error.host or getattr(self._client, "host", ""), error.port)
+        elif isinstance(error, ConnectionBroken):
+            self._route.avoid()
 
     def _send_rest(self, deadline: float) -> None:
         while self._unsent:
@@ -279,6 +306,8 @@ def parse_reply(data: bytes, at: int) -> tuple[Any, int] | None:
 def _error(text: str) -> errors.RedisError:
     match = _CODE.match(text)
     code = match[1] if match else ""
+    if code == "MOVED" and (found := _MOVED.search(text)):
+        return Moved(text, found[1], int(found[2]))
     return ConnectionBroken(text) if code in FAILED_OVER else ErrorReply(text, code)
 
 

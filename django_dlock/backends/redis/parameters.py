@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.cache.backends.redis import RedisCache
@@ -15,10 +15,12 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
 from ..base import AliasOptions
+from .route import Route
 
 __all__ = ["OPTIONS", "connection_maker", "max_connections", "replicas"]
 
 OPTIONS = (
+    "cluster_nodes",
     "connection_kwargs",
     "max_connections",
     "replicas",
@@ -51,8 +53,8 @@ _NOT_OURS = (
 )
 
 
-def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]:
-    """A function that makes redis-py's connections for an alias, without connecting them.
+def connection_maker(options: AliasOptions, timeout: float) -> Route:
+    """Makes the connections of an alias.
 
     Args:
         timeout: Of the socket, in seconds.
@@ -75,19 +77,28 @@ def connection_maker(options: AliasOptions, timeout: float) -> Callable[[], Any]
         # With RESP2, the server sends nothing but replies.
         kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
         kwargs.update(_bounded(timeout))
-
-        def make() -> Any:
-            # This reference keeps the pool alive; a Sentinel's connection has only a weak one.
-            return pool.connection_class(**kwargs)
-
+        route = Route(pool, kwargs, _cluster_nodes(options, kwargs))
         # Make one, so that wrong arguments raise here and not in the first acquire.
-        make()
+        route()
     except (*_UNUSABLE, RedisError) as error:
         source = "CACHE" if cache is not None else "LOCATION"
         raise InvalidLockBackend(
             f"{place}: cannot connect with its {source!r} and 'OPTIONS': {error}"
         ) from error
-    return make
+    return route
+
+
+def _cluster_nodes(options: AliasOptions, kwargs: Mapping[str, Any]) -> list[tuple[str, int]]:
+    nodes = options.options.get("cluster_nodes", ())
+    usable = isinstance(nodes, list | tuple) and all(
+        isinstance(node, list | tuple) and [type(part) for part in node] == [str, int]
+        for node in nodes
+    )
+    if not usable:
+        raise TypeError(f"OPTIONS['cluster_nodes'] is {nodes!r}; it takes (host, port) pairs")
+    if nodes and "host" not in kwargs:
+        raise TypeError("OPTIONS['cluster_nodes'] needs a URL with the host of a node")
+    return [(host, port) for host, port in nodes]
 
 
 def max_connections(options: AliasOptions) -> int:

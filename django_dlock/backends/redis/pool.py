@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from redis import exceptions as errors
 
@@ -20,6 +20,7 @@ from ..connector import Connector
 from ..slots import Slot, Slots
 from .connection import Connection, ConnectionBroken, ErrorReply, is_broken_handshake
 from .polling import Spin
+from .route import Route
 
 __all__ = ["Pool"]
 
@@ -38,12 +39,12 @@ class Pool:
     queue behind calls that acquire one.
 
     Args:
-        make: Builds a connection of redis-py without connecting it.
+        route: Builds connections of redis-py without connecting them.
     """
 
-    def __init__(self, make: Callable[[], Any], limit: int) -> None:
+    def __init__(self, route: Route, limit: int) -> None:
         self._limit = limit
-        self._connector = Connector(partial(_connect, make, Spin()))
+        self._connector = Connector(partial(_connect, route, Spin()))
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -158,12 +159,18 @@ class Pool:
         return connection
 
 
-def _connect(make: Callable[[], Any], spin: Spin) -> Connection:
-    client = make()
-    try:
-        client.connect()
-        return Connection(client, spin)
-    except Exception as error:
-        if is_broken_handshake(error):
-            raise ConnectionBroken(str(error)) from error
-        raise
+def _connect(route: Route, spin: Spin) -> Connection:
+    """A connection to the first of the servers that can be reached."""
+    for others in reversed(range(len(route))):
+        client = route()
+        try:
+            client.connect()
+            return Connection(client, spin, route)
+        except Exception as error:
+            route.avoid()
+            if others:
+                continue
+            if is_broken_handshake(error):
+                raise ConnectionBroken(str(error)) from error
+            raise
+    raise AssertionError("there is always one server")

@@ -12,6 +12,7 @@ from ... import clock
 from ..redis.commands import Command, Commands, text
 from ..redis.connection import Connection, ConnectionBroken, parse_reply
 from ..redis.polling import Spin
+from ..redis.route import Route
 from ..redis.script_parts import Script
 from .scripts import GUARDED
 
@@ -22,21 +23,21 @@ RECEIVED_AT_ONCE = 65536
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-def connect(make: Callable[[], Any], timeout: float, prefix: str, keep_out: float) -> Link:
+def connect(route: Route, timeout: float, prefix: str, keep_out: float) -> Link:
     """Connect to a node; takes as long as the name server and the node take.
 
     Args:
-        make: Builds a connection of redis-py without connecting it.
+        route: Builds a connection of redis-py without connecting it.
         timeout: Seconds for the node's answer after the handshake.
         keep_out: See ``Link``.
 
     Raises:
         redis.exceptions.RedisError, OSError: The node cannot be used.
     """
-    client = make()
+    client = route()
     try:
         client.connect()
-        ask = Connection(client, Spin())
+        ask = Connection(client, Spin(), route)
         server = text(ask.execute("INFO", "server", deadline=clock.now() + timeout))
         facts = dict(line.split(":", 1) for line in server.splitlines() if ":" in line)
         if not facts.get("run_id"):

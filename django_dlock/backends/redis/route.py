@@ -1,0 +1,54 @@
+"""Which server the connections of an alias lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import ConnectionPool
+
+__all__ = ["Route"]
+
+
+class Route:
+    """Makes redis-py's connections for an alias, without connecting them, and says where they lead.
+
+    With a single server or Sentinels, that is always the same. The keys of an alias are in one slot
+    of a cluster, so one node has them all, and the others answer with its address (``MOVED``).
+
+    Args:
+        pool: A pool that is only asked for its class of connections.
+        kwargs: Arguments of that class.
+        nodes: ``(host, port)`` of further nodes of the cluster.
+    """
+
+    def __init__(
+        self, pool: ConnectionPool, kwargs: dict[str, Any], nodes: Sequence[tuple[str, int]]
+    ) -> None:
+        # This reference keeps the pool alive; a Sentinel's connection has only a weak one.
+        self._pool, self._kwargs = pool, kwargs
+        self._named: list[dict[str, Any]] = [{}, *({"host": h, "port": p} for h, p in nodes)]
+        self._turn = 0
+        self._followed: dict[str, Any] | None = None
+
+    def __call__(self) -> Any:
+        server = self._followed or self._named[self._turn % len(self._named)]
+        return self._pool.connection_class(**{**self._kwargs, **server})
+
+    def __len__(self) -> int:
+        """How many servers to try before none of them can be reached."""
+        return len(self._named) + (self._followed is not None)
+
+    def follow(self, host: str, port: int) -> None:
+        """A node says that this one has the keys."""
+        # Not if a Unix socket is named, or a service of Sentinels.
+        if host and "host" in self._kwargs:
+            self._followed = {"host": host, "port": port}
+
+    def avoid(self) -> None:
+        """The last server does not answer, or cannot: try the next one."""
+        # Two threads may do this at once, and leave one out; all have their turn again.
+        if self._followed is not None:
+            self._followed = None
+        else:
+            self._turn += 1

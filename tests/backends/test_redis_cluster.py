@@ -1,0 +1,259 @@
+"""A Redis Cluster: its nodes lead to the one that has the locks, also after a fail-over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from django_dlock import clock
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidLockBackend
+from django_dlock.lease import Contention, Lease, LeaseRequest
+from django_dlock.testing import BackendContract
+from testproject.servers import ServerNotFound
+from tests.conftest import missing
+from tests.support.databases import until
+from tests.support.redis_calls import (
+    backend_for,
+    client,
+    grant,
+    refuse,
+    release,
+    renew,
+    request,
+    wait,
+)
+from tests.support.redis_cluster import RedisCluster
+
+
+def started() -> Iterator[RedisCluster]:
+    try:
+        cluster = RedisCluster().__enter__()
+    except ServerNotFound as error:
+        missing(str(error))
+    yield cluster
+    cluster.__exit__()
+
+
+@pytest.fixture(scope="module")
+def _shared_cluster() -> Iterator[RedisCluster]:
+    yield from started()
+
+
+@pytest.fixture
+def shared_cluster(_shared_cluster: RedisCluster) -> RedisCluster:
+    """One that stays as it is; without locks."""
+    _shared_cluster.ask(_shared_cluster.owner, "FLUSHALL")
+    return _shared_cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """One that may be damaged."""
+    yield from started()
+
+
+def in_cluster(cluster: RedisCluster, **options: object) -> RedisBackend:
+    """A backend that begins with a node that does not have the locks."""
+    options = {"cluster_nodes": cluster.addresses, **options}
+    return backend_for(cluster.stranger.url, command_timeout=5.0, options=options)
+
+
+def try_until_granted(backend: RedisBackend, attempt: LeaseRequest) -> Lease:
+    """Acquire through the outage, as an acquire that may wait does."""
+    answers: list[Lease | Contention] = []
+    until(lambda: answered(backend, attempt, answers), 60)
+    (answer,) = answers
+    assert isinstance(answer, Lease)
+    return answer
+
+
+def answered(
+    backend: RedisBackend, attempt: LeaseRequest, answers: list[Lease | Contention]
+) -> bool:
+    try:
+        answers.append(backend.acquire(attempt, deadline=backend.call_deadline()))
+    except BackendRefused:
+        raise
+    except BackendUnavailable:
+        pass
+    return bool(answers)
+
+
+class TestRedisCluster(BackendContract):
+    @pytest.fixture
+    def backend(self, shared_cluster: RedisCluster) -> RedisBackend:
+        return backend_for(shared_cluster.stranger.url)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_every_node_leads_to_the_one_that_has_the_locks(shared_cluster, number):
+    backend = backend_for(shared_cluster.nodes[number].url)
+    lease = grant(backend, request())
+    assert backend.get("name").owner == lease.owner
+    assert [renew(backend, lease), release(backend, lease)] == [["renewed"], "released"]
+
+
+def test_only_the_first_connection_is_led_elsewhere(shared_cluster):
+    backend = in_cluster(shared_cluster)
+    grant(backend, request("warm"))
+
+    def strays() -> int:
+        facts = client(shared_cluster.stranger).info("errorstats")
+        return int(facts.get("errorstat_MOVED", {}).get("count", 0))
+
+    before = strays()
+    for _ in range(5):
+        release(backend, grant(backend, request()))
+    assert strays() == before
+
+
+def test_g1_a_node_that_is_down_is_passed_over(cluster):
+    cluster.stranger.kill()
+    assert grant(in_cluster(cluster), request()).token
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_g11_a_lease_survives_the_fail_over_of_its_node(cluster, how):
+    backend = in_cluster(cluster, replicas=1)
+    lease = grant(backend, request())
+    getattr(cluster.owner, how)()
+    try:
+        until(lambda: cluster.info(cluster.heir)["role"] == "master")
+        # A replica of the new primary is missing.
+        heirs = in_cluster(cluster)
+        lost = request("another")
+        assert try_until_granted(heirs, lost).token
+        assert refuse(heirs, request()).owner == lease.owner
+        assert renew(heirs, lease) == ["renewed"]
+        assert release(heirs, lease) == "released"
+        assert grant(heirs, request()).token > lease.token
+    finally:
+        if how == "pause":
+            cluster.owner.resume()
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_g1_a_backend_that_was_connected_to_a_lost_node_finds_the_next(cluster, how):
+    backend = in_cluster(cluster, replicas=1)
+    lease = grant(backend, request())
+    getattr(cluster.owner, how)()
+    survivors = in_cluster(cluster)
+    try:
+        try_until_granted(survivors, request("another"))
+        # Without its replica, so a renewal is not confirmed, but it reaches the new primary.
+        until(lambda: told(backend, lease) == ["unanswered"], 60)
+        assert renew(survivors, lease) == ["renewed"]
+    finally:
+        if how == "pause":
+            cluster.owner.resume()
+
+
+def told(backend: RedisBackend, lease: Lease) -> list[str]:
+    try:
+        return renew(backend, lease)
+    except BackendUnavailable:
+        return []
+
+
+def test_g1_a_node_that_is_cut_off_from_its_cluster_is_passed_over(proxy, own_redis):
+    options = {"cluster_nodes": [("127.0.0.1", own_redis.port)]}
+    backend = backend_for(proxy.url, options=options)
+    grant(backend, request("warm"))
+    proxy.reply(b"-CLUSTERDOWN The cluster is down\r\n", 10_000)
+    assert grant(backend, request()).token
+
+
+def test_a_waiter_gets_the_lease_of_a_node_that_took_over(cluster):
+    holder, waiting = in_cluster(cluster), in_cluster(cluster)
+    lease, attempt = grant(holder, request()), request(waits=True, renewed=True)
+    refuse(waiting, attempt)
+    wait(waiting, attempt, refuse(waiting, attempt), 0.5)
+    cluster.ask(cluster.owner, "WAIT", 1, 20_000)
+    cluster.owner.kill()
+    try_until_granted(holder, request("another"))
+    # As an acquire does: ask, wait, ask again.
+    answers: list[Lease | Contention] = []
+    until(lambda: answered(waiting, attempt, answers), 60)
+    wait(waiting, attempt, answers[0], 0.5)
+    met = refuse(waiting, attempt)
+    assert release(holder, lease) == "released"
+    granted = wait(waiting, attempt, met, 20) or grant(waiting, attempt)
+    assert granted.token > lease.token
+
+
+def test_g1_a_lease_survives_the_move_of_its_keys_to_another_node(cluster):
+    source, target = cluster.owner, cluster.stranger
+    backend = in_cluster(cluster)
+    lease, attempt = grant(backend, request()), request(waits=True, renewed=True)
+    refuse(backend, attempt)
+    wait(backend, attempt, refuse(backend, attempt), 0.5)
+    refuse(backend, attempt)
+    slot = cluster.slot
+    cluster.ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+    cluster.ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+    keys = cluster.ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100)
+
+    def move(some):
+        cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *some)
+
+    # Half of the keys are here and half there: no script can run.
+    move(keys[::2])
+    told: list[object] = []
+
+    def keep() -> None:
+        told.append(renew(backend, lease))
+
+    with pytest.raises(BackendUnavailable) as unavailable:
+        backend.acquire(request(), deadline=clock.now() + 0.5)
+    assert type(unavailable.value) is BackendUnavailable
+    thread = threading.Thread(target=keep)
+    thread.start()
+    move(keys[1::2])
+    for node in (target, source):
+        cluster.ask(node, "CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
+    thread.join(60)
+    assert told == [["renewed"]]
+    assert backend.get("name").owner == lease.owner
+    assert [it.name for it in backend.list()] == ["name"]
+    met = refuse(backend, attempt)
+    wait(backend, attempt, met, 0.5)
+    met = refuse(backend, attempt)
+    assert release(backend, lease) == "released"
+    granted = wait(backend, attempt, met, 20) or grant(backend, attempt)
+    assert granted.token > lease.token
+
+
+def test_a_cluster_without_a_majority_is_unavailable(cluster):
+    backend = in_cluster(cluster)
+    grant(backend, request())
+    for node in cluster.nodes:
+        if node is not cluster.owner:
+            node.kill()
+
+    def is_down() -> bool:
+        return b"cluster_state:fail" in cluster.raw(cluster.owner, "CLUSTER INFO")
+
+    until(is_down)
+    with pytest.raises(BackendUnavailable) as unavailable:
+        backend.acquire(request("another"), deadline=clock.now() + 1.0)
+    assert type(unavailable.value) is BackendUnavailable
+
+
+@pytest.mark.parametrize("nodes", ["redis-2:6379", [("redis-2", "6379")], ["redis-2"], [1], 1])
+def test_wrong_cluster_nodes_are_an_error(nodes):
+    with pytest.raises(InvalidLockBackend, match=r"cluster_nodes.*pairs"):
+        backend_for("redis://127.0.0.1:1/0", options={"cluster_nodes": nodes})
+
+
+def test_cluster_nodes_and_sentinels_exclude_each_other():
+    options = {"cluster_nodes": [("h", 1)], "sentinels": [("h", 2)]}
+    with pytest.raises(InvalidLockBackend, match="needs a URL with the host of a node"):
+        backend_for("redis://mymaster/0", options=options)
+
+
+def test_a_database_number_that_a_cluster_does_not_have_is_refused(shared_cluster):
+    with pytest.raises(BackendRefused, match="cluster mode"):
+        grant(backend_for(shared_cluster.owner.url.removesuffix("0") + "3"), request())
