@@ -1,0 +1,114 @@
+"""A replica takes over while locks are held, renewed and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from django_dlock import Lock, clock
+from testproject.servers import RedisServer, ServerNotFound
+from tests.conftest import missing
+from tests.support.aliases import alias, configured
+from tests.support.databases import until
+from tests.support.redis_calls import client
+from tests.support.redis_cluster import RedisCluster
+
+TTL = 12.0
+
+
+class Failing(NamedTuple):
+    """Where the locks are, and what makes their server fail.
+
+    Attributes:
+        entry: In ``DLOCKS``.
+        server: That has the locks.
+        heir: Its replica.
+    """
+
+    entry: dict[str, Any]
+    server: RedisServer
+    heir: RedisServer
+
+
+@contextlib.contextmanager
+def with_sentinel() -> Iterator[Failing]:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RedisServer(args=["--repl-diskless-sync-delay", "0"]))
+        args = ["--replicaof", "127.0.0.1", str(server.port)]
+        heir = stack.enter_context(RedisServer(args=args))
+        asking = stack.enter_context(client(server))
+        until(lambda: asking.info("replication").get("slave0", {}).get("state") == "online")
+        lines = [
+            f"sentinel monitor mymaster 127.0.0.1 {server.port} 1",
+            "sentinel down-after-milliseconds mymaster 1000",
+            "sentinel failover-timeout mymaster 5000",
+        ]
+        conf = "\n".join(lines) + "\n"
+        sentinel = stack.enter_context(RedisServer(sentinel=conf))
+        watching = stack.enter_context(client(sentinel))
+        until(lambda: watching.sentinel_master("mymaster")["num-slaves"] == 1)
+        options = {"sentinels": [("127.0.0.1", sentinel.port)]}
+        yield Failing({"location": "redis://mymaster/0", "OPTIONS": options}, server, heir)
+
+
+@contextlib.contextmanager
+def with_cluster() -> Iterator[Failing]:
+    with RedisCluster() as cluster:
+        options = {"cluster_nodes": cluster.addresses}
+        entry = {"location": cluster.stranger.url, "OPTIONS": options}
+        yield Failing(entry, cluster.owner, cluster.heir)
+
+
+@pytest.fixture(params=[with_sentinel, with_cluster], ids=["sentinel", "cluster"])
+def failing(request: pytest.FixtureRequest) -> Iterator[Failing]:
+    beds: Callable[[], Any] = request.param
+    with contextlib.ExitStack() as stack:
+        try:
+            failing = stack.enter_context(beds())
+        except ServerNotFound as error:
+            missing(str(error))
+        options = {**failing.entry["OPTIONS"], "command_timeout": 2.0, "outage_patience": 60.0}
+        entry = alias(failing.entry["location"], TTL=TTL, WAIT=90.0, OPTIONS=options)
+        stack.enter_context(configured({"default": entry}))
+        yield failing
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_g1_a_lock_is_kept_renewed_and_waited_for_through_a_fail_over(failing, how):
+    order: list[object] = []
+    holder = Lock("name")
+    assert holder.acquire()
+    token = holder.token
+    waiting = threading.Event()
+
+    def wait_for_it() -> None:
+        waiting.set()
+        with Lock("name") as lock:
+            order.append(lock.token)
+
+    thread = threading.Thread(target=wait_for_it)
+    thread.start()
+    assert waiting.wait(20)
+    with client(failing.server) as asking:
+        # So that the fail-over loses nothing.
+        asking.set("{dlock:0}:written", 1)
+        assert asking.wait(1, 20_000) == 1
+    getattr(failing.server, how)()
+    ends = clock.now() + holder.remaining
+    try:
+        with client(failing.heir) as heir:
+            until(lambda: heir.info("replication")["role"] == "master", 60)
+        # By a renewal that the new primary has answered.
+        until(lambda: holder.state == "held" and clock.now() + holder.remaining > ends + 0.5, 60)
+        order.append("released")
+        holder.release()
+        thread.join(90)
+        assert order[0] == "released"
+        assert order[1] > token
+    finally:
+        if how == "pause":
+            failing.server.resume()
