@@ -96,6 +96,14 @@ def test_every_node_leads_to_the_one_that_has_the_locks(shared_cluster, number):
     assert [renew(backend, lease), release(backend, lease)] == [["renewed"], "released"]
 
 
+def test_the_checks_ask_the_node_that_has_the_locks(shared_cluster):
+    # A replica has no replicas of its own.
+    url = shared_cluster.heir.url
+    assert backend_for(url, options={"replicas": 1}).store_problems() == []
+    (problem,) = backend_for(url, options={"replicas": 2}).store_problems()
+    assert "which has 1" in problem.message
+
+
 def test_only_the_first_connection_is_led_elsewhere(shared_cluster):
     backend = in_cluster(shared_cluster)
     grant(backend, request("warm"))

@@ -210,6 +210,8 @@ class RedisBackend(BaseLockBackend):
 
     def store_problems(self) -> list[Problem]:
         deadline = self.call_deadline()
+        # In a cluster, this leads to the node that has the locks.
+        self.locked("check", deadline=deadline)
         try:
             connection = self._pool.connect(deadline)
             try:
