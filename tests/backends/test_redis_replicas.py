@@ -113,6 +113,14 @@ def test_g11_a_renewal_is_confirmed(primary, replica):
     assert [result.outcome for result in pending.result()] == ["renewed"]
 
 
+def test_g11_a_server_without_free_memory_renews_what_is_held(primary, replica):
+    backend = confirming(primary)
+    lease = grant(backend, request())
+    with client(primary) as asking:
+        asking.config_set("maxmemory", 1)
+    assert renew(backend, lease) == ["renewed"]
+
+
 # -- no replica ------------------------------------------------------------------------
 
 

@@ -297,7 +297,7 @@ class RedisBackend(BaseLockBackend):
     def _confirm(self, connection: Connection, deadline: float) -> None:
         """Wait for the replicas, if a grant or a renewal only counts with them."""
         if self._replicas:
-            connection.confirm(self._commands.keys.mark, self._replicas, deadline)
+            connection.confirm(self._replicas, deadline)
 
     def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
         refused = is_refusal(error)

@@ -16,7 +16,7 @@ from typing import Any
 from redis import exceptions as errors
 
 from ... import clock
-from .commands import Command, pack_words
+from .commands import Command
 from .polling import Spin, poller
 from .route import Route
 
@@ -138,22 +138,28 @@ class Connection:
         # The first call contains the source, in case the server does not know the script.
         packed = [command.packed for command in commands[1:]]
         self.send(b"".join([commands[0].with_source(), *packed]))
-        return self._read_all(len(commands), deadline)
+        replies = [self._read(deadline) for _ in commands]
+        failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
+        if failed is None:
+            return replies
+        self._heed(failed)
+        try:
+            raise failed
+        finally:
+            # See ``read``.
+            del failed, replies
 
-    def confirm(self, mark: str, replicas: int, deadline: float) -> None:
-        """Wait until so many replicas have all that the server has written so far.
+    def confirm(self, replicas: int, deadline: float) -> None:
+        """Wait until so many replicas have all that this connection has written.
 
-        Args:
-            mark: A key that is written first. ``WAIT`` waits only for writes of its own
-                connection, and those that matter may have come through others.
+        Every script that grants or renews a lease writes, so its reply need not be looked at. To
+        write a key here, too, would fail on a server whose memory is full, which still renews.
 
         Raises:
             NotConfirmed: Fewer of them answered in time.
         """
         milliseconds = max(1, int(REPLICAS_TAKE_AT_MOST * (deadline - clock.now()) * 1000))
-        written = pack_words(["SET", mark, 1, "EX", 3600])
-        self.send(written + pack_words(["WAIT", replicas, milliseconds]))
-        _, confirmed = self._read_all(2, deadline)
+        confirmed = self.execute("WAIT", replicas, milliseconds, deadline=deadline)
         if confirmed < replicas:
             raise NotConfirmed(f"confirmed by {confirmed} of {replicas} replicas in time")
 
@@ -222,19 +228,6 @@ class Connection:
             if not data:
                 raise ConnectionBroken("the server closed the connection")
             self._received += data
-
-    def _read_all(self, count: int, deadline: float) -> list[Any]:
-        """So many replies; if some are errors, all are read before the first of these is raised."""
-        replies = [self._read(deadline) for _ in range(count)]
-        failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
-        if failed is None:
-            return replies
-        self._heed(failed)
-        try:
-            raise failed
-        finally:
-            # See ``read``.
-            del failed, replies
 
     def _heed(self, error: errors.RedisError) -> None:
         """Learn from the server's error where the next connection should lead."""
