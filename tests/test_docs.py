@@ -30,6 +30,7 @@ from django.core.management import (
     get_commands,
     load_command_class,
 )
+from django.dispatch import Signal
 from django.test import RequestFactory
 from django.test.utils import isolate_apps
 
@@ -199,6 +200,7 @@ def defined_extras() -> set[str]:
 
 
 Read = Callable[[str], dict[str, Any]]
+SIGNALS = [value for value in vars(signals).values() if isinstance(value, Signal)]
 
 
 @pytest.fixture
@@ -221,14 +223,21 @@ def read(
     app.set_current()
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
+    defined: list[dict[str, Any]] = []
+
     def run(page: str) -> dict[str, Any]:
         reader = Reader(ROOT / page, settings, redis_server.url.removesuffix("/0"), tmp_path)
+        defined.append(vars(reader.module))
         # The reader's backend is in a separate module.
         for name in (reader.module.__name__, "shop.locks"):
             monkeypatch.setitem(sys.modules, name, reader.module)
         return reader.run()
 
     yield run
+    # A receiver that a page defines must not print into the session of another page.
+    for signal, names_of_page in itertools.product(SIGNALS, defined):
+        for function in filter(inspect.isfunction, names_of_page.values()):
+            signal.disconnect(function)
     app.conf.update(
         {name: conf_before[name] for name in ("task_always_eager", "task_eager_propagates")}
     )
