@@ -235,9 +235,9 @@ def read(
 
     yield run
     # A receiver that a page defines must not print into the session of another page.
-    for signal, names_of_page in itertools.product(SIGNALS, defined):
+    for signal, names_of_page, sender in itertools.product(SIGNALS, defined, (None, Lock)):
         for function in filter(inspect.isfunction, names_of_page.values()):
-            signal.disconnect(function)
+            signal.disconnect(function, sender)
     app.conf.update(
         {name: conf_before[name] for name in ("task_always_eager", "task_eager_propagates")}
     )
