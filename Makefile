@@ -21,7 +21,7 @@ CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test coverage celery-own mutants faults soak bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
+.PHONY: help demo serve test backend-matrix coverage celery-own mutants faults soak bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -43,6 +43,9 @@ coverage: $(VENV)/.dev ## Run the tests and list the lines that none of them ent
 
 celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the lock and with records; half an hour
 	@$(BIN)/python -m tests.celery_own $(ARGS)
+
+backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; ten minutes
+	@$(BIN)/python -m tests.backends.matrix --jobs $(JOBS) $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
 	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) $(ARGS)

@@ -21,16 +21,28 @@ class DjangoDlockConfig(AppConfig):
         # Imported here, because models cannot be imported before the apps are loaded.
         from . import audit, checks
         from .backends import sqlite_forks
+        from .metrics import config
 
         checks.register()
         # Before all others that take part in forks: what they do may take locks.
         sqlite_forks.connect()
         audit.connect()
+        if config.read().exporters:
+            _connect_metrics()
         setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
 
 
+def _connect_metrics() -> None:
+    # Imported here, because a project without metrics needs none of it.
+    from .metrics import config, recorder
+
+    recorder.connect(config.read())
+
+
 def _reset_backends(*, setting: str, **_: Any) -> None:
-    """Discard all backends, so that ``override_settings`` takes effect."""
+    """Discard all backends and metrics, so that ``override_settings`` takes effect."""
+    if setting == "DLOCK_METRICS":
+        _connect_metrics()
     if setting in ("DLOCKS", "CACHES", "DATABASES", "DATABASE_ROUTERS"):
         from .handler import locks
 

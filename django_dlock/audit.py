@@ -7,7 +7,6 @@ cannot be written, it is lost and a line is logged.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,11 +19,10 @@ from django.utils import timezone
 from . import process, signals
 from .core import dispatch
 from .lease import LeaseInfo
+from .log import logger
 from .models import LockEvent
 
 __all__ = ["BY_HAND", "connect", "record", "record_break"]
-
-logger = logging.getLogger("django_dlock")
 
 BY_HAND = frozenset({"operator", "command"})
 """Reasons of ``broken`` for which the sender writes the row itself, so that it sees errors."""
@@ -139,7 +137,12 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
             record(event, **columns, detail={**times, **_context(metadata or {})})
     except DatabaseError as error:
         logger.warning(
-            "The lock event '%s' of lock %r was not written: %s", event, facts["name"], error
+            "The lock event '%s' of lock %r was not written: %s",
+            event,
+            facts["name"],
+            error,
+            task_id=(metadata or {}).get("task_id"),
+            **{key: facts.get(key) for key in ("name", "alias", "owner", "token", "reason")},
         )
     finally:
         close_old_connections()

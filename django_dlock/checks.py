@@ -20,11 +20,15 @@ from .exceptions import BackendUnavailable
 from .handler import locks
 
 __all__ = [
+    "check_alias",
     "check_deployment",
     "check_migrations",
+    "check_project",
     "check_records",
     "check_settings",
+    "check_settings_of",
     "check_shared_caches",
+    "check_shared_caches_of",
     "check_tasks",
     "register",
 ]
@@ -47,11 +51,17 @@ def register() -> None:
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Errors in ``DLOCKS``, E001 to E009."""
-    found: list[checks.CheckMessage] = [
-        checks.Error(problem.message, hint=problem.hint, id=_id(problem))
-        for problem in conf.problems()
-    ]
+    found = list(map(_error, conf.problems()))
     return found or [error for alias in conf.aliases() for error in _refused(alias)]
+
+
+def check_settings_of(alias: str) -> list[checks.CheckMessage]:
+    """Errors in the entry of one alias."""
+    return list(map(_error, conf.problems_of(alias))) or list(_refused(alias))
+
+
+def _error(problem: Problem) -> checks.CheckMessage:
+    return checks.Error(problem.message, hint=problem.hint, id=_id(problem))
 
 
 def _id(problem: Problem) -> str:
@@ -79,30 +89,29 @@ RedisLocation = tuple[str, str]
 
 def check_shared_caches(**_: Any) -> list[checks.CheckMessage]:
     """W001: ``cache.clear()`` flushes a Redis database that contains locks."""
+    return [warning for options in _aliases() for warning in check_shared_caches_of(options)]
+
+
+def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessage]:
+    """W001 of one alias."""
     caches: dict[str, RedisLocation] = {}
     for name, cache in settings.CACHES.items():
         location = _location_of_cache(cache) if is_redis_cache(cache.get("BACKEND", "")) else None
         if location is not None:
             caches[name] = location
-    found: list[checks.CheckMessage] = []
-    for options, location in (
-        (it, location) for it in _aliases() for location in _locations_of_locks(it)
-    ):
+    for location in _locations_of_locks(options):
         sharing = [name for name, other in caches.items() if other == location]
         if sharing:
             server, database = location
             taken = {other for other_server, other in caches.values() if other_server == server}
             free = next(number for number in range(16) if str(number) not in taken)
-            found.append(
-                checks.Warning(
-                    f"The locks of alias {options.alias!r} share database {database} of the "
-                    f"Redis at {server} with the caches {sharing}: cache.clear() runs FLUSHDB, "
-                    "so all held locks would be lost.",
-                    hint=f"Use another database for the locks: {_cure(options, free)}",
-                    id="django_dlock.W001",
-                )
+            yield checks.Warning(
+                f"The locks of alias {options.alias!r} share database {database} of the "
+                f"Redis at {server} with the caches {sharing}: cache.clear() runs FLUSHDB, "
+                "so all held locks would be lost.",
+                hint=f"Use another database for the locks: {_cure(options, free)}",
+                id="django_dlock.W001",
             )
-    return found
 
 
 def _cure(options: AliasOptions, database: int) -> str:
@@ -160,8 +169,14 @@ def check_deployment(**_: Any) -> list[checks.CheckMessage]:
     """E010, E011, W003, W006, W008: the store; W002: locks of one process; W004: SQLite, deferred;
     I001: where the locks are that nobody has set a place for.
     """
-    found = [warning for options in _aliases() for warning in _deployment(options)]
-    return [*found, *_chosen(), *_deferred_sqlite()]
+    found = [warning for options in _aliases() for warning in check_alias(options)]
+    return [*found, *check_project()]
+
+
+def check_project() -> Iterator[checks.CheckMessage]:
+    """I001 and W004, which belong to no alias."""
+    yield from _chosen()
+    yield from _deferred_sqlite()
 
 
 def _chosen() -> Iterator[checks.CheckMessage]:
@@ -177,7 +192,8 @@ def _chosen() -> Iterator[checks.CheckMessage]:
             )
 
 
-def _deployment(options: AliasOptions) -> Iterator[checks.CheckMessage]:
+def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
+    """What ``check_deployment`` finds of one alias."""
     try:
         backend = locks[options.alias]
     except ImproperlyConfigured:

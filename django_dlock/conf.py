@@ -21,6 +21,7 @@ __all__ = [
     "aliases",
     "can_be_renewed",
     "problems",
+    "problems_of",
     "seconds",
 ]
 
@@ -107,10 +108,11 @@ def problems() -> list[Problem]:
         names = aliases()
     except InvalidLockBackend as error:
         return [Problem("E001", str(error), "Set DLOCKS to a dict of aliases.")]
-    return [problem for alias in names for problem in _problems_of(alias)]
+    return [problem for alias in names for problem in problems_of(alias)]
 
 
-def _problems_of(alias: str) -> list[Problem]:
+def problems_of(alias: str) -> list[Problem]:
+    """All errors in the entry of one alias."""
     try:
         return _checked(alias)[0]
     except InvalidLockBackend as error:

@@ -1,5 +1,5 @@
-"""The package's tables: idempotency records, follow-ups, fences, lock events, and the leases of the
-database backend.
+"""The package's tables: idempotency records, follow-ups, fences, lock events, the leases of the
+database backend, and the record of the fail-over backend.
 
 ``HeldLock`` has no table: it is the model of the admin page that lists the leases of all aliases,
 which are read from their backends, and has the permissions of that page.
@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from .lease import LeaseInfo
 
 __all__ = [
+    "FailoverRecord",
     "Fence",
     "FollowUp",
     "HeldLock",
@@ -338,3 +339,32 @@ class ProcessRecord(models.Model):
 
     def __str__(self) -> str:
         return self.id
+
+
+class FailoverRecord(models.Model):
+    """Which of two stores is active; ``backends/failover/record.py`` explains it.
+
+    Written by that backend alone. Do not delete a row while an alias uses it.
+    """
+
+    # A digest, for the reasons given at ``IdempotencyRecord.digest``.
+    id = models.CharField(max_length=64, primary_key=True, editable=False)
+    alias = models.CharField(_("alias"), max_length=255)
+    key_prefix = models.CharField(_("key prefix"), max_length=255)
+    epoch = models.IntegerField(_("epoch"))
+    active = models.CharField(_("active store"), max_length=255)
+    # Microseconds since 1970 on the database's clock, or microseconds.
+    longest = models.BigIntegerField()
+    quiet = models.BigIntegerField()
+    switched_at = models.BigIntegerField(null=True)
+    answered_at = models.BigIntegerField()
+    reason = models.CharField(_("reason"), max_length=255, blank=True, default="")
+    switched_by = models.CharField(_("switched by"), max_length=255, blank=True, default="")
+
+    class Meta:
+        default_permissions = ()
+        verbose_name = _("fail-over record")
+        verbose_name_plural = _("fail-over records")
+
+    def __str__(self) -> str:
+        return f"{self.alias}: {self.active}"

@@ -28,6 +28,12 @@ broken = Signal()
 
 LONG_WAIT = 30.0
 """Seconds of waiting after which an acquire is recorded as a lock event."""
+gave_up = Signal()
+"""Not public: an acquire has ended without a lease; ``reason`` is ``contended`` or
+``unavailable``."""
+requeued = Signal()
+"""Not public: a delivery was put back into its queue; ``task``, ``task_id`` and ``reason``:
+``contended``, ``unavailable`` or ``other``."""
 waited_long = Signal()
 """Not public: ``acquired`` after a long wait, for the lock events. Receiving ``acquired`` instead
 would slow down every acquire."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -22,13 +21,12 @@ from .decorators import CommonKeywords, LockKeywords, check_options, full_name
 from .exceptions import BackendUnavailable, LeaseLost, LockError, LockNotAcquired
 from .keys import Key, MissingValue, compile_key
 from .lock import Lock
+from .log import logger
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["locked_view"]
-
-logger = logging.getLogger("django_dlock")
 
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
@@ -332,7 +330,7 @@ def _release(lock: Lock) -> None:
         lock.release()
     except (BackendUnavailable, LeaseLost) as error:
         # The response has been sent, so it can only be logged.
-        logger.warning("After a streamed response: %s", error)
+        logger.warning("After a streamed response: %s", error, about=lock)
 
 
 # -- the lock and the refusal --------------------------------------------------------------
@@ -371,7 +369,7 @@ class _Guard(NamedTuple):
             return refusal_responses.contended(request, self.status, error.info)
         if not isinstance(error, BackendUnavailable) or self.if_unavailable == "raise":
             raise error
-        logger.warning("%s %s: %s", request.method, request.path, error)
+        logger.warning("%s %s: %s", request.method, request.path, error, about=lock)
         return None if self.if_unavailable == "pass" else refusal_responses.unavailable(request)
 
 

@@ -1,4 +1,4 @@
-"""What a backend is told of its alias in ``DLOCKS``, and how it reports what is wrong there."""
+"""What a backend is told of its alias in ``DLOCKS``, and how it reports what it finds there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["AliasOptions", "Problem"]
+__all__ = ["AliasOptions", "Fact", "Problem"]
 
 
 class Problem(NamedTuple):
@@ -20,6 +20,20 @@ class Problem(NamedTuple):
     id: str
     message: str
     hint: str
+
+
+class Fact(NamedTuple):
+    """What a store tells of itself, such as its version; ``diagnose_locks`` shows it.
+
+    Attributes:
+        topic: What it is about, in one word: ``server``, ``persistence``.
+        text: One line for an operator.
+        hint: What to do, if the fact is a danger to the locks; else empty.
+    """
+
+    topic: str
+    text: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ import contextlib
 import functools
 import math
 import os
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -44,22 +43,21 @@ from ..lease import (
     ReleaseRequest,
     Renewal,
 )
-from .alias import AliasOptions, Problem
+from .alias import AliasOptions, Fact, Problem
 from .calls import Calls
+from .pauses import pause
 from .pending_renewal import PendingRenewal, RenewalResults, SubmittedRenewal
 
 __all__ = [
     "AliasOptions",
     "BaseLockBackend",
     "Capability",
+    "Fact",
     "LeaseInfos",
     "PendingRenewal",
     "Problem",
     "RenewalResults",
 ]
-
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
-"""Seconds between two attempts of a waiter that no wake-up reaches."""
 
 # Named here because inside the class ``list`` is a method.
 LeaseInfos = list[LeaseInfo]
@@ -175,7 +173,7 @@ class BaseLockBackend(ABC):
         Raises:
             BackendUnavailable: The backend cannot be reached.
         """
-        time.sleep(_pause(request, contention, until))
+        time.sleep(pause(request, contention, until))
         return None
 
     @abstractmethod
@@ -322,6 +320,15 @@ class BaseLockBackend(ABC):
         """
         return ()
 
+    def facts(self, *, deadline: float) -> Sequence[Fact]:
+        """Ask the store about itself, for ``diagnose_locks``: its version, whether it keeps leases
+        through a restart, how full it is. A fact that it does not tell is left out.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        return ()
+
     # -- coroutines --------------------------------------------------------------------
 
     async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -363,7 +370,7 @@ class BaseLockBackend(ABC):
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         """As ``wait``, for coroutines; a waiting coroutine takes no thread."""
-        await asyncio.sleep(_pause(request, contention, until))
+        await asyncio.sleep(pause(request, contention, until))
         return None
 
     def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -384,12 +391,3 @@ class BaseLockBackend(ABC):
     def call_deadline(self) -> float:
         """The deadline of a call that starts now: ``command_timeout`` from now."""
         return clock.now() + self.command_timeout
-
-
-def _pause(request: LeaseRequest, contention: Contention, until: float) -> float:
-    """Seconds after which a waiter that no wake-up reaches tries again."""
-    now = clock.now()
-    pause = min(max(SHORTEST_PAUSE, (now - request.since) / 8), LONGEST_PAUSE)
-    # Jitter keeps many waiters from asking at once.
-    pause *= random.uniform(0.75, 1.25)
-    return max(0.0, min(pause, contention.remaining, until - now))

@@ -7,7 +7,6 @@ the broker's server are not known here.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +16,12 @@ from django.core import checks
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
+from ..log import logger
 from .delivery.locking import contention_timeout
 from .options import PREFIXES, TaskWithOptions
 from .publishing.broker import CONSUMER_TIMEOUT, VISIBILITY_TIMEOUTS, forgets_what_it_delivers
 
 __all__ = ["check_tasks", "log_task_warnings"]
-
-logger = logging.getLogger("django_dlock")
 
 OF_LOCK = {
     "ttl": "lock_ttl",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery.result import AsyncResult, GroupResult
 from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
-__all__ = ["MAX_RESULT", "decode", "describe", "encode"]
+from ..log import logger
 
-logger = logging.getLogger("django_dlock")
+__all__ = ["MAX_RESULT", "decode", "describe", "encode"]
 
 MAX_RESULT = 1024 * 1024
 """Characters of a recorded result; store more in a table or file of your own."""
@@ -20,7 +19,7 @@ MAX_ERROR = 10_000
 """Characters of a recorded error."""
 
 
-def encode(result: Any, *, task: str) -> str:
+def encode(result: Any, *, task: str, task_id: str | None = None) -> str:
     """The result as text for the record; if it cannot be recorded, an empty text and a warning.
 
     Celery's own results (``AsyncResult``, ``GroupResult``) are recorded as its backends store
@@ -41,6 +40,7 @@ def encode(result: Any, *, task: str) -> str:
         "else, or set store_result=False",
         task,
         why,
+        task_id=task_id,
     )
     return ""
 

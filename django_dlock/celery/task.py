@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
 from ..exceptions import LockNotAcquired
+from ..log import logger
 from .canvas import callbacks, chords, items
 from .delivery.context import DeliveryContext, Run
 from .delivery.delivery import Delivery
@@ -19,8 +19,6 @@ from .publishing.requeue import return_message
 from .publishing.unique import POSITIONAL, publish, send_safely
 
 __all__ = ["LockedTask"]
-
-logger = logging.getLogger("django_dlock")
 
 
 class LockedTask(TaskWithOptions):
@@ -165,6 +163,7 @@ class LockedTask(TaskWithOptions):
                 "that: %s",
                 signature.task,
                 error,
+                task_id=self.request.id,
             )
             super().apply_async_on_commit(*args, **options)
 

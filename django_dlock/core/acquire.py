@@ -8,7 +8,6 @@ released, so an interrupt may leave it at any point.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import random
@@ -26,6 +25,7 @@ from ..exceptions import (
     LockNotAcquired,
 )
 from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
+from ..log import logger
 from ..process import death_proof
 from . import cleanup, dispatch, transactions
 from .held_lease import HeldLease, registry
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["AcquireFlows", "Flow", "adrive", "drive", "grant_flow"]
-
-logger = logging.getLogger("django_dlock")
 
 T = TypeVar("T")
 
@@ -146,6 +144,7 @@ class AcquireFlows:
                 self._leases.enter(held, requests[-1].owner)
                 return self
             if patience == 0:
+                self._give_up("contended")
                 return None
             raise AlreadyHeld(
                 "Already held by this thread, task or handle; waiting for it would never end",
@@ -162,6 +161,7 @@ class AcquireFlows:
             if lease is not None:
                 break
             if patience is not None and (left := started + patience - clock.now()) <= 0:
+                self._give_up("contended")
                 return None
             # This attempt was granted and ended before we knew. Its owner is granted nothing more.
             requests.append(self._request(patience))
@@ -180,11 +180,27 @@ class AcquireFlows:
         if not isinstance(error, AlreadyHeld | LockNotAcquired):
             self._leases.cancel(request.owner)
             cleanup.cancel_later(self._backend, request)
+        # Only now: an interrupt may land in it.
+        if isinstance(error, BackendUnavailable):
+            self._give_up("unavailable")
+
+    def _give_up(self, reason: str) -> None:
+        if dispatch.has_receivers(signals.gave_up, self._sender):
+            dispatch.send(
+                signals.gave_up, self._sender, owner=None, reason=reason, **self._signal_kwargs()
+            )
 
     def _met(self, contention: Contention) -> None:
         first, self.contention = self.contention is None, contention
         if first:
-            logger.info("Lock %r (alias %r) is held by someone else", self.name, self.alias)
+            logger.info(
+                "Lock %r (alias %r) is held by someone else",
+                self.name,
+                self.alias,
+                about=self,
+                reason="contended",
+                task_id=self._options.metadata.get("task_id"),
+            )
             if dispatch.has_receivers(signals.contended, self._sender):
                 dispatch.send(signals.contended, self._sender, owner=None, **self._signal_kwargs())
 
@@ -284,7 +300,15 @@ def _until_granted(
         # Only after the first wait, because most holders release before it ends.
         if (last or waited) and is_dead(answer):
             broken = answer.owner
-            logger.warning("Lock %r (alias %r): its holder is dead", request.name, backend.alias)
+            logger.warning(
+                "Lock %r (alias %r): its holder is dead",
+                request.name,
+                backend.alias,
+                name=request.name,
+                alias=backend.alias,
+                owner=broken,
+                reason="holder_dead",
+            )
             if (yield "break_", (request.name,), {"owner": broken}):
                 broke(answer)
         elif last:

@@ -6,7 +6,6 @@ so it ends with its TTL at the latest; if it is cancelled, the name is free at o
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass
 
@@ -14,10 +13,9 @@ from .. import clock, process
 from ..backends.base import BaseLockBackend
 from ..exceptions import BackendUnavailable
 from ..lease import LeaseRequest
+from ..log import logger
 
 __all__ = ["cancel_later"]
-
-logger = logging.getLogger("django_dlock")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 # A request may wait in a paused server's socket for longer than its TTL.
@@ -52,9 +50,17 @@ class _Job:
                 name,
                 backend.alias,
                 error,
+                about=self.request,
+                alias=backend.alias,
             )
         except BaseException:
-            logger.exception("Lock %r (alias %r): cleanup failed", name, backend.alias)
+            logger.exception(
+                "Lock %r (alias %r): cleanup failed",
+                name,
+                backend.alias,
+                about=self.request,
+                alias=backend.alias,
+            )
         return True
 
 

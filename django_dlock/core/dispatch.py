@@ -19,6 +19,7 @@ from typing import Any
 from django.dispatch import Signal
 
 from .. import clock, process
+from ..log import logger
 
 __all__ = [
     "EventQueue",
@@ -34,8 +35,6 @@ __all__ = [
     "slow",
     "take_part_in_forks",
 ]
-
-logger = logging.getLogger("django_dlock")
 
 HANGING_AFTER = 5.0
 """Seconds after which a delivery counts as hanging."""
@@ -231,22 +230,25 @@ def call(function: Callable[..., object], *args: Any) -> None:
     _event_queue.post(lambda: function(*args))
 
 
-def log_warning(message: str, *args: Any) -> None:
+def log_warning(message: str, *args: Any, **facts: Any) -> None:
     """Log on the dispatch thread, because a project's log handlers may hang, too."""
-    _event_queue.post(lambda: logger.warning(message, *args))
+    line = logger.line(logging.WARNING, message, *args, **facts)
+    _event_queue.post(lambda: logger.write(line))
 
 
-def log_warning_later(message: str, *args: Any) -> None:
+def log_warning_later(message: str, *args: Any, **facts: Any) -> None:
     """As ``log_warning``, with the next event or the watchdog's next turn; starts no thread.
 
     For what runs while garbage is collected: to start a thread lets others run there.
     """
-    _event_queue.put(lambda: logger.warning(message, *args))
+    line = logger.line(logging.WARNING, message, *args, **facts)
+    _event_queue.put(lambda: logger.write(line))
 
 
-def log_error(error: BaseException, message: str, *args: Any) -> None:
+def log_error(error: BaseException, message: str, *args: Any, **facts: Any) -> None:
     """Log an error that should not happen, with its traceback."""
-    _event_queue.post(lambda: logger.error(message, *args, exc_info=error))
+    line = logger.line(logging.ERROR, message, *args, exc_info=error, **facts)
+    _event_queue.post(lambda: logger.write(line))
 
 
 def has_receivers(signal: Signal, sender: type) -> bool:

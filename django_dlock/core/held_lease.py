@@ -8,23 +8,21 @@ which is atomic and safe in signal handlers and finalizers.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from .. import clock, signals
 from ..backends.base import BaseLockBackend
 from ..exceptions import LeaseLost, NotHeld
 from ..lease import Lease, Outcome, Renewal
+from ..log import logger
 from . import dispatch
 from .options import LockOptions
 
 __all__ = ["HeldLease", "HolderKey", "LockState", "holder_ended", "registry"]
-
-logger = logging.getLogger("django_dlock")
 
 LockState = Literal["free", "held", "in_doubt", "lost"]
 
@@ -108,6 +106,10 @@ class HeldLease:
     @property
     def alias(self) -> str:
         return self.backend.alias
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.options.metadata
 
     @property
     def state(self) -> LockState:
@@ -220,6 +222,7 @@ class HeldLease:
                 self.alias,
                 now - self.confirmed_at,
                 self.deadline - now,
+                about=self,
             )
             dispatch.send(signals.in_doubt, self.sender, **self.signal_kwargs())
 
@@ -271,6 +274,7 @@ class HeldLease:
                 "Lock %r (alias %r): already released, or gone; the backend cannot tell which",
                 self.name,
                 self.alias,
+                about=self,
             )
             self.end_released()
         elif outcome != "released":
@@ -285,7 +289,13 @@ class HeldLease:
             return False
         held_for = clock.now() - self.acquired_at
         dispatch.log_warning(
-            "Lock %r (alias %r) was lost after %.1f s: %s", self.name, self.alias, held_for, reason
+            "Lock %r (alias %r) was lost after %.1f s: %s",
+            self.name,
+            self.alias,
+            held_for,
+            reason,
+            about=self,
+            reason=reason,
         )
         if self.options.on_lost is not None:
             dispatch.call(self._call_on_lost, self.options.on_lost, reason)

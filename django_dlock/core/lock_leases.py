@@ -155,7 +155,7 @@ class HandleLeases:
                 "gone: it cannot be released and ends with its TTL. Use `with`, or keep the Lock "
                 "until you release it"
             )
-            dispatch.log_warning_later("%s (%.1f s left)", text, held.remaining)
+            dispatch.log_warning_later("%s (%.1f s left)", text, held.remaining, about=held)
             warnings.warn(text, ResourceWarning, stacklevel=3, source=handle)
 
     def _drop_entries(self, held: HeldLease) -> None:

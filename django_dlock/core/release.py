@@ -5,21 +5,19 @@ Written once for threads and coroutines; see ``acquire``.
 
 from __future__ import annotations
 
-import logging
 import sys
 from functools import partial
 
 from .. import clock, process
 from ..exceptions import BackendUnavailable, LeaseLost, LockError, NotHeld
 from ..lease import LeaseRequest
+from ..log import logger
 from . import cleanup, transactions, watchdog
 from .acquire import AcquireFlows, Flow, drive
 from .held_lease import HeldLease
 from .options import Seconds, lease_ttl
 
 __all__ = ["LockFlows"]
-
-logger = logging.getLogger("django_dlock")
 
 # After these the backend has nothing of ours left to be released.
 _NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
@@ -79,7 +77,7 @@ class LockFlows(AcquireFlows):
         except BackendUnavailable as trouble:
             # The body ran under a lease that was good to the end. Failing it now would make
             # its caller repeat work that is done.
-            logger.warning("%s", trouble)
+            logger.warning("%s", trouble, about=held)
         except LeaseLost as loss:
             if error is None:
                 raise
@@ -125,6 +123,7 @@ class LockFlows(AcquireFlows):
                 self.name,
                 self.alias,
                 database,
+                about=held,
             )
 
     def _release_late(self, held: HeldLease) -> None:
@@ -132,7 +131,7 @@ class LockFlows(AcquireFlows):
         try:
             drive(self._release_flow(held), self._backend)
         except (LeaseLost, BackendUnavailable) as error:
-            logger.warning("After the transaction: %s", error)
+            logger.warning("After the transaction: %s", error, about=held)
         except BaseException as error:
             # Django goes on after a soft limit, too, and nobody would release it any more.
             self._stop(held, error)

@@ -11,7 +11,6 @@ fall into step and cost one round trip for 500.
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import random
@@ -24,13 +23,12 @@ from .. import clock, process, signals
 from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
 from ..exceptions import BackendUnavailable
 from ..lease import Outcome, ReleaseRequest
+from ..log import logger
 from . import dispatch
 from .held_lease import HeldLease, registry
 from .schedule import Schedule
 
-__all__ = ["Watchdog", "shutdown", "unwatch", "watch"]
-
-logger = logging.getLogger("django_dlock")
+__all__ = ["Watchdog", "lateness", "shutdown", "unwatch", "watch"]
 
 IDLE = 60.0
 """Seconds without a lease after which the thread ends."""
@@ -153,7 +151,8 @@ class Watchdog:
         try:
             return self._serve(schedule)
         except BaseException as error:
-            dispatch.log_error(error, "The watchdog failed for alias %r", schedule.backend.alias)
+            alias = schedule.backend.alias
+            dispatch.log_error(error, "The watchdog failed for alias %r", alias, alias=alias)
             schedule.start_over(clock.now())
             return clock.now() + LATE
 
@@ -247,10 +246,15 @@ class Watchdog:
         """Try again soon, well before the deadline."""
         if isinstance(error, BackendUnavailable):
             dispatch.log_warning(
-                "Alias %r: %d renewals failed: %s", schedule.backend.alias, len(leases), error
+                "Alias %r: %d renewals failed: %s",
+                schedule.backend.alias,
+                len(leases),
+                error,
+                alias=schedule.backend.alias,
             )
         else:
-            dispatch.log_error(error, "Alias %r: renewal failed", schedule.backend.alias)
+            alias = schedule.backend.alias
+            dispatch.log_error(error, "Alias %r: renewal failed", alias, alias=alias)
         now, jitter = clock.now(), random.uniform(0.75, 1.25)
         for held in leases:
             held.failures += 1
@@ -342,9 +346,16 @@ class Watchdog:
                     backend.release_many(batch, deadline=backend.call_deadline())
                 backend.deregister(process.current().id, deadline=backend.call_deadline())
             except BackendUnavailable as error:
-                logger.warning("Alias %r: leases end with their TTL: %s", backend.alias, error)
+                logger.warning(
+                    "Alias %r: leases end with their TTL: %s",
+                    backend.alias,
+                    error,
+                    alias=backend.alias,
+                )
             except Exception:
-                logger.exception("Alias %r: could not release leases", backend.alias)
+                logger.exception(
+                    "Alias %r: could not release leases", backend.alias, alias=backend.alias
+                )
         # Give receivers time for the last events, but do not let them keep the process from ending.
         dispatch.settle(PATIENCE_AT_EXIT)
 
@@ -353,3 +364,8 @@ _watchdog = Watchdog()
 watch = _watchdog.watch
 unwatch = _watchdog.unwatch
 shutdown = _watchdog.shutdown
+
+
+def lateness() -> float:
+    """Seconds by which the renewal thread of this process last woke too late."""
+    return _watchdog.lateness

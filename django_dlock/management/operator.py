@@ -17,11 +17,22 @@ from django.db import DatabaseError, connections, router
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery, duration
-from ..lease import LeaseInfo
+from ..lease import LeaseInfo, LeaseQuery
 from ..models import IdempotencyRecord
 from .locked import WRONG_USAGE
+from .screen import Progress
 
-__all__ = ["LockCommand", "OperatorCommand", "PurgeCommand", "RecordCommand", "matching"]
+__all__ = [
+    "FAILED",
+    "AliasCommand",
+    "LockCommand",
+    "OperatorCommand",
+    "PurgeCommand",
+    "RecordCommand",
+    "matching",
+    "printable",
+    "table",
+]
 
 FAILED = 1
 NARROWEST = 12
@@ -42,8 +53,9 @@ class OperatorCommand(BaseCommand):
     def wrong_usage(self, message: str) -> NoReturn:
         raise CommandError(message, returncode=WRONG_USAGE)
 
-    def print_json(self, value: Any) -> None:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
+    def print_json(self, value: Any, *, indent: int | None = 2) -> None:
+        """Print a value; with an indent of ``None``, in one line."""
+        text = json.dumps(value, indent=indent, ensure_ascii=False)
         # Data in a lease may contain terminal escape sequences or lone surrogates, which cannot be
         # printed. They are always inside strings, where JSON can escape them.
         self.stdout.write(
@@ -98,10 +110,10 @@ class PurgeCommand(RecordCommand):
             self.wrong_usage(f"--batch-size is {batch_size}; it must be at least 1.")
         options["using"] = self.database(options["using"])
         try:
-            for count in self.batches(**options):
-                deleted += count
-                if options["verbosity"] > 0:
-                    self.stderr.write(f"{deleted} deleted so far", style_func=str)
+            with Progress(self.stderr, quiet=options["verbosity"] == 0) as progress:
+                for count in self.batches(**options):
+                    deleted += count
+                    progress.show(f"{deleted} {self.rows} deleted so far")
         except DatabaseError as error:
             raise CommandError(
                 f"Stopped after {deleted} {self.rows}: {error}", returncode=FAILED
@@ -112,13 +124,30 @@ class PurgeCommand(RecordCommand):
             self.stdout.write(f"{deleted} {self.rows} were deleted.")
 
 
-class LockCommand(OperatorCommand):
-    """A command about the locks of some aliases."""
+class AliasCommand(OperatorCommand):
+    """A command about some aliases."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--using", metavar="ALIAS", help="Only this alias of DLOCKS (default: all of them)."
         )
+        super().add_arguments(parser)
+
+    def aliases(self, alias: str | None) -> list[str]:
+        """This alias or all of them; ends the command if it is not defined."""
+        try:
+            known = list(locks)
+        except InvalidLockBackend as error:
+            raise CommandError(str(error), returncode=FAILED) from error
+        if alias is not None and alias not in known:
+            self.wrong_usage(f"There is no alias {alias!r} in DLOCKS; it defines {sorted(known)}.")
+        return known if alias is None else [alias]
+
+
+class LockCommand(AliasCommand):
+    """A command about the locks of some aliases."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--name", metavar="PATTERN", help="Only locks with this name; * matches anything."
         )
@@ -126,13 +155,7 @@ class LockCommand(OperatorCommand):
 
     def alias_query(self, alias: str | None) -> AliasQuery:
         """A query for one alias or for all; ends the command if the alias is not defined."""
-        try:
-            known = list(locks)
-        except InvalidLockBackend as error:
-            raise CommandError(str(error), returncode=FAILED) from error
-        if alias is not None and alias not in known:
-            self.wrong_usage(f"There is no alias {alias!r} in DLOCKS; it defines {sorted(known)}.")
-        return AliasQuery(known if alias is None else [alias])
+        return AliasQuery(self.aliases(alias))
 
     def find(self, alias_query: AliasQuery, pattern: str | None) -> list[LeaseInfo]:
         """The leases whose names match the pattern, sorted by alias and age."""
@@ -143,14 +166,23 @@ class LockCommand(OperatorCommand):
         answers = alias_query.ask(lambda backend: backend.list(prefix=prefix, contains=contains))
         return [info for infos in answers.values() for info in infos if matches(info.name)]
 
+    def find_first(
+        self, alias_query: AliasQuery, pattern: str | None, limit: int
+    ) -> tuple[list[LeaseInfo], int]:
+        """As ``find``, but no more than ``limit`` of each alias, and how many there are."""
+        if pattern is not None:
+            infos = self.find(alias_query, pattern)
+            return infos, len(infos)
+        pages = alias_query.ask(lambda backend: backend.page(LeaseQuery(), limit=limit)).values()
+        return [info for page in pages for info in page.infos], sum(page.total for page in pages)
+
     def print_leases(self, infos: Sequence[LeaseInfo], output_format: str, nothing: str) -> None:
         """Print leases as JSON, or as a table; ``nothing`` is the text if there are none."""
         if output_format == "json":
             self.print_json([info.as_dict() for info in infos])
         elif infos:
-            heads = ("NAME", "STATE", "HOLDER", "AGE", "TTL", "WAITING", "KIND", "ALIAS")
             width = shutil.get_terminal_size().columns if self.stdout.isatty() else None
-            for line in _table(heads, map(_cells, infos), stretching=(0, 2), width=width):
+            for line in table(infos, width):
                 self.stdout.write(line)
         else:
             self.stdout.write(nothing)
@@ -173,6 +205,12 @@ def matching(pattern: str | None) -> Any:
     return re.compile(".*".join(parts), re.DOTALL).fullmatch
 
 
+def table(infos: Iterable[LeaseInfo], width: int | None) -> Iterable[str]:
+    """Lines of a table of leases; no longer than ``width``, if that is possible."""
+    heads = ("NAME", "STATE", "HOLDER", "AGE", "TTL", "WAITING", "KIND", "ALIAS")
+    return _aligned(heads, map(_cells, infos), stretching=(0, 2), width=width)
+
+
 def _cells(info: LeaseInfo) -> tuple[str, ...]:
     facts = info.as_dict()["holder"]
     where = f"{facts['host']}:{facts['pid']}" if facts["host"] else ""
@@ -190,10 +228,15 @@ def _cells(info: LeaseInfo) -> tuple[str, ...]:
         info.alias,
     )
     # A path or a damaged entry may contain terminal escape sequences.
-    return tuple("".join(c if c.isprintable() else "?" for c in cell) for cell in cells)
+    return tuple(map(printable, cells))
 
 
-def _table(
+def printable(text: str) -> str:
+    """The text without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _aligned(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,

@@ -104,6 +104,13 @@ def test_the_checks_ask_the_node_that_has_the_locks(shared_cluster):
     assert "which has 1" in problem.message
 
 
+def test_the_facts_are_those_of_the_node_that_has_the_locks(shared_cluster):
+    backend = backend_for(shared_cluster.heir.url)
+    facts = {it.topic: it.text for it in backend.facts(deadline=backend.call_deadline())}
+    assert facts["server"].endswith(", cluster")
+    assert facts["replicas"] == "1 online of 1"
+
+
 def test_only_the_first_connection_is_led_elsewhere(shared_cluster):
     backend = in_cluster(shared_cluster)
     grant(backend, request("warm"))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from django_dlock import Lock, clock, locks
-from django_dlock.backends import base, calls
+from django_dlock.backends import calls, pauses
 from django_dlock.backends.base import AliasOptions, BaseLockBackend
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
@@ -267,7 +267,8 @@ def test_pauses_grow_and_end_with_the_lease_and_with_the_patience(
 
     def pause(waited: float, remaining: float = 30.0, patience: float = 30.0) -> float:
         attempt = request(since=1000.0 - waited)
-        return base._pause(attempt, Contention("o", "held", remaining, 0.0), 1000.0 + patience)
+        met = Contention("o", "held", remaining, 0.0)
+        return pauses.pause(attempt, met, 1000.0 + patience)
 
     assert pause(0.0) == pytest.approx(0.025)
     assert pause(0.8) == pytest.approx(0.125)

@@ -428,7 +428,7 @@ def test_purging_deletes_expired_records_in_batches():
     make_records(expired=5, kept=2)
     answer = run("purge_idempotency_records", batch_size=2)
     assert answer.out == "5 expired records were deleted.\n"
-    assert answer.err.splitlines() == [f"{count} deleted so far" for count in (2, 4, 5)]
+    assert answer.err == ""
     assert IdempotencyRecord.objects.count() == 2
 
 
@@ -474,7 +474,7 @@ def test_purging_lock_events_keeps_the_younger_ones():
         )
     assert run("purge_lock_events", verbosity=0).out == "2 lock events were deleted.\n"
     answer = run("purge_lock_events", older_than=30, batch_size=1)
-    assert answer.err.splitlines() == ["1 deleted so far"]
+    assert answer.out == "1 lock events were deleted.\n"
     # Meanwhile, losses of other tests' locks may be recorded.
     left = LockEvent.objects.filter(alias="one")
     assert set(left.values_list("name", flat=True)) == {"1", "20"}

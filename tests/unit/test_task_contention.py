@@ -338,7 +338,7 @@ def test_g13_a_folder_that_accepts_no_message_is_an_outage(tmp_path):
 
 
 def test_g13_a_soft_limit_just_after_publishing_is_no_failure(app, monkeypatch):
-    def log(level: int, message: str, *args: object) -> None:
+    def log(level: int, message: str, *args: object, **facts: object) -> None:
         if "is requeued" in message:
             raise SoftTimeLimitExceeded
 

@@ -25,13 +25,13 @@ from ...lease import (
     Renewal,
 )
 from ...process import ProcessIdentity, current
-from ..base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
+from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, RenewalResults
 from .connection import Connection, Failure
 from .listing import DatabaseListing
 from .renewal import Renewals
 from .rows import SECOND, Message, Row, WaitInfo, micro
 from .statements import Found
-from .store import POLL_INTERVAL, Store, problems
+from .store import CONNECTIONS, POLL_INTERVAL, Store, problems
 from .table import LeaseTable
 from .waiting import Expected, pause
 
@@ -275,6 +275,24 @@ class DatabaseBackend(BaseLockBackend):
                 return [Problem(check_id, f"{error}.", hint)]
             raise
         return []
+
+    def facts(self, *, deadline: float) -> list[Fact]:
+        def use(one: Connection, store: Store, key: Any) -> list[Fact]:
+            found = []
+            for topic, text, statement in store.dialect.FACTS:
+                try:
+                    ((value, *_),) = one.rows(statement)
+                except Failure as error:
+                    if error.kind == "broken":
+                        raise
+                    # The user may not read it.
+                    continue
+                found.append(Fact(topic, text.format(value)))
+            return found
+
+        count = self.options.options.get("connections", CONNECTIONS)
+        pool = Fact("connections", f"at most {count} of each process, and one that listens")
+        return [*self._table.ask(use, "", deadline), pool]
 
     # -- housekeeping ------------------------------------------------------------------
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 import threading
@@ -18,13 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import clock
+from ...log import logger
 from .listen_connection import Alarm, ListeningConnection, Stopped
 from .notification import POLL_INTERVAL, State, Waiters, set_event, thread_event
 from .sessions import SessionProof
 
 __all__ = ["Listener"]
-
-logger = logging.getLogger("django_dlock")
 
 SILENCE = 10.0
 """Seconds without a notification after which the connection is tested, if anybody waits."""

@@ -16,6 +16,15 @@ __all__ = ["MySQL"]
 class MySQL(Dialect):
     """MySQL and MariaDB, where an UPDATE can return one number only, with ``LAST_INSERT_ID``."""
 
+    FACTS = (
+        ("server", "{}", "SELECT CONCAT(@@version_comment, ' ', @@version)"),
+        (
+            "persistence",
+            "innodb_flush_log_at_trx_commit is {}",
+            "SELECT @@innodb_flush_log_at_trx_commit",
+        ),
+        ("connections", "the server takes {}", "SELECT @@max_connections"),
+    )
     # UTC has no repeated hour, and this function replicates as a statement.
     NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     POSITION = "INSTR"

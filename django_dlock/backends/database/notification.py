@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import logging
 import random
 import threading
 import weakref
@@ -14,13 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import clock
+from ...log import logger
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["POLL_INTERVAL", "Notification", "State", "Waiters", "set_event", "thread_event"]
-
-logger = logging.getLogger("django_dlock")
 
 POLL_INTERVAL = 0.1, 0.5
 """Seconds between two asks of a waiter, least and most, while nothing listens for it."""

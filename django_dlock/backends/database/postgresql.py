@@ -30,6 +30,12 @@ RETURNING CASE WHEN queue <> '' THEN json_build_array({NOW}, row_to_json(l))::te
 
 
 class PostgreSQL(Dialect):
+    FACTS = (
+        ("server", "PostgreSQL {}", "SHOW server_version"),
+        ("replicas", "{} connected", "SELECT count(*) FROM pg_stat_replication"),
+        ("persistence", "synchronous_commit is {}", "SHOW synchronous_commit"),
+        ("connections", "the server takes {}", "SHOW max_connections"),
+    )
     NOW = NOW
     EXACT = '{} COLLATE "C"'
 

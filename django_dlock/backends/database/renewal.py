@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 
 from ... import clock
 from ...lease import Outcome, Renewal, RenewalResult
+from ...log import logger
 from ..base import RenewalResults
 from .connection import Connection
 from .rows import Message, Row, micro
@@ -15,8 +15,6 @@ from .store import Store
 from .table import LeaseTable
 
 __all__ = ["Renewals"]
-
-logger = logging.getLogger("django_dlock")
 
 BEAT_EVERY = 4.0
 """Seconds; a renewal sooner than this after the last heartbeat writes no new heartbeat."""
@@ -63,6 +61,8 @@ class Renewals:
             logger.warning(
                 "Lock %r cannot be renewed yet: another transaction has locked its row",
                 asked[number].name,
+                about=asked[number],
+                alias=self._table.alias,
             )
             results[number] = RenewalResult("unanswered")
         for number, each in alone.items():

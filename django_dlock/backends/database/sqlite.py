@@ -38,6 +38,14 @@ COMMIT;
 
 
 class SQLite(Dialect):
+    FACTS = (
+        ("server", "SQLite {}", "SELECT sqlite_version()"),
+        (
+            "persistence",
+            "leases are in {}",
+            "SELECT coalesce(nullif(file, ''), 'memory') FROM pragma_database_list WHERE seq = 0",
+        ),
+    )
     NOW = "dlock_now()"
     GREATEST = "max"
     SKIP_LOCKED = ""

@@ -258,6 +258,10 @@ RETURNING token"""
         found = executor.rows(statement, list(processes))
         return {process: (int(seen_at), bool(gone)) for process, seen_at, gone in found}
 
+    FACTS: ClassVar[tuple[tuple[str, str, str], ...]] = ()
+    """What ``diagnose_locks`` shows of the server: a topic, the text around a value, and the
+    statement that reads it."""
+
     def sweep(self, executor: Executor, start: Any) -> tuple[int, int]:
         """Examine some rows from this key on; return how many, and how many were deleted.
 

@@ -23,7 +23,7 @@ from .sqlite import SQLite
 from .statements import Dialect
 from .wakeup import Wakeup
 
-__all__ = ["Calls", "Store", "database_alias", "problems"]
+__all__ = ["CONNECTIONS", "POLL_INTERVAL", "Calls", "Store", "database_alias", "problems"]
 
 T = TypeVar("T")
 

@@ -37,6 +37,10 @@ class LeaseTable:
         self._making = threading.RLock()
 
     @property
+    def alias(self) -> str:
+        return self._options.alias
+
+    @property
     def store(self) -> Store:
         store = self._made
         if store is None or not store.is_current:

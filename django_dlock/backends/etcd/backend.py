@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ... import clock
+from ...exceptions import BackendRefused
 from ...lease import (
     Contention,
     Lease,
@@ -33,7 +34,7 @@ from ...lease import (
     RenewalResult,
 )
 from ...process import current
-from ..base import AliasOptions, BaseLockBackend, Problem, RenewalResults
+from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
 from ..holder_state import holder_state, json_object
 from . import config
 from .client import Client, Denied, NotFound
@@ -285,6 +286,14 @@ class EtcdBackend(BaseLockBackend):
         except Denied as error:
             return [config.denied(self.options, self._store.prefix, error)]
         return ()
+
+    def facts(self, *, deadline: float) -> Sequence[Fact]:
+        try:
+            answer = self._store.call("maintenance/status", {}, deadline)
+        except BackendRefused:
+            # Some versions let administrators only ask this.
+            return ()
+        return config.facts(answer)
 
     # -- housekeeping ------------------------------------------------------------------
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ...exceptions import InvalidLockBackend
-from ..base import AliasOptions, Problem
+from ..base import AliasOptions, Fact, Problem
 
-__all__ = ["OPTIONS", "Member", "denied", "members", "option", "problems", "tls_context"]
+__all__ = ["OPTIONS", "Member", "denied", "facts", "members", "option", "problems", "tls_context"]
 
 OPTIONS = ("ca_cert", "client_cert", "client_key", "password", "username")
 """Keys of ``OPTIONS``, in addition to those that every backend has; each takes a string."""
@@ -124,3 +124,23 @@ def tls_context(options: AliasOptions) -> ssl.SSLContext:
             f"DLOCKS[{options.alias!r}]['OPTIONS']: cannot use the files for TLS: {error}"
         ) from error
     return context
+
+
+def facts(answer: Mapping[str, Any]) -> list[Fact]:
+    """What a member tells of itself, from its answer to ``maintenance/status``."""
+    member = (answer.get("header") or {}).get("member_id")
+    leader = answer.get("leader") or "0"
+    role = "the leader" if leader == member else "a follower"
+    size = int(answer.get("dbSize") or 0) / 2**20
+    found = [
+        Fact("server", f"etcd {answer.get('version', '?')}"),
+        Fact("leader", f"the member that answered is {role}"),
+        Fact("memory", f"{size:.1f} MiB in its database"),
+    ]
+    if leader == "0":
+        hint = "Start its other members: without a majority, no lock is granted."
+        found[1] = Fact("leader", "there is none", hint)
+    for alarm in answer.get("errors") or ():
+        hint = "See 'etcdctl alarm list': of NOSPACE, compact and defragment, then disarm it."
+        found.append(Fact("alarm", str(alarm), hint))
+    return found

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import threading
 import time
@@ -27,12 +26,11 @@ from functools import partial
 from typing import Any
 
 from ... import clock
+from ...log import logger
 from .client import Client, Stream
 from .entries import Json, encoded, range_after
 
 __all__ = ["Watch"]
-
-logger = logging.getLogger("django_dlock")
 
 POLL_INTERVAL = 0.1, 0.5
 """Seconds between two asks of a waiter, from and to, while there is no watch."""
@@ -306,6 +304,7 @@ class Watch:
                 self._client.alias,
                 *POLL_INTERVAL,
                 error,
+                alias=self._client.alias,
             )
         pause = min(RETRY[0] * 2**self._failures, RETRY[1]) * random.uniform(0.5, 1.0)
         self._failures = min(self._failures + 1, 10)

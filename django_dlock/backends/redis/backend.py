@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -26,11 +27,12 @@ from ..base import (
     AliasOptions,
     BaseLockBackend,
     Capability,
+    Fact,
     PendingRenewal,
     Problem,
     RenewalResults,
 )
-from . import config
+from . import config, information
 from .commands import Command, Commands, HandoverMessage, as_it_is, text
 from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
 from .handover import HandoverListener
@@ -210,25 +212,52 @@ class RedisBackend(BaseLockBackend):
 
     def store_problems(self) -> list[Problem]:
         deadline = self.call_deadline()
-        # In a cluster, this leads to the node that has the locks.
+        with self._asking(deadline) as connection:
+            values = self._information(connection, deadline)
+            refused = self._listener.refusal(connection, deadline)
+        found = config.store_problems(self.alias, values, refused, self._commands.keys.channels)
+        if values:
+            online = information.online_replicas(values)
+            found += config.replica_problems(self.alias, online, self._replicas)
+        return found
+
+    def facts(self, *, deadline: float) -> list[Fact]:
+        with self._asking(deadline) as connection:
+            values = self._information(connection, deadline)
+            saves = self._refusable(connection, "CONFIG", "GET", "save", deadline=deadline)
+        # Of Redis, it is a name and a value; RESP3 may make it a mapping.
+        snapshots = None if saves is None else any(map(text, list(saves)[1:]))
+        return information.facts_of(values, snapshots, max_connections(self.options))
+
+    @contextlib.contextmanager
+    def _asking(self, deadline: float) -> Iterator[Connection]:
+        """A connection of its own to the server that has the locks."""
+        # In a cluster, this leads to the node that has them.
         self.locked("check", deadline=deadline)
         try:
             connection = self._pool.connect(deadline)
             try:
-                # INFO, because hosted servers refuse CONFIG GET.
-                memory, replication = (
-                    text(connection.execute("INFO", section, deadline=deadline))
-                    for section in ("memory", "replication")
-                )
-                refused = self._listener.refusal(connection, deadline)
+                yield connection
             finally:
                 connection.close()
         except FAILURES as error:
             self._unavailable(error)
-        return [
-            *config.store_problems(self.alias, memory, refused, self._commands.keys.channels),
-            *config.replica_problems(self.alias, replication, self._replicas),
-        ]
+
+    def _information(self, connection: Connection, deadline: float) -> dict[str, str]:
+        """The answer to ``INFO``; empty if the user may not ask. Hosted servers refuse ``CONFIG``,
+        but not this."""
+        answer = self._refusable(connection, "INFO", deadline=deadline)
+        return {} if answer is None else information.parsed(text(answer))
+
+    @staticmethod
+    def _refusable(connection: Connection, *words: str, deadline: float) -> Any:
+        """The reply to a command; ``None`` if the user may not use it, or the server lacks it."""
+        try:
+            return connection.execute(*words, deadline=deadline)
+        except ErrorReply as error:
+            if error.code in ("NOPERM", "ERR"):
+                return None
+            raise
 
     # -- housekeeping ------------------------------------------------------------------
 
@@ -304,8 +333,9 @@ class RedisBackend(BaseLockBackend):
         what = "Redis refused the command" if refused else "Redis gave no answer"
         if isinstance(error, NotConfirmed):
             what = "The replicas of Redis did not answer"
-        # "unauthenticated" is in the reply to a long command that is sent without a password.
-        if isinstance(error, errors.AuthenticationError) or "unauthenticated" in str(error):
+        # These are in the replies to commands that are sent without a password.
+        without = any(word in str(error) for word in ("NOAUTH", "unauthenticated"))
+        if without or isinstance(error, errors.AuthenticationError):
             what += f" (user or password of DLOCKS[{self.alias!r}] is wrong or missing)"
         kind = BackendRefused if refused else BackendUnavailable
         raise kind(f"{what}: {error}", name, self.alias) from error

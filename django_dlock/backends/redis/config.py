@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
@@ -67,20 +68,27 @@ def _wrong_database(url: str) -> str:
     return next((name for name in named if name and not name.isdecimal()), "")
 
 
-def store_problems(alias: str, memory: str, refused: str, channels: str) -> list[Problem]:
-    """W003 and W006, from answers of the server.
+def store_problems(
+    alias: str, values: Mapping[str, str], refused: str, channels: str
+) -> list[Problem]:
+    """W003, W006 and W012, from answers of the server.
 
     Args:
-        memory: Its answer to ``INFO memory``.
+        values: Its answer to ``INFO``; empty if the user may not ask.
         refused: The error if the user may not publish and subscribe; empty if it may.
         channels: The prefix of our channels.
     """
     found: list[Problem] = []
-    facts = _facts(memory)
-    policy = facts.get("maxmemory_policy", "noeviction")
+    if not values:
+        message = (
+            f"The Redis of alias {alias!r} does not let its user run INFO: whether it evicts keys, "
+            "and which replicas it has, is not known."
+        )
+        found.append(Problem("W012", message, "Let it run it: ACL SETUSER <user> +info"))
+    policy = values.get("maxmemory_policy", "noeviction")
     # Without a limit the memory is never full. Every lock has a TTL, so the "volatile-..." policies
     # evict locks, too.
-    if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
+    if policy != "noeviction" and values.get("maxmemory", "0") != "0":
         message = (
             f"The Redis of alias {alias!r} evicts keys when its memory is full "
             f"(maxmemory-policy is {policy!r}): a held lock may disappear."
@@ -99,13 +107,8 @@ def store_problems(alias: str, memory: str, refused: str, channels: str) -> list
     return found
 
 
-def replica_problems(alias: str, replication: str, needed: int) -> list[Problem]:
-    """W011, from the server's answer to ``INFO replication``."""
-    # A line is such as "slave0:ip=10.0.0.2,port=6379,state=online,offset=14,lag=0".
-    online = sum(
-        key.startswith("slave") and "state=online" in value
-        for key, value in _facts(replication).items()
-    )
+def replica_problems(alias: str, online: int, needed: int) -> list[Problem]:
+    """W011, from the number of replicas that are online."""
     if online >= needed:
         return []
     message = (
@@ -114,8 +117,3 @@ def replica_problems(alias: str, replication: str, needed: int) -> list[Problem]
     )
     hint = f"Start replicas, or set DLOCKS[{alias!r}]['OPTIONS']['replicas'] to at most {online}."
     return [Problem("W011", message, hint)]
-
-
-def _facts(information: str) -> dict[str, str]:
-    """The lines of an answer to ``INFO``."""
-    return dict(line.split(":", 1) for line in information.splitlines() if ":" in line)

@@ -38,18 +38,18 @@ from ..base import (
     AliasOptions,
     BaseLockBackend,
     Capability,
+    Fact,
     PendingRenewal,
     Problem,
     RenewalResults,
 )
-from ..redis import RedisBackend
 from ..redis.commands import Command, Commands, as_it_is
 from ..redis.connection import is_refusal
 from ..redis.listing import ROWS
 from ..redis.parameters import connection_maker
 from ..redis.rows import ALL_FACTS, Reader
 from ..redis.script_parts import Script
-from . import config, listing
+from . import config, listing, servers
 from .broadcast import PENDING, Answers, Broadcast, Decided
 from .exchange import Exchange
 from .link import Link, connect
@@ -260,19 +260,14 @@ class RedlockBackend(BaseLockBackend):
         self._settled(self._send(self._same(command), self._votes.has_quorum, deadline), deadline)
 
     def store_problems(self) -> Sequence[Problem]:
-        found: list[Problem] = []
-        for one, node in zip(self._one_node, self._nodes, strict=True):
-            backend = RedisBackend(one)
-            try:
-                # Nothing is published here, so the permission to publish is not needed.
-                found += [it for it in backend.store_problems() if it.id != "W006"]
-            except BackendUnavailable as error:
-                message = f"Node {node.address} of alias {self.alias!r} cannot be used: {error}"
-                hint = "The locks work as long as a majority does. Start it, or correct LOCATION."
-                found.append(Problem("W008", message, hint))
-            finally:
-                backend.close()
-        return found
+        return list(servers.problems(self._servers()))
+
+    def facts(self, *, deadline: float) -> Sequence[Fact]:
+        quorum = Fact("quorum", f"{self._votes.quorum} of {len(self._nodes)} nodes")
+        return [quorum, *servers.facts(self._servers(), deadline)]
+
+    def _servers(self) -> list[tuple[str, AliasOptions]]:
+        return list(zip((node.address for node in self._nodes), self._one_node, strict=True))
 
     # -- housekeeping ------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ until enough nodes have answered. The thread ends after a minute without a comma
 
 from __future__ import annotations
 
-import logging
 import math
 import select
 import socket
@@ -18,11 +17,10 @@ from typing import TypeVar
 from redis import exceptions as errors
 
 from ... import clock
+from ...log import logger
 from .node import Job, Node
 
 __all__ = ["Exchange"]
-
-logger = logging.getLogger("django_dlock")
 
 T = TypeVar("T")
 

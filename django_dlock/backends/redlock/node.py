@@ -7,20 +7,18 @@ order, on one connection, so that what withdraws a grant never overtakes what as
 from __future__ import annotations
 
 import collections
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from redis import exceptions as errors
 
+from ...log import logger
 from ..redis.commands import Command
 from ..redis.connection import ConnectionBroken, ErrorReply
 from .link import Link
 
 __all__ = ["Job", "Node"]
-
-logger = logging.getLogger("django_dlock")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.3
 """Seconds between two attempts to connect; in between, commands fail at once."""

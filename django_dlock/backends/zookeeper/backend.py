@@ -35,11 +35,12 @@ from ...lease import (
     Renewal,
     RenewalResult,
 )
-from ..base import AliasOptions, BaseLockBackend, Problem, RenewalResults
+from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
 from ..holder_state import holder_state, json_object
+from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
-from .config import problems, root_of, session_timeout
+from .config import problems, root_of
 from .nodes import Rival, content, contents, node_of, path_of, queue, rivals, still_there
 from .session import Session
 from .watches import Watches
@@ -71,18 +72,14 @@ class ZooKeeperBackend(BaseLockBackend):
         return problems(options)
 
     def store_problems(self) -> list[Problem]:
-        """W009, if the servers grant a shorter session than asked."""
-
-        wanted = session_timeout(self.options)
         granted = self._sessions.call(lambda session: session.timeout, "", self.call_deadline())
-        if granted >= wanted:
-            return []
-        message = (
-            f"The ZooKeeper of alias {self.alias!r} keeps a silent session for {granted:g} s and "
-            f"not for the {wanted:g} s asked for, so its leases are good for {granted / 2:g} s."
-        )
-        hint = "Raise maxSessionTimeout there, or lower OPTIONS['session_timeout'] (or TTL) here."
-        return [Problem("W009", message, hint)]
+        return status.problems(self.options, granted)
+
+    def facts(self, *, deadline: float) -> list[Fact]:
+        def ask(session: Session) -> list[Fact]:
+            return status.facts(session.ask_status(status.COMMAND), session.timeout)
+
+        return self._sessions.call(ask, "", deadline)
 
     # -- acquire -----------------------------------------------------------------------
 

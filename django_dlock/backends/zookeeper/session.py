@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, NoNodeError
+from kazoo.exceptions import AuthFailedError, KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
@@ -199,6 +199,14 @@ class Session:
             return self.answer(request, deadline)
         except NoNodeError:
             return None
+
+    def ask_status(self, command: bytes) -> str:
+        """The server's answer to a command of four letters; empty if it gives none."""
+        try:
+            # On a connection of its own, which waits one ``command_timeout`` for the server.
+            return str(self.client.command(command))
+        except (OSError, KazooException, KazooTimeoutError):
+            return ""
 
     def delete(self, path: str, deadline: float) -> None:
         """Delete a node, if it is there."""

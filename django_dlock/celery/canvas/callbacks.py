@@ -6,7 +6,6 @@ callbacks twice; with the same id, the second copy is recognised as a duplicate.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from typing import Any
 
@@ -15,9 +14,9 @@ from celery.app.task import Context
 from celery.canvas import maybe_signature
 from celery.utils.functional import maybe_list
 
-__all__ = ["child_id", "name_callbacks", "name_errbacks", "named", "named_replacement"]
+from ...log import logger
 
-logger = logging.getLogger("django_dlock")
+__all__ = ["child_id", "name_callbacks", "name_errbacks", "named", "named_replacement"]
 
 _NAMESPACE = uuid.UUID("6e2f0ef5-6a3c-4b0f-9d0c-7d1f6c3c7a51")
 
@@ -50,7 +49,12 @@ def _name_options(app: Celery, request: Context, *options: str) -> None:
             _name_list(app, vars(request), option, str(request.id))
         _name_errbacks_of_chord(app, request)
     except Exception:
-        logger.warning("Task %s: its callbacks cannot get stable ids", request.id, exc_info=True)
+        logger.warning(
+            "Task %s: its callbacks cannot get stable ids",
+            request.id,
+            exc_info=True,
+            task_id=request.id,
+        )
 
 
 def named_replacement(app: Celery, request: Context, replacement: Any) -> Any:
@@ -60,7 +64,12 @@ def named_replacement(app: Celery, request: Context, replacement: Any) -> Any:
     try:
         return named(app, replacement, str(request.id), place, own=False)
     except Exception:
-        logger.warning("Task %s: its replacement cannot get stable ids", request.id, exc_info=True)
+        logger.warning(
+            "Task %s: its replacement cannot get stable ids",
+            request.id,
+            exc_info=True,
+            task_id=request.id,
+        )
         return replacement
 
 

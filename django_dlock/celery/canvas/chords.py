@@ -6,15 +6,14 @@ worker that sends the body first claims it. Counts and claims are keys beside th
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import Task, states
 from celery.app.task import Context
 
-__all__ = ["ChordClaimed", "counted_result", "obstacle"]
+from ...log import logger
 
-logger = logging.getLogger("django_dlock")
+__all__ = ["ChordClaimed", "counted_result", "obstacle"]
 
 DONE = (b"done", "done")
 
@@ -43,7 +42,10 @@ def obstacle(task: Task[Any, Any], request: Context) -> Exception | None:
         if isinstance(error, getattr(backend, "connection_errors", ())):
             return error
         logger.warning(
-            "Chord %s: cannot read whether its body is being sent", request.group, exc_info=True
+            "Chord %s: cannot read whether its body is being sent",
+            request.group,
+            exc_info=True,
+            task_id=request.id,
         )
         return None
     if claim and claim not in DONE:
@@ -61,7 +63,12 @@ def counted_result(task: Task[Any, Any], request: Context, result: Any) -> Any:
         return _counted(task, request, result)
     except Exception:
         # If this is an outage, Celery meets it, too, when it stores the result.
-        logger.warning("Chord %s: cannot read who is counted", request.group, exc_info=True)
+        logger.warning(
+            "Chord %s: cannot read who is counted",
+            request.group,
+            exc_info=True,
+            task_id=request.id,
+        )
         return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, TimeLimitExc
 from ...exceptions import AttemptsExhausted, BackendUnavailable, LeaseLost, NotHeld
 from ...idempotency import Claim
 from ...lock import Lock
+from ...log import logger
 from ..canvas import chords
 from ..publishing.follow_ups import FollowUps, Unpublished
 from ..publishing.header import RequeueHeader
@@ -25,8 +25,6 @@ from .recorded_run import RecordedRun, RunOutcome
 from .repair import OUTAGES, in_transaction, repair
 
 __all__ = ["Delivery"]
-
-logger = logging.getLogger("django_dlock")
 
 _UNCHANGEABLE = frozenset({bool, bytes, float, int, str, type(None)})
 
@@ -232,11 +230,11 @@ class Delivery:
             guard.release()
         except (LeaseLost, NotHeld) as error:
             # The loss was signalled when it happened, and the run is over.
-            logger.debug("Task %s[%s]: %s", *self._named, error)
+            logger.debug("Task %s[%s]: %s", *self._named, error, task_id=self._named[1])
         except Exception as error:  # noqa: BLE001 - the run is decided
             # No answer, or the soft time limit was raised right here. The lock is released in
             # the background, and ends with its TTL at the latest.
-            logger.warning("Task %s[%s]: %s", *self._named, error)
+            logger.warning("Task %s[%s]: %s", *self._named, error, task_id=self._named[1])
 
     @property
     def _named(self) -> tuple[str, str | None]:

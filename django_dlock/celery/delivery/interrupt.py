@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import inspect
-import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -30,11 +29,10 @@ from django.db.transaction import Atomic
 
 from ...exceptions import LeaseLost
 from ...lock import Lock
+from ...log import logger
 from . import greenlets
 
 __all__ = ["BodyRunner", "LeaseAborted"]
-
-logger = logging.getLogger("django_dlock")
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import secrets
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
@@ -17,6 +16,7 @@ from ...exceptions import AcquireTimeout, BackendUnavailable, LeaseLost, LockErr
 from ...handler import locks
 from ...lease import Contention, Kind, LeaseRequest
 from ...lock import Lock
+from ...log import logger
 from .. import owners
 from ..options import TaskWithOptions
 from ..publishing.broker import visibility_timeout
@@ -33,8 +33,6 @@ __all__ = [
     "lock_of",
     "was_outage",
 ]
-
-logger = logging.getLogger("django_dlock")
 
 KILL_GRACE = 1.0
 """Seconds by which a lease outlives the hard time limit. If the lease ended first, a task that the
@@ -287,6 +285,7 @@ def _acquire_locally(lock: Lock, ttl: float) -> LocalGuard | Contention:
         "only",
         lock.name,
         lock.alias,
+        about=lock,
     )
     return LocalGuard(lock.alias, request.name, request.owner)
 

@@ -13,7 +13,6 @@ parked lease has expired or was broken, the retry acquires the lock like any del
 
 from __future__ import annotations
 
-import logging
 import secrets
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from ...core import cleanup
 from ...exceptions import LockError
 from ...handler import locks
 from ...lease import LeaseRequest
+from ...log import logger
 from ..options import TaskOptions, TaskWithOptions
 from ..publishing.header import RequeueHeader
 from ..publishing.requeue import LONGEST_DELAY
@@ -33,8 +33,6 @@ from .context import DeliveryContext
 from .locking import DeliveryLock, Guard
 
 __all__ = ["GRACE", "header_of_body", "on_task_revoked", "park"]
-
-logger = logging.getLogger("django_dlock")
 
 GRACE = LONGEST_DELAY
 """Seconds for which a lease stays parked after the countdown, or the lock's TTL if that is longer:
@@ -72,6 +70,8 @@ def park(context: DeliveryContext, guard: Guard | None, retry: Retry) -> bool:
             context.request.id,
             error,
             exc_info=None if isinstance(error, LockError) else error,
+            about=guard,
+            task_id=context.request.id,
         )
         return False
     return True

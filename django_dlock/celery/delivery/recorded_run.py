@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ...exceptions import (
 )
 from ...handler import locks
 from ...idempotency import Claim, ClaimRequest, Ending, Finished, InFlight
+from ...log import logger
 from .. import results
 from ..options import RecordOptions, TaskWithOptions
 from ..publishing.follow_ups import FollowUps
@@ -34,8 +34,6 @@ from .locking import Guard
 from .repair import OUTAGES, in_transaction, repair
 
 __all__ = ["RecordedRun", "RunOutcome", "find_finished", "outcome_of_duplicate"]
-
-logger = logging.getLogger("django_dlock")
 
 
 class UnknownAlias(LockError):
@@ -121,6 +119,7 @@ class RecordedRun:
                 self.task.name,
                 self.request.id,
                 claim.attempt,
+                **self._about,
             )
         follow_ups = _follow_ups(self.task, self.options, claim.record_id)
         try:
@@ -177,7 +176,7 @@ class RecordedRun:
         if self.ignore is not None:
             ending = Ending.REPLACED if follow_ups.replaced else Ending.IGNORED
         elif self.task.store_result:
-            result = results.encode(self.value, task=self.task.name)
+            result = results.encode(self.value, task=self.task.name, task_id=self.request.id)
         follow_ups.close()
         idempotency.complete(claim, result, ending)
         self.stage = _Stage.COMMITTING
@@ -263,6 +262,7 @@ class RecordedRun:
             self.task.name,
             self.request.id,
             exc_info=error,
+            **self._about,
         )
 
     def _note(
@@ -280,9 +280,15 @@ class RecordedRun:
                 self.task.name,
                 self.request.id,
                 error,
+                **self._about,
             )
             return error
         return None
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """What log lines carry."""
+        return {"about": self.guard, "task_id": self.request.id}
 
 
 def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished | None:
@@ -315,7 +321,13 @@ def outcome_of_duplicate(
         DuplicateRun: Another task did it, and this one has ``if_duplicate="fail"``.
     """
     task, request = context.task, context.request
-    logger.info("Task %s[%s] is a duplicate of a run that succeeded", task.name, request.id)
+    logger.info(
+        "Task %s[%s] is a duplicate of a run that succeeded",
+        task.name,
+        request.id,
+        about=guard,
+        task_id=request.id,
+    )
     if finished.task_id == request.id:
         # An earlier delivery of this message may have died before it published them. A message
         # of another task must not: the first task may be publishing them right now.

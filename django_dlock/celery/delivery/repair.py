@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import Error, InterfaceError, OperationalError, connections
 
+from ...log import logger
 from .interrupt import LeaseAborted
 
 __all__ = ["OUTAGES", "in_transaction", "repair"]
-
-logger = logging.getLogger("django_dlock")
 
 OUTAGES = (OperationalError, InterfaceError)
 """Errors of a database that is unreachable or that aborts a transaction, as in a deadlock."""

@@ -14,7 +14,6 @@ So it is published at least once, and always with the same id.
 from __future__ import annotations
 
 import datetime as dt
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,6 +27,7 @@ from django.db import DatabaseError, connections, transaction
 from kombu.utils import json
 
 from ...idempotency import Now
+from ...log import logger
 from ...models import FollowUp
 from ...retention import in_batches
 from .. import results
@@ -44,8 +44,6 @@ __all__ = [
     "publish",
     "publish_all",
 ]
-
-logger = logging.getLogger("django_dlock")
 
 MAX_MESSAGE = 256 * 1024
 """Characters of a recorded message; put more data into a table or file of your own."""
@@ -127,7 +125,12 @@ class FollowUps:
         try:
             self._replacement = _encode(self._absolute(signature))
         except (TypeError, ValueError) as error:
-            logger.info("Task %s: its replacement is not recorded: %s", self._task.name, error)
+            logger.info(
+                "Task %s: its replacement is not recorded: %s",
+                self._task.name,
+                error,
+                task_id=self._task.request.id,
+            )
             return False
         return True
 
@@ -238,7 +241,7 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
         _mark(follow_up, using, error=results.describe(error))
         if is_outage(app, error) or isinstance(error, SoftTimeLimitExceeded):
             raise Unpublished(f"{follow_up} is not published: {error}") from error
-        logger.exception("Follow-up %s cannot be published", follow_up)
+        logger.exception("Follow-up %s cannot be published", follow_up, task_id=follow_up.task_id)
         return False
     _mark(follow_up, using, error="", published_at=Now())
     return True
@@ -250,7 +253,12 @@ def _mark(follow_up: FollowUp, using: str, **facts: Any) -> None:
         mine.update(**facts)
     except DatabaseError as error:
         # It will be published again, with the same id.
-        logger.warning("Follow-up %s: its state was not written: %s", follow_up, error)
+        logger.warning(
+            "Follow-up %s: its state was not written: %s",
+            follow_up,
+            error,
+            task_id=follow_up.task_id,
+        )
 
 
 def _encode(signature: Signature) -> str:

@@ -19,8 +19,11 @@ from kombu import serialization
 from kombu.exceptions import EncodeError
 from kombu.utils.encoding import safe_repr
 
-from ... import clock
-from ...exceptions import LockNotAcquired
+from ... import clock, signals
+from ...core import dispatch
+from ...exceptions import BackendUnavailable, LockNotAcquired
+from ...lock import Lock
+from ...log import logger
 from .. import shutdown
 from . import destination
 from .broker import confirming, unacknowledged_for, visibility_timeout, write_connection
@@ -28,8 +31,6 @@ from .destination import CannotRequeue
 from .header import HEADER, RequeueHeader
 
 __all__ = ["Republished", "Requeue", "requeue", "return_message"]
-
-logger = logging.getLogger("django_dlock")
 
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
@@ -92,20 +93,33 @@ def requeue(
     attempts = _PublishAttempts(task, request, began)
     while (delay := _try_to_publish(task, request, message, cause, attempts)) is None:
         pass
+    contended = isinstance(cause.reason, LockNotAcquired)
     try:
+        _tell(task, request, cause.reason)
         logger.log(
             # Contention is expected; an outage must be visible.
-            logging.INFO if isinstance(cause.reason, LockNotAcquired) else logging.WARNING,
+            logging.INFO if contended else logging.WARNING,
             "Task %s[%s] is requeued with a delay of %.1f s: %s",
             task.name,
             request.id,
             delay,
             cause.reason,
+            task_id=request.id,
+            reason="contended" if contended else None,
         )
     except SoftTimeLimitExceeded:
         # It must not fail a task that was already published again.
         pass
     raise Republished(f"requeued: {cause.reason}") from cause.reason
+
+
+def _tell(task: Task[Any, Any], request: Context, reason: Exception) -> None:
+    why = "other"
+    if isinstance(reason, LockNotAcquired):
+        why = "contended"
+    elif isinstance(reason, BackendUnavailable):
+        why = "unavailable"
+    dispatch.send(signals.requeued, Lock, task=task.name, task_id=request.id, reason=why)
 
 
 def _try_to_publish(
@@ -136,7 +150,7 @@ def _try_to_publish(
             task.app.send_task(task.name, args, kwargs, **options)
             published = delay
     except CannotRequeue as refused:
-        logger.error("Task %s[%s]: %s", task.name, request.id, refused)
+        logger.error("Task %s[%s]: %s", task.name, request.id, refused, task_id=request.id)
         raise refused from cause.reason
     except Exception as error:
         # Once it is published, an error such as the soft time limit must not fail the task.
@@ -150,6 +164,7 @@ def _try_to_publish(
             task.name,
             request.id,
             exc_info=None if attempts.pauses else error,
+            task_id=request.id,
         )
         if isinstance(error, EncodeError | SoftTimeLimitExceeded) or not attempts.wait():
             return_message(error)
@@ -230,7 +245,13 @@ def _store_retry(task: Task[Any, Any], request: Context, reason: Exception, bega
         task.backend.mark_as_retry(request.id or "", reason, request=request)
     except Exception as error:  # noqa: BLE001 - whatever result backends raise
         # The state is only information; do not lose the message because of it.
-        logger.warning("State RETRY of task %s[%s] not stored: %s", task.name, request.id, error)
+        logger.warning(
+            "State RETRY of task %s[%s] not stored: %s",
+            task.name,
+            request.id,
+            error,
+            task_id=request.id,
+        )
 
 
 def _message_options(

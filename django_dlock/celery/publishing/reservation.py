@@ -9,7 +9,6 @@ revives a lease that has ended. So a publisher that is slower than its worker co
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,13 +21,12 @@ from ...core import cleanup
 from ...exceptions import BackendUnavailable
 from ...handler import locks
 from ...lease import Contention, Lease, LeaseRequest, Outcome, Renewal
+from ...log import logger
 from ..options import TaskOptions, TaskWithOptions, UniqueOptions
 from .header import RequeueHeader
 from .requeue import Republished
 
 __all__ = ["CarriedReservation", "Reservation", "on_task_failure", "on_task_over", "pending_task"]
-
-logger = logging.getLogger("django_dlock")
 
 UNCONFIRMED = 30.0
 """Seconds that a reservation lives until its message is at the broker."""
@@ -141,7 +139,9 @@ class Reservation:
         try:
             self.release()
         except Exception as error:  # noqa: BLE001 - the task's outcome is decided
-            logger.warning("Reservation %r will be released later: %s", self.name, error)
+            logger.warning(
+                "Reservation %r will be released later: %s", self.name, error, about=self
+            )
             self.release_later()
 
     def release_later(self) -> None:

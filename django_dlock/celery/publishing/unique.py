@@ -12,7 +12,6 @@ does not answer. Such a message has no reservation; at the worker, lock and reco
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ from ... import clock
 from ...core import transactions
 from ...exceptions import BackendUnavailable
 from ...lease import Contention
+from ...log import logger
 from ...names import MAX_NAME, fit
 from ..options import TaskWithOptions, UniqueOptions
 from ..times import seconds_until
@@ -32,8 +32,6 @@ from .header import HEADER, RequeueHeader
 from .reservation import Reservation, pending_task
 
 __all__ = ["POSITIONAL", "publish", "send_safely"]
-
-logger = logging.getLogger("django_dlock")
 
 POSITIONAL = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
 """Arguments of ``apply_async`` that may be positional."""
@@ -83,12 +81,22 @@ def publish(task: TaskWithOptions, unique: UniqueOptions, send: Send, call: Call
         if met is not None and reservation.is_over(met):
             met = reservation.reserve(task.name, replaces=met.owner)
     except BackendUnavailable as error:
-        logger.warning("Task %s is published without a reservation: %s", task.name, error)
+        logger.warning(
+            "Task %s is published without a reservation: %s",
+            task.name,
+            error,
+            about=reservation,
+        )
         return send(**call)
     if met is not None:
         pending = _dropped_for(unique, call, met)
         if pending and pending not in (inside, given):
-            logger.info("Task %s is pending already, as %s: not published", task.name, pending)
+            logger.info(
+                "Task %s is pending already, as %s: not published",
+                task.name,
+                pending,
+                about=reservation,
+            )
             return _result(task, call, pending)
         return send(**call)
     headers[HEADER] = asdict(RequeueHeader(reserved=reservation.mark))
@@ -131,11 +139,22 @@ def _confirm(task: TaskWithOptions, reservation: Reservation) -> None:
     try:
         outcome = reservation.confirm()
     except BackendUnavailable as error:
-        logger.warning("Task %s: its reservation may not be confirmed: %s", task.name, error)
+        logger.warning(
+            "Task %s: its reservation may not be confirmed: %s",
+            task.name,
+            error,
+            about=reservation,
+        )
         return
     if outcome not in ("renewed", "released"):
         # ``released`` is fine: a fast worker has finished the task already.
-        logger.warning("Task %s: its reservation could not be confirmed: %s", task.name, outcome)
+        logger.warning(
+            "Task %s: its reservation could not be confirmed: %s",
+            task.name,
+            outcome,
+            about=reservation,
+            reason=outcome,
+        )
 
 
 def _retried(task: TaskWithOptions, unique: UniqueOptions, call: Call) -> Call:

@@ -7,7 +7,6 @@ Celery requeues the message; otherwise the new delivery would wait for a dead pr
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from typing import Any
 
@@ -17,6 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from ... import process
+from ...log import logger
 from .. import owners
 from ..canvas import callbacks
 from ..publishing import destination, reservation
@@ -24,8 +24,6 @@ from . import lost_children
 from .recovery import Suspect
 
 __all__ = ["LockedRequest"]
-
-logger = logging.getLogger("django_dlock")
 
 LARGEST_PID = 2**22
 """The largest pid on Linux; a pool of greenlets reports larger numbers instead of pids."""
@@ -152,7 +150,10 @@ class LockedRequest(Request):
         except Exception:
             # If Celery cannot read them either, it reports that itself.
             logger.exception(
-                "Task %s[%s]: its errbacks cannot get stable ids", self.task.name, self.id
+                "Task %s[%s]: its errbacks cannot get stable ids",
+                self.task.name,
+                self.id,
+                task_id=self.id,
             )
 
     def _success_was_stored(self) -> Any:

@@ -6,7 +6,6 @@ pool forks new children, because Celery looks for dead ones only after that.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -16,11 +15,10 @@ from kombu.asynchronous import get_event_loop
 
 from ... import clock, process
 from ...core import dispatch
+from ...log import logger
 from .recovery import Recovery, Suspect
 
 __all__ = ["SupervisedRequest", "recover", "terminated"]
-
-logger = logging.getLogger("django_dlock")
 
 AT_ONCE = 0.2
 """Seconds for which the worker's event loop waits for a recovery, if no other one is running."""
@@ -52,7 +50,7 @@ class _Recoveries:
         try:
             recovery = Recovery(suspect) if suspect is not None else None
         except Exception:
-            logger.exception("%s: its lock could not be recovered", suspect)
+            logger.exception("%s: its lock could not be recovered", suspect, about=suspect)
         if recovery is None:
             if proceed is not None:
                 proceed()
@@ -164,7 +162,9 @@ def _recover_early(request: SupervisedRequest) -> Recovery | None:
         recovery.start()
         recovery.go()
     except Exception:
-        logger.exception("%s: its lock could not be recovered", request)
+        logger.exception(
+            "%s: its lock could not be recovered", request, task_id=getattr(request, "id", None)
+        )
         return None
     return recovery
 

@@ -7,7 +7,6 @@ acquired itself have other owners; the next process that waits for one of them b
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -22,12 +21,11 @@ from ...exceptions import BackendUnavailable
 from ...handler import locks
 from ...keys import Key
 from ...lease import LeaseRequest
+from ...log import logger
 from .. import owners
 from ..options import TaskWithOptions
 
 __all__ = ["Recovery", "Suspect"]
-
-logger = logging.getLogger("django_dlock")
 
 START = 0.2
 """Seconds that a recovery waits at most for ``go``."""
@@ -79,7 +77,9 @@ class Recovery:
         try:
             threading.Thread(target=self._run, name="dlock-recovery", daemon=True).start()
         except RuntimeError as error:
-            logger.warning("%s: its lock could not be recovered: %s", self._suspect, error)
+            logger.warning(
+                "%s: its lock could not be recovered: %s", self._suspect, error, about=self._suspect
+            )
             self._ended.set()
 
     def go(self) -> None:
@@ -114,7 +114,9 @@ class Recovery:
                 # A ``lock_key`` callable may have opened connections on this thread.
                 connections.close_all()
         except BaseException:
-            logger.exception("%s: its lock could not be recovered", self._suspect)
+            logger.exception(
+                "%s: its lock could not be recovered", self._suspect, about=self._suspect
+            )
         finally:
             self._ended.set()
 
@@ -123,7 +125,13 @@ class Recovery:
         options = suspect.task.dlock_options
         name = suspect.key(suspect.args, suspect.kwargs)
         if not _dies(suspect.process):
-            logger.warning("%s: process %d is still alive", suspect, suspect.process.pid)
+            logger.warning(
+                "%s: process %d is still alive",
+                suspect,
+                suspect.process.pid,
+                about=suspect,
+                name=name,
+            )
             return
         attempt = LeaseRequest(name, suspect.owner, options.lock.get("ttl", backend.options.ttl))
         try:
@@ -131,7 +139,9 @@ class Recovery:
             # A command of the dead process may still arrive.
             backend.cancel_acquire(attempt, deadline=backend.call_deadline())
         except BackendUnavailable as error:
-            logger.warning("%s: its lock will be released later: %s", suspect, error)
+            logger.warning(
+                "%s: its lock will be released later: %s", suspect, error, about=suspect, name=name
+            )
             cleanup.cancel_later(backend, attempt)
 
     def _break(self, name: str) -> None:
@@ -146,6 +156,9 @@ class Recovery:
                 name,
                 self._backend.alias,
                 self._suspect,
+                about=lease,
+                reason="holder_dead",
+                task_id=self._suspect.task_id,
             )
 
 

@@ -13,6 +13,7 @@ from ...exceptions import BackendUnavailable
 from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
 from ..operator import LockCommand
+from ..screen import Progress
 
 
 class Command(LockCommand):
@@ -61,7 +62,7 @@ class Command(LockCommand):
             nothing = "No answer." if alias_query.problems else "Nothing would be cleared."
         else:
             nothing = "Nothing was cleared."
-            stale = [info for info in stale if self._clear(info, alias_query)]
+            stale = self._clear_all(stale, alias_query, quiet=options["verbosity"] == 0)
             # Deliver ``broken`` now, because the process is about to end.
             dispatch.flush()
         self.print_leases(stale, options["format"], nothing)
@@ -69,6 +70,18 @@ class Command(LockCommand):
             verb = "would be cleared" if options["dry_run"] else "cleared"
             self.stdout.write(f"{len(stale)} {verb}.")
         self.fail_on_problems(alias_query)
+
+    def _clear_all(
+        self, stale: list[LeaseInfo], alias_query: AliasQuery, *, quiet: bool
+    ) -> list[LeaseInfo]:
+        """Those that were cleared."""
+        cleared: list[LeaseInfo] = []
+        with Progress(self.stderr, quiet=quiet) as progress:
+            for number, info in enumerate(stale, 1):
+                if self._clear(info, alias_query):
+                    cleared.append(info)
+                progress.show(f"{number} of {len(stale)} done, {len(cleared)} cleared")
+        return cleared
 
     def _clear(self, info: LeaseInfo, alias_query: AliasQuery) -> bool:
         """Clear one lock; ``False`` if it is free or has another owner, or on no answer."""

@@ -2,20 +2,89 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
+from django.core.management.base import CommandParser
+
+from ...inspection import AliasQuery
+from ...lease import LeaseInfo
 from ..operator import LockCommand
+from ..screen import Screen
+from ..watch import Watch, clock_time
+
+SHORTEST, USUAL = 0.1, 2.0
+"""Seconds of ``--watch``."""
 
 
 class Command(LockCommand):
     help = "List the locks that are held now, by whom, and how long each lease has left."
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=float,
+            const=USUAL,
+            metavar="SECONDS",
+            help=f"List them again and again until Ctrl-C (default: every {USUAL:g} s).",
+        )
+        super().add_arguments(parser)
+
     def handle(self, *args: Any, **options: Any) -> None:
         alias_query = self.alias_query(options["using"])
-        infos = self.find(alias_query, options["name"])
-        nothing = "No answer." if alias_query.problems else _nothing(options["name"])
+        pattern, interval = options["name"], options["watch"]
+        if interval is not None:
+            if not SHORTEST <= interval <= 86_400:
+                self.wrong_usage(f"--watch is {interval:g}; it takes {SHORTEST:g} to 86400 s.")
+            self._watch(alias_query.aliases, pattern, interval, options["format"])
+            return
+        infos = self.find(alias_query, pattern)
+        nothing = "No answer." if alias_query.problems else _nothing(pattern)
         self.print_leases(infos, options["format"], nothing)
         self.fail_on_problems(alias_query)
+
+    def _watch(
+        self, aliases: list[str], pattern: str | None, interval: float, output_format: str
+    ) -> None:
+        drawn = output_format == "text" and self.stdout.isatty()
+
+        def ask(query: AliasQuery) -> tuple[list[LeaseInfo], int]:
+            if drawn:
+                # A terminal shows no more.
+                return self.find_first(query, pattern, Screen.size()[1])
+            infos = self.find(query, pattern)
+            return infos, len(infos)
+
+        watch = Watch(ask, lambda: AliasQuery(aliases), interval)
+        try:
+            if drawn:
+                self._redraw(watch, _nothing(pattern))
+            else:
+                self._print_each(watch, _nothing(pattern), output_format)
+        except KeyboardInterrupt:
+            # This is how a watch ends.
+            pass
+        except BrokenPipeError:
+            # As with ``| head``. Python would complain when it flushes its output at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _redraw(self, watch: Watch, nothing: str) -> None:
+        with Screen(self.stdout) as screen:
+            for answer in watch.answers():
+                watch.note_outages(answer)
+                screen.draw(watch.page(answer, nothing, screen.size()))
+
+    def _print_each(self, watch: Watch, nothing: str, output_format: str) -> None:
+        for answer in watch.answers():
+            for change in watch.note_outages(answer):
+                self.stderr.write(f"{clock_time()} {change}")
+            if output_format == "json":
+                self.print_json([info.as_dict() for info in answer.infos], indent=None)
+            else:
+                self.stdout.write("\n".join([*watch.page(answer, nothing, None), ""]))
+            self.stdout.flush()
 
 
 def _nothing(pattern: str | None) -> str:

@@ -1,0 +1,207 @@
+"""The row in the database that says which store is active, so that all processes agree.
+
+Every change is one conditional statement that compares the epoch, so a change that was decided on
+by an older state does nothing. All times in the row are on the database's clock.
+
+A switch takes two statements. The time of the switch is written by the second one, after the first
+has been committed: a process that read the old epoch read it before that time. If the process that
+switches stops in between, the next reader writes the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import router
+from django.db.models import BigIntegerField, Func
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from ...models import FailoverRecord
+
+__all__ = ["LAST_EPOCH", "Reading", "Record", "SwitchRefused"]
+
+SECOND = 1_000_000
+"""Microseconds; times in the row are whole microseconds since 1970."""
+LAST_EPOCH = 2047
+"""So that epoch and token fit into 63 bits; see ``backend``."""
+ROUNDS = 10
+
+
+class SwitchRefused(Exception):
+    """Another process has switched, or changed the row, meanwhile."""
+
+
+class Micros(Func):
+    """The database's clock, whatever its time zone."""
+
+    output_field = BigIntegerField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        return "(extract(epoch from clock_timestamp()) * 1000000)::bigint", []
+
+    def as_mysql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))", []
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, tuple[Any, ...]]:
+        return "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)", ()
+
+
+class Reading(NamedTuple):
+    """The row, as it was read.
+
+    Attributes:
+        epoch: Rises by one with every switch.
+        active: The alias of the active store.
+        longest: Seconds by which a lease of this epoch may outlive a read, in any process.
+        quiet: The same for the leases of the epochs before; nothing is granted for that long.
+        elapsed: Seconds since the switch.
+        silent_for: Seconds since a process last had an answer from the active store.
+        reason, switched_by: Of the switch.
+    """
+
+    epoch: int
+    active: str
+    longest: float
+    quiet: float
+    elapsed: float
+    silent_for: float
+    reason: str
+    switched_by: str
+
+
+class Record:
+    """The row of one alias.
+
+    Args:
+        database: Alias in ``DATABASES``; ``None`` for the one that the routers choose.
+        first: The store that is active in the first epoch.
+        longest: Seconds by which a lease of this process may outlive a read.
+    """
+
+    def __init__(
+        self, alias: str, key_prefix: str, database: str | None, first: str, longest: float
+    ) -> None:
+        self._names, self._first = (alias, key_prefix), first
+        self._database, self._longest = database, round(longest * SECOND)
+        text = f"{len(alias)}:{alias}{key_prefix}"
+        self._digest = hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def database(self) -> str:
+        """The alias in ``DATABASES``."""
+        # Imported here: this module is imported before the apps are loaded.
+        from ...models import FailoverRecord
+
+        named: str = self._database or router.db_for_write(FailoverRecord)
+        return named
+
+    def read(self, known: Reading | None = None) -> Reading:
+        """Read the row, and complete it where that is necessary.
+
+        Args:
+            known: What was read before. If the row was deleted, or restored from a backup, a new
+                epoch begins, which is later than all that this process knows.
+
+        Raises:
+            DatabaseError: No answer, or no such table.
+        """
+        for _ in range(ROUNDS):
+            row = self._row.annotate(now=Micros()).first()
+            if row is None:
+                self._insert(known)
+            elif known is not None and row.epoch < known.epoch:
+                self._change(row, known.epoch + 1, known.active, "an older record was restored", "")
+            elif row.switched_at is None:
+                self._note_switch(row.epoch)
+            elif row.longest < self._longest:
+                self._row.filter(epoch=row.epoch, longest=row.longest).update(longest=self._longest)
+            else:
+                return _reading(row)
+        raise SwitchRefused("other processes kept changing the record")
+
+    def switch(self, seen: Reading, to: str, *, reason: str, by: str) -> None:
+        """Make another store active.
+
+        Args:
+            seen: What the decision rests on.
+
+        Raises:
+            SwitchRefused: The row has changed since.
+            DatabaseError: No answer: the switch may have happened or not.
+        """
+        row = self._row.annotate(now=Micros()).first()
+        if row is None or row.epoch != seen.epoch:
+            raise SwitchRefused(f"another process has ended epoch {seen.epoch}")
+        if row.epoch >= LAST_EPOCH:
+            raise SwitchRefused(f"epoch {row.epoch} is the last one that a token has room for")
+        if not self._change(row, row.epoch + 1, to, reason, by):
+            raise SwitchRefused(f"another process has changed epoch {seen.epoch}")
+
+    def note_answer(self, seen: Reading) -> None:
+        """Note that the active store of this epoch has answered just now."""
+        self._row.filter(epoch=seen.epoch).update(answered_at=Micros())
+
+    @property
+    def _row(self) -> QuerySet[FailoverRecord]:
+        from ...models import FailoverRecord
+
+        return FailoverRecord.objects.using(self.database).filter(pk=self._digest)
+
+    def _insert(self, known: Reading | None) -> None:
+        from ...models import FailoverRecord
+
+        alias, key_prefix = self._names
+        row = FailoverRecord(
+            pk=self._digest,
+            alias=alias,
+            key_prefix=key_prefix,
+            epoch=1 if known is None else known.epoch + 1,
+            active=self._first if known is None else known.active,
+            longest=self._longest,
+            # Before the first row there were no leases.
+            quiet=0 if known is None else max(self._longest, _micros(known.longest, known.quiet)),
+            switched_at=None,
+            answered_at=0,
+            reason="" if known is None else "the record was deleted",
+        )
+        FailoverRecord.objects.using(self.database).bulk_create([row], ignore_conflicts=True)
+
+    def _change(self, row: Any, epoch: int, to: str, reason: str, by: str) -> bool:
+        # Leases of the epoch before the last one may be alive, too, if that one never began.
+        is_over = row.switched_at is not None and row.now - row.switched_at >= 2 * row.quiet
+        changed = self._row.filter(epoch=row.epoch, longest=row.longest).update(
+            epoch=epoch,
+            active=to,
+            quiet=row.longest if is_over else max(row.longest, row.quiet),
+            switched_at=None,
+            answered_at=Micros(),
+            reason=reason[:255],
+            switched_by=by[:255],
+        )
+        if changed:
+            self._note_switch(epoch)
+        return bool(changed)
+
+    def _note_switch(self, epoch: int) -> None:
+        unnoted = self._row.filter(epoch=epoch, switched_at=None)
+        unnoted.update(switched_at=Micros(), answered_at=Micros())
+
+
+def _micros(*seconds: float) -> int:
+    return round(max(seconds) * SECOND)
+
+
+def _reading(row: Any) -> Reading:
+    return Reading(
+        row.epoch,
+        row.active,
+        row.longest / SECOND,
+        row.quiet / SECOND,
+        (row.now - row.switched_at) / SECOND,
+        (row.now - row.answered_at) / SECOND,
+        row.reason,
+        row.switched_by,
+    )

@@ -1,0 +1,22 @@
+"""How long a waiter pauses that no wake-up reaches."""
+
+from __future__ import annotations
+
+import random
+
+from .. import clock
+from ..lease import Contention, LeaseRequest
+
+__all__ = ["pause"]
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between two attempts."""
+
+
+def pause(request: LeaseRequest, contention: Contention, until: float) -> float:
+    """Seconds after which it tries again: the more, the longer it has been waiting."""
+    now = clock.now()
+    seconds = min(max(SHORTEST_PAUSE, (now - request.since) / 8), LONGEST_PAUSE)
+    # Jitter keeps many waiters from asking at once.
+    seconds *= random.uniform(0.75, 1.25)
+    return max(0.0, min(seconds, contention.remaining, until - now))

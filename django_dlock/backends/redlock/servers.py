@@ -1,0 +1,41 @@
+"""What the servers of the nodes tell of themselves, each asked as a Redis of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from ...exceptions import BackendUnavailable
+from ..base import AliasOptions, Fact, Problem
+from ..redis import RedisBackend
+from ..redis.information import RESTART
+
+__all__ = ["facts", "problems"]
+
+Servers = Iterable[tuple[str, AliasOptions]]
+"""Their addresses, and how to connect to each."""
+
+
+def problems(servers: Servers) -> Iterator[Problem]:
+    """What is wrong with the settings of each server."""
+    for address, options in servers:
+        with contextlib.closing(RedisBackend(options)) as backend:
+            try:
+                # Nothing is published here, so the permission to publish is not needed.
+                yield from (it for it in backend.store_problems() if it.id != "W006")
+            except BackendUnavailable as error:
+                message = f"Node {address} of alias {options.alias!r} cannot be used: {error}"
+                hint = "The locks work as long as a majority does. Start it, or correct LOCATION."
+                yield Problem("W008", message, hint)
+
+
+def facts(servers: Servers, deadline: float) -> Iterator[Fact]:
+    """What each server tells of itself; those that do not answer are among the problems."""
+    for address, options in servers:
+        found: list[Fact] = []
+        backend = RedisBackend(options)
+        with contextlib.suppress(BackendUnavailable), contextlib.closing(backend):
+            found += backend.facts(deadline=deadline)
+        for topic, text, hint in found:
+            # A node that was restarted grants nothing until all leases that it forgot are over.
+            yield Fact(topic, f"{address}: {text}", "" if hint == RESTART else hint)

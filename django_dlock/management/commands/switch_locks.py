@@ -1,0 +1,114 @@
+"""``manage.py switch_locks``: show or switch the active store of an alias with fail-over."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import time
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
+
+from ...backends.failover import FailoverBackend
+from ...backends.failover.record import Reading, SwitchRefused
+from ...backends.failover.rules import quiet_after
+from ...exceptions import InvalidLockBackend
+from ...handler import locks
+from ..operator import FAILED, OperatorCommand
+
+PAUSE = 0.2
+
+
+class Command(OperatorCommand):
+    help = (
+        "Show which of its two stores an alias with fail-over uses, or switch to the other one. "
+        "After a switch, held locks are not renewed any more, and nothing is granted until all of "
+        "them are over."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--to", metavar="STORE", help="Switch to this alias of DLOCKS.")
+        parser.add_argument(
+            "--using",
+            default="default",
+            metavar="ALIAS",
+            help="The alias with fail-over (default: default).",
+        )
+        parser.add_argument(
+            "--wait", action="store_true", help="Return only when locks can be acquired again."
+        )
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        backend = self._backend(options["using"])
+        try:
+            reading = backend.standing()
+            if options["to"] is not None:
+                reading = self._switch(backend, reading, options["to"])
+            while options["wait"] and _quiet_left(reading) > 0:
+                time.sleep(min(PAUSE, _quiet_left(reading)))
+                reading = backend.standing()
+        except (DatabaseError, TimeoutError, SwitchRefused) as error:
+            raise CommandError(
+                f"The switch is not confirmed: {error}", returncode=FAILED
+            ) from error
+        self._show(options["using"], reading, options["format"])
+
+    def _backend(self, alias: str) -> FailoverBackend:
+        try:
+            known = list(locks)
+            if alias not in known:
+                self.wrong_usage(f"There is no alias {alias!r} in DLOCKS; it defines {known}.")
+            backend = locks[alias]
+        except InvalidLockBackend as error:
+            raise CommandError(str(error), returncode=FAILED) from error
+        if not isinstance(backend, FailoverBackend):
+            self.wrong_usage(
+                f"Alias {alias!r} has one store only, {type(backend).__name__}; --using takes an "
+                "alias with the fail-over backend."
+            )
+        return backend
+
+    def _switch(self, backend: FailoverBackend, reading: Reading, to: str) -> Reading:
+        if to == reading.active:
+            # A script that repeats the command must not end the locks that are held now.
+            self.stderr.write(f"{to!r} is active already; nothing was changed.", style_func=str)
+            return reading
+        try:
+            backend.switch(to, reading, reason="switch_locks", by=_user())
+        except ValueError as error:
+            self.wrong_usage(f"{error}.")
+        return backend.standing()
+
+    def _show(self, alias: str, reading: Reading, output_format: str) -> None:
+        left = _quiet_left(reading)
+        if output_format == "json":
+            self.print_json(
+                {
+                    "alias": alias,
+                    "active": reading.active,
+                    "epoch": reading.epoch,
+                    "switched_ago": reading.elapsed,
+                    "reason": reading.reason,
+                    "switched_by": reading.switched_by,
+                    "quiet_left": left,
+                }
+            )
+            return
+        by = f" by {reading.switched_by}" if reading.switched_by else ""
+        why = f"; switched{by}: {reading.reason}" if reading.reason else ""
+        self.stdout.write(f"{alias}: {reading.active} is active (epoch {reading.epoch}{why}).")
+        if left:
+            self.stdout.write(f"Nothing is granted for another {left:.0f} s.")
+
+
+def _quiet_left(reading: Reading) -> float:
+    return max(0.0, quiet_after(reading) - max(0.0, reading.elapsed))
+
+
+def _user() -> str:
+    # In a container, the user may have no name.
+    with contextlib.suppress(Exception):
+        return getpass.getuser()
+    return ""

@@ -1,0 +1,76 @@
+"""Reads ``DLOCK_METRICS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+__all__ = ["EXPORTERS", "MetricsSettings", "read"]
+
+EXPORTERS = {
+    "prometheus": ("django_dlock.metrics.prometheus", "prometheus_client"),
+    "opentelemetry": ("django_dlock.metrics.opentelemetry", "opentelemetry"),
+}
+"""Name → our module, and the package that the extra of the same name installs."""
+KEYS = ("EXPORTERS", "GROUP", "RECORDS")
+
+
+class MetricsSettings(NamedTuple):
+    """The checked value of ``DLOCK_METRICS``.
+
+    Attributes:
+        exporters: Names of ``EXPORTERS``.
+        group: Makes a group from the name of a lock; ``None`` for the usual rule.
+        records: Whether idempotency records are counted.
+    """
+
+    exporters: tuple[str, ...]
+    group: Callable[[str], str] | None
+    records: bool
+
+
+def read() -> MetricsSettings:
+    """The settings.
+
+    Raises:
+        ImproperlyConfigured: Something is wrong; the message names it and what is allowed.
+    """
+    value: Any = getattr(settings, "DLOCK_METRICS", None) or {}
+    if not isinstance(value, Mapping):
+        raise ImproperlyConfigured(
+            f"DLOCK_METRICS is {value!r}; it takes a dict, such as {{'EXPORTERS': ['prometheus']}}"
+        )
+    unknown = sorted(set(value) - set(KEYS))
+    if unknown:
+        raise ImproperlyConfigured(f"DLOCK_METRICS has {unknown}; it takes {list(KEYS)}")
+    exporters = value.get("EXPORTERS", ())
+    if not isinstance(exporters, list | tuple) or not set(exporters) <= set(EXPORTERS):
+        raise ImproperlyConfigured(
+            f"DLOCK_METRICS['EXPORTERS'] is {exporters!r}; it takes a list out of "
+            f"{sorted(EXPORTERS)}"
+        )
+    records = value.get("RECORDS", True)
+    if not isinstance(records, bool):
+        raise ImproperlyConfigured(
+            f"DLOCK_METRICS['RECORDS'] is {records!r}; it takes True or False"
+        )
+    return MetricsSettings(tuple(exporters), _group(value.get("GROUP")), records)
+
+
+def _group(value: Any) -> Callable[[str], str] | None:
+    if isinstance(value, str):
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise ImproperlyConfigured(f"DLOCK_METRICS['GROUP']: {error}") from error
+    if value is not None and not callable(value):
+        raise ImproperlyConfigured(
+            f"DLOCK_METRICS['GROUP'] is {value!r}; it takes a function of a lock's name, or the "
+            "dotted path of one"
+        )
+    group: Callable[[str], str] | None = value
+    return group

@@ -1,0 +1,141 @@
+"""What is measured: one list for all exporters and for the documentation.
+
+Names and units follow OpenTelemetry's conventions; Prometheus's names are made from them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["DURATIONS", "EVENTS", "STORES", "Instrument", "Kind", "prometheus_name"]
+
+Kind = Literal["counter", "gauge", "histogram", "up_down"]
+"""``gauge``: the last value of a process. ``up_down``: what all processes have in sum."""
+
+DURATIONS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0)
+"""Upper bounds of the buckets of histograms, in seconds."""
+
+
+class Instrument(NamedTuple):
+    """One metric.
+
+    Attributes:
+        unit: As in UCUM: ``s``, or what is counted, in braces; ``1`` for yes or no.
+        labels: ``group`` is made from the lock's name; see ``groups``.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ("alias", "group")
+
+
+ATTEMPTS = Instrument(
+    "django_dlock.acquire.attempts",
+    "counter",
+    "{attempt}",
+    "Acquires that have ended, by outcome: acquired, contended or unavailable",
+    ("alias", "group", "outcome"),
+)
+CONTENTIONS = Instrument(
+    "django_dlock.acquire.contentions", "counter", "{acquire}", "Acquires that found the lock held"
+)
+WAITS = Instrument(
+    "django_dlock.wait.duration", "histogram", "s", "Time from an acquire to its grant"
+)
+HOLDS = Instrument(
+    "django_dlock.hold.duration",
+    "histogram",
+    "s",
+    "Time from a grant to its end: released, parked or lost",
+    ("alias", "group", "end"),
+)
+HELD = Instrument("django_dlock.held", "up_down", "{lock}", "Locks that are held now")
+RENEWALS = Instrument(
+    "django_dlock.renewals", "counter", "{renewal}", "Confirmed renewals", ("alias",)
+)
+LATENESS = Instrument(
+    "django_dlock.renewal.lateness",
+    "gauge",
+    "s",
+    "By how much the renewal thread of a process last woke too late",
+    (),
+)
+DOUBTS = Instrument(
+    "django_dlock.doubts", "counter", "{lock}", "Locks that were not confirmed for half their TTL"
+)
+LOSSES = Instrument(
+    "django_dlock.losses",
+    "counter",
+    "{lock}",
+    "Locks that ended under their holder, by reason",
+    ("alias", "group", "reason"),
+)
+BREAKS = Instrument(
+    "django_dlock.breaks",
+    "counter",
+    "{lock}",
+    "Locks of other processes that were ended, by reason: operator, command or holder_dead",
+    ("alias", "group", "reason"),
+)
+REQUEUES = Instrument(
+    "django_dlock.task.requeues",
+    "counter",
+    "{delivery}",
+    "Deliveries of tasks that were put back into their queue, by reason",
+    ("task", "reason"),
+)
+
+EVENTS = (
+    ATTEMPTS,
+    CONTENTIONS,
+    WAITS,
+    HOLDS,
+    HELD,
+    RENEWALS,
+    LATENESS,
+    DOUBTS,
+    LOSSES,
+    BREAKS,
+    REQUEUES,
+)
+"""What a process counts itself."""
+
+STORE_UP = Instrument(
+    "django_dlock.store.up", "gauge", "1", "Whether the store of an alias answers", ("alias",)
+)
+STORE_LATENCY = Instrument(
+    "django_dlock.store.latency", "gauge", "s", "How long it took to answer", ("alias",)
+)
+STORE_LEASES = Instrument(
+    "django_dlock.store.leases", "gauge", "{lease}", "Leases in the store, of all kinds", ("alias",)
+)
+STORE_WAITING = Instrument(
+    "django_dlock.store.waiting",
+    "gauge",
+    "{waiter}",
+    "Threads and coroutines of all processes that wait; only up to 10000 leases",
+    ("alias",),
+)
+STORE_HOLDERS = Instrument(
+    "django_dlock.store.holders",
+    "gauge",
+    "{lease}",
+    "Held leases by the state of their holder: alive, silent or dead; only up to 10000 leases",
+    ("alias", "state"),
+)
+RECORDS = Instrument(
+    "django_dlock.records", "gauge", "{record}", "Idempotency records, by state", ("state",)
+)
+
+STORES = (STORE_UP, STORE_LATENCY, STORE_LEASES, STORE_WAITING, STORE_HOLDERS, RECORDS)
+"""What is asked for when metrics are read; the same in every process."""
+
+
+def prometheus_name(instrument: Instrument) -> str:
+    """The name that Prometheus and OpenTelemetry's exporters for it use."""
+    name = instrument.name.replace(".", "_")
+    if instrument.unit == "s":
+        name += "_seconds"
+    return f"{name}_total" if instrument.kind == "counter" else name

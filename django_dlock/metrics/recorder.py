@@ -1,0 +1,150 @@
+"""Receives the signals of locks, and counts them in the exporters.
+
+Receivers run on the dispatch thread, so no acquire, renewal or release waits for an exporter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import signals
+from ..core import watchdog
+from . import instruments
+from .config import EXPORTERS, MetricsSettings
+from .groups import Groups
+from .instruments import Instrument
+
+__all__ = ["Exporter", "Recorder", "connect", "disconnect"]
+
+
+class Exporter(Protocol):
+    """Counts values in one library."""
+
+    def add(self, instrument: Instrument, value: float, labels: Mapping[str, str]) -> None:
+        """Add to a counter, to a sum of all processes, or to a histogram; or set a gauge."""
+
+    def close(self) -> None:
+        """Count nothing any more."""
+
+
+class Recorder:
+    """The receivers."""
+
+    def __init__(self, exporters: Sequence[Exporter], groups: Groups) -> None:
+        self._exporters, self._groups = exporters, groups
+
+    def connect(self) -> None:
+        for signal, receiver in self._receivers():
+            signal.connect(receiver, weak=False, dispatch_uid="django_dlock.metrics")
+
+    def disconnect(self) -> None:
+        for signal, _ in self._receivers():
+            signal.disconnect(dispatch_uid="django_dlock.metrics")
+        for exporter in self._exporters:
+            exporter.close()
+
+    def _receivers(self) -> list[tuple[Any, Any]]:
+        return [
+            (signals.acquired, self._on_acquired),
+            (signals.broken, self._on_broken),
+            (signals.contended, self._on_contended),
+            (signals.gave_up, self._on_gave_up),
+            (signals.in_doubt, self._on_in_doubt),
+            (signals.lost, self._on_lost),
+            (signals.released, self._on_released),
+            (signals.renewed, self._on_renewed),
+            (signals.requeued, self._on_requeued),
+        ]
+
+    def _add(
+        self, instrument: Instrument, labels: Mapping[str, str], value: float = 1, **more: str
+    ) -> None:
+        for exporter in self._exporters:
+            exporter.add(instrument, value, {**labels, **more})
+
+    def _of(self, alias: str, name: str) -> dict[str, str]:
+        return {"alias": alias, "group": self._groups.of(name)}
+
+    def _on_acquired(self, *, alias: str, name: str, waited: float, **_: Any) -> None:
+        labels = self._of(alias, name)
+        self._add(instruments.ATTEMPTS, labels, outcome="acquired")
+        self._add(instruments.WAITS, labels, waited)
+        self._add(instruments.HELD, labels)
+
+    def _on_contended(self, *, alias: str, name: str, **_: Any) -> None:
+        self._add(instruments.CONTENTIONS, self._of(alias, name))
+
+    def _on_gave_up(self, *, alias: str, name: str, reason: str, **_: Any) -> None:
+        self._add(instruments.ATTEMPTS, self._of(alias, name), outcome=reason)
+
+    def _on_renewed(self, *, alias: str, **_: Any) -> None:
+        self._add(instruments.RENEWALS, {"alias": alias})
+        self._add(instruments.LATENESS, {}, watchdog.lateness())
+
+    def _on_in_doubt(self, *, alias: str, name: str, **_: Any) -> None:
+        self._add(instruments.DOUBTS, self._of(alias, name))
+
+    def _on_released(
+        self, *, alias: str, name: str, held_for: float, reason: str = "released", **_: Any
+    ) -> None:
+        self._ended(self._of(alias, name), held_for, reason)
+
+    def _on_lost(self, *, alias: str, name: str, held_for: float, reason: str, **_: Any) -> None:
+        labels = self._of(alias, name)
+        self._add(instruments.LOSSES, labels, reason=reason)
+        self._ended(labels, held_for, "lost")
+
+    def _ended(self, labels: dict[str, str], held_for: float, end: str) -> None:
+        self._add(instruments.HOLDS, labels, held_for, end=end)
+        self._add(instruments.HELD, labels, -1)
+
+    def _on_broken(self, *, alias: str, name: str, reason: str, **_: Any) -> None:
+        self._add(instruments.BREAKS, self._of(alias, name), reason=reason)
+
+    def _on_requeued(self, *, task: str, reason: str, **_: Any) -> None:
+        self._add(instruments.REQUEUES, {"task": task, "reason": reason})
+
+
+_connected: Recorder | None = None
+
+
+def connect(settings: MetricsSettings) -> None:
+    """Count from now on, in the exporters of the settings; in none of them before.
+
+    Raises:
+        ImproperlyConfigured: The library of an exporter is not installed.
+    """
+    global _connected
+    disconnect()
+    if not settings.exporters:
+        return
+    exporters = [_exporter(name, settings) for name in settings.exporters]
+    _connected = Recorder(exporters, Groups(settings.group))
+    _connected.connect()
+
+
+def disconnect() -> None:
+    """Count nothing any more."""
+    global _connected
+    if _connected is not None:
+        _connected.disconnect()
+        _connected = None
+
+
+def _exporter(name: str, settings: MetricsSettings) -> Exporter:
+    path, package = EXPORTERS[name]
+    try:
+        module = import_module(path)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ImproperlyConfigured(
+            f"DLOCK_METRICS['EXPORTERS'] has {name!r}, but {package} is not installed: "
+            f'pip install "django-dlock[{name}]"'
+        ) from error
+    exporter: Exporter = module.make(settings)
+    return exporter

@@ -1,0 +1,388 @@
+"""What is counted, in prometheus-client and in OpenTelemetry."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import RequestFactory, override_settings
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry, generate_latest
+
+from django_dlock import Lock, clock, locks
+from django_dlock.core import dispatch
+from django_dlock.exceptions import BackendUnavailable
+from django_dlock.inspection import break_lease
+from django_dlock.lease import RenewalResult
+from django_dlock.metrics import config, instruments, recorder
+from django_dlock.metrics.groups import MOST, OTHER, Groups
+from django_dlock.metrics.opentelemetry import OpenTelemetryExporter
+from django_dlock.metrics.prometheus import PrometheusExporter, StoreCollector, metrics_view
+from django_dlock.metrics.recorder import Recorder
+from django_dlock.metrics.stores import StoreFacts
+from tests.support.databases import until
+
+LOCAL = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend", "TTL": 3.0}}
+
+
+class Prometheus:
+    """Reads values of prometheus-client."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.exporter = PrometheusExporter(self.registry, None)
+
+    def value(self, name: str, **labels: str) -> float:
+        name = f"django_dlock_{name}".replace(".", "_")
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def counter(self, name: str, **labels: str) -> float:
+        return self.value(f"{name}_total", **labels)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.value(f"{name}_seconds_count", **labels)
+
+    def gauge(self, name: str, **labels: str) -> float:
+        return self.value(name, **labels)
+
+
+class OpenTelemetry:
+    """Reads values of OpenTelemetry's SDK."""
+
+    def __init__(self) -> None:
+        self.reader = InMemoryMetricReader()
+        self.provider = MeterProvider([self.reader])
+        facts = StoreFacts(records=False)
+        self.exporter = OpenTelemetryExporter(self.provider.get_meter("test"), facts)
+
+    def point(self, name: str, labels: dict[str, str]) -> Any:
+        data: Any = self.reader.get_metrics_data()
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics if data else ():
+            if metric.name == f"django_dlock.{name}":
+                for point in metric.data.data_points:
+                    if dict(point.attributes) == labels:
+                        return point
+        return None
+
+    def counter(self, name: str, **labels: str) -> float:
+        point = self.point(name, labels)
+        return 0.0 if point is None else point.value
+
+    gauge = counter
+
+    def count(self, name: str, **labels: str) -> float:
+        point = self.point(name, labels)
+        return 0.0 if point is None else point.count
+
+
+@pytest.fixture(params=[Prometheus, OpenTelemetry])
+def seen(request: pytest.FixtureRequest):
+    with override_settings(DLOCKS=LOCAL):
+        locks.reset()
+        made = request.param()
+        connected = Recorder([made.exporter], Groups())
+        connected.connect()
+        yield made
+        connected.disconnect()
+        if isinstance(made, OpenTelemetry):
+            made.provider.shutdown()
+        locks.reset()
+
+
+ORDER = {"alias": "default", "group": "order"}
+
+
+def test_a_lock_is_counted_from_its_acquire_to_its_release(seen):
+    with Lock("order:1"):
+        dispatch.flush()
+        assert seen.gauge("held", **ORDER) == 1
+    dispatch.flush()
+    assert seen.counter("acquire.attempts", **ORDER, outcome="acquired") == 1
+    assert seen.count("wait.duration", **ORDER) == 1
+    assert seen.count("hold.duration", **ORDER, end="released") == 1
+    assert seen.gauge("held", **ORDER) == 0
+
+
+def test_a_lock_that_is_held_by_another_is_counted(seen):
+    with Lock("order:1"):
+        assert not Lock("order:1", bound=False).acquire(blocking=False)
+        # The holder itself does not wait for itself.
+        assert not Lock("order:1").acquire(blocking=False)
+    dispatch.flush()
+    assert seen.counter("acquire.attempts", **ORDER, outcome="contended") == 2
+    assert seen.counter("acquire.contentions", **ORDER) == 1
+
+
+def test_a_backend_that_does_not_answer_is_counted(seen, monkeypatch):
+    def acquire(request, *, deadline):
+        raise BackendUnavailable("gone", request.name, "default")
+
+    monkeypatch.setattr(locks["default"], "acquire", acquire)
+    with pytest.raises(BackendUnavailable):
+        Lock("order:1", wait=0).acquire()
+    dispatch.flush()
+    assert seen.counter("acquire.attempts", **ORDER, outcome="unavailable") == 1
+
+
+def test_a_lost_lock_is_counted_with_its_reason(seen):
+    lock = Lock("order:1")
+    assert lock.acquire()
+    info = locks["default"].get("order:1")
+    assert break_lease(info, reason="command")
+    until(lambda: lock.lost)
+    dispatch.flush()
+    assert seen.counter("losses", **ORDER, reason="broken") == 1
+    assert seen.counter("breaks", **ORDER, reason="command") == 1
+    assert seen.count("hold.duration", **ORDER, end="lost") == 1
+    assert seen.gauge("held", **ORDER) == 0
+
+
+def test_renewals_and_doubts_are_counted(seen, monkeypatch):
+    with Lock("order:1") as lock:
+        until(lambda: seen.counter("renewals", alias="default") >= 1)
+        backend = locks["default"]
+        unanswered = lambda renewals, **_: [RenewalResult("unanswered")] * len(renewals)  # noqa: E731
+        monkeypatch.setattr(backend, "renew", unanswered)
+        until(lambda: lock.state == "in_doubt" and seen.counter("doubts", **ORDER) == 1)
+        monkeypatch.undo()
+
+
+def test_an_exporter_that_fails_harms_no_lock(caplog):
+    class Broken:
+        def add(self, instrument, value, labels):
+            raise RuntimeError("no exporter")
+
+        def close(self):
+            pass
+
+    connected = Recorder([Broken()], Groups())
+    connected.connect()
+    try:
+        with override_settings(DLOCKS=LOCAL), caplog.at_level(logging.CRITICAL):
+            locks.reset()
+            with Lock("order:1") as lock:
+                dispatch.flush()
+                assert lock.held
+    finally:
+        connected.disconnect()
+        locks.reset()
+
+
+def test_the_number_of_groups_is_limited():
+    groups = Groups()
+    assert groups.of("order:1") == "order"
+    assert groups.of("0b6b0d9a-any-name") == OTHER
+    found = {groups.of(f"kind-{number}:x") for number in range(10_000)}
+    assert len(found) <= MOST + 1
+    assert OTHER in found
+    # Those that were known first stay.
+    assert groups.of("order:2") == "order"
+
+
+def test_a_rule_of_the_project_makes_the_groups(caplog):
+    def rule(name):
+        return {"a": "first"}[name]
+
+    groups = Groups(rule)
+    assert groups.of("a") == "first"
+    assert groups.of("b") == groups.of("c") == OTHER
+    assert caplog.text.count("DLOCK_METRICS['GROUP'] failed") == 1
+
+
+# -- the stores ------------------------------------------------------------------------------
+
+
+def test_the_stores_are_asked_when_metrics_are_read():
+    with override_settings(DLOCKS=LOCAL):
+        locks.reset()
+        registry = CollectorRegistry()
+        registry.register(StoreCollector(StoreFacts(records=False)))
+        with Lock("order:1"):
+            value = registry.get_sample_value
+            assert value("django_dlock_store_leases", {"alias": "default"}) == 1
+            assert value("django_dlock_store_up", {"alias": "default"}) == 1
+            labels = {"alias": "default", "state": "alive"}
+            assert value("django_dlock_store_holders", labels) == 1
+    locks.reset()
+
+
+def test_a_store_is_not_asked_for_each_reader(monkeypatch):
+    asked = []
+    with override_settings(DLOCKS=LOCAL):
+        locks.reset()
+        backend = locks["default"]
+        monkeypatch.setattr(backend, "locked", lambda name, deadline: asked.append(name))
+        facts = StoreFacts(records=False)
+        for _ in range(5):
+            facts.samples()
+        assert len(asked) == 1
+        now = clock.now()
+        monkeypatch.setattr(clock, "now", lambda: now + 11)
+        facts.samples()
+        assert len(asked) == 2
+    locks.reset()
+
+
+def test_a_store_that_is_away_is_told_and_hides_no_other(monkeypatch):
+    two = {**LOCAL, "away": {**LOCAL["default"]}}
+    with override_settings(DLOCKS=two):
+        locks.reset()
+
+        def locked(name, *, deadline):
+            raise BackendUnavailable("gone", name, "away")
+
+        monkeypatch.setattr(locks["away"], "locked", locked)
+        samples = StoreFacts(records=False).samples()
+        up = {
+            sample.labels["alias"]: sample.value
+            for sample in samples
+            if sample.instrument is instruments.STORE_UP
+        }
+        assert up == {"default": 1, "away": 0}
+    locks.reset()
+
+
+@pytest.mark.django_db
+def test_records_are_counted_by_state():
+    samples = StoreFacts().samples()
+    counts = {
+        sample.labels["state"]: sample.value
+        for sample in samples
+        if sample.instrument is instruments.RECORDS
+    }
+    assert counts == {"running": 0, "waiting": 0, "succeeded": 0, "failed": 0}
+
+
+# -- settings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (["prometheus"], "it takes a dict"),
+        ({"EXPORTER": []}, r"has \['EXPORTER'\]"),
+        ({"EXPORTERS": "prometheus"}, "it takes a list out of"),
+        ({"EXPORTERS": ["statsd"]}, "it takes a list out of"),
+        ({"GROUP": "nowhere.at_all"}, r"DLOCK_METRICS\['GROUP'\]"),
+        ({"GROUP": 7}, "it takes a function"),
+        ({"RECORDS": 1}, "it takes True or False"),
+    ],
+)
+def test_wrong_settings_are_told(value, message):
+    with override_settings():
+        from django.conf import settings
+
+        settings.DLOCK_METRICS = value
+        with pytest.raises(ImproperlyConfigured, match=message):
+            config.read()
+
+
+@pytest.mark.parametrize("name", config.EXPORTERS)
+def test_a_missing_library_is_told_with_the_extra_that_installs_it(name, monkeypatch):
+    path, package = config.EXPORTERS[name]
+    for module in [each for each in sys.modules if each == path or each.startswith(package)]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    settings = config.MetricsSettings((name,), None, True)
+    with pytest.raises(ImproperlyConfigured, match=rf"pip install \"django-dlock\[{name}\]\""):
+        recorder.connect(settings)
+
+
+def test_the_setting_switches_counting_on_and_off():
+    with override_settings(DLOCKS=LOCAL):
+        locks.reset()
+        with override_settings(DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False}):
+            with Lock("switched:1"):
+                pass
+            dispatch.flush()
+            shown = metrics_view(RequestFactory().get("/metrics")).content.decode()
+            assert 'attempts_total{alias="default",group="switched",outcome="acquired"} 1' in shown
+            assert 'django_dlock_store_up{alias="default"} 1' in shown
+            accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+            response = metrics_view(RequestFactory().get("/metrics", headers=accept))
+            assert response.content.endswith(b"# EOF\n")
+            assert "openmetrics" in response["Content-Type"]
+        assert "django_dlock" not in generate_latest().decode()
+    locks.reset()
+
+
+def test_opentelemetry_uses_the_provider_of_the_project():
+    script = """
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_dlock"],
+    DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
+    DLOCK_METRICS={"EXPORTERS": ["opentelemetry"], "RECORDS": False},
+)
+import django
+django.setup()
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+reader = InMemoryMetricReader()
+# Set after the app is ready, as projects do.
+metrics.set_meter_provider(MeterProvider([reader]))
+from django_dlock import Lock
+from django_dlock.core import dispatch
+with Lock("order:1"):
+    pass
+dispatch.flush()
+found = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+print(sorted(metric.name for metric in found))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "django_dlock.acquire.attempts" in done.stdout, done.stderr
+    assert "django_dlock.store.up" in done.stdout
+
+
+def test_several_processes_are_counted_together(tmp_path):
+    script = """
+import os
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_dlock"],
+    ALLOWED_HOSTS=["*"],
+    DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
+    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False},
+)
+import django
+django.setup()
+from django.test import RequestFactory
+from django_dlock import Lock
+from django_dlock.core import dispatch
+from django_dlock.metrics.prometheus import metrics_view
+with Lock("order:1"):
+    pass
+dispatch.flush()
+pids = []
+for _ in range(2):
+    pid = os.fork()
+    if not pid:
+        with Lock("order:1"):
+            pass
+        dispatch.flush()
+        os._exit(0)
+    pids.append(pid)
+for pid in pids:
+    os.waitpid(pid, 0)
+print(metrics_view(RequestFactory().get("/")).content.decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+    )
+    line = 'attempts_total{alias="default",group="order",outcome="acquired"} 3.0'
+    assert line in done.stdout, done.stderr
+    assert 'django_dlock_held{alias="default",group="order"} 0.0' in done.stdout
