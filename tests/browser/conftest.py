@@ -43,5 +43,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    # A click returns before the next page is there: each search for an element waits for it.
+    started.implicitly_wait(30)
     yield started
     started.quit()
