@@ -75,7 +75,8 @@ def test_locks_left_held_are_released_silently(caplog: pytest.LogCaptureFixture)
     # As a late ``tearDown`` may do.
     left.release()
     dispatch.flush()
-    assert caplog.records == []
+    # Locks of other tests may be collected during this one, with a warning.
+    assert [record for record in caplog.records if record.lock_name == "a"] == []
     with local_locks(WAIT=0), Lock("a"):
         pass
 
