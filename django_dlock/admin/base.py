@@ -1,4 +1,4 @@
-"""What the three pages share: they are read-only, except for one guarded step."""
+"""What the pages share: they are read-only, except for guarded steps."""
 
 from __future__ import annotations
 
@@ -68,26 +68,30 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at
 
 
 class GuardedAdmin(ReadOnlyAdmin):
-    """Objects with one step that an operator has to confirm, on a separate page.
+    """Objects with steps that an operator has to confirm, each on a separate page.
 
     Attributes:
-        step: Its name in the permission, in the URL and in the name of the template.
+        steps: Their names in the permissions, in the URLs and in the names of the templates.
     """
 
-    step: str
+    steps: tuple[str, ...]
 
-    def may_take_step(self, request: HttpRequest) -> bool:
+    def may_take_step(self, request: HttpRequest, step: str) -> bool:
         """Whether the user has the permission for the step, and may see the objects."""
-        permission = f"django_dlock.{get_permission_codename(self.step, self.opts)}"
+        permission = f"django_dlock.{get_permission_codename(step, self.opts)}"
         return self.has_view_permission(request) and request.user.has_perm(permission)
 
     def get_urls(self) -> list[URLPattern]:
-        step = path(
-            f"<path:object_id>/{self.step}/",
-            self.admin_site.admin_view(self.step_view),
-            name=f"django_dlock_{self.opts.model_name}_{self.step}",
-        )
-        return [step, *super().get_urls()]
+        steps = [
+            path(
+                f"<path:object_id>/{step}/",
+                self.admin_site.admin_view(self.step_view),
+                {"step": step},
+                name=f"django_dlock_{self.opts.model_name}_{step}",
+            )
+            for step in self.steps
+        ]
+        return [*steps, *super().get_urls()]
 
     def changeform_view(
         self,
@@ -96,20 +100,23 @@ class GuardedAdmin(ReadOnlyAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        context = {"may_take_step": self.may_take_step(request), **(extra_context or {})}
+        allowed = {step for step in self.steps if self.may_take_step(request, step)}
+        context = {"allowed_steps": allowed, **(extra_context or {})}
         return super().changeform_view(request, object_id, form_url, context)
 
-    def step_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+    def step_view(self, request: HttpRequest, object_id: str, step: str) -> HttpResponseBase:
         """Ask for confirmation, then take the step, if nothing has changed meanwhile."""
-        if not self.may_take_step(request):
+        if not self.may_take_step(request, step):
             raise PermissionDenied
-        return self.confirm_view(request, unquote(object_id))
+        return self.confirm_view(request, unquote(object_id), step)
 
-    def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+    def confirm_view(self, request: HttpRequest, object_id: str, step: str) -> HttpResponseBase:
         """Show the confirmation page; if it was confirmed, take the step."""
         raise NotImplementedError
 
-    def confirmation(self, request: HttpRequest, obj: Any, **facts: Any) -> TemplateResponse:
+    def confirmation(
+        self, request: HttpRequest, obj: Any, step: str, **facts: Any
+    ) -> TemplateResponse:
         """The confirmation page; ``obj`` is ``None`` if it is about several objects."""
         context = {
             **self.admin_site.each_context(request),
@@ -121,7 +128,7 @@ class GuardedAdmin(ReadOnlyAdmin):
         }
         request.current_app = self.admin_site.name
         # For instance heldlock/release.html, or idempotencyrecord/forget.html.
-        template = f"admin/django_dlock/{self.opts.model_name}/{self.step}.html"
+        template = f"admin/django_dlock/{self.opts.model_name}/{step}.html"
         return TemplateResponse(request, template, context)
 
     def _get_obj_does_not_exist_redirect(

@@ -69,7 +69,7 @@ def _column(
 class HeldLockAdmin(GuardedAdmin):
     """The locks that are held now, and by whom."""
 
-    step = "release"
+    steps = ("release",)
     list_display = (
         "lock_name",
         "holder_state",
@@ -124,7 +124,7 @@ class HeldLockAdmin(GuardedAdmin):
         return HeldLockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        hidden = () if self.may_take_step(request) else ("release_link",)
+        hidden = () if self.may_take_step(request, "release") else ("release_link",)
         return tuple(column for column in self.list_display if column not in hidden)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -216,11 +216,11 @@ class HeldLockAdmin(GuardedAdmin):
 
     # -- the one write -----------------------------------------------------------------
 
-    def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+    def confirm_view(self, request: HttpRequest, object_id: str, step: str) -> HttpResponseBase:
         return self._release_all(request, [object_id])
 
     def has_release_permission(self, request: HttpRequest) -> bool:
-        return self.may_take_step(request)
+        return self.may_take_step(request, "release")
 
     @admin.action(description=_("Release selected locks"), permissions=["release"])
     def release_selected(
@@ -262,6 +262,7 @@ class HeldLockAdmin(GuardedAdmin):
         return self.confirmation(
             request,
             left[0] if len(left) == 1 else None,
+            "release",
             form=form,
             title=ngettext("Release a held lock", "Release held locks", len(left)),
             rows=[

@@ -171,7 +171,7 @@ class FollowUps(admin.TabularInline):  # type: ignore[type-arg] # no generic at 
 class IdempotencyRecordAdmin(GuardedAdmin):
     """The state of each business key."""
 
-    step = "forget"
+    steps = ("forget",)
     list_display = (
         "key",
         "state_badge",
@@ -274,7 +274,7 @@ class IdempotencyRecordAdmin(GuardedAdmin):
         self.message_user(request, gettext("There is no such record."), messages.WARNING)
         return super()._get_obj_does_not_exist_redirect(request, opts, object_id)
 
-    def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+    def confirm_view(self, request: HttpRequest, object_id: str, step: str) -> HttpResponseBase:
         record = self.get_object(request, object_id)
         if record is None:
             return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
@@ -289,6 +289,7 @@ class IdempotencyRecordAdmin(GuardedAdmin):
         return self.confirmation(
             request,
             record,
+            step,
             form=form,
             title=gettext("Forget an idempotency record"),
             state=self.state_badge(record),
