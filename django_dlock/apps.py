@@ -24,7 +24,7 @@ class DjangoDlockConfig(AppConfig):
         from .metrics import config
 
         checks.register()
-        # Before all others that take part in forks: what they do may take locks.
+        # Registered before all other fork hooks, because those may take locks.
         sqlite_forks.connect()
         audit.connect()
         if config.read().exporters:

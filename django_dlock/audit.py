@@ -28,7 +28,7 @@ BY_HAND = frozenset({"operator", "command"})
 """Reasons of ``broken`` for which the sender writes the row itself, so that it sees errors."""
 
 NO_DATABASE = "django.db.backends.dummy"
-"""What Django takes for the database of a project that has none, and so no table either."""
+"""The engine that Django uses if a project defines no database; then there is no table either."""
 
 COLUMNS = ("name", "alias", "owner", "token", "reason")
 """Arguments of a signal that have their own column."""

@@ -167,7 +167,7 @@ def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
 
 def check_deployment(**_: Any) -> list[checks.CheckMessage]:
     """E010, E011, W003, W006, W008: the store; W002: locks of one process; W004: SQLite, deferred;
-    I001: where the locks are that nobody has set a place for.
+    I001: where locks are kept if ``DLOCKS`` is not set.
     """
     found = [warning for options in _aliases() for warning in check_alias(options)]
     return [*found, *check_project()]
@@ -294,8 +294,8 @@ def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[chec
         found += [
             checks.Warning(
                 f"Database {database!r} has records of runs under the alias {alias!r}, which "
-                "DLOCKS does not define: whether those runs are alive cannot be found out, so "
-                "their keys are blocked.",
+                "DLOCKS does not define. It is not known whether those runs are alive, so their "
+                "keys are blocked.",
                 hint=f"Define {alias!r} in DLOCKS until they have ended, or forget the records "
                 "with force=True.",
                 id="django_dlock.W007",

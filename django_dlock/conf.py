@@ -34,7 +34,7 @@ EXTRAS = {"redis": "redis", "kazoo": "zookeeper", "urllib3": "etcd"}
 """Client library → the extra of django-dlock that installs it."""
 
 DUMMY_ENGINE = "django.db.backends.dummy"
-"""Django's word for no database."""
+"""The engine that Django uses if a project defines no database."""
 
 _DEFAULTS = AliasOptions(alias="", backend="")
 """Default values; each key of an entry is a field of ``AliasOptions`` in capitals."""
@@ -219,7 +219,7 @@ def _default_entry() -> Mapping[str, Any]:
         return {"BACKEND": DATABASE_BACKEND}
     # In-process locks are never chosen silently: they lock nothing between workers.
     raise InvalidLockBackend(
-        "django_dlock has no place for its locks: DLOCKS is not set, CACHES['default'] is "
+        "django_dlock has nowhere to keep its locks: DLOCKS is not set, CACHES['default'] is "
         f"{cache.get('BACKEND', 'not set')!r}, not a Redis cache, and DATABASES['default'] is not "
         f"set. Define DATABASES['default'], or set DLOCKS = {{'default': {{'BACKEND': "
         f"{REDIS_BACKEND!r}, 'LOCATION': 'redis://localhost:6379/0'}}}}"

@@ -18,10 +18,10 @@ from .lease import Contention, Lease, LeaseRequest, Renewal
 __all__ = ["NAME", "Finding", "Severity", "of_alias"]
 
 NAME = "django_dlock.diagnosis"
-"""The lock that is asked for and taken."""
+"""The lock that is looked up and acquired."""
 ROUND_TRIPS = 5
 SLOW = 1 / 3
-"""Of ``command_timeout``."""
+"""The fraction of ``command_timeout`` from which on answers count as slow."""
 CLOCK_TOLERANCE = 2.0
 """Seconds; some stores tell their time in whole seconds."""
 PAUSE = 0.02
@@ -107,7 +107,7 @@ class _Cycle:
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self._backend, self._alias = backend, backend.alias
-        # Should this process be killed now, the name is soon free again.
+        # If this process is killed now, the name is soon free again.
         ttl = min(3 * backend.command_timeout, backend.max_ttl)
         self._request = LeaseRequest(NAME, secrets.token_hex(16), ttl)
 

@@ -133,11 +133,11 @@ class Renewal(NamedTuple):
 
     Attributes:
         ttl: Seconds from the moment the request is sent; cut short by ``max_hold``.
-        shorten: 0 in the background: one that arrives late takes nothing away from what a later
-            one gave. Otherwise the holder itself asks, and the TTL counts even if it is shorter
-            than what is left: a longer lease is cut to it, and to no less where less is granted,
-            because the holder may miss the answer. Such renewals of a lease are numbered from 1,
-            so that a late copy, with a lower number than the last, takes nothing away either.
+        shorten: 0 for a renewal in the background, which never shortens a lease, however late it
+            arrives. Otherwise the holder itself asks, and its renewals are numbered from 1. Then
+            a lease with more time left is cut to this TTL; but to no less, even if the backend
+            grants less, because the holder may miss the answer. A late copy, whose number is
+            lower than the last one, shortens nothing.
     """
 
     name: str

@@ -33,7 +33,7 @@ Acquisition: TypeAlias = Callable[[Caller, float | None, list[LeaseRequest]], Fl
 
 
 class Lock(LockFlows):
-    """A lease on a name that no two holders have at a time.
+    """A lease on a name that no two holders have at the same time.
 
     Args:
         name: 1 to 255 characters, compared exactly.
@@ -115,7 +115,7 @@ class Lock(LockFlows):
         return held is not None
 
     def __enter__(self) -> Self:
-        # In one line: an interrupt behind it would leave the lock held, and there is no __exit__.
+        # In one line: after an interrupt behind it, the lock would be held and __exit__ not called.
         return self._acquire(self._enter_flow, self._leases.caller_thread(), self._options.wait)
 
     async def __aenter__(self) -> Self:
@@ -342,11 +342,11 @@ class Lock(LockFlows):
         return fencing.fence(self._checked("fenced"), target, field)
 
     def atomic(self, using: str | None = None) -> AbstractContextManager[None]:
-        """A database transaction that cannot commit once a newer holder's has begun to.
+        """A database transaction that cannot commit after a newer holder has begun its own.
 
         Its first and its last statement write this grant's token to the name's row in the fence
         table, if no newer one is there; the row stays locked until COMMIT. The lease must
-        stand at the end, too.
+        still be held at the end, too.
 
         Args:
             using: Alias in ``DATABASES``; the one that routers give for ``Fence`` by default.

@@ -318,7 +318,7 @@ class LeaseRecord(models.Model):
         default_permissions = ()
         verbose_name = _("lease record")
         verbose_name_plural = _("lease records")
-        # None on what a cycle changes: PostgreSQL then updates in place.
+        # No index on columns that every acquire changes, so that PostgreSQL updates rows in place.
         indexes = (models.Index(fields=["key_prefix", "name"], name="dlock_lease_name"),)
 
     def __str__(self) -> str:
@@ -353,7 +353,7 @@ class FailoverRecord(models.Model):
     key_prefix = models.CharField(_("key prefix"), max_length=255)
     epoch = models.IntegerField(_("epoch"))
     active = models.CharField(_("active store"), max_length=255)
-    # Microseconds since 1970 on the database's clock, or microseconds.
+    # Times are microseconds since 1970 on the database's clock; durations are microseconds.
     longest = models.BigIntegerField()
     quiet = models.BigIntegerField()
     switched_at = models.BigIntegerField(null=True)

@@ -28,8 +28,8 @@ def contended(request: HttpRequest, status: int, info: LeaseInfo | None) -> Http
     """The lock is held by someone else; the response does not say by whom."""
     wait = 0.0
     if info is not None:
-        # How long the holder still needs is unknown. As long as it has taken so far is right on
-        # average, and is short for a request that has just begun.
+        # How long the holder still needs is unknown. The time that it has taken so far is a fair
+        # guess, and is short for a request that has just begun.
         wait = info.age if info.kind == "held" else info.ttl or 0.0
     return _problem(
         request,

@@ -39,7 +39,7 @@ def is_alive(record: IdempotencyRecord) -> bool:
 
 
 def may_be_alive(record: IdempotencyRecord, silent: set[str]) -> bool:
-    """As ``is_alive``, but also true if that cannot be found out.
+    """As ``is_alive``, but also true if it is not known.
 
     Args:
         silent: Aliases that did not answer; they are not asked again, because each question may

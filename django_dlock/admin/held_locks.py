@@ -67,7 +67,7 @@ def _column(
 
 @admin.register(HeldLock)
 class HeldLockAdmin(GuardedAdmin):
-    """The locks that are held now, and by whom."""
+    """The locks that are held now, and who holds them."""
 
     steps = ("release",)
     list_display = (
@@ -281,7 +281,7 @@ class HeldLockAdmin(GuardedAdmin):
         )
 
     def _held(self, request: HttpRequest, object_ids: list[str]) -> list[HeldLock]:
-        """Those of the locks that are held now; shows a message about each other one."""
+        """The chosen locks that are still held; shows a message about each of the others."""
         places = list(dict.fromkeys(map(place_of, object_ids)))
         alias_query = AliasQuery(dict.fromkeys(alias for alias, _name in places))
         found = alias_query.ask(

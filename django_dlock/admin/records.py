@@ -325,7 +325,7 @@ def obstacle_to_forgetting(record: IdempotencyRecord) -> str | None:
     try:
         alive = retention.is_alive(record)
     except (BackendUnavailable, InvalidLockBackend) as error:
-        return gettext("Whether its run is still alive cannot be found out: %(error)s") % {
+        return gettext("Cannot find out whether its run is still alive: %(error)s") % {
             "error": error
         }
     if not alive:

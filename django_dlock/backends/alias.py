@@ -1,4 +1,4 @@
-"""What a backend is told of its alias in ``DLOCKS``, and how it reports what it finds there."""
+"""What a backend gets from its alias in ``DLOCKS``, and how it reports what is wrong there."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Problem(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """What a store tells of itself, such as its version; ``diagnose_locks`` shows it.
+    """What a store reports about itself, such as its version; ``diagnose_locks`` shows it.
 
     Attributes:
         topic: What it is about, in one word: ``server``, ``persistence``.
         text: One line for an operator.
-        hint: What to do, if the fact is a danger to the locks; else empty.
+        hint: What to do, if the fact puts locks at risk; else empty.
     """
 
     topic: str

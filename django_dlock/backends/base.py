@@ -64,7 +64,7 @@ LeaseInfos = list[LeaseInfo]
 Outcomes = list[Outcome]
 
 Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "wakeup", "listing"]
-"""What not every store can do. An option that needs a capability is refused without it.
+"""Features that only some stores have. An option that needs a missing one is refused.
 
 * ``min_hold``: a released name stays taken for a while, as kind ``cooling``.
 * ``parking``: a lease of kind ``parked`` keeps a name for a task between its retries, and
@@ -243,7 +243,7 @@ class BaseLockBackend(ABC):
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
         """Cancel a request whose answer nobody waits for any more.
 
-        Frees the name if the request was granted, prevents that it is granted later, removes it
+        Frees the name if the request was granted, keeps it from being granted later, removes it
         from the waiters, and passes on a wake-up that it may have received.
 
         Raises:
@@ -322,7 +322,7 @@ class BaseLockBackend(ABC):
 
     def facts(self, *, deadline: float) -> Sequence[Fact]:
         """Ask the store about itself, for ``diagnose_locks``: its version, whether it keeps leases
-        through a restart, how full it is. A fact that it does not tell is left out.
+        through a restart, how full it is. A fact that it does not report is left out.
 
         Raises:
             BackendUnavailable: No answer.

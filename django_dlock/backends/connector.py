@@ -18,7 +18,7 @@ class Connector(Generic[T]):
     """Makes the connections of one pool.
 
     Args:
-        make: Makes one connection; may take as long as it likes.
+        make: Makes one connection; may take any time.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -1,4 +1,4 @@
-"""A renewal that was sent and is answered later, and how a thread makes one of any backend."""
+"""A renewal that was sent and is answered later; for any backend, made on another thread."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ __all__ = [
 PATIENCE = 1.0
 """Seconds for which a fork waits before it interrupts statements, and once more after that."""
 LONGEST_FORK = 10.0
-"""Seconds after which a fork does not keep others from connecting, whatever became of it."""
+"""Seconds after which a fork no longer keeps other threads from connecting, even if it hangs."""
 POLL_INTERVAL = 0.001
 """Seconds. An event would have a lock that the fork of another thread could find held."""
 
@@ -86,7 +86,7 @@ def announce(path: Path) -> int:
     """
     number = next(_numbers)
     while True:
-        # First announced and then looked: a fork that begins after the look sees the number.
+        # Announce first, then check: a fork that begins after the check sees the number.
         _open[number] = path, None
         if not _others_fork():
             return number

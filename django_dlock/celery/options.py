@@ -89,7 +89,7 @@ class UniqueOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """Those options of one task that are not read as they stand on it; all are validated.
+    """The options of one task that are converted; all others are validated and stay on the task.
 
     Attributes:
         lock_key: ``None`` for a task without a lock.
@@ -336,7 +336,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def _through(serializer: str) -> Callable[[Any], Any]:
-    """A function that returns a value as it is after its way through a queue."""
+    """A function that returns a value as a worker receives it."""
 
     def normalise(value: Any) -> Any:
         if type(value) in _PLAIN:

@@ -6,8 +6,8 @@ before the parent has read that it started. The two leases must not be confused.
 The digest tells a delivery that finds the name held whether the holder is a copy of its own
 message. Asking the backend later would be too late: the lease may have changed hands by then.
 
-A delivery that acquires again counts, so that the parent knows these leases, too: every grant has
-an owner of its own.
+A delivery that acquires again adds a number to its owner: every grant has its own owner, and the
+parent recognizes those of its child.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def in_child(owner: str, pid: int) -> str:
 
 
 def again(owner: str, number: int) -> str:
-    """The owner that the delivery uses when it acquires once more, after ``number`` times."""
+    """The owner that the delivery uses when it has acquired ``number`` times before."""
     nonce, colon, mark = owner.partition(":")
     return f"{nonce}+{number}{colon}{mark}"
 

@@ -56,7 +56,7 @@ class AcquireFlows:
     Attributes:
         name: The lock's name.
         contention: The last holder that an acquire of this handle met.
-        _sender: Whom signals name, subclasses of ``Lock`` included.
+        _sender: The sender of signals: ``Lock``, also for its subclasses.
     """
 
     __slots__ = ("__weakref__", "_backend", "_leases", "_options", "contention", "name")

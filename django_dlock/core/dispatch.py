@@ -111,23 +111,23 @@ class EventQueue:
         return done.wait(timeout)
 
     def settle(self, timeout: float) -> None:
-        """Wait for what is under way, at once where nothing is; for the end of the process."""
+        """Wait for the calls that are queued or under way, if any; at the end of the process."""
         worker = self._worker
-        # A thread that has gone cannot be followed by another while the interpreter ends.
+        # While the interpreter ends, no new thread can replace one that is gone.
         if worker is not None and worker.is_alive() and (self._queue or self._busy_since):
             self.flush(timeout)
 
     def before_fork(self) -> None:
-        """Let no delivery be in the middle of its work, but for one that hangs.
+        """Wait until no delivery is under way, except one that hangs, and let none begin.
 
-        A lock that it has at the moment of the fork would stay locked in the child for ever. For
+        A lock that one holds at the moment of the fork would stay locked in the child for ever. For
         example, SQLite records its locks per process, and the child would wait for that record.
         """
         give_up_at = clock.now() + FORK_PATIENCE
         while self._worker is not threading.current_thread():
             self._lock.acquire()
             if self._busy_since is None:
-                # Kept, so that none begins.
+                # Keep the lock, so that none begins.
                 self._kept_by = threading.get_ident()
                 return
             self._lock.release()
@@ -136,7 +136,7 @@ class EventQueue:
             time.sleep(0.001)
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Let deliveries begin again."""
         if self._kept_by == threading.get_ident():
             self._kept_by = None
             self._lock.release()
@@ -206,8 +206,8 @@ nudge = _event_queue.nudge
 take_part_in_forks = _event_queue.take_part_in_forks
 
 slow = EventQueue("dlock-slow-events", most_hanging=0)
-"""For what receivers do with a server, such as writing a row: nothing else waits for it. While one
-hangs, the others wait, so that no more connections hang."""
+"""For calls of receivers to a server, such as writing a row, so that other events never wait for a
+server. While one call hangs, the next ones wait, so that no further connection hangs."""
 
 
 def flush(timeout: float = 5.0) -> bool:
@@ -219,7 +219,7 @@ def flush(timeout: float = 5.0) -> bool:
 
 
 def settle(timeout: float) -> None:
-    """Wait for what is under way, at once where nothing is; for the end of the process."""
+    """Wait for the calls that are queued or under way, if any; at the end of the process."""
     give_up_at = clock.now() + timeout
     _event_queue.settle(timeout)
     slow.settle(max(0.0, give_up_at - clock.now()))
@@ -239,7 +239,7 @@ def log_warning(message: str, *args: Any, **facts: Any) -> None:
 def log_warning_later(message: str, *args: Any, **facts: Any) -> None:
     """As ``log_warning``, with the next event or the watchdog's next turn; starts no thread.
 
-    For what runs while garbage is collected: to start a thread lets others run there.
+    For code that runs during garbage collection, where starting a thread would let others run.
     """
     line = logger.line(logging.WARNING, message, *args, **facts)
     _event_queue.put(lambda: logger.write(line))

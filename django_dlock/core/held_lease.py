@@ -45,7 +45,7 @@ def holder_ended(key: HolderKey) -> bool:
     if isinstance(key, threading.Thread):
         if not key.is_alive():
             return True
-        # Python takes a thread that it did not start for alive for ever; the system knows better.
+        # Python never notices the end of a thread that it did not start, so ask the system.
         if isinstance(key, threading._DummyThread) and os.path.isdir("/proc/self/task"):
             return not os.path.exists(f"/proc/self/task/{key.native_id}")
     return False
@@ -62,11 +62,11 @@ class HeldLease:
         renewal_ttl: Seconds that renewals ask for.
         max_end: When renewal must end: ``max_hold`` after ``acquired_at``.
         due: When it is to be renewed; its deadline if it is not renewed.
-        planned: When the watchdog will look at it; the watchdog's own.
-        renews: Whether the watchdog prolongs it (still).
+        planned: When the watchdog will check it next; used by the watchdog only.
+        renews: Whether the watchdog (still) prolongs it.
         known_as: Another key under which the registry finds it.
-        entries: How often its holder is inside: the owner that each entry asked for, and the
-            leases of its handle; ``None`` if it may not enter again.
+        entries: One item per entry of the holder: the owner that it requested, and the leases of
+            its handle; ``None`` if the lease is not reentrant.
         failures: Renewals without an answer since the last confirmed one.
         shortenings: Renewals for which the holder named a TTL.
     """

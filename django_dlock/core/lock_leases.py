@@ -140,10 +140,10 @@ class HandleLeases:
             self.ended = held
 
     def collected(self, handle: object) -> None:
-        """Warn of leases that nobody can release any more, because their ``Lock`` is collected.
+        """Warn about leases that nobody can release, because their ``Lock`` was garbage-collected.
 
-        They are not released: what they guard may still run. No I/O, for this runs wherever
-        garbage happens to be collected.
+        They are not released: what they guard may still run. Does no I/O, because garbage may be
+        collected anywhere.
         """
         for held in self._leases.copy().values():
             if held.handle() not in (None, handle) or not held.active:

@@ -1,7 +1,7 @@
 """Where a lock and a database transaction meet: the lock must outlive the transaction.
 
 Django calls ``on_commit`` functions after a commit and silently drops them at a rollback. A
-lock has to be released after either, so the hook is an object whose being dropped is noticed.
+lock has to be released after either, so the hook is an object that notices when it is dropped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
     found: list[tuple[BaseDatabaseWrapper, object]] = []
     for connection in connections.all(initialized_only=True):
         for block in connection.atomic_blocks:
-            # ``TestCase`` runs every test in a transaction that never ends while the test
-            # looks; like Django's ``durable``, we behave as if it were not there.
+            # ``TestCase`` runs every test in a transaction that ends only after the test. Like
+            # Django's ``durable``, we behave as if it were not there.
             if not getattr(block, "_from_testcase", False):
                 found.append((connection, block))
                 break
@@ -28,7 +28,7 @@ def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
 
 
 def is_open(using: str) -> bool:
-    """Whether this thread is in a transaction on the database, of Django's or by hand."""
+    """Whether this thread is in a transaction on the database, begun by Django or by hand."""
     connection = connections[using]
     if connection.in_atomic_block:
         return any(found is connection for found, _ in _in_atomic())
@@ -36,7 +36,7 @@ def is_open(using: str) -> bool:
 
 
 def any_open() -> bool:
-    """Whether this thread is in a transaction on any database, of Django's or by hand."""
+    """Whether this thread is in a transaction on any database, begun by Django or by hand."""
     return any(
         is_open(connection.alias)
         for connection in connections.all(initialized_only=True)
@@ -53,7 +53,7 @@ def outermost() -> tuple[object, ...]:
 def open_since(blocks: tuple[object, ...]) -> str | None:
     """The database of the first of these blocks that is still open, or ``None``."""
     if not blocks:
-        # The usual case, on everybody's path.
+        # The usual case, and every release passes here.
         return None
     for connection, outer in _in_atomic():
         if any(outer is block for block in blocks):
@@ -65,7 +65,7 @@ def run_after(function: Callable[[], object]) -> bool:
     """Run ``function`` once, after this thread's transactions ended, however they end.
 
     Returns:
-        False where no transaction is open: nothing was arranged.
+        False if no transaction is open; then ``function`` is not run.
     """
     for connection, _ in _in_atomic():
         transaction.on_commit(_Hook(function), using=connection.alias, robust=True)

@@ -2,7 +2,7 @@
 
 One thread per process, whatever the number of locks and aliases. It runs no user code and
 never waits long for one alias: a renewal is sent, and if the answer does not come at once, the
-thread turns to the others and looks again later.
+thread turns to the others and checks again later.
 
 Leases of one alias that come due within half an interval are renewed together, so that they
 fall into step and cost one round trip for 500.
@@ -92,8 +92,8 @@ class Watchdog:
         self._condition = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._poked = False
-        # When the thread wakes by itself; infinite while it is awake, so that every new lease
-        # that might escape its present look is announced.
+        # When the thread wakes by itself; infinite while it is awake, so that a lease which its
+        # current turn may miss always wakes it again.
         self._wakes_at = math.inf
         self._armed_pid = 0
 

@@ -232,7 +232,7 @@ def _cells(info: LeaseInfo) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey."""
+    """The text, with a ``?`` for each character that a terminal would not print."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

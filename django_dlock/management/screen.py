@@ -22,7 +22,7 @@ HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Screen:
-    """Redraws a whole terminal; a context manager, which gives it back as it was."""
+    """Redraws a whole terminal; a context manager, which restores it at the end."""
 
     def __init__(self, out: OutputWrapper | TextIO) -> None:
         self._out: Any = out
@@ -66,7 +66,7 @@ class Screen:
 class Progress:
     """One line on a terminal that counts up; writes nothing anywhere else.
 
-    A context manager, at whose end the line is gone.
+    A context manager, which removes the line at the end.
 
     Args:
         out: Standard error, so that a result on standard output stays whole.
@@ -74,7 +74,7 @@ class Progress:
     """
 
     PAUSE = 0.1
-    """Seconds between two pictures; a terminal may be slower than the work."""
+    """Seconds between two updates; a terminal may be slower than the work."""
 
     def __init__(self, out: OutputWrapper | TextIO, *, quiet: bool = False) -> None:
         self._out: Any = out

@@ -1,4 +1,4 @@
-"""Groups of lock names, so that a metric has few labels although names are without number."""
+"""Groups of lock names, so that a metric has few labels although there may be countless names."""
 
 from __future__ import annotations
 

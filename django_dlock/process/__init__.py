@@ -1,4 +1,4 @@
-"""Which process is this, and is that one dead?"""
+"""Identifies processes, and proves that a process is dead."""
 
 from .death import DeathProof, death_proof
 from .identity import ProcessIdentity, at_fork, current, identity_of, reset

@@ -25,7 +25,7 @@ def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof |
 
     Args:
         silent: Its heartbeat is overdue. Only then does another boot id on the same machine id
-            prove its death: cloned machines share a machine id, and a heartbeat disproves it.
+            prove its death: cloned machines share a machine id, and a heartbeat is a sign of life.
     """
     me = current()
     # Machines that were cloned while running share boot id and PID namespace, but they may have

@@ -1,6 +1,6 @@
-"""Which process this is, or another one: host name, boot id, PID namespace, pid and start time.
+"""Identifies a process by host name, boot id, PID namespace, pid and start time.
 
-The same host name and pid in two containers are two processes, and a pid is used again. ``death``
+The same host name and pid in two containers are two processes, and pids are reused. ``death``
 compares identities to prove that a process is dead.
 """
 

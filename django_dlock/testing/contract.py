@@ -162,7 +162,7 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
         second = self.grant(backend, self.request(name))
         assert second.token > first.token
 
-    # -- release and undo --------------------------------------------------------------
+    # -- release and cancel ------------------------------------------------------------
 
     def test_a_released_name_is_free_at_once(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name()))

@@ -156,7 +156,7 @@ class Connection:
             with contextlib.suppress(Exception):
                 raw.close()
 
-    # The caller may not wait any more when the connection is made; anybody may drop it then.
+    # The caller may have stopped waiting before the connection is made; then nobody closes it.
     __del__ = close
 
     def detach(self) -> Any:
@@ -202,7 +202,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def _of_text(text: str, name: str) -> Kind:
-    """The kind of an SQLite error, or of an error whose server is gone."""
+    """The kind of an SQLite error, or of an error because the server is gone."""
     if "is locked" in text or "busy" in text:
         return "passing"
     if "no such" in text or "has no column" in text:
@@ -215,7 +215,7 @@ def _of_text(text: str, name: str) -> Kind:
 
 
 def connect_failure(error: BaseException) -> Failure:
-    """The meaning of an error at connecting."""
+    """What an error while connecting means."""
     text = str(error).lower()
     number = error.args[0] if error.args else None
     denied = number in (1044, 1045, 1049, 1698) or any(word in text for word in DENIED)

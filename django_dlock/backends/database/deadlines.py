@@ -98,4 +98,4 @@ class Deadlines:
 
 
 deadlines = Deadlines()
-"""The one of this process."""
+"""The only instance in this process."""

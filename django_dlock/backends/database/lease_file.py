@@ -34,13 +34,13 @@ T = TypeVar("T")
 
 SUFFIX = "-dlock"
 BESIDE = ("-wal", "-shm")
-"""What SQLite adds to the names of its own files beside the file."""
+"""The suffixes of the files that SQLite itself keeps beside the file."""
 BUSY = 0.05
 """Seconds for which a statement is repeated while another connection writes."""
 PROBE_PAUSE = (0.0005, 0.002)
 """Shortest and longest pause before a statement is tried again, in seconds."""
 OPENINGS = 5
-"""Times that the file may be replaced while it is being opened."""
+"""How often the file may be replaced while it is being opened."""
 
 
 class LeaseFile:
@@ -60,7 +60,7 @@ class LeaseFile:
         self.path = self.project.with_name(self.project.name + SUFFIX)
 
     def identity(self) -> tuple[int, int] | None:
-        """What tells the file at this path from one that has replaced it; ``None`` if none is."""
+        """Identifies the file at this path, to notice a replacement; ``None`` if there is none."""
         found = _stat(self.path)
         return None if found is None else (found.st_dev, found.st_ino)
 
@@ -120,15 +120,15 @@ class LeaseFile:
             with contextlib.closing(sqlite.open_database(uri, BUSY)) as raw:
                 if its is not None:
                     with contextlib.suppress(OSError):
-                        # Anybody else than root can only give it to a group.
+                        # Anybody but root can change only the group.
                         os.chown(self.path, -1 if os.geteuid() else its.st_uid, its.st_gid)
-                # Before the lock ends: an empty file has no process yet that uses it.
+                # Before the lock ends, so that no process ever uses a file that is still empty.
                 sqlite.create_tables(raw, durable=True)
 
     @contextlib.contextmanager
     def _directory_locked(self) -> Iterator[None]:
         """Keep other processes from creating the file. The file itself must not be opened here:
-        to close it would end SQLite's locks of this process."""
+        closing it would end the locks that SQLite holds in this process."""
         directory = os.open(self.path.parent, os.O_RDONLY)
         try:
             if fcntl is not None:

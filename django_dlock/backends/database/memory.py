@@ -30,7 +30,7 @@ __all__ = [
 LONG = 600
 """The length of ``past`` at which it is cut: about 17 leases."""
 KEPT, RELEASES_KEPT = 300, 150
-"""The length that it is cut to at most; releases are kept only within the second one."""
+"""The length it is cut to; releases are added only up to the second one."""
 CUT = "+"
 """Stands at the end of ``past`` once it has been cut."""
 CANCELLED, GRANTED = "", "g"

@@ -1,4 +1,4 @@
-"""What MySQL and MariaDB do in another way than the other databases."""
+"""What MySQL and MariaDB do differently from the other databases."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 
 def _at_once(executor: Executor) -> str:
     """What makes the statement after it fail instead of waiting for a locked row.
 
-    MySQL has no such thing; there, the connection's own limit counts.
+    MySQL has no such prefix; there, the connection's own limit applies.
     """
     is_mariadb = "mariadb" in executor.server.lower()
     return "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " if is_mariadb else ""

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["POLL_INTERVAL", "Notification", "State", "Waiters", "set_event", "thread_event"]
 
 POLL_INTERVAL = 0.1, 0.5
-"""Seconds between two asks of a waiter, least and most, while nothing listens for it."""
+"""Shortest and longest pause before a waiter asks again, in seconds, while nothing listens."""
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
-"""Seconds between two checks of a waiter whether it shall stop."""
+"""Seconds before a waiter first checks whether to stop, and between further checks."""
 
 
 class State:

@@ -82,10 +82,10 @@ class Pool:
                     may_help = error.kind in REPEATABLE and not error.obstacle
                     if not may_help or clock.now() + pause >= deadline:
                         if refused is not None:
-                            # The earlier error says more than that the time is over.
+                            # The earlier error says more than a timeout does.
                             raise refused from refused.__cause__
                         raise
-                    # Not another idle connection after this one broke: they are as old.
+                    # If this one broke, do not try another idle one: those are as old.
                     of_use = error.kind in ("overtaken", "passing")
                     connection = self._idle_connection() if of_use else None
                 time.sleep(pause * random.uniform(0.5, 1.0))

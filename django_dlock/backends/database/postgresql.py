@@ -1,4 +1,4 @@
-"""What PostgreSQL does in another way than the other databases."""
+"""What PostgreSQL does differently from the other databases."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ A name is held while ``ended`` is empty and ``ends_at`` is in the future. If som
 lease ends, the same step grants the name to the first waiter, with the whole TTL that it asked
 for. So later callers never overtake a waiter.
 
-A waiter's ticket is valid for ``TICKET`` after its last ask. If this process knows that a waiter
+A waiter's ticket is valid for ``TICKET`` after it last asked. If this process knows that a waiter
 is dead, it skips it. A waiter that died elsewhere is skipped once its ticket has expired; before
 that, it costs one TTL.
 """
@@ -38,8 +38,8 @@ __all__ = [
 
 SECOND = 1_000_000
 TICKET = 20.0
-"""How long a waiter keeps its position after its last ask; it may be a quarter less, because a
-ticket is not written again with every ask."""
+"""How long a waiter keeps its position after it last asked. It may be a quarter less, because not
+every request writes the ticket again."""
 LATE_BY = 120 * SECOND
 """A copy of a request may be late by its TTL and so much more; it is granted nothing."""
 MEMORY = LATE_BY
@@ -189,11 +189,11 @@ class Row:
     ) -> Contention:
         """What keeps this owner from the lock.
 
-        The owner in it is empty if nothing does; and if the attempt is over, so that its caller
-        goes on with a new one, which can be granted.
+        The owner in it is empty if nothing does. It is also empty if the attempt is over; its
+        caller then goes on with a new attempt, which can be granted.
 
         Args:
-            overtaken: Others are quicker to take a free name: then its last owner is named.
+            overtaken: Others keep taking the name first; name the last owner of a free name.
         """
         waiting = [ticket.owner for ticket in self.tickets(now)] if self.queue else []
         position = waiting.index(owner) if owner in waiting else len(waiting)
@@ -395,7 +395,7 @@ class Row:
         self.queue = json.dumps(waiting, separators=(",", ":")) if waiting else ""
 
     def _limit_to_ttl(self, now: int) -> None:
-        # An end later than the lease's own TTL means that the clock has stepped back. Nobody shall
+        # An end later than the lease's own TTL means that the clock has stepped back. Nobody should
         # have to wait for the length of that step.
         if self.lives(now) and self.kind != "cooling" and self.ends_at - now > self.ttl > 0:
             self.ends_at = now + self.ttl

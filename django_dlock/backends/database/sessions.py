@@ -1,4 +1,4 @@
-"""Proves by PostgreSQL's sessions that a process is dead, with ``OPTIONS["proof"]``.
+"""Uses PostgreSQL's sessions to prove that a process is dead, with ``OPTIONS["proof"]``.
 
 * A process that listens takes an advisory lock in the listening session. That lock ends when the
   process does. The process then writes a claim into the table of processes. A pooler that drops
@@ -79,7 +79,7 @@ class SessionProof:
     # -- this process ------------------------------------------------------------------
 
     def take(self, connection: ListeningConnection) -> None:
-        """Prove by the connection that this process lives, and write the claim."""
+        """Make the connection the proof that this process is alive, and write the claim."""
         connection.execute(TAKE, (_key(current().id),))
         self._claim()
 

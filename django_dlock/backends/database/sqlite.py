@@ -1,4 +1,4 @@
-"""What SQLite does in another way than the other databases: statements, tables, connections."""
+"""What SQLite does differently from the other databases: statements, tables, connections."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 HIGHEST = hashlib.blake2b(b"highest token of deleted rows", digest_size=16).digest()
 """The key of that row is made from this. Its name is empty, and it is never held."""
 FOR_EVER = 2**62
-"""A moment after all others, so that it is never deleted itself."""
+"""A time after all others, so that this row itself is never deleted."""
 
 SWEPT_AT_ONCE = 50
 """Rows that one step of the sweep examines."""
@@ -244,13 +244,13 @@ RETURNING token"""
         return statement, [*(key for key, _ in releases), *(owner for _, owner in releases)]
 
     def beat(self, executor: Executor, process: str, *, gone: bool = False) -> None:
-        """Write a heartbeat; ``gone`` says that the process has ended in order."""
+        """Write a heartbeat; ``gone`` says that the process has ended normally."""
         executor.count(self._beat, (process, gone))
 
     def heartbeats(
         self, executor: Executor, processes: Sequence[str]
     ) -> dict[str, tuple[int, bool]]:
-        """The last heartbeat of each process, and whether it has ended in order."""
+        """The last heartbeat of each process, and whether it has ended normally."""
         if not processes:
             return {}
         marks = ", ".join(["%s"] * len(processes))
@@ -318,6 +318,6 @@ RETURNING token"""
         executor.count(f"DELETE FROM {which.replace(' l ', ' AS l ', 1)}", values)
 
     def forget_processes(self, executor: Executor, seen_before: int) -> None:
-        """Delete the heartbeats of processes that are silent for so many µs."""
+        """Delete the heartbeats of processes that have been silent for this many µs."""
         statement = f"DELETE FROM {PROCESSES} WHERE seen_at < {self.NOW} - %s"
         executor.count(statement, (seen_before,))

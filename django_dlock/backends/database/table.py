@@ -86,7 +86,7 @@ class LeaseTable:
         return self._options.key_prefix, name
 
     def digest(self, name: str) -> bytes:
-        """What tells the row of a name from all others."""
+        """Identifies the row of a name."""
         # Names are compared exactly, whatever the database's rules for case and accents.
         prefix = self._options.key_prefix
         text = f"{len(prefix)}:{prefix}{name}"
@@ -153,7 +153,7 @@ class LeaseTable:
         def unless_overtaken(one: Connection, store: Store, key: Any) -> T:
             if store.vendor == "sqlite":
                 # Written in two steps, the row would often have changed while this caller waited
-                # for the right to write, and a waiter would not get its place in the queue. A
+                # for the right to write, and a waiter would not get into the queue. A
                 # poll, which changes nothing, does not ask for that right.
                 answer, is_done = once(one, store, key, writes=False)
                 if not is_done:

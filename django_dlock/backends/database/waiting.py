@@ -15,7 +15,7 @@ from .wakeup import Wakeup
 __all__ = ["Expected", "pause"]
 
 SHORTEST_PAUSE = 0.005
-"""Seconds between two asks of a waiter that gets no notification."""
+"""Seconds before a waiter that gets no notification asks again."""
 
 
 class Expected:

@@ -318,5 +318,5 @@ class EtcdBackend(BaseLockBackend):
 
 
 def _until(contention: Contention, until: float) -> float:
-    """When a waiter asks again, whatever it hears."""
+    """When a waiter asks again, even if nothing wakes it."""
     return min(until, clock.now() + contention.remaining + GRACE)

@@ -68,7 +68,7 @@ class _NotConnected(Exception):
 
 
 class _TokenOver(Exception):
-    """etcd does not know the token any more by which this client is authenticated."""
+    """etcd no longer knows the token that authenticates this client."""
 
 
 class Client:
@@ -89,7 +89,7 @@ class Client:
         self.forget()
 
     def forget(self) -> None:
-        """Start again in a forked child, without a word on the parent's connections."""
+        """Start again in a forked child, sending nothing on the parent's connections."""
         # Closing them sends nothing, and leaves those of the parent open.
         self.close()
         self._answered = False
@@ -102,7 +102,7 @@ class Client:
             self._idle.pop()[1].close()
 
     def authenticate_again(self) -> None:
-        """Do so before the next call, if there is a user."""
+        """Authenticate before the next call, if a user is configured."""
         self._token = ""
 
     def call(self, path: str, body: Json, *, deadline: float) -> Json:

@@ -127,7 +127,7 @@ def tls_context(options: AliasOptions) -> ssl.SSLContext:
 
 
 def facts(answer: Mapping[str, Any]) -> list[Fact]:
-    """What a member tells of itself, from its answer to ``maintenance/status``."""
+    """What a member reports about itself, from its answer to ``maintenance/status``."""
     member = (answer.get("header") or {}).get("member_id")
     leader = answer.get("leader") or "0"
     role = "the leader" if leader == member else "a follower"

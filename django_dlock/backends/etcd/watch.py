@@ -1,4 +1,4 @@
-"""Where the waiters of this process hear that a name may be free.
+"""Tells the waiters of this process that a name may be free.
 
 * A process has one watch, whatever the number of its waiting threads and coroutines: one HTTP
   answer that does not end, with the deletions of all keys of the alias, read by one thread. A
@@ -33,13 +33,13 @@ from .entries import Json, encoded, range_after
 __all__ = ["Watch"]
 
 POLL_INTERVAL = 0.1, 0.5
-"""Seconds between two asks of a waiter, from and to, while there is no watch."""
+"""Shortest and longest pause before a waiter asks again, in seconds, while there is no watch."""
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
-"""Seconds after which a waiter checks whether it is to stop, and again."""
+"""Seconds before a waiter first checks whether to stop, and between further checks."""
 SILENCE = 5.0
 """Seconds without a line after which a watch is replaced."""
 RETRY = 0.1, 5.0
-"""Seconds before the watch is tried again after a failure: at first, and at the most."""
+"""Seconds before the watch is tried again after a failure: at first, and at most."""
 LINGER = 10.0
 """Seconds for which the watch stays after the last waiter has left."""
 MOST_DELETIONS = 10_000
@@ -210,8 +210,8 @@ class Watch:
     def _run(self) -> None:
         me = threading.current_thread()
         try:
-            # What happened since the first of them asked is what they need to know. One who comes
-            # now, and asked earlier, asks again.
+            # The watch begins at the oldest revision that a waiter knows. A waiter that comes later
+            # with an older one asks again.
             self._floor = self._seen = min(
                 (waiter.revision for waiter in list(self._waiters.values())), default=self._seen
             )
@@ -244,7 +244,7 @@ class Watch:
             raise ConnectionError("etcd has ended the watch")
         except _StartOver as restart:
             self._start_over(restart.seen)
-        except Exception as error:  # noqa: BLE001 - nobody else could heed it
+        except Exception as error:  # noqa: BLE001 - nobody else could handle it
             # Silence is no failure, and neither is a cut after a while.
             if self._is_needed(me) and clock.now() - began < SILENCE:
                 self._failed(error)
@@ -270,7 +270,7 @@ class Watch:
         if result.get("created"):
             revision = int(result.get("header", {}).get("revision", 0))
             if revision < self._seen:
-                # The store began anew. The watch would be silent until it comes there again.
+                # The store began anew. The watch would be silent until its revision reaches ours.
                 raise _StartOver(revision)
             stream.be_patient(SILENCE)
             self._failures, self._works = 0, True
@@ -292,7 +292,7 @@ class Watch:
             self._start_over(self._seen)
 
     def _start_over(self, seen: int) -> None:
-        """Each waiter asks again."""
+        """Make each waiter ask again."""
         self._floor = self._seen = seen
         self._deleted.clear()
         self._wake_all()

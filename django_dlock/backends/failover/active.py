@@ -19,9 +19,9 @@ from .terms import Leases, Term, store_for
 __all__ = ["PROBE", "ActiveStore"]
 
 PROBE = "django_dlock:probe"
-"""The name that is asked for to see whether a store answers; it is never acquired."""
+"""The name that is looked up to see whether a store answers; it is never acquired."""
 SWITCH_PATIENCE = 5
-"""How many commands' time a switch, or reading the record for one, may take."""
+"""A switch, or reading the record for one, may take this many times the command timeout."""
 
 
 class ActiveStore:
@@ -75,7 +75,7 @@ class ActiveStore:
     # -- for leases --------------------------------------------------------------------
 
     def open_term(self, name: str, deadline: float) -> tuple[View, Term]:
-        """The active store, if all leases of the epoch before are over.
+        """The active store, if all leases of the previous epoch are over.
 
         Raises:
             BackendUnavailable: They are not, or the record cannot be read.
@@ -104,8 +104,8 @@ class ActiveStore:
         term, began = self.leases.term(view)
         if began and before is not None:
             logger.warning(
-                "Alias %r: the active store is now %r (epoch %d: %s); leases of the epoch before "
-                "are not renewed any more",
+                "Alias %r: the active store is now %r (epoch %d: %s); leases of the previous epoch "
+                "are no longer renewed",
                 self._alias,
                 term.active,
                 term.epoch,

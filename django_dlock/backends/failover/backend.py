@@ -4,7 +4,7 @@
 ``terms`` has the stores.
 
 * The fencing token is the epoch, which rises with every switch, in front of the store's token.
-* After a switch, leases of the epoch before are not renewed any more. They are in doubt at once,
+* After a switch, leases of the previous epoch are not renewed any more. They are in doubt at once,
   and lost at their deadline at the latest.
 * Until all of them are over, nothing is granted, and nobody is told that a name is free.
 * Parked and reserved leases, and names that are kept for ``min_hold``, are given up by a switch.
@@ -75,7 +75,7 @@ class FailoverBackend(BaseLockBackend):
         self._active = ActiveStore(options, self._own, self._other, self._prepare, self._switched)
         self._reader, self._leases = self._active.reader, self._active.leases
 
-    # ``other`` and the functions that report are set later than these are passed on.
+    # Methods, because ``other`` and the ``report_`` functions are set only after the constructor.
 
     def _other(self, alias: str) -> BaseLockBackend:
         return self.other(alias)
@@ -264,7 +264,7 @@ class FailoverBackend(BaseLockBackend):
         self._ask("cancel_acquire", request, deadline=deadline)
 
     def _cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> _Call:
-        # The owner is kept in mind: the request may be cancelled again.
+        # The owner is not forgotten, because the request may be cancelled again.
         term = self._active.term_of(request.owner, deadline)
         return _Call(term, (request,), {"deadline": deadline}, _as_it_is)
 

@@ -62,7 +62,7 @@ class ViewReader:
         # Reentrant: a signal handler may come here while its own thread is inside.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        # The thread that reads, told from those that hang.
+        # The thread that reads now, as opposed to those that hang.
         self._thread: threading.Thread | None = None
         self._hanging = 0
         self._began_at = self._used_at = clock.now()
@@ -197,7 +197,7 @@ def _let_statements_commit(database: str) -> None:
 
 
 def _close_connection(database: Callable[[], str]) -> None:
-    # It may be broken, or its alias not be defined any more.
+    # It may be broken, or its alias may no longer be defined.
     with contextlib.suppress(Exception):
         connections[database()].close()
 

@@ -1,7 +1,7 @@
 """The row in the database that says which store is active, so that all processes agree.
 
-Every change is one conditional statement that compares the epoch, so a change that was decided on
-by an older state does nothing. All times in the row are on the database's clock.
+Every change is one conditional statement that compares the epoch, so a change that was decided
+from an older state does nothing. All times in the row are on the database's clock.
 
 A switch takes two statements. The time of the switch is written by the second one, after the first
 has been committed: a process that read the old epoch read it before that time. If the process that
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
         epoch: Rises by one with every switch.
         active: The alias of the active store.
         longest: Seconds by which a lease of this epoch may outlive a read, in any process.
-        quiet: The same for the leases of the epochs before; nothing is granted for that long.
+        quiet: The same for leases of earlier epochs; nothing is granted for that long.
         elapsed: Seconds since the switch.
         silent_for: Seconds since a process last had an answer from the active store.
         reason, switched_by: Of the switch.
@@ -170,7 +170,7 @@ class Record:
         FailoverRecord.objects.using(self.database).bulk_create([row], ignore_conflicts=True)
 
     def _change(self, row: Any, epoch: int, to: str, reason: str, by: str) -> bool:
-        # Leases of the epoch before the last one may be alive, too, if that one never began.
+        # If the last epoch never began, leases of the one before it may be alive, too.
         is_over = row.switched_at is not None and row.now - row.switched_at >= 2 * row.quiet
         changed = self._row.filter(epoch=row.epoch, longest=row.longest).update(
             epoch=epoch,

@@ -1,4 +1,4 @@
-"""A renewal at the store of the present epoch, for leases of which some belong to another."""
+"""Renews leases in the store of the present epoch; those of another epoch get no answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TermRenewal:
         self, leases: Leases, renewals: Sequence[Renewal], *, process: str, deadline: float
     ) -> None:
         self._leases, self._count = leases, len(renewals)
-        # By their place among all of them.
+        # By their index in the call.
         self._asked: dict[int, Renewal] = {}
         self._call: PendingRenewal | None = None
         term, now = leases.latest, clock.now()

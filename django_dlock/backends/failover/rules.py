@@ -5,8 +5,8 @@ rules keep two processes from granting one name in two stores:
 
 * What was read counts for V seconds (``view_ttl``), from before the read. Only in that time does a
   process acquire.
-* A lease ends at the latest V plus the longest TTL after the read that it relies on. So all leases
-  of an epoch end by then after the last read of that epoch, which is before the switch.
+* A lease ends at the latest V plus the longest TTL after the read that it relies on. The last read
+  of an epoch comes before the switch, so all its leases end at most that long after the switch.
 * In the new epoch nothing is granted until that time has passed since the switch, and a little
   more, because clocks may drift apart.
 
@@ -32,7 +32,7 @@ class View(NamedTuple):
         active: The alias of the active store.
         valid_until: Until then this process may acquire.
         latest_end: No lease that relies on this view ends later.
-        opens_at: When all leases of the epoch before are over.
+        opens_at: When all leases of the previous epoch are over.
         reading: What was read.
     """
 

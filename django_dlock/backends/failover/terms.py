@@ -18,7 +18,7 @@ from .rules import View
 __all__ = ["Leases", "Term", "store_for"]
 
 ENDS_KEPT = 1000
-"""Owners that are remembered before those whose leases are over are looked for."""
+"""Owners are remembered up to this number; then those whose leases are over are dropped."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Leases:
     """The terms, and which of them each owner belongs to.
 
     Args:
-        make: Makes a store of its own for an alias and an epoch.
+        make: Makes a separate store for an alias and an epoch.
     """
 
     def __init__(self, make: Callable[[str, int], BaseLockBackend]) -> None:
@@ -108,7 +108,7 @@ class Leases:
 
 
 def store_for(like: BaseLockBackend, alias: str, epoch: int) -> BaseLockBackend:
-    """A backend like another one, that speaks for ``alias``, with the key prefix of the epoch."""
+    """A copy of a backend that has this alias, and the key prefix of the epoch."""
     options = like.options
     # The first epoch has the prefix itself: processes that do not use fail-over yet, during a
     # deployment, then still exclude those that do.

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 LATE_BY = 120.0
-"""A copy of a request may be late by its TTL and so many seconds more; it grants nothing."""
+"""A copy of a request may be late by its TTL plus these seconds; it is granted nothing."""
 HOUSEKEEPING_EVERY = 32
 """One acquire of this many sends the identity of the process and sweeps the index."""
 

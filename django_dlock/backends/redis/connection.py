@@ -152,8 +152,8 @@ class Connection:
     def confirm(self, replicas: int, deadline: float) -> None:
         """Wait until so many replicas have all that this connection has written.
 
-        Every script that grants or renews a lease writes, so its reply need not be looked at. To
-        write a key here, too, would fail on a server whose memory is full, which still renews.
+        Every script that grants or renews a lease writes, so its reply does not matter. Writing
+        a key here, too, would fail on a server whose memory is full, which still renews.
 
         Raises:
             NotConfirmed: Fewer of them answered in time.

@@ -1,4 +1,4 @@
-"""What a Redis tells of itself, from its answers to ``INFO``."""
+"""What a Redis reports about itself, from its answers to ``INFO``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..base import Fact
 __all__ = ["RESTART", "facts_of", "online_replicas", "parsed"]
 
 SHARE = 0.9
-"""Of a limit; beyond it, the limit is soon reached."""
+"""The fraction of a limit beyond which the limit counts as nearly reached."""
 RESTART = "Set appendonly yes, so that a restart does not free locks whose holders are running."
 
 

@@ -109,7 +109,7 @@ class Row:
     @property
     def acquired_at(self) -> dt.datetime:
         now = self._answer.now
-        # Never in the future, where it is if the clock stepped back or the entry is damaged.
+        # Never in the future, even if the clock stepped back or the entry is damaged.
         at = max(0, min(self._number("at") or now, now))
         return dt.datetime.fromtimestamp(at / 1000, tz=dt.timezone.utc)
 
@@ -177,7 +177,7 @@ class Row:
 
 
 def _whole(value: Any) -> int:
-    # A damaged entry, such as an end that is not a number, must not do so either.
+    # A damaged entry, such as an end that is not a number, must not hide the others either.
     try:
         number = int(value)
     except (TypeError, ValueError):

@@ -4,15 +4,15 @@ A lease counts if a majority of the nodes has granted it. Any two majorities hav
 so two owners never hold the same name as long as no node forgets what it has granted.
 
 * Every command goes to all nodes at the same time, and is decided as soon as a majority agrees.
-  What comes later changes nothing; but if the nodes did not agree, whoever has granted, or may
-  still grant, is told to take that back.
+  Later answers change nothing. But if the nodes did not agree, each node that has granted, or may
+  still grant, is told to withdraw its grant.
 * The lease counts from before the first request, and is shortened by what the nodes' clocks may
   drift.
 * The token is the highest one of those that granted. A majority must store it before the grant
   counts, so that the next grant, which needs one of these nodes, has a higher one.
 * A node that was restarted or flushed may have forgotten leases. It grants nothing until all of
   them are over; see ``scripts``.
-* What withdraws or ends a lease is kept for a node that cannot be reached.
+* Commands that withdraw or end a lease are kept for a node that cannot be reached.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RedlockBackend(BaseLockBackend):
     """See the module."""
 
     # Not "wakeup": waiters of several nodes would be woken in several orders. Not "parking" and
-    # "reservations": their leases may be longer than a node that was restarted is kept out.
+    # "reservations": their leases may last longer than a restarted node is kept out.
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {"listing", "memory_of_ends", "min_hold"}
     )
@@ -203,8 +203,8 @@ class RedlockBackend(BaseLockBackend):
     def _released(self, answers: Answers, name: str) -> Outcome:
         if not self._votes.has_quorum(answers):
             raise self._not_reached(answers, name)
-        # A majority says that this owner has it no more. Whether it had it until now, only those
-        # know who have not answered.
+        # A majority says that this owner no longer has it. Only the nodes that have not answered
+        # know whether it had it until now.
         return self._votes.outcome(answers, "released") or "unknown"
 
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""A connection to one node on which nothing waits: replies are taken when they have come."""
+"""A connection to one node that never blocks: replies are read once they have arrived."""
 
 from __future__ import annotations
 

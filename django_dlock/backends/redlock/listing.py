@@ -56,7 +56,7 @@ def page(
 
 
 def _from_all(nodes: Sequence[RedisListing], query: LeaseQuery, votes: Votes) -> Answers:
-    """The leases of each node by name, or why it tells none.
+    """The leases of each node by name, or why they are not known.
 
     Reads on a thread per node, because a page may take many calls; it is for operators, and rare.
     """
@@ -69,7 +69,7 @@ def _from_all(nodes: Sequence[RedisListing], query: LeaseQuery, votes: Votes) ->
             daemon=True,
         ).start()
     collected.wait(math.inf)
-    # The others have as long again, so that one that does not answer delays no page for long.
+    # Give the others as much time again, so that a silent one does not delay the page for long.
     until = clock.now() + (clock.now() - began) + GRACE
     while PENDING in collected.answers and clock.now() < until:
         time.sleep(GRACE / 20)

@@ -1,7 +1,7 @@
 """One server of the quorum: its connection, and the commands that wait for it or its replies.
 
-All but ``address`` belongs to the thread of the exchange. Commands are sent and answered in their
-order, on one connection, so that what withdraws a grant never overtakes what asked for it.
+Only the thread of the exchange uses anything but ``address``. Commands are sent and answered in
+order, on one connection, so a withdrawal never overtakes the request that it withdraws.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Job:
         build: Makes the command when it is sent, because it may name the server's run id.
         answer: Called with what the reply means, or with an exception.
         until: When to give up, on ``clock.now()``.
-        insists: Whether it is kept until then even if the node cannot be reached, as what takes a
-            grant back; else it fails at once.
+        insists: Whether it is kept until then even if the node cannot be reached, as a withdrawal
+            is; other commands fail at once.
     """
 
     __slots__ = ("answer", "breaks", "build", "insists", "until")
@@ -118,10 +118,10 @@ class Node:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, without commands and connections."""
+        """Start again without commands and connections."""
         self.link: Link | None = None
         self._queue: collections.deque[Job] = collections.deque()
-        # What insists on being sent, while the node cannot be reached; older than the queue.
+        # Jobs that are kept while the node cannot be reached; older than those in the queue.
         self._owed: collections.deque[Job] = collections.deque(maxlen=MOST_OWED)
         self._sent: collections.deque[_Sent] = collections.deque()
         self._attempt: _Attempt | None = None
@@ -138,7 +138,7 @@ class Node:
         self._queue.append(job)
 
     def step(self, now: float) -> float:
-        """Connect, send and give up what is due; returns when to come again at the latest."""
+        """Connect, send and give up what is due; returns when to call this again at the latest."""
         self._take_link(now)
         self._give_up_overdue(now)
         if (self._queue or self._owed) and self.link is None:
@@ -170,7 +170,7 @@ class Node:
         self._queue.extendleft(reversed(again))
         self._error = error
         if self._failures > 1:
-            # More than once, it has answered nothing since it was connected.
+            # Several connections in a row have brought no answer.
             self._pause(now)
         for one in sent:
             if one.job not in again:
@@ -265,7 +265,7 @@ class Node:
         if isinstance(reply, ConnectionBroken):
             raise reply
         if isinstance(reply, ErrorReply) and reply.code == "NOSCRIPT":
-            # Other commands may follow already, so only a new beginning keeps their order.
+            # Other commands may have been sent already, so only a new connection keeps their order.
             raise ConnectionBroken("the server has forgotten its scripts")
         self._failures = 0
         one = self._sent.popleft()
@@ -277,7 +277,7 @@ class Node:
                     # Only an earlier attempt can have released it and no longer be remembered.
                     answer = "refused"
             except (ValueError, TypeError, KeyError) as error:
-                answer = errors.ResponseError(f"an answer that makes no sense: {error}")
+                answer = errors.ResponseError(f"an unreadable answer: {error}")
         one.job.answer(answer)
 
     def _next_time(self, now: float) -> float:

@@ -15,7 +15,7 @@ from ..redis.scripts import ACQUIRE, LOCKED
 __all__ = ["GUARDED", "KEPT_OUT", "RAISE_TOKEN", "WITHDRAW"]
 
 KEPT_OUT = "KEPTOUT"
-"""The code of the error that a node gives which is kept out."""
+"""The error code of a node that is kept out."""
 
 # Runs before a script whose answer may say that a name is free, in the same step. The script finds
 # its own keys and arguments only.

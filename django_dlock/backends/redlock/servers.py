@@ -1,4 +1,4 @@
-"""What the servers of the nodes tell of themselves, each asked as a Redis of its own."""
+"""What the nodes' servers report about themselves, each asked as a separate Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def problems(servers: Servers) -> Iterator[Problem]:
 
 
 def facts(servers: Servers, deadline: float) -> Iterator[Fact]:
-    """What each server tells of itself; those that do not answer are among the problems."""
+    """What each server reports about itself; those that do not answer are among the problems."""
     for address, options in servers:
         found: list[Fact] = []
         backend = RedisBackend(options)

@@ -16,7 +16,7 @@ from .broadcast import PENDING
 __all__ = ["Votes"]
 
 _LOSSES: tuple[Outcome, ...] = ("broken", "released", "expired", "refused", "unknown")
-"""How a lease ended, the answer that says most first."""
+"""How a lease ended; the most informative answer comes first."""
 
 SHORTEST_REMAINING = 0.01
 """Seconds; a waiter must not ask without a pause."""
@@ -74,7 +74,7 @@ class Votes(NamedTuple):
         if not refusals or not self.has_quorum(answers):
             return None
         count = Counter(one.owner for one in refusals)
-        # Of equal ones, one that has an owner: the others only remember the request itself.
+        # If the counts are equal, prefer one with an owner: the others only remember this request.
         met = max(refusals, key=lambda one: (count[one.owner], one.owner != ""))
         # So many must end before a quorum can be free.
         too_many = max(1, len(refusals) - (self.nodes - self.quorum))
@@ -149,7 +149,7 @@ class Votes(NamedTuple):
         return max(said.count(True), said.count(False)) >= self.quorum
 
     def locked(self, answers: Sequence[Any]) -> bool:
-        """Whether the name is taken; in doubt it is, because nobody may rely on a free name."""
+        """Whether the name is taken; true in doubt, because nobody may rely on a free name."""
         return _answered(answers).count(False) < self.quorum
 
     def lease(self, answers: Sequence[LeaseInfo | Any]) -> LeaseInfo | None:

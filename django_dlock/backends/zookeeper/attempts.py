@@ -35,7 +35,7 @@ class Attempt:
         session: In which its node was created; 0 while no node is known.
         token: The node's ``czxid``.
         ahead: The nodes that were created before it and are not known to be gone, in order;
-            ``None`` while that is not known. No other can come before it any more.
+            ``None`` while that is not known. No later node comes before it.
         until: When its lease ends, on ``clock.now()``; 0 while it is not granted.
         shortened: The number of the last renewal in which the holder named a shorter TTL.
         releasing: A release was sent.
@@ -203,7 +203,7 @@ class Attempts:
     # -- the thread that ends leases with their TTL ------------------------------------
 
     def _expire(self, attempt: Attempt) -> None:
-        # First its end, and then the node: a renewal under way is told.
+        # Record its end first, then delete the node, so that a renewal under way learns of the end.
         self.end(attempt.owner, "expired")
         self._expired.append(attempt)
         self._watch(clock.now())

@@ -5,8 +5,8 @@
     /dlock/3f/<digest of the name>-<owner>
 
 * The node that was created first, by its ``czxid``, holds the name; ``czxid`` is the token too.
-* The path has the owner in it. So whoever repeats a request finds the node of the first one, and
-  every deletion names the owner.
+* The path contains the owner. So a repeated request finds the node of the first one, and every
+  deletion names the owner.
 * Every grant and every renewal is confirmed by a write, which needs a majority of the servers, and
   is good for half the time that the servers keep a silent session.
 """
@@ -48,7 +48,7 @@ from .watches import Watches
 __all__ = ["ZooKeeperBackend"]
 
 ASK_EVERY = 0.5
-"""Seconds between two questions whether a waiter is interrupted."""
+"""Seconds between two checks whether a waiter is interrupted."""
 
 
 class ZooKeeperBackend(BaseLockBackend):
@@ -116,7 +116,7 @@ class ZooKeeperBackend(BaseLockBackend):
         """Create the node, and see who came before; ``None`` to try again."""
         directory, client = attempt.path.rpartition("/")[0], session.client
         if not request.waits:
-            # One who will not wait must not stand in the way of others for a moment.
+            # A caller that will not wait must not block others even for a moment.
             beat, listed = session.beat(), client.get_children_async(directory)
             now = session.answer(beat, deadline).last_modified
             nodes = session.answer_or_none(listed, deadline) or []
@@ -141,7 +141,7 @@ class ZooKeeperBackend(BaseLockBackend):
             if state is None:
                 return None
         if state.ephemeralOwner != session.id:
-            # It would end with an earlier session of this process.
+            # It belongs to an earlier session of this process, and would end with it.
             session.delete(attempt.path, deadline)
             return None
         nodes = session.answer(listed, deadline)
@@ -158,7 +158,7 @@ class ZooKeeperBackend(BaseLockBackend):
         if node not in present:
             if attempt.until:
                 self._attempts.end(attempt.owner, "broken")
-            # Else it was taken out of the queue, and joins it again.
+            # Otherwise it was removed from the queue, and joins it again.
             attempt.leave()
             return None
         ahead = [rival for rival in attempt.ahead or [] if node_of(rival.path) in present]
@@ -274,7 +274,7 @@ class ZooKeeperBackend(BaseLockBackend):
             session.delete(path, deadline)
 
         path = self._path(request.name, request.owner)
-        # First its end: from now on no node is created for it.
+        # Record its end first: from now on no node is created for it.
         self._attempts.end(request.owner, "released", request.ttl)
         try:
             self._sessions.call(step, request.name, deadline)
@@ -385,12 +385,12 @@ class ZooKeeperBackend(BaseLockBackend):
         return path_of(self._root, name, owner)
 
     def _contention(self, line: Sequence[Rival], now: float) -> Contention:
-        """Who is first holds the name; who asks waits for the last to go."""
+        """The first in line holds the name; the caller waits until the last one is gone."""
         holder = line[0]
         process, left = contents(holder).process, self._remaining(holder)
         return Contention(holder.owner, "held", left, now, process, line[-1])
 
     def _remaining(self, holder: Rival) -> float:
-        """Seconds until a lease ends; of another process, no more than they can be."""
+        """Seconds until a lease ends; for a lease of another process, an upper limit."""
         own = self._attempts.remaining(holder.owner)
         return contents(holder).ttl if own is None else own

@@ -90,7 +90,7 @@ class SessionCalls:
                 answer = step(session)
                 if answer is not None:
                     return answer
-                trouble = "others were quicker all the time"
+                trouble = "other requests were always faster"
             except NoAnswer as silence:
                 raise self._unavailable(str(silence), name) from silence
             except BROKEN as broken:

@@ -17,7 +17,7 @@ OWN_ARGUMENTS = ("hosts", "timeout", "client_id", "handler", "logger", "read_onl
 
 
 def problems(options: AliasOptions) -> list[Problem]:
-    """E006 for where, E008 for ``OPTIONS``, E007 for a session that is too short."""
+    """E006 for the location, E008 for ``OPTIONS``, E007 for a session that is too short."""
     return [*_location_problems(options), *_option_problems(options)]
 
 

@@ -124,7 +124,7 @@ def rivals(
 def still_there(session: Session, nodes: Sequence[Rival], deadline: float) -> list[Rival]:
     """Those nodes that have not been deleted, even if a later one has the same path.
 
-    One who has lost a session joins the queue again, with the same path, but behind.
+    A process that has lost its session joins the queue again with the same path, but at the end.
     """
     asked = [(node, session.client.exists_async(node.path)) for node in nodes]
     states = [(node, session.answer(request, deadline)) for node, request in asked]

@@ -1,7 +1,7 @@
 """One session at ZooKeeper: a ``KazooClient``, what it answers by a deadline, and how it ends.
 
-kazoo has a thread that reads and writes, and that reconnects by itself. What it tells of the
-session comes on that thread, where nothing may wait.
+kazoo has a thread that reads and writes, and that reconnects by itself. It reports changes of the
+session on that thread, which must not block.
 
 Requests are carried out in the order in which they were made, also across a new connection: one
 that was made later never overtakes one whose connection broke.
@@ -34,7 +34,7 @@ __all__ = ["NoAnswer", "Session"]
 VALID = 0.5
 """The part of the session's timeout for which a lease is good. The server that leads may have
 heard of this process up to a third of the timeout, and half a tick, before the last answer, if the
-server that gave the answer dies before it passes the word on."""
+server that gave the answer dies before it passes that on."""
 
 Listener = Callable[["Session", str], None]
 """Told ``suspended`` or ``lost`` on the client's thread; never blocks."""
@@ -45,7 +45,7 @@ class NoAnswer(Exception):
 
 
 class _LastWarning(logging.Filter):
-    """Remembers why kazoo does not connect, for it tells only its log."""
+    """Remembers why kazoo does not connect, because kazoo writes that only to its log."""
 
     text = ""
 
@@ -62,7 +62,7 @@ class Session:
         id: Of the session; 0 while there is none.
         timeout: Seconds that the server grants without hearing from us; it may be less than asked.
         ended: The client has given up; another session is needed.
-        refused: It has, because the server did not accept our credentials.
+        refused: It has given up because the server did not accept our credentials.
     """
 
     def __init__(self, options: AliasOptions, listener: Listener) -> None:
@@ -126,7 +126,7 @@ class Session:
 
     @property
     def trouble(self) -> str:
-        """What the client has last complained of."""
+        """The last warning in the client's log."""
         return self._warning.text
 
     def connect(self, deadline: float) -> None:
@@ -140,7 +140,7 @@ class Session:
         if self.refused:
             raise AuthFailedError
         if not settled or self.ended:
-            # An error in the first connection ends the client without a word.
+            # An error in the first connection ends the client without an event.
             self.ended = self.ended or self.client._connection.connection_stopped.is_set()
             raise NoAnswer(self.trouble or "no connection")
 

@@ -1,4 +1,4 @@
-"""What the ZooKeeper servers tell of themselves, for checks and for ``diagnose_locks``."""
+"""What the ZooKeeper servers report about themselves, for checks and for ``diagnose_locks``."""
 
 from __future__ import annotations
 

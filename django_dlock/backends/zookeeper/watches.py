@@ -53,7 +53,7 @@ class Watches:
             self._fire(node)
 
     def _answered(self, node: Rival, request: Any) -> None:
-        # Its owner may have lost it and have joined again with the same path, but behind.
+        # Its owner may have lost it, and joined again with the same path at the end of the queue.
         if not request.successful() or request.value[1].czxid != node.token:
             self._fire(node)
 

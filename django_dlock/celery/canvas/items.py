@@ -1,4 +1,4 @@
-"""Items of ``map``, ``starmap`` and ``chunks``: a task of Celery's calls ours for each."""
+"""Items of ``map``, ``starmap`` and ``chunks``: Celery's own task calls ours for each item."""
 
 from __future__ import annotations
 

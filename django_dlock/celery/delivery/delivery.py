@@ -213,7 +213,7 @@ class Delivery:
         """The header of a task without a record whose run had no outcome.
 
         Raises:
-            AttemptsExhausted: As many runs as may be were interrupted, or lost their lease.
+            AttemptsExhausted: ``max_attempts`` runs were interrupted, or lost their lease.
         """
         if locking.was_outage(reason):
             return self.context.header.after_setback()

@@ -55,15 +55,15 @@ def is_outage(app: Celery, error: object) -> bool:
 def forgets_what_it_delivers(transport: str) -> bool:
     """Whether a broker deletes a message when a worker receives it.
 
-    So do those of kombu's transports that tell it nothing of an acknowledgement: a worker returns
-    what it has left when it shuts down, and one that is killed does not.
+    That is so with those of kombu's transports that do not pass acknowledgements on: when a worker
+    shuts down, it returns its unfinished messages, but a killed worker cannot.
 
     Args:
         transport: Its name in the broker's URL.
     """
     try:
         channel: Any = resolve_transport(transport).Channel  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001 - whatever a transport raises whose library is missing
+    except Exception:  # noqa: BLE001 - whatever a transport without its library raises
         # A worker would not start.
         return False
     ours = virtual.Channel

@@ -43,7 +43,7 @@ _PREFIX = "dlock:"
 
 
 class CannotRequeue(ImproperlyConfigured):
-    """The queue of a message is not known, or it cannot be published to without others."""
+    """The queue of a message is not known, or nothing can be published to it alone."""
 
 
 # -- in the worker's parent ----------------------------------------------------------------

@@ -56,7 +56,7 @@ class Reservation:
 
     @classmethod
     def read(cls, task: TaskWithOptions, mark: object, task_id: str | None) -> Reservation | None:
-        """The reservation of a message with this mark; ``None`` if the mark is none."""
+        """The reservation of a message with this mark; ``None`` if the mark is malformed."""
         nonce, _, name = mark.partition(":") if isinstance(mark, str) else ("", "", "")
         if not name:
             return None

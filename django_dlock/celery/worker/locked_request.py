@@ -109,7 +109,7 @@ class LockedRequest(Request):
         super().cancel(*args, **kwargs)
 
     def reject(self, requeue: bool = False) -> None:
-        """As Celery's; on SQLAlchemy's transport by the thread that reads the messages.
+        """As Celery's; with SQLAlchemy's transport, on the thread that reads the messages.
 
         It returns a message through its one session, and SQLAlchemy refuses a session that two
         threads use at once. Celery 5.7 rejects on the thread that saw the child die, logs that
