@@ -193,6 +193,7 @@ class LeaseInfo:
         metadata: The holder's context (``task_name``, ``task_id``, ``path``, ``user``) and the
             user's own data.
         silent_for: Seconds since the last heartbeat of the process; ``None`` if not known.
+        granted_ttl: Seconds that the last grant or renewal gave; ``None`` if not known.
     """
 
     name: str
@@ -209,6 +210,25 @@ class LeaseInfo:
     holder_state: HolderState
     metadata: Mapping[str, Any] = field(default_factory=dict)
     silent_for: float | None = None
+    granted_ttl: float | None = None
+
+    @property
+    def renewed_ago(self) -> float | None:
+        """Seconds since the last renewal, or since the grant; ``None`` if not known."""
+        if self.ttl is None or not self.granted_ttl:
+            return None
+        return max(0.0, self.granted_ttl - self.ttl)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a lease that was renewed before has not been renewed for half its TTL.
+
+        Renewals are due after a third of the TTL; after half of it, its holder is in doubt, too.
+        A lease that was never renewed may be one that is not to be (``renew=False``).
+        """
+        ago = self.renewed_ago
+        is_renewed = self.kind == "held" and self.renewals > 0
+        return is_renewed and ago is not None and ago > (self.granted_ttl or 0.0) / 2
 
     @property
     def holder(self) -> str:
@@ -281,6 +301,9 @@ class LeaseQuery:
         contains: Only leases with this text (case-sensitive) in their name, or in one of the
             ``SEARCHED`` keys of their metadata.
         kind, holder_state: Only these; empty for any.
+        host, task: Only leases of a process on a host, or with a ``task_name`` in their metadata,
+            that begins with this.
+        older_than: Only leases granted at least so many seconds ago.
         sort: Names in ``SORT_KEYS``, the most important first; a ``-`` in front sorts in
             descending order. Equal leases, and all without ``sort``, are in the order of grants.
     """
@@ -290,17 +313,25 @@ class LeaseQuery:
     kind: str = ""
     holder_state: str = ""
     sort: Sequence[str] = ()
+    host: str = ""
+    task: str = ""
+    older_than: float = 0.0
 
     def __post_init__(self) -> None:
         unknown = [key for key in self.sort if key.removeprefix("-") not in SORT_KEYS]
         if unknown or isinstance(self.sort, str):
             raise ValueError(f"sort is {self.sort!r}; it takes a sequence out of {list(SORT_KEYS)}")
+        if not 0 <= self.older_than < float("inf"):
+            raise ValueError(f"older_than is {self.older_than!r}; it takes 0 or more seconds")
 
     def matches(self, info: LeaseInfo) -> bool:
         return (
             info.name.startswith(self.prefix)
             and self.kind in ("", info.kind)
-            and (self.contains in info.name or self._is_in(info.metadata))
+            and (not self.contains or self.contains in info.name or self._is_in(info.metadata))
+            and (not self.task or self._is_of_task(info.metadata))
+            and (not self.host or self._is_on_host(info))
+            and (not self.older_than or info.age >= self.older_than)
             # Last, because it takes longest to find out.
             and (not self.holder_state or self.holder_state == info.holder_state)
         )
@@ -308,6 +339,14 @@ class LeaseQuery:
     def _is_in(self, metadata: Mapping[str, Any]) -> bool:
         facts = (metadata.get(key) for key in SEARCHED)
         return any(isinstance(fact, str) and self.contains in fact for fact in facts)
+
+    def _is_of_task(self, metadata: Mapping[str, Any]) -> bool:
+        task = metadata.get("task_name")
+        return isinstance(task, str) and task.startswith(self.task)
+
+    def _is_on_host(self, info: LeaseInfo) -> bool:
+        process = info.process
+        return process is not None and process.host.startswith(self.host)
 
 
 class LeasePage(NamedTuple):

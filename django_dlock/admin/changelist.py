@@ -141,7 +141,7 @@ class HeldLockChangeList(ChangeList):
         only = wanted.pop("alias", None)
         aliases, self.settings_problem = known_aliases()
         alias_query = AliasQuery(alias for alias in aliases if only in (None, alias))
-        query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)
+        query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)  # type: ignore[arg-type]
         infos = self._read(alias_query, query)
         self.problems = alias_query.problems
         self._show_page(request, infos)

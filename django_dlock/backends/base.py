@@ -298,19 +298,31 @@ class BaseLockBackend(ABC):
         contains: str = "",
         kind: str = "",
         holder_state: str = "",
+        host: str = "",
+        task: str = "",
+        older_than: float = 0.0,
         sort: Sequence[str] = (),
         offset: int = 0,
         limit: int | None = None,
     ) -> LeaseInfos:
         """The present leases; see ``LeaseQuery``."""
-        query = LeaseQuery(prefix, contains, kind, holder_state, sort)
+        query = LeaseQuery(prefix, contains, kind, holder_state, sort, host, task, older_than)
         return self.page(query, offset=offset, limit=limit).infos
 
     def count(
-        self, *, prefix: str = "", contains: str = "", kind: str = "", holder_state: str = ""
+        self,
+        *,
+        prefix: str = "",
+        contains: str = "",
+        kind: str = "",
+        holder_state: str = "",
+        host: str = "",
+        task: str = "",
+        older_than: float = 0.0,
     ) -> int:
         """How many leases ``list`` would return without a limit."""
-        return self.page(LeaseQuery(prefix, contains, kind, holder_state), limit=0).total
+        query = LeaseQuery(prefix, contains, kind, holder_state, (), host, task, older_than)
+        return self.page(query, limit=0).total
 
     def store_problems(self) -> Sequence[Problem]:
         """Ask the store what is wrong with its own settings, for ``check --deploy``.

@@ -285,6 +285,7 @@ class LocalBackend(BaseLockBackend):
             holder_state=holder_state(entry.kind, process, False, process.id in self._gone),
             metadata=json_object(entry.metadata),
             silent_for=0.0,
+            granted_ttl=entry.ttl,
         )
 
     def _sweep(self, now: float) -> None:

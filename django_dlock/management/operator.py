@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -29,6 +30,7 @@ __all__ = [
     "OperatorCommand",
     "PurgeCommand",
     "RecordCommand",
+    "Wanted",
     "matching",
     "printable",
     "table",
@@ -144,6 +146,47 @@ class AliasCommand(OperatorCommand):
         return known if alias is None else [alias]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which locks a command is about.
+
+    Attributes:
+        name, host, task: Patterns, in which ``*`` matches anything; ``None`` for any.
+        older_than: Seconds.
+    """
+
+    name: str | None = None
+    host: str | None = None
+    task: str | None = None
+    older_than: float = 0.0
+
+    @property
+    def has_patterns(self) -> bool:
+        return (self.name, self.host, self.task) != (None, None, None)
+
+    def query(self) -> LeaseQuery:
+        """Lets backends filter as far as they can, so that they send less."""
+        parts = (self.name or "").split("*")
+        return LeaseQuery(
+            prefix=parts[0],
+            contains=max(parts, key=len),
+            host=(self.host or "").split("*")[0],
+            task=(self.task or "").split("*")[0],
+            older_than=self.older_than,
+        )
+
+    def matcher(self) -> Callable[[LeaseInfo], bool]:
+        """Checks the rest, which ``query`` has left to this process."""
+        name, host, task = map(matching, (self.name, self.host, self.task))
+
+        def matches(info: LeaseInfo) -> bool:
+            on = info.process.host if info.process else ""
+            of = info.metadata.get("task_name")
+            return bool(name(info.name) and host(on) and task(of if isinstance(of, str) else ""))
+
+        return matches
+
+
 class LockCommand(AliasCommand):
     """A command about the locks of some aliases."""
 
@@ -151,29 +194,42 @@ class LockCommand(AliasCommand):
         parser.add_argument(
             "--name", metavar="PATTERN", help="Only locks with this name; * matches anything."
         )
+        parser.add_argument(
+            "--host",
+            metavar="PATTERN",
+            help="Only locks of processes on this host; * matches anything.",
+        )
+        parser.add_argument(
+            "--task",
+            metavar="PATTERN",
+            help="Only locks of tasks with this name; * matches anything.",
+        )
         super().add_arguments(parser)
+
+    def not_negative(self, option: str, value: float | None) -> None:
+        """End the command if an option that takes seconds has none of these."""
+        if value is not None and not 0 <= value < float("inf"):
+            self.wrong_usage(f"{option} is {value}; it must be 0 or more seconds.")
 
     def alias_query(self, alias: str | None) -> AliasQuery:
         """A query for one alias or for all; ends the command if the alias is not defined."""
         return AliasQuery(self.aliases(alias))
 
-    def find(self, alias_query: AliasQuery, pattern: str | None) -> list[LeaseInfo]:
-        """The leases whose names match the pattern, sorted by alias and age."""
-        matches = matching(pattern)
-        # Let backends filter as far as they can, so that they send less.
-        parts = [""] if pattern is None else pattern.split("*")
-        prefix, contains = parts[0], max(parts, key=len)
-        answers = alias_query.ask(lambda backend: backend.list(prefix=prefix, contains=contains))
-        return [info for infos in answers.values() for info in infos if matches(info.name)]
+    def find(self, alias_query: AliasQuery, wanted: Wanted) -> list[LeaseInfo]:
+        """The leases that are wanted, sorted by alias and age."""
+        query, matches = wanted.query(), wanted.matcher()
+        answers = alias_query.ask(lambda backend: backend.page(query).infos)
+        return [info for infos in answers.values() for info in infos if matches(info)]
 
     def find_first(
-        self, alias_query: AliasQuery, pattern: str | None, limit: int
+        self, alias_query: AliasQuery, wanted: Wanted, limit: int
     ) -> tuple[list[LeaseInfo], int]:
         """As ``find``, but no more than ``limit`` of each alias, and how many there are."""
-        if pattern is not None:
-            infos = self.find(alias_query, pattern)
+        if wanted.has_patterns:
+            infos = self.find(alias_query, wanted)
             return infos, len(infos)
-        pages = alias_query.ask(lambda backend: backend.page(LeaseQuery(), limit=limit)).values()
+        query = wanted.query()
+        pages = alias_query.ask(lambda backend: backend.page(query, limit=limit)).values()
         return [info for page in pages for info in page.infos], sum(page.total for page in pages)
 
     def print_leases(self, infos: Sequence[LeaseInfo], output_format: str, nothing: str) -> None:

@@ -128,15 +128,101 @@ class OperatorContract(ContractTools):
         assert backend.count(prefix=base, kind="parked", holder_state="alive") == 0
         assert backend.count(prefix=base, holder_state="unknown") == 2
 
-    def test_an_unknown_order_is_refused(self, backend: BaseLockBackend) -> None:
+    def test_lists_can_be_filtered_by_host(self, backend: BaseLockBackend) -> None:
         self.needs(backend, "listing")
-        for sort in (["size"], ["--name"], "name"):
+        base, host = self.name(), current().host
+        self.grant(backend, self.request(f"{base}:{host}"))
+        self.grant(backend, self.request(f"{base}:b", metadata=json.dumps({"host": host + "x"})))
+        for begin in ("", host[:1], host):
+            assert backend.count(prefix=base, host=begin) == 2
+        assert len(backend.list(host=host, prefix=base, kind="held", sort=["-name"], limit=1)) == 1
+        for other in (host + "x", host[1:], '"' + host, host.swapcase()):
+            assert other == host or backend.list(prefix=base, host=other) == [], other
+
+    def test_lists_can_be_filtered_by_task(self, backend: BaseLockBackend) -> None:
+        self.needs(backend, "listing")
+        base = self.name()
+        tasks = {"a": "shop.charge", "b": 'shop.ü"/%', "c": "Shop.charge", "d": 7, "e": None}
+        for letter, task in tasks.items():
+            metadata = {"task_name": task, "note": "shop.other", "shop.note": [1]}
+            metadata = {key: fact for key, fact in metadata.items() if fact is not None}
+            self.grant(backend, self.request(f"{base}:{letter}", metadata=json.dumps(metadata)))
+
+        def found(task: str, **kwargs: Any) -> str:
+            return "".join(i.name[-1] for i in backend.list(prefix=base, task=task, **kwargs))
+
+        assert found("") == "abcde"
+        assert found("shop.") == found("shop.", kind="held", contains=base) == "ab"
+        assert found("shop.", sort=["-name"], limit=1) == "b"
+        assert found("shop.charge") == "a"
+        assert found('shop.ü"/') == "b"
+        for nothing in ("charge", "shop.other", "shop.note", "shop.charge2", "7", "task_name"):
+            assert found(nothing) == "", nothing
+        assert backend.count(prefix=base, task="shop.charge", kind="parked") == 0
+
+    def test_lists_can_be_filtered_by_age(self, backend: BaseLockBackend) -> None:
+        self.needs(backend, "listing")
+        base = self.name()
+        old = self.grant(backend, self.request(f"{base}:old", metadata='{"task_name": "shop"}'))
+        self.outlive(backend, self.grant(backend, self.request(self.name(), ttl=self.SHORT)).name)
+        new = self.grant(backend, self.request(f"{base}:new"))
+        info = backend.get(old.name)
+        assert info is not None
+        assert info.age >= self.SHORT
+
+        def found(older_than: float, **kwargs: Any) -> list[str]:
+            infos = backend.list(prefix=base, older_than=older_than, **kwargs)
+            return [info.name for info in infos]
+
+        # The ages of both have grown since, but not by as much.
+        assert found(info.age) == [old.name]
+        assert found(info.age, kind="held", task="sho", host=current().host) == [old.name]
+        assert found(info.age, task="shop.") == []
+        assert found(0.0, sort=["age"]) == [new.name, old.name]
+        assert found(3600.0) == []
+        assert backend.count(prefix=base, older_than=info.age, holder_state="alive") == 1
+
+    def test_a_search_can_be_combined_with_a_filter(self, backend: BaseLockBackend) -> None:
+        self.needs(backend, "listing", "parking")
+        base = self.name()
+        kinds: tuple[Kind, ...] = ("held", "parked")
+        for kind in kinds:
+            request = self.request(
+                f"{base}:{kind}", kind=kind, metadata='{"task_name": "shop.charge"}'
+            )
+            self.grant(backend, request)
+        for kind in kinds:
+            (found,) = backend.list(prefix=base, contains="op.cha", kind=kind)
+            assert found.kind == kind
+        assert backend.count(prefix=base, contains="op.cha", holder_state="alive") == 1
+
+    def test_a_lease_tells_when_it_was_renewed(self, backend: BaseLockBackend) -> None:
+        self.needs(backend, "listing")
+        lease = self.grant(backend, self.request(self.name(), ttl=30))
+        fresh = backend.get(lease.name)
+        assert fresh is not None
+        assert fresh.granted_ttl is not None
+        assert abs(fresh.granted_ttl - 30) < 0.5
+        self.renew(backend, lease, ttl=90)
+        renewed = backend.get(lease.name)
+        assert renewed is not None
+        assert renewed.granted_ttl is not None
+        assert abs(renewed.granted_ttl - 90) < 2
+        assert renewed.renewed_ago is not None
+        assert 0 <= renewed.renewed_ago < 30
+        assert not renewed.is_late
+
+    def test_an_unknown_order_and_a_wrong_age_are_refused(self, backend: BaseLockBackend) -> None:
+        self.needs(backend, "listing")
+        wrong: list[dict[str, Any]] = [{"sort": sort} for sort in (["size"], ["--name"], "name")]
+        wrong += [{"older_than": seconds} for seconds in (-1.0, float("inf"), float("nan"))]
+        for query in wrong:
             refused = False
             try:
-                backend.list(sort=sort)
+                backend.list(**query)
             except ValueError:
                 refused = True
-            assert refused, sort
+            assert refused, query
 
     def test_lists_are_searched_by_what_names_contain(self, backend: BaseLockBackend) -> None:
         self.needs(backend, "listing")

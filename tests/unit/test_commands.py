@@ -191,6 +191,35 @@ def test_backends_filter_by_the_fixed_parts_of_a_pattern(monkeypatch, pattern, p
     assert asked == [(prefix, contains)] * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"task": "shop.*"}, ["a", "b"]),
+        ({"task": "shop.charge"}, ["a"]),
+        ({"task": "*"}, ["a", "b", "c"]),
+        ({"task": "*.refund", "name": "b"}, ["b"]),
+        ({"task": "charge"}, []),
+        ({"host": "elsewhere"}, []),
+        ({"host": process.current().host, "name": "c"}, ["c"]),
+        ({"host": f"{process.current().host[:1]}*"}, ["a", "b", "c"]),
+        ({"older_than": 0.0}, ["a", "b", "c"]),
+        ({"older_than": 3600.0}, []),
+    ],
+)
+def test_list_locks_can_be_limited_to_a_host_a_task_and_an_age(options, names):
+    hold("a", metadata='{"task_name": "shop.charge"}')
+    hold("b", metadata='{"task_name": "shop.refund"}')
+    hold("c", metadata='{"path": "shop.charge"}')
+    assert [lock["name"] for lock in run_json("list_locks", **options)] == names
+    if not names:
+        assert run("list_locks", **options).out == "No held lock matches.\n"
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_list_locks_refuses_a_wrong_age(seconds):
+    assert exit_code("list_locks", older_than=seconds) == 2
+
+
 def test_with_an_alias_that_does_not_answer_the_others_are_shown_and_the_exit_code_is_1(settings):
     settings.DLOCKS = {
         "down": {"BACKEND": f"{__name__}.DownBackend"},
@@ -300,6 +329,18 @@ def test_a_lock_whose_owner_changed_after_the_listing_is_not_cleared(settings):
     say_goodbye()
     assert run_json("clear_stale_locks") == []
     assert locks["one"].get("order:1") is not None
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("option", [{"task": "shop.*"}, {"host": process.current().host}])
+def test_force_clears_only_the_locks_of_the_host_or_task(option):
+    hold("a", metadata='{"task_name": "shop.charge"}')
+    hold("b", metadata='{"task_name": "mail.send"}')
+    cleared = run_json("clear_stale_locks", force=True, name="a", **option)
+    assert [lock["name"] for lock in cleared] == ["a"]
+    assert len(run_json("clear_stale_locks", force=True, dry_run=True, **option)) == (
+        0 if "task" in option else 1
+    )
 
 
 @pytest.mark.django_db

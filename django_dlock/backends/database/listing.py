@@ -45,8 +45,9 @@ class DatabaseListing:
     ) -> LeasePage:
         where, values = self._where(dialect, query)
         order = _order(dialect, query.sort)
-        if order is None or query.contains or query.holder_state:
-            # The database cannot sort like this: this process sorts and cuts the result.
+        checked_here = query.contains or query.holder_state or query.host or query.task
+        if order is None or checked_here:
+            # The database cannot do this alone: this process filters, sorts and cuts the result.
             infos = self._infos(one, dialect, f"{where} ORDER BY l.token", values)
             found = in_order(filter(query.matches, infos), query.sort)
             end = None if limit is None else offset + limit
@@ -82,6 +83,14 @@ class DatabaseListing:
         if query.kind:
             where.append("l.kind = %s")
             values.append(query.kind)
+        # These are JSON: the database leaves out most rows, and this process checks the others.
+        for column, text in (("process", query.host), ("metadata", query.task)):
+            if text:
+                where.append(f"{dialect.POSITION}(l.{column}, %s) > 0")
+                values.append(json.dumps(text)[1:-1])
+        if query.older_than:
+            where.append(f"l.granted_at + %s <= {dialect.NOW}")
+            values.append(int(query.older_than * SECOND))
         return " AND ".join(where), values
 
     def _infos(
@@ -117,6 +126,7 @@ class DatabaseListing:
             holder_state=holder_state(row.kind, process, silent_for > SILENT_AFTER, gone),
             metadata=json_object(row.metadata),
             silent_for=silent_for,
+            granted_ttl=row.ttl / SECOND,
         )
 
 

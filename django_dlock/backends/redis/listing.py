@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
@@ -121,9 +122,10 @@ WALK = Script(
     + _COLLECT
     + """
 -- ARGV: and cursor ('' at first), first rank or '' for a search, number of names to read, '1' for
---   newest first, prefix, contains, and contains escaped as in JSON
+--   newest first, prefix; contains and task, each also escaped as in JSON
 -- Returns {now, rows, processes, cursor or '' at the end, names in the index}.
-local cursor, rank, size, newest, prefix, contains, quoted = unpack(ARGV, 3 + facts)
+local cursor, rank, size, newest, prefix, contains, quoted, task, task_quoted =
+  unpack(ARGV, 3 + facts)
 local index = KEYS[1]
 size, newest = tonumber(size), newest == '1'
 if cursor == '' and rank ~= '' and call('ZCARD', index) <= 1000 then
@@ -145,22 +147,30 @@ else
 end
 -- Read before names are removed, and only for the last one, because formatting scores is slow.
 cursor = size > 0 and #names == size and call('ZSCORE', index, names[size]) or ''
-local function is_in_metadata(name)
+local function metadata_with(name, text)
   local meta = call('HGET', locks .. name, 'meta') or ''
   -- Whether it is anywhere in the text is faster to find than where.
-  if not string.find(meta, quoted, 1, true) then return false end
+  if not string.find(meta, text, 1, true) then return {} end
   local is_json, metadata = pcall(cjson.decode, meta)
-  if not is_json or type(metadata) ~= 'table' then return false end
+  return is_json and type(metadata) == 'table' and metadata or {}
+end
+local function is_in_metadata(name)
+  local metadata = metadata_with(name, quoted)
   for _, key in ipairs({SEARCHED}) do
     local fact = metadata[key]
     if type(fact) == 'string' and string.find(fact, contains, 1, true) then return true end
   end
   return false
 end
-local all = prefix == '' and contains == ''
+local function is_of_task(name)
+  local fact = metadata_with(name, task_quoted).task_name
+  return type(fact) == 'string' and string.sub(fact, 1, #task) == task
+end
+local all = prefix == '' and contains == '' and task == ''
 for _, name in ipairs(names) do
   if all or string.sub(name, 1, #prefix) == prefix and
-    (contains == '' or string.find(name, contains, 1, true) or is_in_metadata(name)) then
+    (contains == '' or string.find(name, contains, 1, true) or is_in_metadata(name)) and
+    (task == '' or is_of_task(name)) then
     collect(name)
   end
 end
@@ -189,7 +199,7 @@ class RedisListing:
         newest_first = sort[:1] in (["age"], ["-token"])
         if newest_first or sort[:1] in (["-age"], ["token"]):
             sort = []
-        if sort or query.prefix or query.contains or query.kind or query.holder_state:
+        if sort or replace(query, sort=()) != LeaseQuery():
             return self._selected(query, sort, newest_first, offset, limit)
         return self._by_rank(newest_first, offset, limit)
 
@@ -222,6 +232,9 @@ class RedisListing:
     ) -> LeasePage:
         """Read all names, and keep only those up to the end of the page."""
         reader = Reader(self.alias)
+        # The server filters by names and metadata.
+        rest = replace(query, prefix="", contains="", task="", sort=())
+        is_wanted = None if rest == LeaseQuery() else rest.matches
         selection = _Selection(sort, math.inf if limit is None else offset + limit)
         facts = _facts_for(query, sort)
 
@@ -232,9 +245,8 @@ class RedisListing:
             cursor = text(cursor_)
             more = bool(cursor)
             rows = reader.rows(facts, *answer)
-            # The server has already filtered by ``prefix`` and ``contains``.
-            if query.kind or query.holder_state:
-                rows = [row for row in rows if query.matches(cast(LeaseInfo, row))]
+            if is_wanted:
+                rows = [row for row in rows if is_wanted(cast(LeaseInfo, row))]
             selection.add(rows)
         names = selection.names()[offset:]
         infos: LeaseInfos = []
@@ -256,8 +268,8 @@ class RedisListing:
         rank: int | None = None,
     ) -> tuple[Script, list[str], list[str | int]]:
         order, first = "1" if newest_first else "0", "" if rank is None else rank
-        sought = query.prefix, query.contains, json.dumps(query.contains)[1:-1]
-        args = [*self._collecting(facts), cursor, first, size, order, *sought]
+        sought = (part for text in (query.contains, query.task) for part in (text, _quoted(text)))
+        args = [*self._collecting(facts), cursor, first, size, order, query.prefix, *sought]
         return WALK, [self._keys.index], args
 
     def _rows(self, names: Sequence[str], reader: Reader, name: str = "") -> list[Row]:
@@ -272,8 +284,14 @@ class RedisListing:
 def _facts_for(query: LeaseQuery, sort: Sequence[str]) -> list[str]:
     keys = [key.removeprefix("-") for key in sort]
     keys += ["holder_state"] if query.holder_state else []
+    keys += ["holder"] if query.host else []
+    keys += ["age"] if query.older_than else []
     # In reverse, so that computed facts, which begin with ``@``, come last.
     return sorted({fact for key in keys for fact in FACTS[key]}, reverse=True)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 class _Selection:

@@ -128,6 +128,10 @@ class Row:
         return left / 1000
 
     @property
+    def granted_ttl(self) -> float:
+        return self._number("ttl") / 1000
+
+    @property
     def renewals(self) -> int:
         # -1 as long as the owner has not used a lease that was handed over.
         return max(0, self._number("n"))

@@ -12,7 +12,7 @@ from ...core import dispatch
 from ...exceptions import BackendUnavailable
 from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
-from ..operator import LockCommand
+from ..operator import LockCommand, Wanted
 from ..screen import Progress
 
 
@@ -40,23 +40,22 @@ class Command(LockCommand):
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Also locks of live holders; needs --name or --older-than.",
+            help="Also locks of live holders; needs --name, --host, --task or --older-than.",
         )
         parser.add_argument(
             "--dry-run", action="store_true", help="Only show what would be cleared."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        for option in ("silent_for", "older_than"):
-            if options[option] is not None and not options[option] >= 0:
-                flag = option.replace("_", "-")
-                self.wrong_usage(f"--{flag} is {options[option]}; it must be 0 or more seconds.")
-        if options["force"] and options["name"] is None and options["older_than"] is None:
-            self.wrong_usage("--force alone would clear everything: add --name or --older-than.")
+        self.not_negative("--silent-for", options["silent_for"])
+        self.not_negative("--older-than", options["older_than"])
+        wanted = Wanted(options["name"], options["host"], options["task"])
+        if options["force"] and not wanted.has_patterns and options["older_than"] is None:
+            self.wrong_usage(
+                "--force alone would clear everything: add --name, --host, --task or --older-than."
+            )
         alias_query = self.alias_query(options["using"])
-        stale = [
-            info for info in self.find(alias_query, options["name"]) if _is_stale(info, options)
-        ]
+        stale = [info for info in self.find(alias_query, wanted) if _is_stale(info, options)]
         if options["dry_run"]:
             # An alias that did not answer may have stale locks.
             nothing = "No answer." if alias_query.problems else "Nothing would be cleared."

@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from ...inspection import AliasQuery
 from ...lease import LeaseInfo
-from ..operator import LockCommand
+from ..operator import LockCommand, Wanted
 from ..screen import Screen
 from ..watch import Watch, clock_time
 
@@ -30,39 +30,46 @@ class Command(LockCommand):
             metavar="SECONDS",
             help=f"List them again and again until Ctrl-C (default: every {USUAL:g} s).",
         )
+        parser.add_argument(
+            "--older-than", type=float, metavar="SECONDS", help="Only locks held for this long."
+        )
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         alias_query = self.alias_query(options["using"])
-        pattern, interval = options["name"], options["watch"]
+        self.not_negative("--older-than", options["older_than"])
+        interval = options["watch"]
+        wanted = Wanted(
+            options["name"], options["host"], options["task"], options["older_than"] or 0.0
+        )
         if interval is not None:
             if not SHORTEST <= interval <= 86_400:
                 self.wrong_usage(f"--watch is {interval:g}; it takes {SHORTEST:g} to 86400 s.")
-            self._watch(alias_query.aliases, pattern, interval, options["format"])
+            self._watch(alias_query.aliases, wanted, interval, options["format"])
             return
-        infos = self.find(alias_query, pattern)
-        nothing = "No answer." if alias_query.problems else _nothing(pattern)
+        infos = self.find(alias_query, wanted)
+        nothing = "No answer." if alias_query.problems else _nothing(wanted)
         self.print_leases(infos, options["format"], nothing)
         self.fail_on_problems(alias_query)
 
     def _watch(
-        self, aliases: list[str], pattern: str | None, interval: float, output_format: str
+        self, aliases: list[str], wanted: Wanted, interval: float, output_format: str
     ) -> None:
         drawn = output_format == "text" and self.stdout.isatty()
 
         def ask(query: AliasQuery) -> tuple[list[LeaseInfo], int]:
             if drawn:
                 # A terminal shows no more.
-                return self.find_first(query, pattern, Screen.size()[1])
-            infos = self.find(query, pattern)
+                return self.find_first(query, wanted, Screen.size()[1])
+            infos = self.find(query, wanted)
             return infos, len(infos)
 
         watch = Watch(ask, lambda: AliasQuery(aliases), interval)
         try:
             if drawn:
-                self._redraw(watch, _nothing(pattern))
+                self._redraw(watch, _nothing(wanted))
             else:
-                self._print_each(watch, _nothing(pattern), output_format)
+                self._print_each(watch, _nothing(wanted), output_format)
         except KeyboardInterrupt:
             # This is how a watch ends.
             pass
@@ -87,9 +94,12 @@ class Command(LockCommand):
             self.stdout.flush()
 
 
-def _nothing(pattern: str | None) -> str:
-    if pattern is None:
+def _nothing(wanted: Wanted) -> str:
+    pattern = wanted.name
+    if wanted == Wanted():
         return "No lock is held."
+    if wanted != Wanted(name=pattern) or pattern is None:
+        return "No held lock matches."
     if "*" in pattern:
         return f"No held lock has a name that matches {pattern!r}."
     return (

@@ -1,0 +1,56 @@
+"""What a lease tells of its renewals."""
+
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+
+from django_dlock.lease import LeaseInfo, LeaseQuery
+
+
+def info(**facts):
+    values = {
+        "name": "n",
+        "alias": "default",
+        "kind": "held",
+        "owner": "o",
+        "token": 1,
+        "acquired_at": timezone.now(),
+        "age": 100.0,
+        "ttl": 30.0,
+        "renewals": 1,
+        "waiting": 0,
+        "process": None,
+        "holder_state": "unknown",
+        **facts,
+    }
+    return LeaseInfo(**values)
+
+
+@pytest.mark.parametrize(
+    ("facts", "late"),
+    [
+        ({"ttl": 14.9, "granted_ttl": 30.0}, True),
+        ({"ttl": 15.1, "granted_ttl": 30.0}, False),
+        ({"ttl": 0.1, "granted_ttl": 30.0, "renewals": 0}, False),
+        ({"ttl": 0.1, "granted_ttl": 30.0, "kind": "parked"}, False),
+        ({"ttl": 0.1}, False),
+        ({"ttl": None, "granted_ttl": 30.0}, False),
+        ({"ttl": 0.1, "granted_ttl": 0.0}, False),
+        ({"ttl": 40.0, "granted_ttl": 30.0}, False),
+    ],
+)
+def test_a_renewal_is_late_after_half_the_ttl(facts, late):
+    assert info(**facts).is_late is late
+
+
+def test_the_last_renewal_is_told_if_the_backend_knows_the_ttl():
+    assert info(ttl=21.0, granted_ttl=30.0).renewed_ago == 9.0
+    assert info(ttl=31.0, granted_ttl=30.0).renewed_ago == 0.0
+    assert info(ttl=21.0).renewed_ago is None
+    assert info(ttl=None, granted_ttl=30.0).renewed_ago is None
+
+
+def test_a_lease_without_a_process_is_on_no_host():
+    assert LeaseQuery().matches(info())
+    assert not LeaseQuery(host="w").matches(info())
