@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.translation import gettext_lazy as _
 
@@ -29,6 +30,7 @@ class DjangoDlockConfig(AppConfig):
         audit.connect()
         if config.read().exporters:
             _connect_metrics()
+        _connect_tracing()
         setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
 
 
@@ -39,8 +41,33 @@ def _connect_metrics() -> None:
     recorder.connect(config.read())
 
 
+def _connect_tracing() -> None:
+    from django.conf import settings
+
+    from .core import tracing
+
+    wanted = getattr(settings, "DLOCK_TRACING", False)
+    if not isinstance(wanted, bool):
+        raise ImproperlyConfigured(f"DLOCK_TRACING is {wanted!r}; it takes True or False")
+    if not wanted:
+        tracing.use(None)
+        return
+    try:
+        from .tracing import OpenTelemetryTracer
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise ImproperlyConfigured(
+            "DLOCK_TRACING is True, but opentelemetry-api is not installed: "
+            'pip install "django-dlock[opentelemetry]"'
+        ) from error
+    tracing.use(OpenTelemetryTracer())
+
+
 def _reset_backends(*, setting: str, **_: Any) -> None:
     """Discard all backends and metrics, so that ``override_settings`` takes effect."""
+    if setting == "DLOCK_TRACING":
+        _connect_tracing()
     if setting == "DLOCK_METRICS":
         _connect_metrics()
     if setting in ("DLOCKS", "CACHES", "DATABASES", "DATABASE_ROUTERS"):

@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import functions
 
+from .core import tracing
 from .exceptions import AttemptsExhausted, DuplicateRun, LockError, PayloadMismatch, StaleToken
 from .models import IdempotencyRecord
 
@@ -165,6 +166,13 @@ def claim(
             still holds the lock.
     """
     using = using or router.db_for_write(IdempotencyRecord)
+    with tracing.step("django_dlock.claim", scope=request.scope, key=request.key) as outcome:
+        answer = _claim(request, holds, using)
+        outcome({Claim: "claimed", Finished: "finished", InFlight: "in flight"}[type(answer)])
+    return answer
+
+
+def _claim(request: ClaimRequest, holds: Holds, using: str) -> Claim | Finished | InFlight:
     for race in range(_RACES):
         # The caller's transaction may see only what was there when it began. A locking read sees
         # the present on MySQL, and raises on PostgreSQL.
@@ -220,9 +228,13 @@ def complete(claim: Claim, result: str = "", ending: str = Ending.RETURNED) -> N
         StaleToken: A later attempt was claimed, or the record was forgotten, so this run does
             not count. Inside ``atomic``, this error rolls back the run's effects.
     """
-    changed = _end(claim, State.SUCCEEDED, result=result, ending=ending, error="", deaths=0)
-    if not changed:
-        raise claim.request.error(StaleToken, f"has a later attempt than {claim.attempt}, or none")
+    request = claim.request
+    with tracing.step(
+        "django_dlock.complete", scope=request.scope, key=request.key, attempt=claim.attempt
+    ):
+        if _end(claim, State.SUCCEEDED, result=result, ending=ending, error="", deaths=0):
+            return
+        raise request.error(StaleToken, f"has a later attempt than {claim.attempt}, or none")
 
 
 def mark_waiting(claim: Claim, reason: str = "") -> bool:

@@ -437,6 +437,8 @@ def test_every_setting_is_in_the_reference() -> None:
 
     wanted = {
         "DLOCKS",
+        "DLOCK_METRICS",
+        "DLOCK_TRACING",
         "command_timeout",
         "outage_patience",
         *conf._KEYS,

@@ -27,7 +27,7 @@ from ..exceptions import (
 from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
 from ..log import logger
 from ..process import death_proof
-from . import cleanup, dispatch, transactions
+from . import cleanup, dispatch, tracing, transactions
 from .held_lease import HeldLease, registry
 from .lock_leases import Caller, HandleLeases
 from .options import LockOptions
@@ -153,20 +153,33 @@ class AcquireFlows:
             )
         started, outer = clock.now(), transactions.outermost()
         self.contention = None
-        left = patience
-        while True:
-            lease = yield from grant_flow(
-                self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
-            )
-            if lease is not None:
-                break
-            if patience is not None and (left := started + patience - clock.now()) <= 0:
-                self._give_up("contended")
-                return None
-            # This attempt was granted and ended before we knew. Its owner is granted nothing more.
-            requests.append(self._request(patience))
+        trace, left = tracing.begin(self.name, self.alias), patience
+        try:
+            while True:
+                lease = yield from grant_flow(
+                    self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
+                )
+                if lease is not None or (
+                    patience is not None and (left := started + patience - clock.now()) <= 0
+                ):
+                    break
+                # This attempt was granted and ended before we knew. Its owner is granted nothing
+                # more.
+                requests.append(self._request(patience))
+        except BaseException as error:
+            if trace is not None:
+                trace.failed(error)
+            raise
+        if lease is None:
+            if trace is not None:
+                trace.contended()
+            self._give_up("contended")
+            return None
         held = HeldLease(lease, self._backend, key, self._options, handle=self, sender=self._sender)
         held.known_as, held.outer_transactions = known_as, outer
+        if trace is not None:
+            held.trace = trace
+            trace.acquired(held.owner, held.token)
         self._leases.add(held)
         waited = held.acquired_at - started
         if dispatch.has_receivers(signals.acquired, self._sender):

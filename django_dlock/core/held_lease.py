@@ -21,6 +21,7 @@ from ..lease import Lease, Outcome, Renewal
 from ..log import logger
 from . import dispatch
 from .options import LockOptions
+from .tracing import LockTrace
 
 __all__ = ["HeldLease", "HolderKey", "LockState", "holder_ended", "registry"]
 
@@ -69,6 +70,7 @@ class HeldLease:
             its handle; ``None`` if the lease is not reentrant.
         failures: Renewals without an answer since the last confirmed one.
         shortenings: Renewals for which the holder named a TTL.
+        trace: Its spans; ``None`` without tracing.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class HeldLease:
         self.options = options
         self.renews = options.renew
         self.known_as: HolderKey = None
+        self.trace: LockTrace | None = None
         self.entries: dict[str, object] | None = {} if options.reentrant else None
         self.failures = self.shortenings = 0
         self.doubt_told = self._doubted = False
@@ -326,6 +329,9 @@ class HeldLease:
         won = self._end.setdefault("how", mine) is mine
         if won:
             registry.discard(self)
+            # The span of a lease that was held at a fork is the parent's.
+            if self.trace is not None and how != "fork":
+                self.trace.ended(how)
         return won
 
     def _deadline_reason(self) -> str:

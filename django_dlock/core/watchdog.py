@@ -191,7 +191,7 @@ class Watchdog:
                 renewals, process=process.current().id, deadline=deadline
             )
         except Exception as error:
-            self._failed(schedule, leases, error)
+            self._failed(schedule, leases, now, error)
             return
         schedule.sent = _Sent(call, leases, now, deadline)
 
@@ -209,7 +209,7 @@ class Watchdog:
             results = sent.call.result()
         except Exception as error:
             schedule.sent = None
-            self._failed(schedule, sent.leases, error)
+            self._failed(schedule, sent.leases, sent.sent_at, error)
             return True
         schedule.sent = None
         self._apply(schedule, sent, results)
@@ -227,6 +227,8 @@ class Watchdog:
                 schedule.discard(held)
             elif outcome == "renewed":
                 held.confirm(sent.sent_at, ttl, now)
+                if held.trace is not None:
+                    held.trace.renewed(sent.sent_at)
                 schedule.plan(held)
                 if held.sender is not sender:
                     sender = held.sender
@@ -240,9 +242,16 @@ class Watchdog:
                 held.lose_by_outcome(outcome)
         if unanswered:
             alias = schedule.backend.alias
-            self._failed(schedule, unanswered, BackendUnavailable(_PARTLY, "", alias))
+            error = BackendUnavailable(_PARTLY, "", alias)
+            self._failed(schedule, unanswered, sent.sent_at, error)
 
-    def _failed(self, schedule: BackendSchedule, leases: list[HeldLease], error: Exception) -> None:
+    def _failed(
+        self,
+        schedule: BackendSchedule,
+        leases: list[HeldLease],
+        sent_at: float,
+        error: Exception,
+    ) -> None:
         """Try again soon, well before the deadline."""
         if isinstance(error, BackendUnavailable):
             dispatch.log_warning(
@@ -258,6 +267,8 @@ class Watchdog:
         now, jitter = clock.now(), random.uniform(0.75, 1.25)
         for held in leases:
             held.failures += 1
+            if held.trace is not None:
+                held.trace.renewed(sent_at, type(error).__name__)
             pause = min(max(held.ttl / 30, 0.02), 1.0) * jitter
             held.due = min(now + pause, held.deadline)
             schedule.plan(held)
