@@ -1,4 +1,4 @@
-"""The environments of a run: an idle machine, a busy one, a distant server."""
+"""The environments of a run: a quiet machine, a busy one, a distant server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Bed:
     turn: int = 50
 
 
-IDLE = Bed("idle", "idle machine, local server")
+# Whether the machine was idle depends on what else ran there; reports show its load.
+IDLE = Bed("idle", "no load added, local server")
 BUSY = Bed("busy", "all processors busy, local server", spinning=True, turn=100)
 DISTANT = tuple(
     Bed(

@@ -68,7 +68,8 @@ def environment(result: Result) -> str:
     return (
         f"{quick}django-dlock {about['packages'][OURS]} on {result.started.partition('T')[0]}: "
         f"{about['python']}, Redis {about['redis_server']}{postgres}; {', '.join(packages)}; "
-        f"{about['cpus']} CPUs ({about['processor'] or about['system']}){kept}."
+        f"{about['cpus']} CPUs ({about['processor'] or about['system']}); "
+        f"load {about['load_at_start']} at the start{kept}."
     )
 
 
@@ -208,7 +209,8 @@ def _cycle_limit(row: RowResult, metric: str) -> str:
 
 COSTS = {
     row_name("idle", "same", PYTHON): "acquire and release, nobody waits",
-    "handover.slept": "an acquire that waits, and the release that ends it",
+    "handover.slept": "an acquire that waits, and the release that ends it (commands: from the "
+    "release on)",
     "renewal.10000": "renewing 10 000 leases once",
 }
 
