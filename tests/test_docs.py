@@ -22,6 +22,7 @@ from typing import Any
 
 import django.apps
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.management import (
     CommandError,
@@ -218,6 +219,9 @@ def read(
     monkeypatch.setitem(sys.modules, "shop", testproject.shop)
     monkeypatch.setitem(sys.modules, "shop.models", testproject.shop.models)
     monkeypatch.setitem(sys.modules, "shop.celery", sys.modules["testproject.celery"])
+    # The reader registers their own pages of the shop's models.
+    for model in [model for model in admin.site._registry if model._meta.app_label == "shop"]:
+        monkeypatch.delitem(admin.site._registry, model)
     conf_before, tasks_before = dict(app.conf), set(app.tasks)
     # Another test may have made its app the current one, in which tasks are created.
     app.set_current()

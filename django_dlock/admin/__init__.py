@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .events import LockEventAdmin
 from .held_locks import HeldLockAdmin
+from .locked_object import LockedObjectAdmin
 from .records import IdempotencyRecordAdmin
 
-__all__ = ["HeldLockAdmin", "IdempotencyRecordAdmin", "LockEventAdmin"]
+__all__ = ["HeldLockAdmin", "IdempotencyRecordAdmin", "LockEventAdmin", "LockedObjectAdmin"]

@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_dlock import locks
+from testproject.shop.models import Order
 from tests.support.posed import pose_locks
 from tests.support.screen import complaints, show, text_of, wait_for
 
@@ -139,4 +140,19 @@ def test_several_locks_can_be_ticked_after_a_refresh_and_released(page, live_ser
     )
     assert "The lock “report:daily” of alias “default” was released." in text_of(page)
     assert locks["default"].count() == 4
+    assert complaints(page) == []
+
+
+def test_a_lock_is_released_from_the_page_of_its_object(page, live_server):
+    pose_locks()
+    order = Order.objects.create(number=5519)
+    page.get(f"{live_server.url}/admin/shop/order/{order.pk}/change/")
+    assert "shop.tasks.charge" in text_of(page)
+    page.find_element("css selector", ".dlock-row-tool").click()
+    page.find_element("css selector", "[name=force]").click()
+    page.find_element("css selector", "form.card input[type=submit]").click()
+    wait_for(page, "document.querySelector('.messagelist .success')")
+    assert "The lock “order:5519” of alias “default” was released." in text_of(page)
+    assert "No lock of this object is held." in text_of(page)
+    assert locks["default"].get("order:5519") is None
     assert complaints(page) == []

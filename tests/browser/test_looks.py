@@ -32,11 +32,13 @@ PAGES = {
     "forget": RECORDS + "4/forget/",
     "events": EVENTS,
     "event": EVENTS + "1/change/",
+    "object": "/admin/shop/order/1/change/",
+    "object-free": "/admin/shop/order/2/change/",
+    "object-release": "/admin/shop/order/1/locks/release/",
 }
 IN_THE_DOCUMENTATION = {
     *((name, look) for name in ("held-locks", "release", "records", "events") for look in LOOKS),
-    ("outage", "light"),
-    ("outage", "dark"),
+    *((name, look) for name in ("outage", "object") for look in ("light", "dark")),
 }
 
 
@@ -212,3 +214,15 @@ def test_a_lock_is_released_from_its_own_page(browser, site):
     browser.find_element("css selector", ".dlock-tool a").click()
     wait_for(browser, "document.querySelector('.dlock-confirmation')")
     assert "Release the lock “import:1207” of alias “default”?" in text_of(browser)
+
+
+def test_all_locks_of_an_object_are_listed_before_they_are_released(browser, site):
+    visit(browser, site, PAGES["object"])
+    browser.execute_script("document.querySelector('.dlock-release-all').click()")
+    wait_for(browser, "document.querySelector('.dlock-confirmation')")
+    text = text_of(browser)
+    assert "Release these 3 locks?" in text
+    assert all(name in text for name in ("order:5519", "invoice:2281", "stock:7"))
+    # A theme's footer may be in front of the link.
+    browser.execute_script("document.querySelector('.cancel-link').click()")
+    wait_for(browser, "document.querySelector('.dlock-panel')")

@@ -13,8 +13,9 @@ from django_dlock import locks, process
 from django_dlock.backends import local
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
+from testproject.shop.models import Order
 
-__all__ = ["PictureBackend", "pose_events", "pose_locks", "pose_records"]
+__all__ = ["PictureBackend", "pose_events", "pose_locks", "pose_orders", "pose_records"]
 
 
 class PictureBackend(local.LocalBackend):
@@ -169,3 +170,8 @@ def pose_events():
             user="operator" if event == "broken" else "",
             detail={"held_for": held_for, "task_name": f"shop.tasks.{task}"},
         )
+
+
+def pose_orders():
+    Order.objects.create(number=5519)
+    Order.objects.create(number=1)

@@ -75,13 +75,34 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
 
     from tests.support import posed
 
+    register_orders(theme)
     call_command("migrate", verbosity=0)
     User.objects.create_superuser(USER, password=PASSWORD)
     with FakeClock():
         posed.pose_locks()
         posed.pose_records()
         posed.pose_events()
+        posed.pose_orders()
         call_command("runserver", f"{HOST}:{port}", use_reloader=False, insecure_serving=True)
+
+
+def register_orders(theme: str) -> None:
+    """Give orders a page with several locks, made with the theme's own class."""
+    from django.contrib import admin
+
+    from django_dlock.admin import LockedObjectAdmin
+    from testproject.shop.models import Order
+
+    bases: tuple[type, ...] = (LockedObjectAdmin,)
+    if theme == "unfold":
+        import unfold.admin
+
+        bases = (LockedObjectAdmin, unfold.admin.ModelAdmin)
+    keys = ("order:{object.number}", "invoice:2281", "stock:7")
+    admin.site.unregister(Order)
+    admin.site.register(
+        Order, type("OrderAdmin", bases, {"lock_keys": keys, "__module__": __name__})
+    )
 
 
 if __name__ == "__main__":
