@@ -15,6 +15,8 @@ from . import clock
 from .process import ProcessIdentity
 
 __all__ = [
+    "HOLDING",
+    "OWNER_PART",
     "SEARCHED",
     "SORT_KEYS",
     "Contention",
@@ -29,6 +31,7 @@ __all__ = [
     "ReleaseRequest",
     "Renewal",
     "RenewalResult",
+    "Waiter",
     "in_order",
 ]
 
@@ -49,6 +52,13 @@ leases ended; neither a success nor a loss."""
 HolderState = Literal["alive", "silent", "dead", "unknown"]
 """``alive``: a heartbeat within 15 s. ``silent``: none; it may wake up. ``dead``: proven dead.
 ``unknown``: the lease belongs to no process (cooling, parked, reserved) or names none."""
+
+HOLDING = "dlock_holding"
+"""The key of a request's metadata that says which leases its caller, a thread or an asyncio task,
+held when it asked: the first ``OWNER_PART`` characters of each owner, separated by spaces. It is
+left out if there are none. So operators see which holder waits for which other lock."""
+OWNER_PART = 16
+"""Enough to tell random owners apart."""
 
 
 class LeaseRequest(NamedTuple):
@@ -233,35 +243,21 @@ class LeaseInfo:
     @property
     def holder(self) -> str:
         """A description of the holder for exceptions and logs."""
-        facts, process = self.metadata, self.process
-        what = facts.get("path") or facts.get("task_name") or ""
-        if what and facts.get("task_id"):
-            what = f"{what}[{facts['task_id']}]"
-        who = [f"task {what}" if facts.get("task_name") else f"request {what}"] if what else []
-        if self.kind == "held" and process is not None:
-            who.append(f"process {process.pid} on {process.host}")
-        elif self.kind != "held":
+        who = _described(self.metadata, self.process if self.kind == "held" else None)
+        if self.kind != "held":
             who.append(_KINDS[self.kind])
         since = self.acquired_at.strftime("%Y-%m-%d %H:%M:%S UTC")
         return ", ".join([*who, f"since {since} ({self.age:.1f} s)"])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form that commands print; its keys are part of the public interface."""
-        process = self.process
         return {
             "name": self.name,
             "alias": self.alias,
             "kind": self.kind,
             "owner": self.owner,
             "token": self.token,
-            "holder": {
-                "host": process.host if process else None,
-                "pid": process.pid if process else None,
-                "task_name": self.metadata.get("task_name"),
-                "task_id": self.metadata.get("task_id"),
-                "path": self.metadata.get("path"),
-                "user": self.metadata.get("user"),
-            },
+            "holder": _facts(self.metadata, self.process),
             "holder_state": self.holder_state,
             "acquired_at": self.acquired_at.isoformat(),
             "age": self.age,
@@ -269,6 +265,66 @@ class LeaseInfo:
             "renewals": self.renewals,
             "waiting": self.waiting,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One who waits for a name, as an operator sees it.
+
+    Attributes:
+        owner: The owner that its lease will have.
+        since: When it began to wait, an aware datetime by the backend's clock.
+        waited: Seconds since then.
+        process: The waiter's process; ``None`` if it is not known.
+        state: Of that process; see ``HolderState``. One that is ``dead`` gets nothing any more.
+        metadata: As of ``LeaseInfo``.
+    """
+
+    name: str
+    alias: str
+    owner: str
+    since: dt.datetime
+    waited: float
+    process: ProcessIdentity | None
+    state: HolderState
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def holding(self) -> tuple[str, ...]:
+        """The beginnings of the owners of the leases that the waiter holds; see ``HOLDING``."""
+        value = self.metadata.get(HOLDING)
+        return tuple(value.split()) if isinstance(value, str) else ()
+
+    @property
+    def who(self) -> str:
+        """A description of the waiter; empty if nothing is known."""
+        return ", ".join(_described(self.metadata, self.process))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form that commands print; its keys are part of the public interface."""
+        return {
+            "owner": self.owner,
+            "waiter": _facts(self.metadata, self.process),
+            "state": self.state,
+            "since": self.since.isoformat(),
+            "waited": self.waited,
+        }
+
+
+def _described(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> list[str]:
+    what = metadata.get("path") or metadata.get("task_name") or ""
+    if what and metadata.get("task_id"):
+        what = f"{what}[{metadata['task_id']}]"
+    who = [f"task {what}" if metadata.get("task_name") else f"request {what}"] if what else []
+    return [*who, f"process {process.pid} on {process.host}"] if process is not None else who
+
+
+def _facts(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> dict[str, Any]:
+    return {
+        "host": process.host if process else None,
+        "pid": process.pid if process else None,
+        **{key: metadata.get(key) for key in ("task_name", "task_id", "path", "user")},
+    }
 
 
 SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from . import conf
-from .core.acquire import Flow, adrive, drive
+from .core.acquire import Flow, adrive, drive, this_task, this_thread
 from .core.held_lease import HeldLease, LockState
 from .core.lock_leases import Caller, HandleLeases
 from .core.options import DEFAULT, Default, LockOptions, Seconds
@@ -135,7 +135,7 @@ class Lock(LockFlows):
         return conf.seconds(timeout, what="timeout (seconds, or -1 for ever)")
 
     def _acquire(self, flow: Acquisition[T], caller: Caller, patience: float | None) -> T:
-        requests = [self._request(patience)]
+        requests = [self._request(patience, this_thread)]
         try:
             return drive(flow(caller, patience, requests), self._backend)
         except BaseException as error:
@@ -148,7 +148,7 @@ class Lock(LockFlows):
                 "hold_until='commit' follows the transaction of a thread; a coroutine has none. "
                 "Acquire in the synchronous code that runs the transaction"
             )
-        requests = [self._request(patience)]
+        requests = [self._request(patience, this_task)]
         try:
             return await adrive(flow(caller, patience, requests), self._backend)
         except BaseException as error:

@@ -42,6 +42,7 @@ from ..lease import (
     Outcome,
     ReleaseRequest,
     Renewal,
+    Waiter,
 )
 from .alias import AliasOptions, Fact, Problem
 from .calls import Calls
@@ -62,6 +63,7 @@ __all__ = [
 # Named here because inside the class ``list`` is a method.
 LeaseInfos = list[LeaseInfo]
 Outcomes = list[Outcome]
+Waiters = list[Waiter]
 
 Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "wakeup", "listing"]
 """Features that only some stores have. An option that needs a missing one is refused.
@@ -76,8 +78,8 @@ Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "w
   that has ended; and a late copy of a request that was cancelled or released may still be granted,
   and then blocks the name until its TTL ends.
 * ``wakeup``: a release wakes a waiter. Without it, waiters ask again, with growing pauses.
-* ``listing``: ``page``, and so ``list`` and ``count``. Without it, operators see only the name
-  of the alias.
+* ``listing``: ``page``, and so ``list`` and ``count``; and ``waiters``. Without it, operators see
+  only the name of the alias.
 """
 
 
@@ -323,6 +325,18 @@ class BaseLockBackend(ABC):
         """How many leases ``list`` would return without a limit."""
         query = LeaseQuery(prefix, contains, kind, holder_state, (), host, task, older_than)
         return self.page(query, limit=0).total
+
+    def waiters(self, name: str, *, limit: int = 100) -> Waiters:
+        """Who waits for the name, whether it is held or not, in the order of arrival.
+
+        One round trip, which reads ``limit`` waiters at most. Waiters whose process is gone are
+        among them until the store notices; ``Waiter.state`` tells them apart.
+
+        Raises:
+            BackendUnavailable: No answer.
+            NotImplementedError: The backend does not know its waiters.
+        """
+        raise NotImplementedError(f"Alias {self.alias!r} cannot tell who waits for a lock")
 
     def store_problems(self) -> Sequence[Problem]:
         """Ask the store what is wrong with its own settings, for ``check --deploy``.

@@ -1,4 +1,4 @@
-"""What backends share to describe the holder of a lease."""
+"""What backends share to describe the holder of a lease, and who waits for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..lease import HolderState, Kind
 from ..process import ProcessIdentity, death_proof
 
-__all__ = ["SILENT_AFTER", "holder_state", "json_object", "process_from_json"]
+__all__ = ["SILENT_AFTER", "holder_state", "json_object", "process_from_json", "process_state"]
 
 SILENT_AFTER = 15.0
 """Seconds without a heartbeat after which a holder counts as silent."""
@@ -25,7 +25,16 @@ def holder_state(
         silent: Its last heartbeat or renewal was more than ``SILENT_AFTER`` seconds ago.
         deregistered: The process has reported its normal end.
     """
-    if kind != "held" or process is None:
+    if kind != "held":
+        return "unknown"
+    return process_state(process, silent, deregistered)
+
+
+def process_state(
+    process: ProcessIdentity | None, silent: bool, deregistered: bool = False
+) -> HolderState:
+    """Judge the process of a holder or of a waiter; the arguments are those of ``holder_state``."""
+    if process is None:
         return "unknown"
     if deregistered or death_proof(process, silent=silent):
         return "dead"

@@ -24,11 +24,12 @@ from ..lease import (
     Outcome,
     Renewal,
     RenewalResult,
+    Waiter,
     in_order,
 )
 from ..process import ProcessIdentity, current
 from .base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
-from .holder_state import holder_state, json_object
+from .holder_state import holder_state, json_object, process_state
 
 __all__ = ["LocalBackend"]
 
@@ -85,7 +86,8 @@ class LocalBackend(BaseLockBackend):
         # Name and owner → how the lease ended, and until when that is remembered. Such an owner
         # holds nothing and is never granted the name again.
         self._ends: dict[tuple[str, str], tuple[Outcome, float]] = {}
-        self._waiters: set[tuple[str, str]] = set()
+        # Name and owner → when it began to wait, and its metadata; in the order of arrival.
+        self._waiters: dict[tuple[str, str], tuple[float, str]] = {}
         self._gone: set[str] = set()
         self._highest = 0
         self._sweep_at = 1000
@@ -95,8 +97,9 @@ class LocalBackend(BaseLockBackend):
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         now, name, waiter = clock.now(), request.name, (request.name, request.owner)
         with self._lock:
-            self._waiters.discard(waiter)
             entry = self._living(name, now)
+            if entry is None or not request.waits or waiter in self._ends:
+                self._waiters.pop(waiter, None)
             if waiter in self._ends:
                 return self._contention(entry, now)
             if entry is not None and entry.owner == request.replaces and entry.kind != "cooling":
@@ -104,8 +107,9 @@ class LocalBackend(BaseLockBackend):
                 entry = None
             if entry is not None and entry.owner != request.owner:
                 if request.waits:
-                    self._waiters.add(waiter)
+                    self._waiters.setdefault(waiter, (now, request.metadata))
                 return self._contention(entry, now)
+            self._waiters.pop(waiter, None)
             if entry is None:
                 entry = self._grant(request, now)
             entry.until = max(entry.until, now + request.ttl)
@@ -183,7 +187,7 @@ class LocalBackend(BaseLockBackend):
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
         now, name, owner = clock.now(), request.name, request.owner
         with self._lock:
-            self._waiters.discard((name, owner))
+            self._waiters.pop((name, owner), None)
             if isinstance(self._owned(name, owner, now), _Entry):
                 self._end(name, "released", now)
             self._remember(name, owner, "released", now + request.ttl)
@@ -216,6 +220,25 @@ class LocalBackend(BaseLockBackend):
         infos = in_order(filter(query.matches, living), [*query.sort, "token"])
         end = None if limit is None else offset + limit
         return LeasePage(infos[offset:end], len(infos))
+
+    def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
+        now, wall, me = clock.now(), time.time(), current()
+        with self._lock:
+            found = [(own, it) for (other, own), it in self._waiters.items() if other == name]
+            state = process_state(me, False, me.id in self._gone)
+        return [
+            Waiter(
+                name=name,
+                alias=self.alias,
+                owner=owner,
+                since=dt.datetime.fromtimestamp(wall - (now - since), tz=dt.timezone.utc),
+                waited=now - since,
+                process=me,
+                state=state,
+                metadata=json_object(metadata),
+            )
+            for owner, (since, metadata) in found[: max(0, limit)]
+        ]
 
     def break_(self, name: str, *, owner: str) -> bool:
         now = clock.now()

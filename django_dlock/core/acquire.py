@@ -11,6 +11,7 @@ import asyncio
 import math
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -28,14 +29,14 @@ from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
 from ..log import logger
 from ..process import death_proof
 from . import cleanup, dispatch, tracing, transactions
-from .held_lease import HeldLease, registry
+from .held_lease import HeldLease, HolderKey, registry
 from .lock_leases import Caller, HandleLeases
-from .options import LockOptions
+from .options import LockOptions, with_holding
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AcquireFlows", "Flow", "adrive", "drive", "grant_flow"]
+__all__ = ["AcquireFlows", "Flow", "adrive", "drive", "grant_flow", "this_task", "this_thread"]
 
 T = TypeVar("T")
 
@@ -44,10 +45,28 @@ Call: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
 Flow: TypeAlias = Generator[Call, Any, T]
 Met: TypeAlias = Callable[[Contention], None]
 
+Asking: TypeAlias = Callable[[], tuple[HolderKey, ...]]
+"""Returns the keys under which the registry has the leases of a caller."""
+
 SLEEP = "sleep"
 """Pause for the seconds that are the argument."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.2
 """Seconds between two tries while the backend gives no answer."""
+
+
+def _nobody() -> tuple[HolderKey, ...]:
+    return ()
+
+
+def this_thread() -> tuple[HolderKey, ...]:
+    """See ``Asking``."""
+    return (threading.current_thread(),)
+
+
+def this_task() -> tuple[HolderKey, ...]:
+    """See ``Asking``; leases of ``async with``, and those of ``aacquire``."""
+    task = asyncio.current_task()
+    return task, (task,)
 
 
 class AcquireFlows:
@@ -77,15 +96,23 @@ class AcquireFlows:
         """The alias in ``DLOCKS``."""
         return self._backend.alias
 
-    def _request(self, patience: float | None) -> LeaseRequest:
+    def _request(self, patience: float | None, asking: Asking = _nobody) -> LeaseRequest:
+        """A new request.
+
+        Args:
+            asking: The thread or the task that will wait: operators shall see what it holds.
+        """
         options = self._options
+        metadata = options.metadata_json
+        if patience != 0 and registry and (holding := registry.owners_of(*asking())):
+            metadata = with_holding(metadata, holding)
         # Positional arguments take half the time, and every acquire passes here.
         return LeaseRequest(
             self.name,
             os.urandom(16).hex(),
             min(options.ttl, options.max_hold),
             "held",
-            options.metadata_json,
+            metadata,
             patience != 0,
             "",
             options.renew,
@@ -165,7 +192,8 @@ class AcquireFlows:
                     break
                 # This attempt was granted and ended before we knew. Its owner is granted nothing
                 # more.
-                requests.append(self._request(patience))
+                again = self._request(patience)
+                requests.append(again._replace(metadata=requests[-1].metadata))
         except BaseException as error:
             if trace is not None:
                 trace.failed(error)

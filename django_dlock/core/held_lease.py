@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from .. import clock, signals
@@ -34,6 +35,9 @@ The objects themselves and not their ids, which a later thread or task may be gi
 """
 
 RENEWALS_PER_TTL = 3
+
+MOST_TOLD = 8
+"""Leases of its caller that a request names; a deadlock rarely needs more than two."""
 
 _RELEASED = "released"
 
@@ -355,6 +359,12 @@ class _Registry:
 
     def __init__(self) -> None:
         self._leases: dict[tuple[BaseLockBackend, str, HolderKey], HeldLease] = {}
+        # Holder → its leases by owner, the latest last.
+        self._by_holder: dict[HolderKey, dict[str, HeldLease]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is any; the cheapest question."""
+        return bool(self._by_holder)
 
     def find(self, backend: BaseLockBackend, name: str, key: HolderKey) -> HeldLease | None:
         """The lease of this holder, unless it has ended or its ``Lock`` was collected."""
@@ -363,10 +373,29 @@ class _Registry:
             return None
         return held
 
+    def owners_of(self, *holders: HolderKey) -> list[str]:
+        """The owners of the last ``MOST_TOLD`` leases of each of these holders."""
+        owners: list[str] = []
+        for holder in holders:
+            leases = self._by_holder.get(holder)
+            if not leases:
+                continue
+            try:
+                latest = list(islice(reversed(leases.values()), MOST_TOLD))
+            except RuntimeError:
+                # Another thread has just ended one of them.
+                latest = list(leases.copy().values())[-MOST_TOLD:]
+            owners += [held.owner for held in latest if not held.ended]
+        return owners
+
     def add(self, held: HeldLease) -> None:
-        self._leases[held.backend, held.name, held.key] = held
+        self._add(held, held.key)
         if held.known_as is not None:
-            self._leases[held.backend, held.name, held.known_as] = held
+            self._add(held, held.known_as)
+
+    def _add(self, held: HeldLease, key: HolderKey) -> None:
+        self._leases[held.backend, held.name, key] = held
+        self._by_holder.setdefault(key, {})[held.owner] = held
 
     def discard(self, held: HeldLease) -> None:
         self._discard(held, held.key)
@@ -377,6 +406,15 @@ class _Registry:
         place = (held.backend, held.name, key)
         if self._leases.get(place) is held:
             self._leases.pop(place, None)
+        leases = self._by_holder.get(key)
+        if leases is None:
+            return
+        leases.pop(held.owner, None)
+        if not leases:
+            self._by_holder.pop(key, None)
+            if leases:
+                # Another thread has just added one.
+                self._by_holder.setdefault(key, leases)
 
     def leases_of(self, backend: BaseLockBackend) -> list[HeldLease]:
         """The held leases of one backend, each once."""
@@ -385,7 +423,7 @@ class _Registry:
 
     def take_all(self) -> list[HeldLease]:
         """All held leases; empties the registry."""
-        leases, self._leases = self._leases, {}
+        leases, self._leases, self._by_holder = self._leases, {}, {}
         return list(leases.values())
 
 

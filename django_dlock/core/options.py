@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from .. import conf
 from ..backends.base import BaseLockBackend
+from ..lease import HOLDING, OWNER_PART
 
-__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "lease_ttl"]
+__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "lease_ttl", "with_holding"]
 
 
 class Default:
@@ -109,3 +110,11 @@ def _checked_metadata(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], s
         raise TypeError(
             f"metadata is {metadata!r}; it takes a dict that can be written as JSON: {error}"
         ) from error
+
+
+def with_holding(metadata_json: str, owners: Iterable[str]) -> str:
+    """The metadata of a request whose caller holds the leases of these owners; see ``HOLDING``."""
+    told = json.dumps(" ".join(owner[:OWNER_PART] for owner in owners))
+    comma = "" if metadata_json == "{}" else ", "
+    # Without reading the JSON again, because every nested acquire passes here.
+    return f'{metadata_json[:-1]}{comma}"{HOLDING}": {told}}}'

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from ..backends.base import BaseLockBackend
-from ..lease import SORT_KEYS, Kind, LeaseQuery, in_order
+from ..lease import SORT_KEYS, Contention, Kind, LeaseQuery, Waiter, in_order
 from ..process import current
 from .tools import ContractTools
 
@@ -251,6 +252,86 @@ class OperatorContract(ContractTools):
         assert found("task_name") == ["task_name"], "in a name, and not in the keys of metadata"
         assert backend.count(contains=mark) == 3
         assert backend.count(contains=mark.upper()) == 0
+
+    # -- waiters -----------------------------------------------------------------------
+
+    def waiters(self, backend: BaseLockBackend, name: str, limit: int = 100) -> list[Waiter]:
+        """Who waits; skips the test if the backend cannot tell, and need not."""
+        try:
+            return backend.waiters(name, limit=limit)
+        except NotImplementedError:
+            self.needs(backend, "listing")
+            raise
+
+    def test_waiters_are_told_in_order_of_arrival(self, backend: BaseLockBackend) -> None:
+        lease = self.grant(backend, self.request(self.name()))
+        assert self.waiters(backend, lease.name) == []
+        metadata = json.dumps({"task_name": "shop.charge", "note": "ü\n"})
+        requests = [self.request(lease.name, waits=True) for _ in range(4)]
+        requests[2] = requests[2]._replace(metadata=metadata)
+        for request in requests:
+            self.refuse(backend, request)
+        # Asking again does not change the order, nor since when it waits.
+        before = backend.waiters(lease.name)
+        self.refuse(backend, requests[0])
+        found = backend.waiters(lease.name)
+        assert [it.owner for it in found] == [it.owner for it in requests]
+        assert [(it.name, it.alias) for it in found] == [(lease.name, backend.alias)] * 4
+        assert [it.metadata for it in found] == [{}, {}, json.loads(metadata), {}]
+        assert {it.process for it in found} == {current()}
+        assert {it.state for it in found} == {"alive"}
+        assert all(0 <= it.waited < 30 and it.since.tzinfo is not None for it in found)
+        assert found[0].waited >= before[0].waited
+        assert abs((found[0].since - before[0].since).total_seconds()) < 0.01
+        first = backend.waiters(lease.name, limit=2)
+        assert [it.owner for it in first] == [it.owner for it in requests[:2]]
+
+    def test_one_who_waits_no_longer_is_not_told(self, backend: BaseLockBackend) -> None:
+        lease = self.grant(backend, self.request(self.name()))
+        gives_up, cancelled, stays = (self.request(lease.name, waits=True) for _ in range(3))
+        for request in (gives_up, cancelled, stays):
+            self.refuse(backend, request)
+        self.refuse(backend, gives_up._replace(waits=False))
+        backend.cancel_acquire(cancelled, deadline=self.soon(backend))
+        assert [it.owner for it in self.waiters(backend, lease.name)] == [stays.owner]
+        self.release(backend, lease)
+        self.acquire_waiting(backend, stays)
+        assert backend.waiters(lease.name) == []
+
+    def test_a_waiter_with_odd_metadata_hides_nobody(self, backend: BaseLockBackend) -> None:
+        lease = self.grant(backend, self.request(self.name()))
+        for metadata in ("", "[1, 2]", "no json", "{}"):
+            self.refuse(backend, self.request(lease.name, waits=True, metadata=metadata))
+        found = self.waiters(backend, lease.name)
+        assert [it.metadata for it in found] == [{}, {}, {}, {}]
+        assert [it.holding for it in found] == [(), (), (), ()]
+        assert found[0].as_dict()["waiter"]["task_id"] is None
+
+    def test_a_waiter_whose_process_is_gone_is_told_apart(self, backend: BaseLockBackend) -> None:
+        lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
+        gone, stays = (self.request(lease.name, waits=True) for _ in range(2))
+        self.waiters(backend, lease.name)
+        if not backend.is_shared:
+            # The child would have a store of its own.
+            return
+        pid = os.fork()
+        if pid == 0:
+            # The child must not run any code of the test runner, so it ends with ``_exit``.
+            status = 1
+            try:
+                backend.after_fork()
+                answer = backend.acquire(gone, deadline=self.soon(backend))
+                status = 0 if isinstance(answer, Contention) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        self.refuse(backend, stays)
+        # A store with sessions may have noticed it by itself.
+        found = {it.owner: it.state for it in backend.waiters(lease.name)}
+        assert found.pop(gone.owner, "dead") == "dead"
+        assert found == {stays.owner: "alive"}
+
+    # -- breaks ------------------------------------------------------------------------
 
     def test_a_break_names_the_owner(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name()))

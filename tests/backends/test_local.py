@@ -6,6 +6,7 @@ import pytest
 
 from django_dlock.backends.local import LocalBackend
 from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.process import current
 from django_dlock.testing import BackendContract, FakeClock
 
 
@@ -40,3 +41,12 @@ def test_old_names_are_discarded(local_backend):
             local_backend.acquire(LeaseRequest(f"n{number}", "o", 1.0), deadline=time() + 1)
             time.advance(1.0)
         assert len(local_backend._entries) + len(local_backend._ends) < 1200
+
+
+def test_waiters_of_a_process_that_has_ended_are_dead(local_backend):
+    deadline = local_backend.call_deadline()
+    for owner in ("one", "two"):
+        local_backend.acquire(LeaseRequest("a", owner, 30.0, waits=True), deadline=deadline)
+    assert [it.state for it in local_backend.waiters("a")] == ["alive"]
+    local_backend.deregister(current().id, deadline=deadline)
+    assert [it.state for it in local_backend.waiters("a")] == ["dead"]

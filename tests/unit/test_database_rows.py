@@ -97,3 +97,14 @@ def test_even_ends_that_are_losses_have_limited_room() -> None:
         past = memory.with_end(past, "e", f"{number:032}")
         assert len(past) < memory.LONG + 34
     assert memory.end_of(past, f"{99:032}") == "e"
+
+
+def test_a_waiter_that_asks_again_still_waits_since_it_came() -> None:
+    row = rows.Row(version=1)
+    row.acquire(request("holder"), NOW, "{}", "")
+    waiter = request("waiter")._replace(waits=True)
+    later = NOW + rows.micro(rows.TICKET / 2)
+    for now in (NOW + 1, later):
+        assert not row.acquire(waiter, now, "{}", "")[0]
+    (ticket,) = row.tickets(later)
+    assert (ticket.since, ticket.asked_at) == (NOW + 1, later)

@@ -23,6 +23,7 @@ from ...lease import (
     Outcome,
     ReleaseRequest,
     Renewal,
+    Waiter,
 )
 from ...process import ProcessIdentity, current
 from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, RenewalResults
@@ -242,6 +243,10 @@ class DatabaseBackend(BaseLockBackend):
             return self._listing.page(one, store.dialect, query, offset, limit)
 
         return self._table.call(use, self.call_deadline())
+
+    def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
+        now, row = self._table.read(name, self.call_deadline())
+        return self._listing.waiters(now, row, name, limit)
 
     def break_(self, name: str, *, owner: str) -> bool:
         def change(row: Row, now: int) -> tuple[bool, list[Message]]:

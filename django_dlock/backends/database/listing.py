@@ -7,10 +7,16 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
-from ..holder_state import SILENT_AFTER, holder_state, json_object, process_from_json
+from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
+from ..holder_state import (
+    SILENT_AFTER,
+    holder_state,
+    json_object,
+    process_from_json,
+    process_state,
+)
 from .connection import Connection
-from .rows import COLUMNS, SECOND, Row
+from .rows import COLUMNS, SECOND, Row, Ticket
 from .statements import LEASES, Dialect
 
 __all__ = ["DatabaseListing"]
@@ -39,6 +45,26 @@ class DatabaseListing:
         if row is None or not row.lives(now):
             return None
         return self._info(name, row, now, dialect.heartbeats(one, _processes([row])))
+
+    def waiters(self, now: int, row: Row | None, name: str, limit: int) -> list[Waiter]:
+        tickets = [] if row is None else row.tickets(now)[: max(0, limit)]
+        return [self._waiter(name, ticket, now) for ticket in tickets]
+
+    def _waiter(self, name: str, ticket: Ticket, now: int) -> Waiter:
+        process = process_from_json(ticket.process)
+        since = max(0, min(ticket.since, now)) / SECOND
+        # Its last ask is its sign of life.
+        silent = (now - ticket.asked_at) / SECOND > SILENT_AFTER
+        return Waiter(
+            name=name,
+            alias=self._alias,
+            owner=ticket.owner,
+            since=dt.datetime.fromtimestamp(since, tz=dt.timezone.utc),
+            waited=now / SECOND - since,
+            process=process,
+            state=process_state(process, silent),
+            metadata=json_object(ticket.metadata),
+        )
 
     def page(
         self, one: Connection, dialect: Dialect, query: LeaseQuery, offset: int, limit: int | None

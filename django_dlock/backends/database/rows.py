@@ -60,6 +60,7 @@ class Ticket(NamedTuple):
     Attributes:
         channel: The channel its process listens to for hand-overs; empty if the waiter polls.
         until: When the ticket expires.
+        since: When the waiter came.
     """
 
     owner: str
@@ -69,6 +70,12 @@ class Ticket(NamedTuple):
     metadata: str
     channel: str
     until: int
+    since: int
+
+    @property
+    def asked_at(self) -> int:
+        """When it last asked, or up to a quarter of ``TICKET`` before that."""
+        return self.until - micro(TICKET)
 
 
 class Message(NamedTuple):
@@ -252,7 +259,7 @@ class Row:
             return False, self.settle(now)
         until = now + micro(TICKET)
         asked = Ticket(
-            me, micro(request.ttl), request.kind, process, request.metadata, channel, until
+            me, micro(request.ttl), request.kind, process, request.metadata, channel, until, now
         )
         if request.replaces and self._is_held_by(request.replaces, now):
             self.ended = "r"
@@ -377,8 +384,8 @@ class Row:
             if ticket.owner == asked.owner:
                 # Asking again seldom needs a write: only to extend the ticket. Whoever waits for a
                 # notification asks after two quarters at the latest, so it extends it each time.
-                if asked.until - ticket.until >= micro(TICKET) / 4 or ticket[:-1] != asked[:-1]:
-                    waiting[position] = asked
+                if asked.until - ticket.until >= micro(TICKET) / 4 or ticket[:6] != asked[:6]:
+                    waiting[position] = asked._replace(since=ticket.since)
                     self._keep(waiting)
                 return
         self._keep([*waiting, asked])

@@ -30,6 +30,7 @@ from ...lease import (
     Outcome,
     ReleaseRequest,
     Renewal,
+    Waiter,
 )
 from ..base import (
     AliasOptions,
@@ -289,6 +290,10 @@ class FailoverBackend(BaseLockBackend):
         _, term = self._active.open_term("", self.call_deadline())
         infos, total = term.store.page(query, offset=offset, limit=limit)
         return LeasePage([_info(term, info) for info in infos], total)
+
+    def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
+        _, term = self._active.open_term(name, self.call_deadline())
+        return term.store.waiters(name, limit=limit)
 
     def break_(self, name: str, *, owner: str) -> bool:
         return bool(self._ask("break_", name, owner=owner))

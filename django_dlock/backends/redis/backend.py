@@ -22,6 +22,7 @@ from ...lease import (
     ReleaseRequest,
     Renewal,
     RenewalResult,
+    Waiter,
 )
 from ..base import (
     AliasOptions,
@@ -41,6 +42,7 @@ from .parameters import connection_maker, max_connections, replicas
 from .pending import PendingReply
 from .pool import Pool
 from .script_parts import Script
+from .waiters import read_waiters
 
 __all__ = ["RedisBackend"]
 
@@ -203,6 +205,10 @@ class RedisBackend(BaseLockBackend):
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         return self._listing.page(query, offset=offset, limit=limit)
+
+    def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
+        command = read_waiters(self.alias, self._commands.keys, name, limit)
+        return self._run(command, self.call_deadline())
 
     def break_(self, name: str, *, owner: str) -> bool:
         return self._run(self._commands.break_(name, owner), self.call_deadline(), urgent=True)

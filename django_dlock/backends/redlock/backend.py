@@ -33,6 +33,7 @@ from ...lease import (
     Outcome,
     ReleaseRequest,
     Renewal,
+    Waiter,
 )
 from ..base import (
     AliasOptions,
@@ -49,6 +50,7 @@ from ..redis.listing import ROWS
 from ..redis.parameters import connection_maker
 from ..redis.rows import ALL_FACTS, Reader
 from ..redis.script_parts import Script
+from ..redis.waiters import read_waiters
 from . import config, listing, servers
 from .broadcast import PENDING, Answers, Broadcast, Decided
 from .exchange import Exchange
@@ -248,6 +250,13 @@ class RedlockBackend(BaseLockBackend):
         if isinstance(found, LeasePage):
             return found
         raise self._not_reached(found, "")
+
+    def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
+        command = read_waiters(self.alias, self._commands.keys, name, limit)
+        deadline = self.call_deadline()
+        sent = self._send(self._same(command), self._votes.has_quorum, deadline)
+        answers = self._settled(sent, deadline, name)
+        return self._votes.waiters(answers)[: max(1, limit)]
 
     def break_(self, name: str, *, owner: str) -> bool:
         command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...lease import Contention, Lease, LeaseInfo, Outcome, RenewalResult
+from ...lease import Contention, Lease, LeaseInfo, Outcome, RenewalResult, Waiter
 from .broadcast import PENDING
 
 __all__ = ["Votes"]
@@ -162,6 +162,14 @@ class Votes(NamedTuple):
         if votes + self.nodes - len(_answered(answers)) < self.quorum:
             return None
         return self._merged([info for info in infos if info.owner == owner])
+
+    def waiters(self, answers: Sequence[Any]) -> list[Waiter]:
+        """Those who wait at any node, in the order in which they came to their first one."""
+        first: dict[str, Waiter] = {}
+        for waiter in (one for answer in _answered(answers) for one in answer):
+            known = first.get(waiter.owner, waiter)
+            first[waiter.owner] = min(known, waiter, key=lambda one: one.since)
+        return sorted(first.values(), key=lambda one: one.since)
 
     def lease_decided(self, answers: Sequence[Any]) -> bool:
         said = _answered(answers)

@@ -34,9 +34,10 @@ from ...lease import (
     ReleaseRequest,
     Renewal,
     RenewalResult,
+    Waiter,
 )
 from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
-from ..holder_state import holder_state, json_object
+from ..holder_state import holder_state, json_object, process_state
 from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
@@ -325,6 +326,27 @@ class ZooKeeperBackend(BaseLockBackend):
             waiting=len(line) - 1,
             process=facts.process,
             holder_state=holder_state("held", facts.process, False, False),
+            metadata=json_object(facts.metadata),
+        )
+
+    def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
+        deadline = self.call_deadline()
+        now, line = self._sessions.call(
+            lambda session: queue(session, name, deadline), name, deadline
+        )
+        # The first one holds the name. A node ends with its session, so its process is there.
+        return [self._waiter(name, each, now) for each in line[1:][: max(0, limit)]]
+
+    def _waiter(self, name: str, node: Rival, now: float) -> Waiter:
+        facts = contents(node)
+        return Waiter(
+            name=name,
+            alias=self.alias,
+            owner=node.owner,
+            since=dt.datetime.fromtimestamp(node.at, dt.timezone.utc),
+            waited=now - node.at,
+            process=facts.process,
+            state=process_state(facts.process, False),
             metadata=json_object(facts.metadata),
         )
 

@@ -58,8 +58,8 @@ class DeliveryLock(Lock):
         super().__init__(name, **options)
         self._owner, self._replaces, self._acquires = owner, replaces, itertools.count()
 
-    def _request(self, patience: float | None) -> LeaseRequest:
-        request, number = super()._request(patience), next(self._acquires)
+    def _request(self, *args: Any) -> LeaseRequest:
+        request, number = super()._request(*args), next(self._acquires)
         if number:
             return request._replace(owner=owners.again(self._owner, number))
         return request._replace(owner=self._owner, replaces=self._replaces)
