@@ -18,7 +18,7 @@ from django.db import connections
 from pytest_django import DjangoDbBlocker
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, LockNotAcquired, clock, locks
-from django_dlock.backends.failover import FailoverBackend, reader
+from django_dlock.backends.failover import FailoverBackend, refresher
 from django_dlock.backends.failover.backend import TOKEN_BITS
 from django_dlock.backends.failover.record import LAST_EPOCH, Micros, SwitchRefused
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
@@ -92,8 +92,10 @@ class Shop:
         switch(backend, to)
         self.row.update(switched_at=0)
         epoch = self.row.get().epoch
-        until(lambda: (view := backend._reader.valid()) is not None and view.epoch == epoch)
-        until(lambda: (view := backend._reader.valid()) is not None and view.opens_at < clock.now())
+        until(lambda: (view := backend._refresher.valid()) is not None and view.epoch == epoch)
+        until(
+            lambda: (view := backend._refresher.valid()) is not None and view.opens_at < clock.now()
+        )
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def test_g1_after_a_switch_nothing_is_granted_before_all_old_leases_are_over(sho
     assert isinstance(two.acquire(request(), deadline=soon()), Contention)
     switched_at = clock.now()
     switch(two, "table")
-    until(lambda: two._reader.last.epoch == 2)
+    until(lambda: two._refresher.last.epoch == 2)
     with pytest.raises(BackendUnavailable, match="nothing is granted"):
         two.acquire(request(), deadline=soon())
     # A lease of the epoch before may be alive, so nobody is told that the name is free.
@@ -178,12 +180,12 @@ def test_g1_a_process_that_cannot_read_the_record_grants_and_renews_for_a_limite
     lease = grant(one, request())
     seen_at = clock.now()
     # As if the database did not answer any more.
-    one._reader.close()
-    one._reader._start = lambda: None
-    latest = one._reader.last.latest_end
+    one._refresher.close()
+    one._refresher._start = lambda: None
+    latest = one._refresher.last.latest_end
     assert latest <= seen_at + VIEW_TTL + TTL
     switch(two, "table")
-    until(lambda: clock.now() > one._reader.last.valid_until)
+    until(lambda: clock.now() > one._refresher.last.valid_until)
     with pytest.raises(BackendUnavailable, match="did not say which store is active"):
         one.acquire(request("other"), deadline=clock.now() + 0.1)
     sent_at = clock.now()
@@ -280,7 +282,7 @@ def test_g1_who_switches_and_dies_before_the_time_is_noted_shortens_nothing(shop
     grant(one, request("warm"))
     # The first of the two statements of a switch, an hour ago.
     shop.row.update(epoch=2, active="table", quiet=4_000_000, switched_at=None)
-    until(lambda: one._reader.last.epoch == 2)
+    until(lambda: one._refresher.last.epoch == 2)
     began = clock.now()
     grant_when_open(one, request())
     assert clock.now() - began >= 3.0
@@ -314,7 +316,7 @@ def test_g3_a_record_that_was_deleted_or_restored_gives_a_later_epoch(shop, acci
         shop.row.delete()
     else:
         shop.row.update(epoch=2, active="table")
-    until(lambda: one._reader.last.epoch == 4)
+    until(lambda: one._refresher.last.epoch == 4)
     row = shop.row.get()
     assert (row.epoch, row.active) == (4, "redis")
     with pytest.raises(BackendUnavailable, match="nothing is granted"):
@@ -325,7 +327,7 @@ def test_the_last_epoch_refuses_a_switch(shop):
     one = shop.process()
     grant(one, request())
     shop.row.update(epoch=LAST_EPOCH)
-    until(lambda: one._reader.last.epoch == LAST_EPOCH)
+    until(lambda: one._refresher.last.epoch == LAST_EPOCH)
     with pytest.raises(SwitchRefused, match="last one"):
         switch(one, "table")
 
@@ -334,7 +336,7 @@ def test_a_record_that_names_an_unknown_store_is_refused(shop):
     one = shop.process()
     grant(one, request())
     shop.row.update(epoch=2, active="elsewhere")
-    until(lambda: clock.now() > one._reader.last.valid_until)
+    until(lambda: clock.now() > one._refresher.last.valid_until)
     with pytest.raises(BackendUnavailable, match="names the active store 'elsewhere'"):
         one.acquire(request(), deadline=soon())
 
@@ -484,8 +486,8 @@ def own_redis() -> Iterator[RedisServer]:
 
 def is_active(backend: FailoverBackend, alias: str) -> Callable[[], bool]:
     def check() -> bool:
-        backend._reader.valid()
-        return backend._reader.last.active == alias
+        backend._refresher.valid()
+        return backend._refresher.last.active == alias
 
     return check
 
@@ -517,12 +519,12 @@ def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_other
         grant(two, request("two"))
         proxy.refuse()
         proxy.cut()
-        until(lambda: one._reader.valid() and one._active._health.failing_since is not None, 20)
+        until(lambda: one._refresher.valid() and one._active._health.failing_since is not None, 20)
         since = one._active._health.failing_since
         until(
             lambda: (
-                (two._reader.valid() or True)
-                and one._reader.valid() is not None
+                (two._refresher.valid() or True)
+                and one._refresher.valid() is not None
                 and clock.now() - since > 3.0
             ),
             20,
@@ -601,7 +603,7 @@ def test_a_missing_table_is_reported_by_the_check(shop, tmp_path):
     assert shop.process().store_problems() == []
 
 
-# -- the reader ------------------------------------------------------------------------------
+# -- the refresher ---------------------------------------------------------------------------
 
 
 def test_statements_are_committed_where_the_project_has_autocommit_off(shop):
@@ -618,7 +620,7 @@ def test_statements_are_committed_where_the_project_has_autocommit_off(shop):
 def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
     one = shop.process()
     hanging, hung = threading.Event(), []
-    read = one._reader._read
+    read = one._refresher._read
 
     def hangs() -> Any:
         if len(hung) < 6:
@@ -626,9 +628,9 @@ def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
             hanging.wait(30)
         return read()
 
-    one._reader._read = hangs
-    monkeypatch.setattr(reader, "HANGING_AFTER", 0.05)
-    monkeypatch.setattr(reader, "LATER_AFTER", 0.2)
+    one._refresher._read = hangs
+    monkeypatch.setattr(refresher, "HANGING_AFTER", 0.05)
+    monkeypatch.setattr(refresher, "LATER_AFTER", 0.2)
 
     def is_granted() -> bool:
         with contextlib.suppress(BackendUnavailable):
@@ -643,4 +645,4 @@ def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
         hanging.set()
         for thread in hung:
             thread.join(20)
-    assert one._reader._hanging == 0
+    assert one._refresher._hanging == 0

@@ -11,7 +11,7 @@ from ...log import logger
 from ..base import AliasOptions, BaseLockBackend
 from .config import FailoverOptions
 from .health import Health
-from .reader import ViewReader, on_own_connection
+from .refresher import ViewRefresher, on_own_connection
 from .record import Reading, Record, SwitchRefused
 from .rules import View, view_of
 from .terms import Leases, Term, store_for
@@ -51,7 +51,7 @@ class ActiveStore:
         self.leases = Leases(self._make)
         self._health = Health(own)
         self._idle_store: tuple[str, BaseLockBackend] | None = None
-        self.reader = ViewReader(
+        self.refresher = ViewRefresher(
             options.alias,
             self._read,
             self._look_after,
@@ -80,7 +80,7 @@ class ActiveStore:
         Raises:
             BackendUnavailable: They are not, or the record cannot be read.
         """
-        view = self.reader.current(deadline)
+        view = self.refresher.current(deadline)
         left = view.opens_at - clock.now()
         if left > 0:
             raise BackendUnavailable(
@@ -97,7 +97,7 @@ class ActiveStore:
         Raises:
             BackendUnavailable: No term is known, and the record cannot be read.
         """
-        return self.leases.of(owner) or self._term(self.reader.current(deadline))
+        return self.leases.of(owner) or self._term(self.refresher.current(deadline))
 
     def _term(self, view: View) -> Term:
         before = self.leases.latest
@@ -130,15 +130,15 @@ class ActiveStore:
         if to not in known:
             raise ValueError(f"{to!r} is no store of alias {self._alias!r}; it has {list(known)}")
         self._in_database(partial(self.record.switch, seen, to, reason=reason, by=by))
-        self.reader.refresh()
+        self.refresher.refresh()
 
     def _in_database(self, call: Callable[[], object]) -> None:
         on_own_connection(call, self.record.database, SWITCH_PATIENCE * self._timeout)
 
-    # -- on the reader's thread ----------------------------------------------------------
+    # -- on the refresher's thread ----------------------------------------------------------
 
     def _read(self) -> View:
-        last, own = self.reader.last, self._own
+        last, own = self.refresher.last, self._own
         asked_at = clock.now()
         reading = self.record.read(None if last is None else last.reading)
         view = view_of(reading, asked_at, clock.now(), own.view_ttl, own.max_ttl)
@@ -171,7 +171,7 @@ class ActiveStore:
             logger.info(
                 "Alias %r: not switched to %r: %s", self._alias, to, refusal, alias=self._alias
             )
-        self.reader.refresh()
+        self.refresher.refresh()
 
     def _other_store(self, term: Term) -> BaseLockBackend:
         alias = self._own.other_than(term.active)
@@ -198,10 +198,10 @@ class ActiveStore:
         if self._idle_store is not None:
             self._idle_store[1].after_fork()
         self.leases.forget()
-        self.reader.forget()
+        self.refresher.forget()
 
     def close(self) -> None:
-        self.reader.close()
+        self.refresher.close()
         for term in self.leases.terms():
             term.store.close()
         self._close_idle_store()

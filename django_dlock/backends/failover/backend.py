@@ -43,7 +43,7 @@ from ..base import (
 )
 from . import config
 from .active import ActiveStore
-from .reader import on_own_connection
+from .refresher import on_own_connection
 from .record import Reading
 from .renewal import TermRenewal
 from .rules import View
@@ -74,7 +74,7 @@ class FailoverBackend(BaseLockBackend):
         self._own = config.FailoverOptions.read(options)
         self.max_ttl = self._own.max_ttl
         self._active = ActiveStore(options, self._own, self._other, self._prepare, self._switched)
-        self._reader, self._leases = self._active.reader, self._active.leases
+        self._refresher, self._leases = self._active.refresher, self._active.leases
 
     # Methods, because ``other`` and the ``report_`` functions are set only after the constructor.
 
@@ -182,7 +182,7 @@ class FailoverBackend(BaseLockBackend):
         lease = term.store.wait(self._capped(request), met, until=until, interrupted=over)
         if lease is None:
             return None
-        view = self._reader.current(self.call_deadline())
+        view = self._refresher.current(self.call_deadline())
         return self._counted(lease, view, term, request)
 
     async def async_wait(
@@ -199,7 +199,7 @@ class FailoverBackend(BaseLockBackend):
         lease = await wait(self._capped(request), met, until=until, interrupted=over)
         if lease is None:
             return None
-        view = self._reader.valid()
+        view = self._refresher.valid()
         if view is None:
             raise BackendUnavailable(
                 "The active store is not known any more", request.name, self.alias
@@ -217,7 +217,7 @@ class FailoverBackend(BaseLockBackend):
 
     def _is_over(self, term: Term, interrupted: Callable[[], bool]) -> bool:
         # Also keeps the view up to date while a caller only waits.
-        self._reader.valid()
+        self._refresher.valid()
         return self._leases.latest is not term or interrupted()
 
     def renew(
@@ -233,7 +233,7 @@ class FailoverBackend(BaseLockBackend):
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
     ) -> PendingRenewal:
         # Also keeps the view up to date.
-        self._reader.valid()
+        self._refresher.valid()
         if renewals and self._leases.latest is None:
             # A thread may wait for the record.
             return super().start_renew(renewals, process=process, deadline=deadline)
@@ -327,7 +327,7 @@ class FailoverBackend(BaseLockBackend):
         return found
 
     def facts(self, *, deadline: float) -> Sequence[Fact]:
-        reading = self._reader.current(deadline).reading
+        reading = self._refresher.current(deadline).reading
         other = self._own.other_than(reading.active)
         text = f"{reading.active!r} is active (epoch {reading.epoch}), {other!r} is the standby"
         return [Fact("fail-over", text)]
@@ -367,7 +367,7 @@ class FailoverBackend(BaseLockBackend):
 
     async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
         # Without a view, the call would wait for the database.
-        if method not in AWAITED or self._reader.valid(margin=0.1) is None:
+        if method not in AWAITED or self._refresher.valid(margin=0.1) is None:
             return await super().acall(method, *args, **kwargs)
         call: _Call = getattr(self, f"_{method}")(*args, **kwargs)
         answer = await call.term.store.acall(method, *call.args, **call.kwargs)

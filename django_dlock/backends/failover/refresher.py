@@ -18,7 +18,7 @@ from ...exceptions import BackendUnavailable
 from ...log import logger
 from .rules import View
 
-__all__ = ["ViewReader", "on_own_connection"]
+__all__ = ["ViewRefresher", "on_own_connection"]
 
 IDLE = 60.0
 """Seconds without use after which the thread ends."""
@@ -31,8 +31,8 @@ SOON_REPLACED, LATER_AFTER = 4, 60.0
 dead may hang for many minutes, while a new one would be answered."""
 
 
-class ViewReader:
-    """Reads the view, now and then.
+class ViewRefresher:
+    """Reads the view again and again, so that it stays valid.
 
     Args:
         read: Reads it from the database.
