@@ -109,15 +109,15 @@ def locked_view(
         else:
             what = f"The key of @locked_view on {full_name(view)}"
             make_key = compile_key(key, signature, what=what)
-        guard = _Guard(make_key, keywords, status, guarded, if_unavailable)
+        rules = _ViewRules(make_key, keywords, status, guarded, if_unavailable)
         if not _is_async(view):
-            return cast("V", _sync(view, guard))
+            return cast("V", _sync(view, rules))
         if keywords.get("hold_until") == "commit":
             raise ValueError(
                 "@locked_view: hold_until='commit' follows the transaction of a thread; an "
                 "asynchronous view has none"
             )
-        return cast("V", _async(view, guard, key_may_load=_may_load(key)))
+        return cast("V", _async(view, rules, key_may_load=_may_load(key)))
 
     return decorate
 
@@ -191,7 +191,7 @@ def _is_async(view: Callable[..., Any]) -> bool:
     return getattr(getattr(method, "__self__", None), "view_is_async", False) is True
 
 
-def _sync(view: Callable[..., Response], guard: _Guard) -> Callable[..., Response]:
+def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Response]:
     marks = getattr(view, "_non_atomic_requests", None)
     # If a locked view is inside this one, it opens the transactions, inside both locks.
     inner = marks if isinstance(marks, _OwnTransactions) else None
@@ -199,7 +199,7 @@ def _sync(view: Callable[..., Response], guard: _Guard) -> Callable[..., Respons
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
-        lock = guard.lock(request, args, kwargs)
+        lock = rules.lock(request, args, kwargs)
         if isinstance(lock, HttpResponseBase):
             return lock
 
@@ -216,7 +216,7 @@ def _sync(view: Callable[..., Response], guard: _Guard) -> Callable[..., Respons
                 try:
                     held.enter_context(lock)
                 except LockError as error:
-                    refusal = guard.without_lock(request, lock, error)
+                    refusal = rules.without_lock(request, lock, error)
                     if refusal is not None:
                         return refusal
                     lock = None
@@ -244,7 +244,9 @@ def _may_load(key: str | Callable[..., str]) -> bool:
     return not _AT_HAND.issuperset(re.findall(r"\{request\b\.?(\w*)", key))
 
 
-def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Callable[..., Any]:
+def _async(
+    view: Callable[..., Any], rules: _ViewRules, *, key_may_load: bool
+) -> Callable[..., Any]:
     own = _OwnTransactions(getattr(view, "_non_atomic_requests", ()))
 
     @functools.wraps(view)
@@ -253,9 +255,9 @@ def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Ca
             # Django's own check does not see this for methods with ``method_decorator``.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         if key_may_load:
-            lock = await sync_to_async(guard.lock)(request, args, kwargs)
+            lock = await sync_to_async(rules.lock)(request, args, kwargs)
         else:
-            lock = guard.lock(request, args, kwargs)
+            lock = rules.lock(request, args, kwargs)
         if isinstance(lock, HttpResponseBase):
             return lock
         async with AsyncExitStack() as held:
@@ -264,10 +266,10 @@ def _async(view: Callable[..., Any], guard: _Guard, *, key_may_load: bool) -> Ca
                     await held.enter_async_context(lock)
                 except LockError as error:
                     if refusal_responses.prefers_json(request):
-                        refusal = guard.without_lock(request, lock, error)
+                        refusal = rules.without_lock(request, lock, error)
                     else:
                         # A template and its context processors may do synchronous I/O, too.
-                        refusal = await sync_to_async(guard.without_lock)(request, lock, error)
+                        refusal = await sync_to_async(rules.without_lock)(request, lock, error)
                     if refusal is not None:
                         return refusal
                     lock = None
@@ -336,8 +338,8 @@ def _release(lock: Lock) -> None:
 # -- the lock and the refusal --------------------------------------------------------------
 
 
-class _Guard(NamedTuple):
-    """The validated arguments of ``locked_view``."""
+class _ViewRules(NamedTuple):
+    """The validated arguments of ``locked_view``: by what rules a request is locked."""
 
     make_key: Key
     options: LockKeywords

@@ -1,4 +1,4 @@
-"""The public import path of ``LockedRequest``, for tasks and subclasses."""
+"""The public import path of ``LockedRequest``; its code is in ``worker/``."""
 
 from .worker.locked_request import LockedRequest
 

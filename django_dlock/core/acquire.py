@@ -359,18 +359,18 @@ def _until_granted(
                 request, waited = request._replace(since=now), True
             options = {
                 "until": until,
-                "interrupted": lambda met=answer: is_dead(met),
+                "interrupted": lambda contention=answer: is_dead(contention),
             }
             lease: Lease | None = yield "wait", (request, answer), options
             if lease is not None:
                 return lease
 
 
-def _holder_is_dead(met: Contention) -> bool:
+def _holder_is_dead(contention: Contention) -> bool:
     """Whether the holder's process is proven dead; costs no network call."""
-    if met.kind != "held" or met.process is None:
+    if contention.kind != "held" or contention.process is None:
         return False
-    return met.proven_dead or death_proof(met.process) is not None
+    return contention.proven_dead or death_proof(contention.process) is not None
 
 
 # -- in threads and in coroutines ---------------------------------------------------------------

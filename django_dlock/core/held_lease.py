@@ -243,7 +243,7 @@ class HeldLease:
             ttl >= 0.9 * left or left < 3 * self.backend.command_timeout
         )
         self.deadline = min(sent_at + ttl * (1 - clock.DRIFT), self.max_end)
-        self._plan()
+        self._set_due()
 
     def next_time(self) -> float:
         """When the watchdog must act next: a renewal is due, or a doubt, or the end."""
@@ -256,7 +256,7 @@ class HeldLease:
         """Whether its renewal is due within half an interval."""
         return self.due < self.deadline and self.due - now <= (self.due - self.confirmed_at) / 2
 
-    def _plan(self) -> None:
+    def _set_due(self) -> None:
         if self.renews and not self._capped:
             self.due = self.confirmed_at + self.ttl / RENEWALS_PER_TTL
         else:

@@ -11,8 +11,8 @@ from ...log import logger
 from ..base import AliasOptions, BaseLockBackend
 from .config import FailoverOptions
 from .health import Health
-from .refresher import ViewRefresher, on_own_connection
 from .record import Reading, Record, SwitchRefused
+from .refresher import ViewRefresher, on_own_connection
 from .rules import View, view_of
 from .terms import Leases, Term, store_for
 

@@ -43,8 +43,8 @@ from ..base import (
 )
 from . import config
 from .active import ActiveStore
-from .refresher import on_own_connection
 from .record import Reading
+from .refresher import on_own_connection
 from .renewal import TermRenewal
 from .rules import View
 from .terms import Term

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 from redis import exceptions as errors
@@ -77,18 +76,21 @@ class RedisBackend(BaseLockBackend):
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        build = partial(self._commands.acquire, request, not self._listener.refused)
+        listens = not self._listener.refused
 
-        def send(connection: Connection) -> Lease | Contention:
+        def build(repeated: bool) -> Command[Any]:
+            return self._commands.acquire(request, listens, repeated)
+
+        def use(connection: Connection) -> Lease | Contention:
             answer: Lease | Contention
-            answer, _ = self._send(connection, request.owner, build, deadline)
+            answer, _ = self._run_for_owner(connection, request.owner, build, deadline)
             if isinstance(answer, Lease):
                 self._confirm(connection, deadline)
             if isinstance(answer, Lease) or not answer.owner or not request.waits:
                 self._unanswered.discard(request.owner)
             return answer
 
-        return self._call(send, deadline, urgent=False, name=request.name)
+        return self._call(use, deadline, urgent=False, name=request.name)
 
     def wait(
         self,
@@ -136,7 +138,7 @@ class RedisBackend(BaseLockBackend):
     ) -> RenewalResults:
         command = self._commands.renew(renewals, process)
 
-        def send(connection: Connection) -> RenewalResults:
+        def use(connection: Connection) -> RenewalResults:
             results = command.read(*connection.run(command, deadline))
             if not any(result.outcome == "renewed" for result in results):
                 return results
@@ -150,7 +152,7 @@ class RedisBackend(BaseLockBackend):
                 ]
             return results
 
-        return self._call(send, deadline, urgent=True)
+        return self._call(use, deadline, urgent=True)
 
     def start_renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -168,12 +170,12 @@ class RedisBackend(BaseLockBackend):
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
         command = self._commands.release(name, owner, min_hold)
 
-        def send(connection: Connection) -> Outcome:
-            outcome, repeated = self._send(connection, owner, lambda _: command, deadline)
+        def use(connection: Connection) -> Outcome:
+            outcome, repeated = self._run_for_owner(connection, owner, lambda _: command, deadline)
             self._unanswered.discard(owner)
             return _end(outcome, repeated)
 
-        return self._call(send, deadline, urgent=True, name=name)
+        return self._call(use, deadline, urgent=True, name=name)
 
     def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         if not releases:
@@ -181,7 +183,7 @@ class RedisBackend(BaseLockBackend):
         commands = [self._commands.release(*release) for release in releases]
         attempts = itertools.count()
 
-        def send(connection: Connection) -> list[Outcome]:
+        def use(connection: Connection) -> list[Outcome]:
             repeated = next(attempts) > 0
             replies = connection.run_all(commands, deadline)
             return [
@@ -189,7 +191,7 @@ class RedisBackend(BaseLockBackend):
                 for command, reply in zip(commands, replies, strict=True)
             ]
 
-        return self._call(send, deadline, urgent=True)
+        return self._call(use, deadline, urgent=True)
 
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
         self._run(self._commands.cancel_acquire(request), deadline, urgent=True)
@@ -302,14 +304,14 @@ class RedisBackend(BaseLockBackend):
         except FAILURES as error:
             self._unavailable(error, name)
 
-    def _send(
+    def _run_for_owner(
         self,
         connection: Connection,
         owner: str,
         build: Callable[[bool], Command[T]],
         deadline: float,
     ) -> tuple[T, bool]:
-        """Send a command about this owner; also tell whether one was sent and not answered before.
+        """Run a command about this owner; also tell whether one was sent and not answered before.
 
         If so, a copy may still be under way after this one. The caller then says when that no
         longer matters.

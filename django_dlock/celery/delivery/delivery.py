@@ -17,10 +17,10 @@ from ..canvas import chords
 from ..publishing.follow_ups import FollowUps, Unpublished
 from ..publishing.header import RequeueHeader
 from ..publishing.requeue import Requeue, requeue
-from ..publishing.reservation import CarriedReservation, Reservation
+from ..publishing.reservation import MessageReservation, Reservation
 from . import locking, parked_lock, recorded_run
 from .context import DeliveryContext
-from .locking import Guard, Refused
+from .locking import DeliveryRefused, Guard
 from .recorded_run import RecordedRun, RunOutcome
 from .repair import OUTAGES, in_transaction, repair
 
@@ -42,7 +42,7 @@ class Delivery:
         if not context.eager:
             mark = context.header.reserved
             reservation = Reservation.read(context.task, mark, context.request.id)
-        self.carried = CarriedReservation(reservation, acks_late=bool(context.task.acks_late))
+        self.reservation = MessageReservation(reservation, acks_late=bool(context.task.acks_late))
         self._message: Callable[[], tuple[Any, Any]] = lambda: (context.args, context.kwargs)
 
     def execute(self) -> Any:
@@ -52,7 +52,14 @@ class Delivery:
             Ignore, Reject: The message was requeued or returned.
             Exception: The body's own, or the reason why it did not run.
         """
-        with self.carried:
+        # From the outside to the inside, each calls the next one, and ends after it:
+        #   execute                 frees the key of ``unique_until`` when the task is over
+        #   _run_or_requeue         publishes the message again
+        #   _run_and_follow_up      publishes the follow-ups, when the lock is free
+        #   _run_or_find_finished   without the lock, looks for a recorded result
+        #   _acquire_and_run        takes the lock, and releases or parks it
+        #   _run_holding            runs the body, with the record if there is one
+        with self.reservation:
             return self._run_or_requeue()
 
     def _run_or_requeue(self) -> Any:
@@ -89,7 +96,7 @@ class Delivery:
         """Run; or if the lock is not free, return the result of a recorded run."""
         try:
             return self._acquire_and_run()
-        except Refused as refused:
+        except DeliveryRefused as refused:
             record = self.context.options.record
             if record is not None:
                 finished = recorded_run.find_finished(self.context, record)
@@ -157,11 +164,11 @@ class Delivery:
         not begin until the release is confirmed.
 
         Raises:
-            Requeue, Refused: No answer; see ``locking.apply_if_unavailable``.
+            Requeue, DeliveryRefused: No answer; see ``locking.apply_if_unavailable``.
         """
         context = self.context
         try:
-            released = self.carried.release_before_body(context.options.unique)
+            released = self.reservation.release_before_body(context.options.unique)
         except BackendUnavailable as error:
             locking.apply_if_unavailable(context, error)
         if released:

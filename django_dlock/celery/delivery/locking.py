@@ -24,8 +24,8 @@ from ..publishing.requeue import Requeue
 from .context import DeliveryContext
 
 __all__ = [
+    "DeliveryRefused",
     "Guard",
-    "Refused",
     "acquire",
     "apply_if_contended",
     "apply_if_unavailable",
@@ -134,7 +134,7 @@ Guard: TypeAlias = Lock | LocalGuard
 """What a delivery holds while it runs: a lock of the backend, or a replacement for one."""
 
 
-class Refused(Exception):
+class DeliveryRefused(Exception):
     """The delivery ends without a run, as the options say for contention or an outage.
 
     Attributes:
@@ -150,7 +150,7 @@ def acquire(context: DeliveryContext, lock: Guard) -> Guard:
     """Acquire, and return what the delivery now holds: its lock, or a lock of this process.
 
     Raises:
-        Refused, Requeue: As the task's options say for contention and outages.
+        DeliveryRefused, Requeue: As the task's options say for contention and outages.
     """
     if isinstance(lock, LocalGuard):
         return lock
@@ -185,7 +185,7 @@ def apply_if_contended(
         copy: Whether the holder is a run of the same task id; ``None`` if that is not known.
 
     Raises:
-        Refused, Requeue: As the option says.
+        DeliveryRefused, Requeue: As the option says.
     """
     policy = context.task.if_contended
     if context.eager:
@@ -200,15 +200,15 @@ def apply_if_contended(
         # There was nothing to wait for: the record names the other run, or it holds locally.
         policy = "requeue"
     if policy == "skip":
-        raise Refused
+        raise DeliveryRefused
     if policy == "wait":
-        raise Refused(
+        raise DeliveryRefused(
             AcquireTimeout(
                 "The lock is held by someone else for longer than lock_wait", name, alias
             )
         )
     if policy == "fail":
-        raise Refused(LockNotAcquired("The lock is held by someone else", name, alias))
+        raise DeliveryRefused(LockNotAcquired("The lock is held by someone else", name, alias))
     now = now if met is None else met.now
     header = replace(context.header, contended=context.header.contended + 1)
     if header.since is None:
@@ -218,7 +218,9 @@ def apply_if_contended(
         # The holder may be another one each time: many short ones lead to a timeout, too.
         if lasted >= timeout and not (_may_be_copy(context, name, alias) if copy is None else copy):
             text = f"for {lasted:.0f} s, longer than the contention_timeout of {timeout:g} s"
-            raise Refused(LockNotAcquired(f"The lock was held by someone else {text}", name, alias))
+            raise DeliveryRefused(
+                LockNotAcquired(f"The lock was held by someone else {text}", name, alias)
+            )
     raise Requeue(LockNotAcquired("The lock is held by someone else", name, alias), header)
 
 
@@ -235,9 +237,9 @@ def apply_if_unavailable(context: DeliveryContext, error: BackendUnavailable) ->
     """Do as ``if_unavailable`` says; ``local`` cannot help here and requeues."""
     policy = context.task.if_unavailable
     if policy == "fail":
-        raise Refused(error) from error
+        raise DeliveryRefused(error) from error
     if policy == "skip":
-        raise Refused from error
+        raise DeliveryRefused from error
     raise Requeue(error, context.header) from error
 
 

@@ -95,7 +95,7 @@ class RecordedRun:
 
         Raises:
             PayloadMismatch, DuplicateRun, AttemptsExhausted: The record refuses the run.
-            Refused, Requeue: See ``locking``.
+            DeliveryRefused, Requeue: See ``locking``.
             Exception: The body's own.
         """
         try:
@@ -149,16 +149,17 @@ class RecordedRun:
 
     def _run_and_record(self, claim: Claim, follow_ups: FollowUps) -> None:
         if not self.task.atomic:
-            self._call_body(claim, follow_ups)
+            self._note_body(claim, follow_ups)
             with transaction.atomic(claim.using) if follow_ups.replaced else nullcontext():
                 self._record(claim, follow_ups)
             return
         with transaction.atomic(using=claim.using):
             self._connection = connections[claim.using].connection
-            self._call_body(claim, follow_ups)
+            self._note_body(claim, follow_ups)
             self._record(claim, follow_ups)
 
-    def _call_body(self, claim: Claim, follow_ups: FollowUps) -> None:
+    def _note_body(self, claim: Claim, follow_ups: FollowUps) -> None:
+        """Run the body, and keep what it returned or raised as ``Ignore``."""
         self.stage = _Stage.BODY
         try:
             self.value = self.run_body(claim, follow_ups)

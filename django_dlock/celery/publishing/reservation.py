@@ -26,7 +26,7 @@ from ..options import TaskOptions, TaskWithOptions, UniqueOptions
 from .header import RequeueHeader
 from .requeue import Republished
 
-__all__ = ["CarriedReservation", "Reservation", "on_task_failure", "on_task_over", "pending_task"]
+__all__ = ["MessageReservation", "Reservation", "on_task_failure", "on_task_over", "pending_task"]
 
 UNCONFIRMED = 30.0
 """Seconds that a reservation lives until its message is at the broker."""
@@ -156,7 +156,7 @@ def pending_task(met: Contention) -> str:
     return met.owner.partition(":")[2]
 
 
-class CarriedReservation:
+class MessageReservation:
     """The reservation of a delivery's message, if any; a context manager around the delivery.
 
     It is released before the body begins or when the task is over, and kept if the message is
@@ -180,7 +180,7 @@ class CarriedReservation:
         self._reservation = None
         return True
 
-    def __enter__(self) -> CarriedReservation:
+    def __enter__(self) -> MessageReservation:
         return self
 
     def __exit__(
