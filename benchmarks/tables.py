@@ -274,7 +274,7 @@ def _row(row: RowResult) -> str:
     where = f"{BEDS[row.bed].title}, {PARSERS[row.parser]}"
     parts = [f"**`{row.name}`**: {row.title} ({where})", _table(head, lines)]
     parts += [
-        f"{name} could not take part: {subject.cannot}."
+        f"{name} has no figures: {subject.cannot}."
         for name, subject in row.subjects.items()
         if subject.cannot
     ]

@@ -217,19 +217,19 @@ ROWS = (
     Row("double effects", lambda tally: tally.doubles, "charges beyond the first of an order"),
     Row("lost orders", lambda tally: tally.lost, "orders that were never charged"),
     Row(
-        "overlaps of bodies per key",
+        "two runs of one order at once",
         lambda tally: tally.overlaps,
-        "times two runs for one order ran at once",
+        "how often that happened",
     ),
     Row(
-        "take-over after child's kill",
+        "next run after a child is killed",
         lambda tally: _longest(tally.takeovers),
-        "longest time until another process ran the order",
+        "longest time until it began",
     ),
     Row(
-        "take-over after worker's kill",
+        "next run after a worker is killed",
         lambda tally: _longest(tally.worker_takeovers),
-        "as above; begins with the visibility timeout",
+        "the same; the visibility timeout comes first",
     ),
 )
 
@@ -255,6 +255,6 @@ def legend(*, redelivers: bool = True) -> str:
     lines = [f"{row.name.ljust(names)}  {row.meaning}" for row in ROWS]
     if not redelivers:
         lines[-1] = (
-            f"{ROWS[-1].name.ljust(names)}  as above; begins when its messages are sent again"
+            f"{ROWS[-1].name.ljust(names)}  the same; its messages are sent again first"
         )
     return "\n".join(lines)

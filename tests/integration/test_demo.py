@@ -84,13 +84,13 @@ def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
     assert int(plain) > 0
     assert int(locked) > 0, "the lock alone does not stop a later duplicate"
     assert int(record) == 0
-    plain, locked, _ = row(output, "overlaps of bodies per key")
+    plain, locked, _ = row(output, "two runs of one order at once")
     assert int(plain) > 0
     assert int(locked) == 0
     assert row(output, "lost orders")[2] == "0"
     assert row(output, "orders")[2] == row(output, "effects")[2]
     for kill in ("child", "worker"):
-        for cell in row(output, f"take-over after {kill}'s kill"):
+        for cell in row(output, f"next run after a {kill} is killed"):
             assert re.fullmatch(r"\d+\.\d s", cell)
     assert output.count("killed the whole worker") == 3
     assert ("Redis runs on port" in output) == (kind == "redis")

@@ -158,9 +158,9 @@ def test_the_table_has_a_line_for_every_count_and_fits_a_terminal() -> None:
         "effects",
         "double effects",
         "lost orders",
-        "overlaps of bodies per key",
-        "take-over after child's kill",
-        "take-over after worker's kill",
+        "two runs of one order at once",
+        "next run after a child is killed",
+        "next run after a worker is killed",
     ]
     assert lines[6].split()[-len(COLUMNS) :] == ["2", "1", "0"]
 
