@@ -22,7 +22,8 @@ in_doubt = Signal()
 lost = Signal()
 """A lease ended under its holder; ``reason`` and ``held_for``."""
 released = Signal()
-"""The holder released it; ``held_for``. ``reason`` is ``parked`` if it is kept for a retry."""
+"""The holder released it; ``held_for``. ``reason`` is ``parked`` if it is kept for a retry,
+and ``unanswered`` if the backend gave no answer; then the release is repeated."""
 broken = Signal()
 """An operator, or a proof of death, ended the lease of another process; ``reason``."""
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import URLPattern, URLResolver, include, path
 
-urlpatterns = [
+urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", admin.site.urls),
     path("", include("testproject.shop.urls")),
 ]
+
+if getattr(settings, "DLOCK_METRICS", None):
+    from django_dlock.metrics.prometheus import metrics_view
+
+    urlpatterns.append(path("metrics", metrics_view))

@@ -270,8 +270,18 @@ class HeldLease:
 
     # -- how it ends -------------------------------------------------------------------
 
-    def end_released(self) -> bool:
-        """Mark it as released; returns ``False`` if it had ended already."""
+    def end_released(self, **reason: str) -> bool:
+        """Mark it as released and report that; returns ``False`` if it had ended already."""
+        if not self._finish(_RELEASED):
+            return False
+        if dispatch.has_receivers(signals.released, self.sender):
+            held_for = clock.now() - self.acquired_at
+            facts = {"held_for": held_for, **reason, **self.signal_kwargs()}
+            dispatch.send(signals.released, self.sender, **facts)
+        return True
+
+    def end_silently(self) -> bool:
+        """Mark it as released without reporting that."""
         return self._finish(_RELEASED)
 
     def end_by_release(self, outcome: Outcome) -> None:
@@ -286,9 +296,8 @@ class HeldLease:
             self.end_released()
         elif outcome != "released":
             self.lose_by_outcome(outcome)
-        elif self.end_released() and dispatch.has_receivers(signals.released, self.sender):
-            held_for = clock.now() - self.acquired_at
-            dispatch.send(signals.released, self.sender, held_for=held_for, **self.signal_kwargs())
+        else:
+            self.end_released()
 
     def lose(self, reason: str) -> bool:
         """Mark it as lost and report that, once; returns ``False`` if it had ended already."""

@@ -113,7 +113,7 @@ class HandleLeases:
         for held in self._leases.copy().values():
             if held.owner == entry:
                 self.discard(held)
-                held.end_released()
+                held.end_silently()
             elif held.entries is not None:
                 held.entries.pop(entry, None)
                 if self not in held.entries.values():

@@ -103,7 +103,7 @@ class LockFlows(AcquireFlows):
                 # It may be done or not: it is repeated in the background.
                 request = LeaseRequest(held.name, held.owner, held.ttl)
                 cleanup.cancel_later(self._backend, request, min_hold=held.options.min_hold)
-                held.end_released()
+                held.end_released(reason="unanswered")
                 if reason is None or not isinstance(error, BackendUnavailable):
                     raise
             else:

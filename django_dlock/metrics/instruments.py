@@ -48,7 +48,7 @@ HOLDS = Instrument(
     "django_dlock.hold.duration",
     "histogram",
     "s",
-    "Time from a grant to its end: released, parked or lost",
+    "Time from a grant to its end: released, parked, unanswered or lost",
     ("alias", "group", "end"),
 )
 HELD = Instrument("django_dlock.held", "up_down", "{lock}", "Locks that are held now")

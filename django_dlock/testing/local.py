@@ -66,5 +66,5 @@ def _release_all() -> None:
     for backend in map(locks.__getitem__, locks):
         for held in registry.leases_of(backend):
             watchdog.unwatch(held)
-            held.end_released()
+            held.end_silently()
             backend.release(held.name, held.owner, min_hold=0.0, deadline=backend.call_deadline())

@@ -1,8 +1,9 @@
-"""``python -m testproject.demo [serve | --database [postgresql]]``."""
+"""``python -m testproject.demo [serve | --database [postgresql] | --metrics]``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 import sys
 from types import FrameType
@@ -25,10 +26,17 @@ def main() -> int:
         choices=["sqlite", "postgresql"],
         help="keep locks in the database, and messages in files; without Redis or RabbitMQ",
     )
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="count for Prometheus, too, and compare that with what the demonstration counts",
+    )
     arguments = parser.parse_args()
     what = arguments.what
     if what == "serve" and arguments.database:
         parser.error("--database goes with run, and not with serve")
+    if arguments.metrics and importlib.util.find_spec("prometheus_client") is None:
+        parser.error('--metrics needs prometheus-client: pip install "django-dlock[prometheus]"')
     # However it is ended, stop what it has started. Set SIGINT explicitly, because processes that
     # a shell starts in the background ignore it.
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
@@ -40,7 +48,7 @@ def main() -> int:
             return serve()
         from .run import run
 
-        return run(arguments.database or "redis")
+        return run(arguments.database or "redis", metrics=arguments.metrics)
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130

@@ -13,6 +13,8 @@ from functools import partial
 from django_dlock import clock
 
 from .journal import Event, Kind
+from .metrics import compare
+from .metrics import table as comparison
 from .report import COLUMNS, TITLES, Tally, conclusion, legend, table, verdict
 from .stage import Stage
 from .stream import LONG, SHORT, Fault, Order, orders
@@ -289,19 +291,26 @@ def _clear_line() -> None:
         print("\r\033[K", end="")
 
 
-def run(kind: str = "redis") -> int:
+def run(kind: str = "redis", *, metrics: bool = False) -> int:
     """The demonstration from beginning to end; its exit code.
+
+    Args:
+        metrics: Whether to count for Prometheus, too, and to compare that.
 
     Raises:
         ServerNotFound: There is nothing of that kind to keep the locks.
     """
-    with Stage(kind) as stage, contextlib.closing(Show(stage)) as show:
+    with Stage(kind, metrics=metrics) as stage, contextlib.closing(Show(stage)) as show:
         print("\n".join(_introduction(stage)), end="\n\n")
         show.say(f"{stage.locks.ready}; starting workers")
         for column in COLUMNS:
             for number in range(1, WORKERS + 1):
                 stage.start_worker([column], f"{column}{number}", children=CHILDREN)
         failures, tallies = _play(show)
+        if metrics:
+            compared = compare(show.events)
+            print(f"{comparison(compared)}\n")
+            failures += [f"the metrics differ: {line.what}" for line in compared if not line.agrees]
         logs = stage.logs() if failures else ""
     for failure in failures:
         print(f"FAILED: {failure}")

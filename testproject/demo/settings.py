@@ -39,6 +39,9 @@ else:
 if KIND == "postgresql":
     DATABASES["default"] = settings_for(os.environ["DLOCK_DEMO_POSTGRES"])
 
+if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    DLOCK_METRICS = {"EXPORTERS": ["prometheus"]}
+
 CELERY_IMPORTS = ["testproject.demo.tasks"]
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"visibility_timeout": 4}
 if KIND != "redis":

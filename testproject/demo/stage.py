@@ -33,13 +33,14 @@ class Stage:
 
     Args:
         kind: One of ``KINDS``.
+        metrics: Whether all processes count for Prometheus.
 
     Raises:
         ServerNotFound: There is no server of that kind.
     """
 
-    def __init__(self, kind: str = "redis") -> None:
-        self.kind = kind
+    def __init__(self, kind: str = "redis", *, metrics: bool = False) -> None:
+        self.kind, self.metrics = kind, metrics
         self._stack = contextlib.ExitStack()
         self._names: dict[int, str] = {}
         # By pid; each shell that will kill a process is stored with the pid of that process.
@@ -59,6 +60,10 @@ class Stage:
                 DLOCK_DEMO_DIR=directory,
                 DLOCK_DEMO_KIND=self.kind,
             )
+            if self.metrics:
+                (self.directory / "metrics").mkdir()
+                # Before prometheus-client is imported.
+                os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self.directory / "metrics")
             self.locks = self._make_locks(stack)
             _set_up_django()
             stack.callback(self._end_processes)

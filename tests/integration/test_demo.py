@@ -70,7 +70,7 @@ def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
         # For its reason to skip.
         request.getfixturevalue("postgres_url")
     done = subprocess.run(
-        (*COMMAND, *(() if kind == "redis" else ("--database", kind))),
+        (*COMMAND, *(("--metrics",) if kind == "redis" else ("--database", kind))),
         cwd=ROOT,
         env=environment(directory),
         capture_output=True,
@@ -94,6 +94,12 @@ def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
             assert re.fullmatch(r"\d+\.\d s", cell)
     assert output.count("killed the whole worker") == 3
     assert ("Redis runs on port" in output) == (kind == "redis")
+    if kind == "redis":
+        # What Prometheus would read agrees with the journal and with the lock events.
+        compared = re.findall(r"^lock \S.*: locks .*?(\d+)(.) +(\d+)  ", output, re.MULTILINE)
+        assert len(compared) == 8
+        assert all(sign == "≥" or int(seen) == int(counted) for seen, sign, counted in compared)
+        assert any(int(seen) > 0 for seen, _, _ in compared)
     # The progress, and the total.
     assert re.search(r" \d+ of \d+ messages are done", output)
     assert left_behind(directory) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -128,6 +129,25 @@ def test_a_backend_that_does_not_answer_is_counted(seen, monkeypatch):
         Lock("order:1", wait=0).acquire()
     dispatch.flush()
     assert seen.counter("acquire.attempts", **ORDER, outcome="unavailable") == 1
+
+
+@pytest.mark.parametrize("outcome", ["unanswered", "unknown"])
+def test_a_lock_is_held_no_longer_after_a_release_of_unknown_outcome(seen, monkeypatch, outcome):
+    def release(*args, **kwargs):
+        if outcome == "unanswered":
+            raise BackendUnavailable("No answer", "order:7", "default")
+        return outcome
+
+    lock = Lock("order:7")
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(locks["default"], "release", release)
+        with contextlib.suppress(BackendUnavailable):
+            lock.release()
+    dispatch.flush()
+    end = {"unanswered": "unanswered", "unknown": "released"}[outcome]
+    assert seen.gauge("held", **ORDER) == 0
+    assert seen.count("hold.duration", **ORDER, end=end) == 1
 
 
 def test_a_lost_lock_is_counted_with_its_reason(seen):

@@ -8,10 +8,10 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
-from ... import clock, signals
+from ... import clock
 from ...backends.base import AliasOptions
 from ...backends.local import LocalBackend
-from ...core import cleanup, dispatch, watchdog
+from ...core import cleanup, watchdog
 from ...exceptions import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
 from ...handler import locks
 from ...lease import Contention, Kind, LeaseRequest
@@ -101,11 +101,7 @@ class DeliveryLock(Lock):
             raise
         if isinstance(answer, Contention):
             raise LeaseLost("Another holder has the lease now", self.name, self.alias, "refused")
-        if held.end_released():
-            held_for = clock.now() - held.acquired_at
-            dispatch.send(
-                signals.released, Lock, held_for=held_for, reason=kind, **held.signal_kwargs()
-            )
+        held.end_released(reason=kind)
         self._leases.discard(held)
 
 
