@@ -254,7 +254,5 @@ def legend(*, redelivers: bool = True) -> str:
     names = max(len(row.name) for row in ROWS)
     lines = [f"{row.name.ljust(names)}  {row.meaning}" for row in ROWS]
     if not redelivers:
-        lines[-1] = (
-            f"{ROWS[-1].name.ljust(names)}  the same; its messages are sent again first"
-        )
+        lines[-1] = f"{ROWS[-1].name.ljust(names)}  the same; its messages are sent again first"
     return "\n".join(lines)
