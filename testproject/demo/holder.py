@@ -1,7 +1,8 @@
 """Processes that hold locks for ``make serve``, so that there is something to see in the admin.
 
 ``python -m testproject.demo.holder queue NAME`` has some threads take turns with a lock;
-``hold NAME TTL`` holds one until the process is killed, or has lost the lock.
+``hold NAME TTL`` holds one until the process is killed, or has lost the lock; ``deadlock NAME
+NAME`` has two threads that each hold one of the locks and wait for the other.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from django_dlock import Lock
 from django_dlock.core import dispatch
 from django_dlock.exceptions import LockError
 
-__all__ = ["TURN", "hold", "queue"]
+__all__ = ["TURN", "deadlock", "hold", "queue"]
 
+PATIENCE = 60.0
+"""Seconds until one of two threads that block each other gives up."""
 THREADS = 4
 TURN = 12.0
 """Seconds for which each thread holds the lock. With the turns of the others, a thread waits for
@@ -39,6 +42,23 @@ def _take_turns(name: str, number: int) -> None:
         ):
             time.sleep(TURN)
         time.sleep(0.2)
+
+
+def deadlock(one: str, other: str) -> None:
+    """Let two threads block each other until one gives up, again and again."""
+    both_hold = threading.Barrier(2)
+    threading.Thread(target=_block, args=(other, one, both_hold), daemon=True).start()
+    _block(one, other, both_hold)
+
+
+def _block(mine: str, wanted: str, both_hold: threading.Barrier) -> None:
+    while True:
+        with contextlib.suppress(LockError), Lock(mine, wait=600, metadata={"path": f"/{mine}/"}):
+            both_hold.wait()
+            with Lock(wanted, wait=PATIENCE, metadata={"path": f"/{mine}/"}):
+                pass
+        # One has given up, so the other has got both.
+        both_hold.wait()
 
 
 def hold(name: str, ttl: float) -> None:
@@ -67,6 +87,8 @@ def main() -> None:
     what, name, *more = sys.argv[1:]
     if what == "queue":
         queue(name)
+    elif what == "deadlock":
+        deadlock(name, more[0])
     else:
         hold(name, float(more[0]))
 

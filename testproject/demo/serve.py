@@ -28,6 +28,7 @@ HELD_FOR = 25.0
 """Seconds that every fifth order takes, so that there is a lock to see."""
 
 QUEUE, KILLED, STOPPED = "stock:count", "import:feed", "export"
+DEADLOCK = ("transfer:a", "transfer:b")
 KILL_EVERY = 20.0
 """Seconds until the next process takes over the lock of the killed one and is killed, too."""
 STOP_EVERY = 60.0
@@ -46,6 +47,7 @@ def serve() -> int:
         stage.start(*site, "--noreload", "--insecure", f"127.0.0.1:{port}", name="site")
         stage.start_worker([LOCKED, RECORD], "worker", children=8)
         stage.start("-m", "testproject.demo.holder", "queue", QUEUE, name="queue")
+        stage.start("-m", "testproject.demo.holder", "deadlock", *DEADLOCK, name="deadlock")
         if not _answers(stage, port):
             print(f"The site did not start.\n{stage.logs()}", file=sys.stderr)
             return 1
@@ -59,6 +61,7 @@ def serve() -> int:
         print(f"  {KILLED:12}  held by a process that is dead: it was killed (SIGKILL).")
         print(f"  {'':12}  Every {KILL_EVERY:g} s another takes it over and is killed, too")
         print(f"  {STOPPED + ':1':12}  held by a process that is silent: it was stopped (SIGSTOP)")
+        print(f"  {DEADLOCK[0]:12}  and {DEADLOCK[1]}: the holder of each waits for the other")
         print("Lock events has the take-overs, the lost locks and the long waits.")
         print("Ctrl-C ends everything.", flush=True)
         _trickle(stage)

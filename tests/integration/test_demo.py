@@ -173,12 +173,14 @@ def test_the_site_and_its_workers_run_until_they_are_stopped(directory: Path) ->
         (redis,) = re.findall(r"redis://\S+", said)
         # A minute, and the same again for a busy machine.
         patience = time.monotonic() + 120
-        wanted = {"waiting", "alive", "dead", "silent", "taken_over", "long_wait"}
+        wanted = {"waiting", "alive", "dead", "silent", "taken_over", "long_wait", "blocked"}
         seen: set[str] = set()
         while not wanted <= seen and time.monotonic() < patience:
             found = held_locks(redis)
             seen = {lock["holder_state"] for lock in found} | lock_events(directory)
             seen |= {"waiting"} if any(lock["waiting"] >= 2 for lock in found) else set()
+            blocked = {lock["name"] for lock in found if lock["waiting"]}
+            seen |= {"blocked"} if {"transfer:a", "transfer:b"} <= blocked else set()
         assert wanted <= seen
         serve.send_signal(signal.SIGINT)
         serve.stdout.read()
