@@ -31,6 +31,7 @@ FOR_LOCKS = {
     "django_dlock.core.options",
     "django_dlock.core.release",
     "django_dlock.core.schedule",
+    "django_dlock.core.registry",
     "django_dlock.core.tracing",
     "django_dlock.core.transactions",
     "django_dlock.core.watchdog",

@@ -29,9 +29,10 @@ from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
 from ..log import logger
 from ..process import death_proof
 from . import cleanup, dispatch, tracing, transactions
-from .held_lease import HeldLease, HolderKey, registry
+from .held_lease import HeldLease, registry
 from .lock_leases import Caller, HandleLeases
 from .options import LockOptions, with_holding
+from .registry import HolderKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,13 +7,9 @@ which is atomic and safe in signal handlers and finalizers.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping
-from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from .. import clock, signals
 from ..backends.base import BaseLockBackend
@@ -22,38 +18,16 @@ from ..lease import Lease, Outcome, Renewal
 from ..log import logger
 from . import dispatch
 from .options import LockOptions
+from .registry import HolderKey, HolderRegistry
 from .tracing import LockTrace
 
-__all__ = ["HeldLease", "HolderKey", "LockState", "holder_ended", "registry"]
+__all__ = ["HeldLease", "LockState", "registry"]
 
 LockState = Literal["free", "held", "in_doubt", "lost"]
 
-HolderKey: TypeAlias = object
-"""The holder: a ``threading.Thread``, an ``asyncio.Task``, or an object that stands for the handle.
-
-The objects themselves and not their ids, which a later thread or task may be given again.
-"""
-
 RENEWALS_PER_TTL = 3
 
-MOST_TOLD = 8
-"""Leases of its caller that a request names; a deadlock rarely needs more than two."""
-
 _RELEASED = "released"
-
-
-def holder_ended(key: HolderKey) -> bool:
-    """Whether the thread or task has ended; an object that stands for a handle never ends."""
-    if isinstance(key, asyncio.Future):
-        # A closed event loop never runs its tasks again, even unfinished ones.
-        return key.done() or key.get_loop().is_closed()
-    if isinstance(key, threading.Thread):
-        if not key.is_alive():
-            return True
-        # Python never notices the end of a thread that it did not start, so ask the system.
-        if isinstance(key, threading._DummyThread) and os.path.isdir("/proc/self/task"):
-            return not os.path.exists(f"/proc/self/task/{key.native_id}")
-    return False
 
 
 class HeldLease:
@@ -360,80 +334,4 @@ class HeldLease:
             on_lost(handle, reason)
 
 
-class _Registry:
-    """All held leases of this process, by backend, name and holder.
-
-    Not by alias, which names another backend once the settings have changed.
-    """
-
-    def __init__(self) -> None:
-        self._leases: dict[tuple[BaseLockBackend, str, HolderKey], HeldLease] = {}
-        # Holder → its leases by owner, the latest last.
-        self._by_holder: dict[HolderKey, dict[str, HeldLease]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether there is any; the cheapest question."""
-        return bool(self._by_holder)
-
-    def find(self, backend: BaseLockBackend, name: str, key: HolderKey) -> HeldLease | None:
-        """The lease of this holder, unless it has ended or its ``Lock`` was collected."""
-        held = self._leases.get((backend, name, key))
-        if held is None or not held.active or held.handle() is None:
-            return None
-        return held
-
-    def owners_of(self, *holders: HolderKey) -> list[str]:
-        """The owners of the last ``MOST_TOLD`` leases of each of these holders."""
-        owners: list[str] = []
-        for holder in holders:
-            leases = self._by_holder.get(holder)
-            if not leases:
-                continue
-            try:
-                latest = list(islice(reversed(leases.values()), MOST_TOLD))
-            except RuntimeError:
-                # Another thread has just ended one of them.
-                latest = list(leases.copy().values())[-MOST_TOLD:]
-            owners += [held.owner for held in latest if not held.ended]
-        return owners
-
-    def add(self, held: HeldLease) -> None:
-        self._add(held, held.key)
-        if held.known_as is not None:
-            self._add(held, held.known_as)
-
-    def _add(self, held: HeldLease, key: HolderKey) -> None:
-        self._leases[held.backend, held.name, key] = held
-        self._by_holder.setdefault(key, {})[held.owner] = held
-
-    def discard(self, held: HeldLease) -> None:
-        self._discard(held, held.key)
-        if held.known_as is not None:
-            self._discard(held, held.known_as)
-
-    def _discard(self, held: HeldLease, key: HolderKey) -> None:
-        place = (held.backend, held.name, key)
-        if self._leases.get(place) is held:
-            self._leases.pop(place, None)
-        leases = self._by_holder.get(key)
-        if leases is None:
-            return
-        leases.pop(held.owner, None)
-        if not leases:
-            self._by_holder.pop(key, None)
-            if leases:
-                # Another thread has just added one.
-                self._by_holder.setdefault(key, leases)
-
-    def leases_of(self, backend: BaseLockBackend) -> list[HeldLease]:
-        """The held leases of one backend, each once."""
-        found = {id(held): held for held in list(self._leases.values()) if held.backend is backend}
-        return list(found.values())
-
-    def take_all(self) -> list[HeldLease]:
-        """All held leases; empties the registry."""
-        leases, self._leases, self._by_holder = self._leases, {}, {}
-        return list(leases.values())
-
-
-registry = _Registry()
+registry: HolderRegistry[HeldLease] = HolderRegistry()

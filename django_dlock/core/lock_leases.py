@@ -12,7 +12,8 @@ import warnings
 from typing import TypeAlias
 
 from . import dispatch, watchdog
-from .held_lease import HeldLease, HolderKey, holder_ended, registry
+from .held_lease import HeldLease, registry
+from .registry import HolderKey, holder_ended
 
 __all__ = ["Caller", "HandleLeases"]
 

@@ -10,7 +10,8 @@ import heapq
 import math
 from operator import attrgetter
 
-from .held_lease import HeldLease, HolderKey, holder_ended
+from .held_lease import HeldLease
+from .registry import HolderKey, holder_ended
 
 __all__ = ["Schedule"]
 
