@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from django_dlock import Lock, locks
-from django_dlock.core import held_lease
+from django_dlock.core.held_lease import registry
+from django_dlock.core.registry import MOST_TOLD
 from django_dlock.lease import HOLDING, Waiter
 from django_dlock.testing import local_locks
 
@@ -115,7 +116,7 @@ def test_a_coroutine_says_what_its_own_task_holds() -> None:
 
 
 def test_only_the_latest_of_many_leases_are_named() -> None:
-    held = [Lock(f"n{number}") for number in range(held_lease.MOST_TOLD + 4)]
+    held = [Lock(f"n{number}") for number in range(MOST_TOLD + 4)]
     for lock in held:
         lock.acquire()
     with Lock("last"):
@@ -133,5 +134,5 @@ def test_nothing_is_kept_of_those_who_hold_nothing_any_more() -> None:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join(20)
-    assert not held_lease.registry
-    assert held_lease.registry._by_holder == {}
+    assert not registry
+    assert registry._by_holder == {}
