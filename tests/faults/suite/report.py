@@ -65,9 +65,8 @@ def table(
         backend: Where the locks are kept.
     """
     stages = groupby(outcomes, key=lambda outcome: (outcome.broker, outcome.pool))
-    parts = [_preface(keys, versions, backend)]
+    parts = [_preface(keys, versions, backend), _notes(outcomes)]
     parts += [_stage(broker, pool, list(mine), backend) for (broker, pool), mine in stages]
-    parts.append(_notes(outcomes))
     return "\n".join(part for part in parts if part)
 
 
@@ -80,17 +79,14 @@ def _preface(keys: int, versions: Mapping[str, str], backend: str) -> str:
         "# What the fault suite measured",
         "",
         f"Each fault was made to happen to {keys} keys of each kind of task, on real workers.",
-        "A key is *hit* if its body was running when the fault happened.",
         "All bodies are the same: some work, an INSERT without a unique constraint, some work.",
         "A guarded body runs in a transaction, in which it sends two follow-ups.",
-        "A plain task commits its INSERT at once.",
+        "A plain task commits at once, so the kill may come before or after its INSERT.",
         *(
             ["The locks are in the same PostgreSQL as everything else."]
             if backend == DATABASE
             else []
         ),
-        "So a kill before the commit comes before or after the INSERT of a plain task.",
-        "A *double* is an INSERT too many for its key, and a key without an INSERT is *lost*.",
         "",
         "| task | acknowledgement | TTL of the lock |",
         "| --- | --- | --- |",
@@ -168,26 +164,52 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
     present = {outcome.scenario for outcome in outcomes}
     scenarios: list[Scenario] = [each for each in SCENARIOS if each.name in present]
     lines = [
-        "*Take-over* is the longest time from the death of a holder to the next run of its key.",
-        "Celery waits ten seconds before it redelivers the message of a dead child process.",
-        "*Lock free* is the time from the death until the lock is free: median and longest.",
+        "## How to read the tables",
+        "",
+        "| column | what it counts |",
+        "| --- | --- |",
+        "| keys hit | keys whose body was running when the fault happened |",
+        "| doubles | extra INSERTs: those beyond the first one of a key |",
+        "| lost | keys without an INSERT |",
+        (
+            "| follow-ups | the two tasks that each guarded body sends with `current_run.send()`; one "
+            "of them has a record of its own |"
+        ),
+        (
+            "| follow-ups: doubled | follow-ups that came under a second id as well, or took effect "
+            "twice in spite of their record |"
+        ),
+        "| follow-ups: lost | follow-ups that never came, although the key took effect |",
+        "| follow-ups: repeated | follow-ups that came again under the same id, which is allowed |",
+        "| by `on_commit()`: lost | what the same body sent with `on_commit()`, and never came |",
+        "| stale writes | commits with a lower fencing token than one that the key had seen |",
+        "| overlaps | pairs of runs of one key that ran at the same time |",
+        "| take-over | the longest time from the death of a holder to the next run of its key |",
+        "| lock free | the time from the death until the lock is free: median and longest |",
+        "",
+        (
+            "A take-over takes seconds although the lock is free sooner, because the message has to "
+            "come again: Celery redelivers the message of a dead child process after "
+            "`worker_lost_wait`, ten seconds by default, and that of a dead worker when the broker "
+            "notices; then it waits for a child that is free."
+        ),
+        "(The demonstration in the README sets `worker_lost_wait` to half a second.)",
         "If a whole worker dies, its death is noticed when the next task asks for the lock.",
-        "*Follow-ups* are two tasks that each guarded body sends with `current_run.send()`.",
-        "One of them has a record of its own.",
-        "*Doubled*: came under a second id as well, or took effect twice in spite of its record.",
-        "*Lost*: never came, although the key took effect.",
-        "*Repeated*: came again under the same id, which is allowed.",
-        "*By `on_commit()`*: what the same body sent with `on_commit()`, and never came.",
     ]
     answered = [each.title for each in scenarios if each.publish_again]
     if answered:
         lines.append(
-            f"A message whose task fails is published again, for every kind of task, in: "
-            f"{', '.join(answered)}."
+            f"In these rows, a message whose task fails is published again, for every kind of "
+            f"task: {', '.join(answered)}."
         )
-    lines += [f"Overlaps, {each.title}: {each.overlaps}." for each in scenarios if each.overlaps]
     lines += [
-        f"No damage to plain tasks, {each.title} ({where.replace(' ', ', ')}): {why}."
+        f"In the row “{each.title}”, runs may overlap because {each.overlaps}."
+        for each in scenarios
+        if each.overlaps
+    ]
+    lines += [
+        f"In the row “{each.title}” of {where.replace(' ', ', ')}, plain tasks are not damaged "
+        f"because {why}."
         for each in scenarios
         for where, why in each.harmless.items()
         if where in {f"{outcome.broker} {outcome.pool}" for outcome in outcomes}

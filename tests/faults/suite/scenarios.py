@@ -372,7 +372,7 @@ def without_broker(run: Run, what: Callable[[int], str]) -> None:
 
 def continue_without_broker(run: Run, bodies: list[Event]) -> None:
     """Let them continue; bring the broker back once they have failed to publish."""
-    run.fault("broker away")
+    run.fault("broker down")
     run.stage.broker.go_away(run.stage.workers)
     try:
         waiting = [body for body in bodies if body["kind"] == GUARDED and body["what"] == "wait"]
@@ -521,13 +521,13 @@ SCENARIOS = (
     ),
     Scenario(
         name="broker-away",
-        title="broker away between the commit and the follow-ups",
+        title="broker down between the commit and the follow-ups",
         play=broker_away,
         short=False,
     ),
     Scenario(
         name="broker-away-sender-killed",
-        title="broker away and child SIGKILL between the commit and the follow-ups",
+        title="broker down and child SIGKILL between the commit and the follow-ups",
         play=broker_away_and_sender_killed,
         short=False,
         pools=("prefork",),
