@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -125,19 +126,33 @@ def budgets(result: Result) -> str:
 
 
 def ahead(result: Result) -> str:
-    """Where a peer does better, and why."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Where a peer does better, and why: one line for each peer."""
+    found: dict[str, list[tuple[Budget, float, float]]] = {}
     for verdict in judge(result.rows.values()):
-        budget, ours = verdict.budget, verdict.value
         for name, theirs in verdict.peers_ahead:
-            if ours is not None:
-                shown = (_shown(budget, result, value) for value in (theirs, ours))
-                where = f"{_what(budget, result)}: {' against '.join(shown)}"
-                found.setdefault((name, _why(budget, name)), []).append(where)
+            if verdict.value is not None:
+                one = (verdict.budget, theirs, verdict.value)
+                found.setdefault(name.partition(",")[0], []).append(one)
     if not found:
         return "None is, in any row that has a budget."
-    lines = [[name, "<br>".join(where), why] for (name, why), where in found.items()]
-    return _table(["", "where, theirs against ours", "why"], lines, words=True)
+    head = ["", "figures", "the largest difference, theirs against ours", "why"]
+    return _table(head, [_line(name, better, result) for name, better in found.items()], words=True)
+
+
+def _line(peer: str, better: Sequence[tuple[Budget, float, float]], result: Result) -> list[str]:
+    counts = Counter(budget.row.removeprefix("db.").partition(".")[0] for budget, *_ in better)
+    figures = ", ".join(f"{count} of `{rows}`" for rows, count in counts.items())
+    budget, *values = max(better, key=_difference)
+    shown = " against ".join(_shown(budget, result, value) for value in values)
+    reasons = dict.fromkeys(_why(one, peer) for one, *_ in better)
+    return [peer, figures, f"{_what(budget, result)}: {shown}", "; ".join(reasons)]
+
+
+def _difference(better: tuple[Budget, float, float]) -> float:
+    """How many times better theirs is; an import that costs nothing is not compared."""
+    budget, theirs, ours = better
+    one, other = (ours, theirs) if budget.at == "most" else (theirs, ours)
+    return one / other if other and budget.row != "import" else 0.0
 
 
 # -- beds -----------------------------------------------------------------------------------
@@ -224,6 +239,38 @@ def costs(result: Result) -> str:
     ]
     head = ["", "round trips", "commands at the server", "processor time of client and server"]
     return _table(head, lines) if lines else "Not measured."
+
+
+# -- in plain words -------------------------------------------------------------------------
+
+
+PLAIN = {
+    row_name("idle", "same", PYTHON): "taking and releasing a free lock on Redis",
+    "handover.slept": "from a release until a waiter in another process has the lock",
+    "db.cycle.same": "taking and releasing a free lock in PostgreSQL",
+    "db.cycle.sqlite": "the same in SQLite",
+    "task": "running an empty Celery task under a lock",
+}
+
+
+def plain(result: Result) -> str:
+    """What somebody who does not compare wants to know: times, and how busy the machine was."""
+    whole = result.environment
+    lines = []
+    for name, title in PLAIN.items():
+        row = result.rows.get(name)
+        if row is not None and (time := _median(row, OURS, _time(row))):
+            about = whole.get("added", {}).get(name, whole)
+            floor = row.metric(_time(row)).floor
+            least = "" if floor is None else f"{_median(row, floor, _time(row))} ({floor})"
+            lines.append([title, time, least, f"{about['load_at_start']:g}"])
+    head = ["", "django-dlock", "the least that it could take", "load of the machine before"]
+    return _table(head, lines) if lines else "Not measured."
+
+
+def _time(row: RowResult) -> str:
+    """The metric that is the time of one operation."""
+    return next((metric.name for metric in row.metrics if metric.unit == "s"), "latency")
 
 
 # -- rows -----------------------------------------------------------------------------------
@@ -375,6 +422,7 @@ def releases(results: Mapping[str, Result]) -> str:
 
 TABLES = {
     "environment": environment,
+    "plain": plain,
     "budgets": budgets,
     "ahead": ahead,
     "beds": beds,

@@ -59,17 +59,23 @@ WORDS = {
 """Feature → parts of the names of its tests."""
 
 REASONS = {
-    ("local", "G6"): "nothing to reach, so nothing that could be out of reach",
-    ("local", "G10"): "no call leaves the process",
-    ("local", "G2"): "no call leaves the process; the watchdog's own tests use this backend",
-    ("Redis Sentinel", ""): "beyond the fail-over it is one Redis, whose tests count",
-    ("Redis Cluster", ""): "beyond routing it is one Redis, whose tests count",
-    ("SQLite", "G10"): "a file on the same machine, which no network can cut off",
-    ("fail-over", "G10"): "its calls are those of its stores",
-    ("", "G11"): "an option of the Redis backend; a quorum confirms each grant by itself",
-    ("", "G6"): "the watchdog is the same for all backends; its tests run on Redis",
-    ("", "G9"): "see the contract suite, which measures each lease from before its request",
-    ("", ""): "no test of its own",
+    ("local", "G6"): "yes: the same watchdog as with Redis, and no server that could hang",
+    ("local", "G10"): "yes: no call leaves the process",
+    ("local", "G2"): "yes: the watchdog's own tests use this backend",
+    ("Redis Sentinel", ""): "yes: the same code as Redis; only the fail-over is tested here",
+    (
+        "Redis Cluster",
+        "",
+    ): "yes: the same code as Redis; only routing and fail-over are tested here",
+    ("SQLite", "G10"): "yes: a file on the same machine, which no network can cut off",
+    ("fail-over", "G10"): "yes: its calls are those of its stores",
+    ("", "G11"): (
+        "no: `replicas` is an option of the Redis backend. Redlock, ZooKeeper and etcd need a "
+        "majority for every grant"
+    ),
+    ("", "G6"): "yes: the same watchdog as with Redis, where it is tested",
+    ("", "G9"): "yes: the contract suite measures each lease from before its request",
+    ("", ""): "unknown: no test of its own",
 }
 """Why a cell is empty; an empty string stands for all backends, or for all rows."""
 
@@ -152,11 +158,8 @@ def page(recorder: Recorder) -> str:
             return "no"
         if count:
             return str(count)
-        if row in FEATURES or row in OTHER_FEATURES:
-            reason = "not tested on its own"
-        else:
-            keys = ((backend, row), (backend, ""), ("", row), ("", ""))
-            reason = next(REASONS[key] for key in keys if key in REASONS)
+        keys = ((backend, row), (backend, ""), ("", row), ("", ""))
+        reason = next(REASONS[key] for key in keys if key in REASONS)
         if reason not in notes:
             notes.append(reason)
         return f"– {chr(ord('a') + notes.index(reason))}"
@@ -181,7 +184,8 @@ Each test talks to real servers: it kills, pauses and restarts them, and cuts th
 
 ## Guarantees
 
-The numbers are tests whose names begin with the [guarantee](guarantees.md).
+The numbers count the tests whose names begin with the [guarantee](guarantees.md).
+A note below says what a `–` means.
 G12 to G15 are about tasks and transactions, and the same for all backends.
 
 {guarantees}

@@ -172,12 +172,12 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
         "| doubles | extra INSERTs: those beyond the first one of a key |",
         "| lost | keys without an INSERT |",
         (
-            "| follow-ups | the two tasks that each guarded body sends with `current_run.send()`; one "
-            "of them has a record of its own |"
+            "| follow-ups | the two tasks that each guarded body sends with "
+            "`current_run.send()`; one of them has a record of its own |"
         ),
         (
-            "| follow-ups: doubled | follow-ups that came under a second id as well, or took effect "
-            "twice in spite of their record |"
+            "| follow-ups: doubled | follow-ups that came under a second id as well, or took "
+            "effect twice in spite of their record |"
         ),
         "| follow-ups: lost | follow-ups that never came, although the key took effect |",
         "| follow-ups: repeated | follow-ups that came again under the same id, which is allowed |",
@@ -188,8 +188,8 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
         "| lock free | the time from the death until the lock is free: median and longest |",
         "",
         (
-            "A take-over takes seconds although the lock is free sooner, because the message has to "
-            "come again: Celery redelivers the message of a dead child process after "
+            "A take-over takes seconds although the lock is free sooner, because the message has "
+            "to come again: Celery redelivers the message of a dead child process after "
             "`worker_lost_wait`, ten seconds by default, and that of a dead worker when the broker "
             "notices; then it waits for a child that is free."
         ),
