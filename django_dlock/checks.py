@@ -16,7 +16,7 @@ from django.db.models import Max
 from . import conf
 from .backends.base import AliasOptions, Problem
 from .backends.redis.config import is_redis_cache
-from .exceptions import BackendUnavailable
+from .exceptions import BackendRefused, BackendUnavailable
 from .handler import locks
 
 __all__ = [
@@ -145,16 +145,20 @@ def _location_of_cache(cache: Mapping[str, Any]) -> RedisLocation | None:
 
 
 def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
-    """The server and database that a client uses; ``None`` if the address is not a URL.
+    """The server and database that a client uses; ``None`` if the address is not a valid URL.
 
     As in redis-py, a database in the URL overrides the one in ``kwargs``.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
     if parts.scheme == "unix":
         server, path = parts.path, ""
     elif parts.scheme in ("redis", "rediss"):
         host = parts.hostname or "localhost"
-        server = f"{'127.0.0.1' if host == 'localhost' else host}:{parts.port or 6379}"
+        server = f"{'127.0.0.1' if host == 'localhost' else host}:{port or 6379}"
         path = parts.path.strip("/")
     else:
         return None
@@ -210,10 +214,18 @@ def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
     try:
         problems = backend.store_problems()
     except BackendUnavailable as error:
+        entry = f"DLOCKS[{options.alias!r}]"
+        if isinstance(error, BackendRefused):
+            what, hint = "are refused", f"Correct the user, password or database of {entry}."
+        else:
+            what = "cannot be reached from here"
+            hint = (
+                "Run this check on the machine of the site. If it fails there, start the server "
+                f"or correct {entry}."
+            )
         yield checks.Warning(
-            f"The locks of alias {options.alias!r} cannot be reached from here: {error}",
-            hint="Run this check on the machine of the site. If it fails there, start the server "
-            f"or correct DLOCKS[{options.alias!r}].",
+            f"The locks of alias {options.alias!r} {what}: {error}",
+            hint=hint,
             id="django_dlock.W008",
         )
         return

@@ -312,10 +312,14 @@ class Waiter:
 
 
 def _described(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> list[str]:
-    what = metadata.get("path") or metadata.get("task_name") or ""
+    what = str(metadata.get("path") or metadata.get("task_name") or "")
     if what and metadata.get("task_id"):
         what = f"{what}[{metadata['task_id']}]"
-    who = [f"task {what}" if metadata.get("task_name") else f"request {what}"] if what else []
+    if what and metadata.get("task_name"):
+        what = f"task {what}"
+    elif what.startswith("/"):
+        what = f"request {what}"
+    who = [what] if what else []
     return [*who, f"process {process.pid} on {process.host}"] if process is not None else who
 
 

@@ -24,6 +24,7 @@ import django.apps
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.backends.cache import SessionStore
 from django.core.management import (
     CommandError,
     ManagementUtility,
@@ -34,6 +35,7 @@ from django.core.management import (
 from django.dispatch import Signal
 from django.test import RequestFactory
 from django.test.utils import isolate_apps
+from rest_framework.test import force_authenticate
 
 import django_dlock
 from django_dlock import Lock, LockNotAcquired, conf, exceptions, locks, signals
@@ -318,6 +320,13 @@ def test_the_samples_of_the_view_guide_work(read: Read) -> None:
     get.user = User(pk=1)
     with Lock("profile:1", bound=False):
         assert page["profile"](get).status_code == 200
+    request.session = SessionStore()
+    with Lock("checkout:1", bound=False):
+        assert page["add_to_cart"](request).status_code == 200
+        assert request.session.session_key
+        assert page["pay"](request).status_code == 403
+        force_authenticate(request, User(pk=1))
+        assert page["pay"](request).status_code == 409
 
 
 async def _feed(view: Callable[..., Any]) -> int:
@@ -550,7 +559,7 @@ def log_lines() -> list[str]:
 @pytest.mark.parametrize("line", log_lines())
 def test_the_log_lines_of_the_guide_are_those_of_the_code(line: str) -> None:
     # Another part of the code appends this.
-    told = re.sub(r" \(\S+ s left\)$", "", line)
+    told = re.sub(r" \(\S+ s left(; created at \S+)?\)$", "", line)
     assert any(re.fullmatch(text, told) for text in texts_in_code()), line
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 import warnings
 from typing import TypeAlias
 
@@ -156,7 +157,10 @@ class HandleLeases:
                 "gone: it cannot be released and ends with its TTL. Use `with`, or keep the Lock "
                 "until you release it"
             )
-            dispatch.log_warning_later("%s (%.1f s left)", text, held.remaining, about=held)
+            created = _creation_of(handle)
+            dispatch.log_warning_later(
+                "%s (%.1f s left%s)", text, held.remaining, created, about=held
+            )
             warnings.warn(text, ResourceWarning, stacklevel=3, source=handle)
 
     def _drop_entries(self, held: HeldLease) -> None:
@@ -176,3 +180,9 @@ class HandleLeases:
         for held in self._leases.copy().values():
             if held.ended and (held.lost_reason == "fork" or holder_ended(held.key)):
                 self.discard(held)
+
+
+def _creation_of(handle: object) -> str:
+    """``"; created at file:line"``, if tracemalloc knows; costs nothing while it does not trace."""
+    traceback = tracemalloc.get_object_traceback(handle)
+    return f"; created at {traceback[-1]}" if traceback else ""

@@ -164,6 +164,27 @@ class Wanted:
     def has_patterns(self) -> bool:
         return (self.name, self.host, self.task) != (None, None, None)
 
+    def nothing(self) -> str:
+        """What to tell if no lock is wanted: what was looked for, and how patterns work."""
+        if self == Wanted():
+            return "No lock is held."
+        if self == Wanted(self.name) and self.name is not None:
+            if "*" in self.name:
+                return f"No held lock has a name that matches {self.name!r}."
+            return (
+                f"No held lock has the name {self.name!r}. --name needs the whole name; * matches "
+                f"anything, as in --name '{self.name}*'."
+            )
+        patterns = {"--name": self.name, "--host": self.host, "--task": self.task}
+        given = {option: pattern for option, pattern in patterns.items() if pattern is not None}
+        looked_for = [f"{option} {pattern!r}" for option, pattern in given.items()]
+        if self.older_than:
+            looked_for.append(f"--older-than {self.older_than:g}")
+        text = f"No held lock matches {' and '.join(looked_for)}."
+        if all("*" in pattern for pattern in given.values()):
+            return text
+        return f"{text} A pattern is for the whole name; * matches anything."
+
     def query(self) -> LeaseQuery:
         """Lets backends filter as far as they can, so that they send less."""
         parts = (self.name or "").split("*")

@@ -50,3 +50,11 @@ def test_w008_a_redis_that_refuses_connections(own_redis: RedisServer) -> None:
     assert warning.id == "django_dlock.W008"
     assert "'default'" in warning.msg
     assert str(own_redis.port) in warning.msg
+
+
+def test_w008_a_redis_that_refuses_the_database(own_redis: RedisServer) -> None:
+    with override_settings(DLOCKS=entry(own_redis.url.rpartition("/")[0] + "/99")):
+        (warning,) = checks.check_deployment()
+    assert warning.id == "django_dlock.W008"
+    assert "are refused" in warning.msg
+    assert "user, password or database" in warning.hint

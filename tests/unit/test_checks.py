@@ -166,6 +166,9 @@ APART = [
     (entry(OPTIONS={"connection_kwargs": {"db": 5}}), cache("redis://h/0")),
     (entry(), {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}),
     ({"default": {"BACKEND": LOCAL}}, cache("redis://h/0")),
+    # Another check, or the cache, reports a wrong port.
+    (entry("redis://h:port/0"), cache("redis://h/0")),
+    (entry(), cache("redis://:a/b@h/0")),
 ]
 
 

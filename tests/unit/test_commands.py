@@ -128,6 +128,15 @@ def test_list_locks_without_a_match_repeats_the_pattern(pattern, told):
     assert run("list_locks", name=pattern).out.startswith(told)
 
 
+def test_commands_about_locks_say_which_pattern_matches_nothing():
+    told = "No held lock matches --host 'web' and --task 'shop.charge'. A pattern is for the whole"
+    assert run("list_locks", host="web", task="shop.charge").out.startswith(told)
+    told = "Nothing would be cleared. No held lock has the name 'import'."
+    assert run("clear_stale_locks", name="import", dry_run=True).out.startswith(told)
+    told = "Nothing was cleared. No held lock matches --task 'shop.*'.\n"
+    assert run("clear_stale_locks", task="shop.*").out == told
+
+
 def test_list_locks_shows_the_id_of_a_task():
     hold("order:1", metadata='{"task_name": "shop.charge", "task_id": "9f-42"}')
     assert "shop.charge[9f-42]" in run("list_locks").out
@@ -212,7 +221,7 @@ def test_list_locks_can_be_limited_to_a_host_a_task_and_an_age(options, names):
     hold("c", metadata='{"path": "shop.charge"}')
     assert [lock["name"] for lock in run_json("list_locks", **options)] == names
     if not names:
-        assert run("list_locks", **options).out == "No held lock matches.\n"
+        assert run("list_locks", **options).out.startswith("No held lock matches --")
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
@@ -309,7 +318,10 @@ def test_clear_stale_locks_sends_broken_before_it_ends():
 
 def test_clear_stale_locks_keeps_the_lock_of_a_living_holder():
     hold("order:1")
-    assert run("clear_stale_locks").out == "Nothing was cleared.\n"
+    assert run("clear_stale_locks").out == (
+        "Nothing was cleared. 1 lock matches, but none is stale; list_locks shows the state of "
+        "each holder.\n"
+    )
     assert locks["one"].get("order:1") is not None
 
 

@@ -171,6 +171,10 @@ WRONG = [
     ),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h/x"}}, "the database 'x'"),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h?db=x"}}, "the database 'x'"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "h:6379"}}, "does not begin with redis://"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h:port"}}, "a port that is not"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://:a#b@h/0"}}, "%23"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://:1/b@h/0"}}, "/ before its @"),
     ("E006", {"default": {"BACKEND": REDIS, "CACHE": "locks"}}, "CACHES does not define"),
     (
         "E006",

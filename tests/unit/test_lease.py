@@ -51,6 +51,20 @@ def test_the_last_renewal_is_told_if_the_backend_knows_the_ttl():
     assert info(ttl=None, granted_ttl=30.0).renewed_ago is None
 
 
+@pytest.mark.parametrize(
+    ("metadata", "holder"),
+    [
+        ({"path": "/checkout/"}, "request /checkout/, since "),
+        ({"path": "manage.py import_feed"}, "manage.py import_feed, since "),
+        ({"task_name": "shop.charge", "task_id": "9f"}, "task shop.charge[9f], since "),
+        ({"path": 7}, "7, since "),
+        ({}, "since "),
+    ],
+)
+def test_the_holder_is_a_request_a_command_or_a_task(metadata, holder):
+    assert info(metadata=metadata).holder.startswith(holder)
+
+
 def test_a_lease_without_a_process_is_on_no_host():
     assert LeaseQuery().matches(info())
     assert not LeaseQuery(host="w").matches(info())

@@ -10,6 +10,7 @@ import pickle
 import re
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -240,6 +241,19 @@ def test_dropping_a_held_lock_warns_at_once(renew: bool, caplog: pytest.LogCaptu
     assert dispatch.flush()
     assert "Use `with`, or keep the Lock" in caplog.text
     assert locks["local"].locked("it", deadline=1e12), "what it guards may still run"
+
+
+def test_the_warning_names_the_line_that_created_a_dropped_lock(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.warns(ResourceWarning):
+            assert local().acquire()
+    finally:
+        tracemalloc.stop()
+    assert dispatch.flush()
+    assert re.search(r"s left; created at .*\.py:\d+\)", caplog.text)
 
 
 def test_a_reentrant_handle_that_is_dropped_keeps_no_entry() -> None:

@@ -14,6 +14,9 @@ __all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "replica_problems", "st
 
 REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
 
+SCHEMES = ("redis://", "rediss://", "unix://")
+ESCAPES = "If the password contains / ? # or @, write %2F %3F %23 or %40 instead."
+
 
 def is_redis_cache(path: str) -> bool:
     """Whether a cache's ``BACKEND`` is a Redis cache, Django's own or django-redis'."""
@@ -36,9 +39,9 @@ def problems(options: AliasOptions) -> list[Problem]:
     elif cache is None and options.location is None:
         message = f"{place} has neither 'CACHE' nor 'LOCATION' to say where its Redis is."
         hint = "CACHE names an alias in CACHES; LOCATION is redis://, rediss:// or unix://."
-    elif isinstance(options.location, str) and (wrong := _wrong_database(options.location)):
-        message = f"{place}['LOCATION'] names the database {wrong!r}, which is not a number."
-        hint = "The path of a redis:// URL is the number of a database, as in redis://host:6379/0."
+    elif isinstance(options.location, str) and (wrong := _wrong_url(options.location)):
+        message = f"{place}['LOCATION'] {wrong[0]}"
+        hint = wrong[1]
     elif isinstance(options.location, tuple):
         message = f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis."
         hint = "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster."
@@ -55,17 +58,30 @@ def problems(options: AliasOptions) -> list[Problem]:
     return [Problem("E006", message, hint)]
 
 
-def _wrong_database(url: str) -> str:
-    """The text in the URL that should be a database number; redis-py would use database 0."""
+def _wrong_url(url: str) -> tuple[str, str] | None:
+    """What is wrong with a URL, and how to correct it; repeats nothing that may be a password."""
+    if not url.startswith(SCHEMES):
+        begin = "Begin with one of these, as in redis://host:6379/0."
+        return f"does not begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}.", begin
     try:
         parts = urlsplit(url)
+        # Raises, too.
+        parts.port  # noqa: B018
     except ValueError:
-        # redis-py reports what is wrong with it.
-        return ""
+        return "has a port that is not a number.", f"A URL is redis://host:6379/0. {ESCAPES}"
     # The path of a unix:// URL is that of the socket.
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
+    if "@" in path:
+        return "has a / before its @.", ESCAPES
     named = [path, *parse_qs(parts.query).get("db", [])]
-    return next((name for name in named if name and not name.isdecimal()), "")
+    wrong = next((name for name in named if name and not name.isdecimal()), None)
+    if wrong is None:
+        return None
+    # redis-py would use database 0.
+    return (
+        f"names the database {wrong!r}, which is not a number.",
+        "The path of a redis:// URL is the number of a database, as in redis://host:6379/0.",
+    )
 
 
 def store_problems(

@@ -55,15 +55,17 @@ class Command(LockCommand):
                 "--force alone would clear everything: add --name, --host, --task or --older-than."
             )
         alias_query = self.alias_query(options["using"])
-        stale = [info for info in self.find(alias_query, wanted) if _is_stale(info, options)]
-        if options["dry_run"]:
-            # An alias that did not answer may have stale locks.
-            nothing = "No answer." if alias_query.problems else "Nothing would be cleared."
-        else:
-            nothing = "Nothing was cleared."
+        found = self.find(alias_query, wanted)
+        stale = [info for info in found if _is_stale(info, options)]
+        why = _why_nothing(wanted, len(found), len(stale))
+        if not options["dry_run"]:
             stale = self._clear_all(stale, alias_query, quiet=options["verbosity"] == 0)
             # Deliver ``broken`` now, because the process is about to end.
             dispatch.flush()
+        nothing = f"Nothing {'would be' if options['dry_run'] else 'was'} cleared. {why}"
+        if alias_query.problems:
+            # An alias that did not answer may have stale locks.
+            nothing = "No answer." if options["dry_run"] else "Nothing was cleared."
         self.print_leases(stale, options["format"], nothing)
         if stale and options["format"] == "text":
             verb = "would be cleared" if options["dry_run"] else "cleared"
@@ -110,6 +112,15 @@ def _is_stale(info: LeaseInfo, options: dict[str, Any]) -> bool:
     if _exceeds(info.silent_for, options["silent_for"]) and info.holder_state == "silent":
         return True
     return options["force"] and _exceeds(info.age, options["older_than"] or 0.0)
+
+
+def _why_nothing(wanted: Wanted, found: int, stale: int) -> str:
+    if not found:
+        return wanted.nothing()
+    if stale:
+        return "Since they were listed, the locks were released or got another owner."
+    locks = "1 lock matches" if found == 1 else f"{found} locks match"
+    return f"{locks}, but none is stale; list_locks shows the state of each holder."
 
 
 def _exceeds(seconds: float | None, limit: float | None) -> bool:

@@ -48,7 +48,7 @@ class Command(LockCommand):
             self._watch(alias_query.aliases, wanted, interval, options["format"])
             return
         infos = self.find(alias_query, wanted)
-        nothing = "No answer." if alias_query.problems else _nothing(wanted)
+        nothing = "No answer." if alias_query.problems else wanted.nothing()
         self.print_leases(infos, options["format"], nothing)
         self.fail_on_problems(alias_query)
 
@@ -67,9 +67,9 @@ class Command(LockCommand):
         watch = Watch(ask, lambda: AliasQuery(aliases), interval)
         try:
             if drawn:
-                self._redraw(watch, _nothing(wanted))
+                self._redraw(watch, wanted.nothing())
             else:
-                self._print_each(watch, _nothing(wanted), output_format)
+                self._print_each(watch, wanted.nothing(), output_format)
         except KeyboardInterrupt:
             # This is how a watch ends.
             pass
@@ -92,17 +92,3 @@ class Command(LockCommand):
             else:
                 self.stdout.write("\n".join([*watch.page(answer, nothing, None), ""]))
             self.stdout.flush()
-
-
-def _nothing(wanted: Wanted) -> str:
-    pattern = wanted.name
-    if wanted == Wanted():
-        return "No lock is held."
-    if wanted != Wanted(name=pattern) or pattern is None:
-        return "No held lock matches."
-    if "*" in pattern:
-        return f"No held lock has a name that matches {pattern!r}."
-    return (
-        f"No held lock has the name {pattern!r}. --name needs the whole name; * matches "
-        f"anything, as in --name '{pattern}*'."
-    )
