@@ -39,7 +39,7 @@ REQUEST = "_dlock_request"
 """Where an object of a page carries the request, which Django does not pass to a field."""
 
 _CALL = inspect.Signature([inspect.Parameter("object", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-_ATTRIBUTE = re.compile(r"object\.(\w+)")
+_ATTRIBUTE = re.compile(r"object(?:\.(\w+)|$)")
 
 LockKey = str | Callable[[Any], str]
 
@@ -68,50 +68,50 @@ class LockedObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generi
         return [*super().check(**kwargs), *self._check_keys(), *self._check_aliases()]
 
     def _check_keys(self) -> Iterator[checks.CheckMessage]:
-        where = type(self)
-        if isinstance(self.lock_keys, str) or not isinstance(self.lock_keys, list | tuple):
-            yield checks.Error(
-                f"lock_keys is {self.lock_keys!r}; it takes a list or tuple.",
-                hint="For instance: lock_keys = ('order:{object.pk}',)",
-                obj=where,
-                id="django_dlock.E201",
-            )
-            return
-        if not self.lock_keys:
-            yield checks.Error(
-                "lock_keys is empty, so the page shows no locks.",
-                hint="Name the locks: lock_keys = ('order:{object.pk}',)",
-                obj=where,
-                id="django_dlock.E201",
-            )
-        for key in self.lock_keys:
-            try:
-                self._compile(key)
-            except (TypeError, ValueError) as error:
-                yield checks.Error(str(error), obj=where, id="django_dlock.E201")
-                continue
-            if isinstance(key, str):
-                yield from self._check_fields(key)
-
-    def _check_fields(self, template: str) -> Iterator[checks.CheckMessage]:
-        """Refuse the object itself as a field; warn of attributes that its class lacks."""
-        for _literal, field, _spec, _conversion in string.Formatter().parse(template):
-            if field == "object":
-                yield checks.Error(
-                    f"lock_keys: the field {{object}} of {template!r} is a whole object.",
-                    hint="Name an attribute of it, such as {object.pk}.",
-                    obj=type(self),
-                    id="django_dlock.E201",
-                )
-            found = _ATTRIBUTE.match(field or "")
-            if found and not hasattr(self.model, found[1]):
+        for problem, hint in self._wrong_keys():
+            yield checks.Error(problem, hint=hint, obj=type(self), id="django_dlock.E201")
+        for template, attribute in self._fields_of_keys():
+            if attribute and not hasattr(self.model, attribute):
                 yield checks.Warning(
-                    f"lock_keys: the template {template!r} names {found[1]!r}, which "
+                    f"lock_keys: the template {template!r} names {attribute!r}, which "
                     f"{self.model.__name__} does not have.",
                     hint="Correct the name. Objects without the attribute have no such lock.",
                     obj=type(self),
                     id="django_dlock.W201",
                 )
+
+    def _wrong_keys(self) -> Iterator[tuple[str, str | None]]:
+        """What is wrong with each key, and a hint."""
+        example = "For instance: lock_keys = ('order:{object.pk}',)"
+        if isinstance(self.lock_keys, str) or not isinstance(self.lock_keys, list | tuple):
+            yield f"lock_keys is {self.lock_keys!r}; it takes a list or tuple.", example
+        elif not self.lock_keys:
+            yield "lock_keys is empty, so the page shows no locks.", example
+        else:
+            yield from (
+                (problem, None) for problem in map(self._problem_of, self.lock_keys) if problem
+            )
+        for template, attribute in self._fields_of_keys():
+            if not attribute:
+                text = f"lock_keys: the field {{object}} of {template!r} is a whole object."
+                yield text, "Name an attribute of it, such as {object.pk}."
+
+    def _problem_of(self, key: LockKey) -> str:
+        try:
+            self._compile(key)
+        except (TypeError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _fields_of_keys(self) -> Iterator[tuple[str, str]]:
+        """Each template that is not wrong, with each attribute of the object that it names."""
+        keys = self.lock_keys if isinstance(self.lock_keys, list | tuple) else ()
+        for key in keys:
+            if not isinstance(key, str) or self._problem_of(key):
+                continue
+            for _literal, field, _spec, _conversion in string.Formatter().parse(key):
+                if field is not None and (found := _ATTRIBUTE.match(field)):
+                    yield key, found[1] or ""
 
     def _check_aliases(self) -> Iterator[checks.CheckMessage]:
         # Other checks report wrong settings.

@@ -405,7 +405,8 @@ def found_for(model=Order, **attributes):
 
 
 def test_a_correct_page_passes_the_checks():
-    assert found_for(lock_keys=("order:{object.pk}", lambda order: "x"), lock_using="default") == []
+    keys = ("order:{object.pk}", lambda order: "x", "all", "part:{object.number.real:>3}")
+    assert found_for(lock_keys=keys, lock_using="default") == []
 
 
 @pytest.mark.parametrize(

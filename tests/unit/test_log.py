@@ -41,6 +41,7 @@ OF_NO_LOCK = {
     "The death of a child process could not be handled",
     "Could not look for dead child processes before a fork",
     "%s: %s%s",
+    "A key of %s failed",
     "Metrics of the stores cannot be read: %s",
     "Idempotency records are not counted: %s",
 }
