@@ -55,7 +55,7 @@ class Now(functions.Now):
 
 
 _RACES = 100
-"""A claim gives up after so many other writers were faster; each of them made progress."""
+"""A claim gives up after this many other writers were faster; each of them made progress."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,7 +363,7 @@ class LeaseQuery:
         kind, holder_state: Only these; empty for any.
         host, task: Only leases of a process on a host, or with a ``task_name`` in their metadata,
             that begins with this.
-        older_than: Only leases granted at least so many seconds ago.
+        older_than: Only leases granted at least this many seconds ago.
         sort: Names in ``SORT_KEYS``, the most important first; a ``-`` in front sorts in
             descending order. Equal leases, and all without ``sort``, are in the order of grants.
     """

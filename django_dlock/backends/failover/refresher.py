@@ -27,7 +27,7 @@ HANGING_AFTER = 5.0
 """Seconds after which another thread reads in place of one that gets no answer."""
 CLOSE_PATIENCE = 1.0
 SOON_REPLACED, LATER_AFTER = 4, 60.0
-"""After so many threads that hang, another one is started only now and then: a connection that is
+"""After this many threads that hang, another one is started only now and then: a connection that is
 dead may hang for many minutes, while a new one would be answered."""
 
 

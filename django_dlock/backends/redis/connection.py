@@ -150,7 +150,7 @@ class Connection:
             del failed, replies
 
     def confirm(self, replicas: int, deadline: float) -> None:
-        """Wait until so many replicas have all that this connection has written.
+        """Wait until this many replicas have all that this connection has written.
 
         Every script that grants or renews a lease writes, so its reply does not matter. Writing
         a key here, too, would fail on a server whose memory is full, which still renews.
