@@ -220,7 +220,7 @@ def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
         else:
             what = "cannot be reached from here"
             hint = (
-                "Run this check on the machine of the site. If it fails there, start the server "
+                "Run this check on one of your servers. If it fails there, start the server "
                 f"or correct {entry}."
             )
         yield checks.Warning(
