@@ -13,13 +13,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 from django.db.models import Max
 
-from . import conf
+from . import conf, task_url
 from .backends.base import AliasOptions, Problem
 from .backends.redis.config import is_redis_cache
 from .exceptions import BackendRefused, BackendUnavailable
 from .handler import locks
 
 __all__ = [
+    "check_admin",
     "check_alias",
     "check_deployment",
     "check_migrations",
@@ -40,6 +41,7 @@ LATEST_RECORDS = 10_000
 def register() -> None:
     """Register the checks; called once, when the apps are ready."""
     checks.register(check_settings)
+    checks.register(check_admin)
     checks.register(check_shared_caches, checks.Tags.caches)
     checks.register(check_tasks)
     # Checks that only matter in production, or ask a server, need ``check --deploy``.
@@ -58,6 +60,16 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
 def check_settings_of(alias: str) -> list[checks.CheckMessage]:
     """Errors in the entry of one alias."""
     return list(map(_error, conf.problems_of(alias))) or list(_refused(alias))
+
+
+def check_admin(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_ADMIN``, E013."""
+    try:
+        task_url.read()
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_ADMIN in the settings; until then, the admin has no links to tasks."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E013")]
+    return []
 
 
 def _error(problem: Problem) -> checks.CheckMessage:

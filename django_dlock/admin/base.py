@@ -189,14 +189,19 @@ def badge(style: str, text: Any) -> SafeString:
 
 
 def breakable(text: str) -> SafeString:
-    """Let a narrow column wrap ``text`` after a dot, a slash, a colon or an underscore."""
-    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in _PARTS.findall(text)))
+    """Let a narrow column wrap ``text`` after a dot, a slash, a colon or an underscore.
+
+    The text has a direction of its own: one from right to left does not reorder what is beside it.
+    """
+    parts = ((part,) for part in _PARTS.findall(text))
+    return format_html("<bdi>{}</bdi>", format_html_join(SafeString("<wbr>"), "{}", parts))
 
 
 def lines(*texts: str) -> SafeString:
-    """The lines of one cell; the style sheet limits their width."""
+    """The lines of one cell, as text or HTML; the style sheet limits their width."""
+    shown = ((text if isinstance(text, SafeString) else breakable(text),) for text in texts)
     # In one element, because a theme may put the parts of a cell side by side.
-    parts = format_html_join("", "<div>{}</div>", ((breakable(text),) for text in texts))
+    parts = format_html_join("", "<div>{}</div>", shown)
     return format_html('<div class="dlock-lines">{}</div>', parts)
 
 

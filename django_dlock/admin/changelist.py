@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal, cast
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext_lazy as _
 
-from ..exceptions import InvalidLockBackend
-from ..handler import locks
 from ..inspection import AliasQuery
 from ..lease import SORT_KEYS, LeaseInfo, LeaseQuery, in_order
 from ..models import HeldLock
 from .base import may_see_users
+from .filters import LeaseFilter, TextFilter, known_aliases
+from .links import id_of
 
-__all__ = [
-    "AliasFilter",
-    "HeldLockChangeList",
-    "HolderStateFilter",
-    "KindFilter",
-    "as_row",
-    "place_of",
-]
-
-KINDS = (
-    ("held", _("held")),
-    ("cooling", _("cooling")),
-    ("parked", _("parked")),
-    ("reserved", _("reserved")),
-)
-HOLDER_STATES = (
-    ("alive", _("alive")),
-    ("silent", _("silent")),
-    ("dead", _("dead")),
-    ("unknown", _("unknown")),
-)
+__all__ = ["HeldLockChangeList", "as_row", "place_of"]
 
 
 def as_row(info: LeaseInfo, request: HttpRequest) -> HeldLock:
@@ -49,57 +26,15 @@ def as_row(info: LeaseInfo, request: HttpRequest) -> HeldLock:
     if not may_see_users(request):
         metadata = {key: value for key, value in info.metadata.items() if key != "user"}
         info = dataclasses.replace(info, metadata=metadata)
-    # The id consists of alias and name, because two aliases may have the same name. The alias is
-    # quoted, so that the first slash always ends it.
-    row = HeldLock(name=f"{quote(info.alias, safe='')}/{info.name}", alias=info.alias)
+    row = HeldLock(name=id_of(info.alias, info.name), alias=info.alias)
     row.info = info
     return row
 
 
 def place_of(object_id: str) -> tuple[str, str]:
-    """Alias and name from an id that ``as_row`` has made."""
+    """Alias and name from an id that ``id_of`` has made."""
     alias, _slash, name = object_id.partition("/")
     return unquote(alias), name
-
-
-def known_aliases() -> tuple[list[str], str]:
-    """The aliases of ``DLOCKS``; or none, and the error if it is not a dict."""
-    try:
-        return list(locks), ""
-    except InvalidLockBackend as error:
-        return [], str(error)
-
-
-class _InfoFilter(SimpleListFilter):
-    """A filter for leases; it does not change the queryset."""
-
-    facts: Sequence[tuple[str, Any]]
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
-        return self.facts
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset
-
-
-class AliasFilter(_InfoFilter):
-    title = _("alias")
-    parameter_name = "alias"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        return [(alias, alias) for alias in known_aliases()[0]]
-
-
-class KindFilter(_InfoFilter):
-    title = _("kind")
-    parameter_name = "kind"
-    facts = KINDS
-
-
-class HolderStateFilter(_InfoFilter):
-    title = _("state of the holder")
-    parameter_name = "holder_state"
-    facts = HOLDER_STATES
 
 
 class HeldLockChangeList(ChangeList):
@@ -124,6 +59,8 @@ class HeldLockChangeList(ChangeList):
         )
         if unknown:
             raise IncorrectLookupParameters
+        # Django counts a field that was submitted empty, too.
+        self.has_active_filters = any(spec.used_parameters for spec in self.filter_specs)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         return self.root_queryset
 
@@ -133,18 +70,23 @@ class HeldLockChangeList(ChangeList):
         return {list(self.list_display).index("age"): "desc"}
 
     def get_results(self, request: HttpRequest) -> None:
-        wanted = {
-            str(spec.parameter_name): str(spec.value())
-            for spec in self.filter_specs
-            if isinstance(spec, _InfoFilter) and spec.value() is not None
-        }
+        wanted: dict[str, Any] = {}
+        for spec in self.filter_specs:
+            if isinstance(spec, LeaseFilter):
+                wanted.update(spec.wanted())
         only = wanted.pop("alias", None)
         aliases, self.settings_problem = known_aliases()
         alias_query = AliasQuery(alias for alias in aliases if only in (None, alias))
-        query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)  # type: ignore[arg-type]
+        query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)
         infos = self._read(alias_query, query)
         self.problems = alias_query.problems
         self._show_page(request, infos)
+
+    @property
+    def other_params(self) -> dict[str, str]:
+        """What the form of ``TextFilter`` has to keep of the page's address."""
+        own = {PAGE_VAR, *(name for name, _label in TextFilter.FIELDS)}
+        return {name: value for name, value in self.params.items() if name not in own}
 
     def _order(self) -> tuple[str, ...]:
         """The sort keys in the form of ``LeaseQuery.sort``."""

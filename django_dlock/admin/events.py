@@ -10,7 +10,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..inspection import duration
 from ..models import LockEvent
-from .base import ReadOnlyAdmin, badge, lines, may_see_users, time_of
+from .base import badge, lines, may_see_users, time_of
+from .links import LinkedToLock
 
 __all__ = ["LockEventAdmin"]
 
@@ -24,7 +25,7 @@ _STYLES = {
 
 
 @admin.register(LockEvent)
-class LockEventAdmin(ReadOnlyAdmin):
+class LockEventAdmin(LinkedToLock):
     """Losses, take-overs, breaks, ``max_hold`` and long waits."""
 
     list_display = ("at", "what", "lock_name", "holder", "why", "duration", "alias", "token")
@@ -32,8 +33,9 @@ class LockEventAdmin(ReadOnlyAdmin):
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
 
-    fields = ("at", "what", "alias", "name", "owner", "token", "reason", "user", "detail")
-    readonly_fields = ("at", "what")
+    fields = ("at", "what", "alias", "lock", "owner", "token", "reason", "user", "detail")
+    readonly_fields = ("at", "what", "lock")
+    lock_fields = ("alias", "name")
 
     at = time_of("when", _("when"))
 

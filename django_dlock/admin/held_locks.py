@@ -9,12 +9,10 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
@@ -26,17 +24,20 @@ from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
-from .base import CHANGE, GuardedAdmin, badge, breakable, lines, log
-from .changelist import (
+from .base import CHANGE, GuardedAdmin, badge, breakable, log
+from .cells import holder_of, time_left
+from .changelist import HeldLockChangeList, as_row, place_of
+from .filters import (
     HOLDER_STATES,
     KINDS,
+    AgeFilter,
     AliasFilter,
-    HeldLockChangeList,
     HolderStateFilter,
     KindFilter,
-    as_row,
-    place_of,
+    TextFilter,
 )
+from .links import page_url
+from .related import links_of
 
 __all__ = ["HeldLockAdmin"]
 
@@ -84,7 +85,7 @@ class HeldLockAdmin(GuardedAdmin):
         # The style sheet keeps the last column visible in narrow windows.
         "release_link",
     )
-    list_filter = (AliasFilter, HolderStateFilter, KindFilter)
+    list_filter = (TextFilter, AliasFilter, HolderStateFilter, KindFilter, AgeFilter)
     list_per_page = 50
     search_fields = ("name",)
     search_help_text = _("Part of the lock name, task, task id or path (case-sensitive)")
@@ -100,10 +101,12 @@ class HeldLockAdmin(GuardedAdmin):
         "kind",
         "holder_state",
         "holder",
+        "related",
         "age",
         "acquired_at",
         "ttl",
         "renewals",
+        "renewed",
         "waiting",
         "token",
         "owner",
@@ -126,6 +129,12 @@ class HeldLockAdmin(GuardedAdmin):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         hidden = () if self.may_take_step(request, "release") else ("release_link",)
         return tuple(column for column in self.list_display if column not in hidden)
+
+    def get_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> tuple[str, ...]:
+        if obj is not None and obj.related is None:
+            obj.related = links_of(request, self.admin_site.name, obj.info)
+        hidden = () if obj and obj.related else ("related",)
+        return tuple(field for field in self.fields if field not in hidden)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         # Leave out actions of the whole site, which expect rows of a table.
@@ -186,17 +195,22 @@ class HeldLockAdmin(GuardedAdmin):
 
     @admin.display(description=_("holder"), ordering="holder")
     def holder(self, row: HeldLock) -> str:
-        process, metadata = row.info.process, row.info.metadata
-        texts = [f"{process.host} · {process.pid}"] if process else []
-        texts += [str(metadata[key]) for key in ("task_name", "task_id", "path") if key in metadata]
-        if metadata.get("user"):
-            texts.append(gettext("user %(user)s") % {"user": metadata["user"]})
-        return lines(*texts) if texts else self.get_empty_value_display()
+        return holder_of(row.info) or str(self.get_empty_value_display())
 
     @admin.display(description=_("TTL left"), ordering="ttl")
     def ttl(self, row: HeldLock) -> str:
-        ttl = row.info.ttl
-        return badge("bad", _("never ends")) if ttl is None else duration(ttl)
+        return time_left(row.info)
+
+    @admin.display(description=_("last renewal"))
+    def renewed(self, row: HeldLock) -> str:
+        ago = row.info.renewed_ago
+        if ago is None:
+            return str(self.get_empty_value_display())
+        return gettext("%s ago") % duration(ago)
+
+    @admin.display(description=_("see also"))
+    def related(self, row: HeldLock) -> str | None:
+        return row.related
 
     @admin.display(description=_("facts"))
     def facts(self, row: HeldLock) -> str:
@@ -205,11 +219,7 @@ class HeldLockAdmin(GuardedAdmin):
 
     @admin.display(description=_("release"))
     def release_link(self, row: HeldLock) -> str:
-        url = reverse(
-            "admin:django_dlock_heldlock_release",
-            args=[quote(row.pk)],
-            current_app=self.admin_site.name,
-        )
+        url = page_url(self.admin_site.name, "heldlock", "release", row.pk)
         # For screen readers, which would otherwise read the same text for every link.
         label = gettext("Release the lock “%(name)s”") % {"name": row.info.name}
         return format_html('<a href="{}" aria-label="{}">{}…</a>', url, label, _("Release"))

@@ -26,6 +26,7 @@ from .base import (
     log,
     time_of,
 )
+from .links import LinkedToLock
 
 __all__ = ["IdempotencyRecordAdmin"]
 
@@ -168,7 +169,7 @@ class FollowUps(admin.TabularInline):  # type: ignore[type-arg] # no generic at 
 
 
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(GuardedAdmin):
+class IdempotencyRecordAdmin(LinkedToLock, GuardedAdmin):
     """The state of each business key."""
 
     steps = ("forget",)
@@ -204,7 +205,7 @@ class IdempotencyRecordAdmin(GuardedAdmin):
         "attempt",
         "deaths",
         "lock_alias",
-        "lock_name",
+        "lock",
         "owner",
         "token",
         "task_id",
@@ -217,7 +218,8 @@ class IdempotencyRecordAdmin(GuardedAdmin):
         "finished",
         "expires",
     )
-    readonly_fields = ("state_badge", "created", "started", "finished", "expires")
+    lock_fields = ("lock_alias", "lock_name")
+    readonly_fields = ("state_badge", "lock", "created", "started", "finished", "expires")
 
     created = time_of("created_at", _("created at"))
     started = time_of("started_at", _("started at"))

@@ -126,7 +126,14 @@ def test_the_list_shows_what_an_operator_needs(admin_client):
     for fact in ("invoice:42", f"{me.host} · {me.pid}", "shop.charge", "t-1", str(lease.token)):
         assert fact in page
     assert re.search(r'dlock-good">alive<', page)
-    assert re.search(r'class="field-ttl">(29\.\d|30\.0)s<', page)
+    left, bar = re.search(
+        r'class="field-ttl"><div class="dlock-left" data-left="([\d.]+)" data-of="30.000">'
+        r'<span class="dlock-left-text">(?:29\.\d|30\.0)s</span>.*?'
+        r'<rect class="dlock-bar-left" width="([\d.]+)"',
+        page,
+    ).groups()
+    assert 29 < float(left) <= 30
+    assert float(bar) == pytest.approx(float(left) / 0.3, abs=0.1)
 
 
 def test_the_list_is_live_from_every_alias(admin_client, settings):

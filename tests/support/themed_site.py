@@ -15,7 +15,12 @@ from testproject.processes import HOST, OwnProcess
 
 __all__ = ["PASSWORD", "THEMES", "USER", "ThemedSite"]
 
-THEMES = {"stock": [], "unfold": ["unfold"], "jazzmin": ["jazzmin"]}
+THEMES = {
+    "stock": [],
+    "unfold": ["unfold"],
+    "jazzmin": ["jazzmin"],
+    "grappelli": ["grappelli"],
+}
 USER = PASSWORD = "operator"
 
 
@@ -61,6 +66,9 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
     # Two sites on one host would share their cookies.
     settings.SESSION_COOKIE_NAME = f"session-{port}"
     settings.LOGIN_REDIRECT_URL = "/admin/"
+    if theme == "grappelli":
+        settings.ROOT_URLCONF = "tests.support.themed_urls"
+    settings.DLOCK_ADMIN = {"TASK_URL": "https://flower.example.com/task/{task_id}"}
     if outage:
         settings.DLOCKS["billing"] = {
             "BACKEND": "django_dlock.backends.redis.RedisBackend",

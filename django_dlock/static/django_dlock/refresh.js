@@ -1,76 +1,234 @@
-/* Updates the list of held locks: fetches this same page and replaces the list. */
+/* The list of held locks: fetches this same page again and again, and replaces what has changed.
+   Between two answers, it counts how old the list is and shortens the bars of the time left. */
 "use strict";
 
 (function () {
+    // django-grappelli has its own name for the form.
+    const FORM = "#changelist-form, #grp-changelist-form";
+    const LONGEST = 30000;
+
     function start() {
         const box = document.getElementById("dlock-refresh");
-        const list = document.getElementById("changelist-form");
+        const list = document.querySelector(FORM);
         if (!box || !list) {
             return;
         }
-        const button = box.querySelector(".dlock-refresh-pause");
-        const time = box.querySelector(".dlock-refresh-time");
-        const failure = box.querySelector(".dlock-refresh-failure");
+        const part = (name) => box.querySelector(".dlock-refresh-" + name);
         const text = box.dataset;
+        const still = window.matchMedia("(prefers-reduced-motion: reduce)");
         let paused = false;
+        let asking = false;
+        let timer = 0;
+        let clock = 0;
+        let readAt = Date.now();
+        let frame = null;
 
-        function tellTime() {
-            time.textContent = text.updated + " " + new Date().toLocaleTimeString();
+        // -- what the page shows of time ------------------------------------------------
+
+        function duration(seconds) {
+            const whole = Math.floor(seconds);
+            if (seconds < 60) {
+                return Math.max(seconds, 0).toFixed(1) + "s";
+            }
+            if (whole < 3600) {
+                return Math.floor(whole / 60) + "m " + whole % 60 + "s";
+            }
+            if (whole < 86400) {
+                return Math.floor(whole / 3600) + "h " + Math.floor(whole % 3600 / 60) + "m";
+            }
+            return Math.floor(whole / 86400) + "d " + Math.floor(whole % 86400 / 3600) + "h";
         }
 
-        function takeOver(page) {
-            const fresh = page.getElementById("changelist-form");
-            if (!fresh) {
-                // Probably the login page, because the session has ended.
-                throw new Error("no list in the answer");
+        function tick() {
+            const ago = (Date.now() - readAt) / 1000;
+            const shown = ago < 60 ? Math.floor(ago) + "s" : duration(ago);
+            part("time").textContent = text.read.replace("%s", shown);
+            part("waiting").textContent = !paused && isBeingUsed() ? text.waiting : "";
+            if (still.matches) {
+                return;
             }
-            // Keep the keyboard focus on the same link, if it still exists.
-            const active = document.activeElement;
-            const href = list.contains(active) ? active.getAttribute("href") : null;
+            for (const cell of list.querySelectorAll(".dlock-left")) {
+                const left = Math.max(0, Number(cell.dataset.left) - ago);
+                cell.querySelector(".dlock-left-text").textContent = duration(left);
+                const bar = cell.querySelector(".dlock-bar-left");
+                if (bar) {
+                    bar.setAttribute("width", Math.min(100, 100 * left / Number(cell.dataset.of)));
+                }
+            }
+        }
+
+        // -- a fresh list ---------------------------------------------------------------
+
+        function isBeingUsed() {
+            // A new list would lose the ticked boxes, the chosen action and the marked text.
+            const marked = document.getSelection();
+            return Boolean(
+                list.querySelector(".action-select:checked, [name=action] option:not([value='']):checked")
+                || list.querySelector("select:focus")
+                || (marked && !marked.isCollapsed && marked.containsNode(list, true))
+            );
+        }
+
+        const rowsOf = (form) => Array.from(form.querySelectorAll("#result_list tr"))
+            .filter((row) => row.querySelector(".field-lock_name a"));
+        const locksOf = (form) => rowsOf(form)
+            .map((row) => row.querySelector(".field-lock_name a").getAttribute("href")).join("\n");
+
+        /* All but the rows and the token, which differs in every answer. */
+        function frameOf(form) {
+            const copy = form.cloneNode(true);
+            copy.querySelectorAll("[name=csrfmiddlewaretoken]").forEach((field) => field.remove());
+            rowsOf(copy).forEach((row) => row.remove());
+            return copy.innerHTML;
+        }
+
+        function takeOver(page, fresh) {
+            const active = list.contains(document.activeElement) ? document.activeElement : null;
             const results = list.querySelector(".results");
             const scrolled = results ? results.scrollLeft : 0;
-            list.replaceChildren(...fresh.childNodes);
-            if (href) {
-                const same = Array.from(list.querySelectorAll("a[href]"))
-                    .find((link) => link.getAttribute("href") === href);
-                if (same) {
-                    same.focus({preventScroll: true});
+            const freshFrame = frameOf(fresh);
+            if (frame === freshFrame && locksOf(list) === locksOf(fresh)) {
+                const rows = rowsOf(fresh);
+                rowsOf(list).forEach((row, number) => updateCells(row, rows[number]));
+            } else {
+                list.replaceChildren(...fresh.childNodes);
+            }
+            frame = freshFrame;
+            // A theme may show the number of locks outside the list.
+            const marks = page.querySelectorAll(".dlock-pages");
+            document.querySelectorAll(".dlock-pages").forEach((mark, number) => {
+                if (marks[number] && !list.contains(mark)) {
+                    mark.parentElement.replaceChildren(...marks[number].parentElement.childNodes);
                 }
+            });
+            if (active && !active.isConnected) {
+                focusAgain(active);
             }
             if (list.querySelector(".results")) {
                 list.querySelector(".results").scrollLeft = scrolled;
             }
         }
 
-        function isBeingChosen() {
-            // A new list would lose the ticked boxes and the chosen action.
-            return list.querySelector(".action-select:checked, [name=action] option:not([value='']):checked");
+        function updateCells(row, fresh) {
+            const cells = Array.from(fresh.children);
+            Array.from(row.children).forEach((cell, number) => {
+                if (cells[number] && cell.innerHTML !== cells[number].innerHTML) {
+                    cell.replaceChildren(...cells[number].childNodes);
+                }
+            });
+        }
+
+        /* Keep the keyboard where it was: on the same link or field, if it still exists. */
+        function focusAgain(active) {
+            const same = Array.from(list.querySelectorAll(active.nodeName)).find(
+                (one) => ["id", "href", "name", "value"].every(
+                    (fact) => one.getAttribute(fact) === active.getAttribute(fact)
+                )
+            );
+            if (same) {
+                same.focus({preventScroll: true});
+            }
+        }
+
+        const problemsOf = () => Array.from(list.querySelectorAll(".dlock-problem"))
+            .map((problem) => problem.textContent.trim());
+
+        /* Tells screen readers of outages that have begun or ended, and of nothing else. */
+        function tellNews(before, failed) {
+            const problems = problemsOf();
+            const fresh = problems.filter((problem) => !before.includes(problem));
+            if (fresh.length) {
+                part("news").textContent = fresh.join(" ");
+            } else if (failed || (before.length && !problems.length)) {
+                part("news").textContent = text.recovered;
+            }
+        }
+
+        // -- asking ----------------------------------------------------------------------
+
+        async function ask() {
+            const limit = new AbortController();
+            const ends = window.setTimeout(() => limit.abort(), LONGEST);
+            try {
+                const answer = await fetch(
+                    window.location.href, {cache: "no-store", signal: limit.signal}
+                );
+                if (!answer.ok) {
+                    throw new Error(answer.status);
+                }
+                return new DOMParser().parseFromString(await answer.text(), "text/html");
+            } finally {
+                window.clearTimeout(ends);
+            }
         }
 
         async function refresh() {
-            if (!paused && !document.hidden && !isBeingChosen()) {
-                try {
-                    const answer = await fetch(window.location.href, {cache: "no-store"});
-                    if (!answer.ok) {
-                        throw new Error(answer.status);
-                    }
-                    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-                    if (!paused && !isBeingChosen()) {
-                        takeOver(page);
-                        tellTime();
-                    }
-                    failure.textContent = "";
-                } catch {
-                    failure.textContent = text.failed;
-                }
+            window.clearTimeout(timer);
+            if (document.hidden || asking) {
+                return;
             }
-            window.setTimeout(refresh, Number(text.seconds) * 1000);
+            if (!paused && !isBeingUsed()) {
+                asking = true;
+                const askedAt = Date.now();
+                try {
+                    const page = await ask();
+                    const fresh = page.querySelector(FORM);
+                    if (!fresh) {
+                        // Probably the login page.
+                        throw new Error("no list in the answer");
+                    }
+                    if (!paused && !isBeingUsed()) {
+                        const before = problemsOf();
+                        takeOver(page, fresh);
+                        readAt = askedAt;
+                        tellNews(before, part("failure").textContent !== "");
+                    }
+                    part("failure").textContent = part("tried").textContent = "";
+                } catch {
+                    // The same words each time, so that a screen reader says them once.
+                    const since = new Date(readAt).toLocaleTimeString();
+                    part("failure").textContent = text.failed.replace("%s", since);
+                    part("tried").textContent =
+                        text.tried.replace("%s", new Date(askedAt).toLocaleTimeString());
+                }
+                asking = false;
+                tick();
+            }
+            plan();
         }
 
-        button.addEventListener("click", function () {
+        /* Nothing is asked and counted while nobody sees the page. */
+        function plan() {
+            window.clearTimeout(timer);
+            if (!document.hidden) {
+                timer = window.setTimeout(refresh, Number(text.seconds) * 1000);
+            }
+        }
+
+        function watchTheClock() {
+            window.clearInterval(clock);
+            if (!document.hidden) {
+                tick();
+                clock = window.setInterval(tick, 1000);
+            }
+        }
+
+        document.addEventListener("visibilitychange", function () {
+            watchTheClock();
+            refresh();
+        });
+        window.addEventListener("pageshow", function (event) {
+            // The page comes back from the browser's memory, as old as it was left.
+            if (event.persisted) {
+                refresh();
+            }
+        });
+        part("pause").addEventListener("click", function (event) {
             paused = !paused;
-            button.setAttribute("aria-pressed", String(paused));
-            button.textContent = paused ? text.resume : text.pause;
+            event.target.textContent = paused ? text.resume : text.pause;
+            if (!paused) {
+                refresh();
+            }
         });
         // The admin does this only for the rows that were loaded with the page.
         list.addEventListener("change", function (event) {
@@ -83,13 +241,29 @@
             }
         });
         box.hidden = false;
-        tellTime();
-        window.setTimeout(refresh, Number(text.seconds) * 1000);
+        watchTheClock();
+        plan();
+    }
+
+    /* A theme may show the filters within the form of its search: then they belong to that one. */
+    function joinSearch() {
+        for (const field of document.querySelectorAll("[form=dlock-narrow]")) {
+            if (field.closest("form")) {
+                field.removeAttribute("form");
+                // That form has a button of its own.
+                field.hidden = field.type === "submit";
+            }
+        }
+    }
+
+    function begin() {
+        joinSearch();
+        start();
     }
 
     if (document.readyState === "loading") {
-        document.addEventListener("DOMContentLoaded", start);
+        document.addEventListener("DOMContentLoaded", begin);
     } else {
-        start();
+        begin();
     }
 })();

@@ -1,0 +1,62 @@
+"""How the pages show the facts of a lease."""
+
+from __future__ import annotations
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..inspection import duration
+from ..lease import LeaseInfo
+from ..task_url import url_of_task
+from .base import badge, breakable, lines
+from .links import task_link
+
+__all__ = ["holder_of", "time_left"]
+
+_BAR = (
+    # Attributes, because a strict Content-Security-Policy refuses inline styles.
+    '<svg class="dlock-bar dlock-{}" viewBox="0 0 100 6" preserveAspectRatio="none" '
+    'aria-hidden="true" focusable="false"><rect class="dlock-bar-all" width="100" height="6"/>'
+    '<rect class="dlock-bar-left" width="{}" height="6"/></svg>'
+)
+
+
+def holder_of(info: LeaseInfo) -> str:
+    """Process, task or request, and user, one below the other; empty if none is known."""
+    process, metadata = info.process, info.metadata
+    texts = [f"{process.host} · {process.pid}"] if process else []
+    for key in ("task_name", "task_id", "path"):
+        if key in metadata:
+            text = breakable(str(metadata[key]))
+            address = url_of_task(metadata[key]) if key == "task_id" else None
+            texts.append(task_link(address, text) if address else text)
+    if metadata.get("user"):
+        texts.append(gettext("user %(user)s") % {"user": metadata["user"]})
+    return lines(*texts) if texts else ""
+
+
+def time_left(info: LeaseInfo) -> SafeString:
+    """The time left as text and, if the whole TTL is known, as a bar that ``refresh.js`` shortens.
+
+    A renewal that is late is named, with the time since the last one.
+    """
+    if info.ttl is None:
+        return badge("bad", _("never ends"))
+    left, whole, bar, late = duration(info.ttl), info.granted_ttl, "", ""
+    if whole:
+        share = min(1.0, max(0.0, info.ttl / whole))
+        bar = format_html(_BAR, "warn" if info.is_late else "good", f"{100 * share:.1f}")
+    if info.is_late:
+        ago = gettext("last renewed %s ago") % duration(info.renewed_ago or 0.0)
+        late = format_html('<span title="{}">{}</span>', ago, badge("warn", _("renewal late")))
+    return format_html(
+        '<div class="dlock-left" data-left="{}" data-of="{}">'
+        '<span class="dlock-left-text">{}</span>{}{}</div>',
+        f"{max(0.0, info.ttl):.3f}",
+        f"{whole or 0.0:.3f}",
+        left,
+        bar,
+        late,
+    )

@@ -1,0 +1,164 @@
+"""The filters of the list of held locks. The backends apply them; see ``LeaseQuery``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.contrib.admin import ListFilter, SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from ..exceptions import InvalidLockBackend
+from ..handler import locks
+
+__all__ = [
+    "HOLDER_STATES",
+    "KINDS",
+    "AgeFilter",
+    "AliasFilter",
+    "HolderStateFilter",
+    "KindFilter",
+    "LeaseFilter",
+    "TextFilter",
+    "known_aliases",
+]
+
+KINDS = (
+    ("held", _("held")),
+    ("cooling", _("cooling")),
+    ("parked", _("parked")),
+    ("reserved", _("reserved")),
+)
+HOLDER_STATES = (
+    ("alive", _("alive")),
+    ("silent", _("silent")),
+    ("dead", _("dead")),
+    ("unknown", _("unknown")),
+)
+AGES = (
+    ("60", _("1 minute or more")),
+    ("600", _("10 minutes or more")),
+    ("3600", _("1 hour or more")),
+    ("86400", _("1 day or more")),
+)
+"""Seconds."""
+
+
+def known_aliases() -> tuple[list[str], str]:
+    """The aliases of ``DLOCKS``; or none, and the error if it is not a dict."""
+    try:
+        return list(locks), ""
+    except InvalidLockBackend as error:
+        return [], str(error)
+
+
+class LeaseFilter(ListFilter):
+    """A filter for leases; it does not change the queryset."""
+
+    def wanted(self) -> dict[str, Any]:
+        """Arguments of ``LeaseQuery``; ``alias`` names the only backend to ask."""
+        raise NotImplementedError
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset
+
+
+class _Choice(LeaseFilter, SimpleListFilter):
+    """A filter by one value out of a few."""
+
+    facts: Sequence[tuple[str, Any]]
+
+    def wanted(self) -> dict[str, Any]:
+        return {} if self.value() is None else {str(self.parameter_name): self.value()}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
+        return self.facts
+
+
+class AliasFilter(_Choice):
+    title = _("alias")
+    parameter_name = "alias"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
+        return [(alias, alias) for alias in known_aliases()[0]]
+
+
+class KindFilter(_Choice):
+    title = _("kind")
+    parameter_name = "kind"
+    facts = KINDS
+
+
+class HolderStateFilter(_Choice):
+    title = _("state of the holder")
+    parameter_name = "holder_state"
+    facts = HOLDER_STATES
+
+
+class AgeFilter(_Choice):
+    title = _("age")
+    parameter_name = "older_than"
+    facts = AGES
+
+    def wanted(self) -> dict[str, Any]:
+        if self.value() is None:
+            return {}
+        try:
+            seconds = float(str(self.value()))
+        except ValueError as error:
+            raise IncorrectLookupParameters(error) from error
+        if not 0 <= seconds < float("inf"):
+            raise IncorrectLookupParameters
+        return {"older_than": seconds}
+
+
+class TextFilter(LeaseFilter):
+    """What the name, the host and the task begin with, in one small form."""
+
+    title = _("name, host and task")
+    template = "admin/django_dlock/heldlock/text_filter.html"
+    FORM = "dlock-narrow"
+    """The id of the form, which the page has where it is in no other form."""
+    FIELDS = (
+        ("prefix", _("Name begins with")),
+        ("host", _("Host begins with")),
+        ("task", _("Task begins with")),
+    )
+
+    def __init__(
+        self, request: HttpRequest, params: dict[str, Any], model: Any, model_admin: Any
+    ) -> None:
+        super().__init__(request, params, model, model_admin)
+        for name, _label in self.FIELDS:
+            # An empty field of the form filters nothing.
+            text = (params.pop(name, None) or [""])[-1]
+            if text:
+                self.used_parameters[name] = text
+
+    def has_output(self) -> bool:
+        return True
+
+    def expected_parameters(self) -> list[str | None]:
+        return [name for name, _label in self.FIELDS]
+
+    def wanted(self) -> dict[str, Any]:
+        return dict(self.used_parameters)
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """One for each field of the form."""
+        for name, label in self.FIELDS:
+            text = self.used_parameters.get(name, "")
+            yield {
+                "field": name,
+                "label": label,
+                "text": text,
+                "form": self.FORM,
+                # For themes that list which filters are chosen.
+                "selected": bool(text),
+                "query_string": changelist.get_query_string(remove=[name, PAGE_VAR]),
+                "display": text or _("All"),
+            }
