@@ -22,7 +22,7 @@ from .lease import LeaseInfo
 from .log import logger
 from .models import LockEvent
 
-__all__ = ["BY_HAND", "connect", "record", "record_break"]
+__all__ = ["BY_HAND", "NO_DATABASE", "connect", "not_while_forking", "record", "record_break"]
 
 BY_HAND = frozenset({"operator", "command"})
 """Reasons of ``broken`` for which the sender writes the row itself, so that it sees errors."""
@@ -133,7 +133,7 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
     # Django does this when a request begins or ends, but this thread has no requests.
     close_old_connections()
     try:
-        with _not_while_forking():
+        with not_while_forking(router.db_for_write(LockEvent)):
             record(event, **columns, detail={**times, **_context(metadata or {})})
     except DatabaseError as error:
         logger.warning(
@@ -159,9 +159,9 @@ _waited = False
 
 
 @contextmanager
-def _not_while_forking() -> Iterator[None]:
+def not_while_forking(database: str) -> Iterator[None]:
     """Keep this process from forking while a SQLite file is open on this thread."""
-    connection = connections[router.db_for_write(LockEvent)]
+    connection = connections[database]
     if connection.vendor != "sqlite" or not hasattr(os, "register_at_fork"):
         yield
         return

@@ -1,5 +1,5 @@
-"""The package's tables: idempotency records, follow-ups, fences, lock events, the leases of the
-database backend, and the record of the fail-over backend.
+"""The package's tables: idempotency records, follow-ups, fences, lock events, lock statistics, the
+leases of the database backend, and the record of the fail-over backend.
 
 ``HeldLock`` has no table: it is the model of the admin page that lists the leases of all aliases,
 which are read from their backends, and has the permissions of that page.
@@ -23,6 +23,7 @@ __all__ = [
     "IdempotencyRecord",
     "LeaseRecord",
     "LockEvent",
+    "LockStatistics",
     "ProcessRecord",
 ]
 
@@ -287,6 +288,63 @@ class LockEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event} {self.name}"
+
+
+class LockStatistics(models.Model):
+    """What all processes have counted of one metric in one period; ``metrics/table.py`` writes it.
+
+    Each process adds to the rows, so their number does not depend on the number of processes.
+    """
+
+    class Period(models.IntegerChoices):
+        MINUTE = 60, _("minute")
+        TEN_MINUTES = 600, _("ten minutes")
+        HOUR = 3600, _("hour")
+
+    # A digest of the other keys, for the reasons given at ``IdempotencyRecord.digest``.
+    id = models.CharField(max_length=32, primary_key=True, editable=False)
+    period = models.PositiveIntegerField(_("period"), choices=Period)
+    # Seconds since 1970, on the clock of the process that counted.
+    start = models.BigIntegerField(_("start"))
+    metric = models.CharField(_("metric"), max_length=64)
+    alias = models.CharField(_("alias"), max_length=255)
+    group = models.CharField(_("group"), max_length=64)
+    # The outcome, the reason, or how a hold ended; empty for most metrics.
+    label = models.CharField(_("label"), max_length=64)
+    count = models.BigIntegerField(_("count"))
+    # Of durations, in seconds. Of what is held or waits: how many, times for how many seconds.
+    total = models.FloatField(_("total"))
+    highest = models.FloatField(_("highest"))
+    # How many durations were up to each bound of ``metrics.instruments.DURATIONS``, and above the
+    # bound before; and how many were longer than all bounds.
+    bucket_0 = models.BigIntegerField()
+    bucket_1 = models.BigIntegerField()
+    bucket_2 = models.BigIntegerField()
+    bucket_3 = models.BigIntegerField()
+    bucket_4 = models.BigIntegerField()
+    bucket_5 = models.BigIntegerField()
+    bucket_6 = models.BigIntegerField()
+    bucket_7 = models.BigIntegerField()
+    bucket_8 = models.BigIntegerField()
+    bucket_9 = models.BigIntegerField()
+    bucket_10 = models.BigIntegerField()
+    bucket_11 = models.BigIntegerField()
+
+    BUCKETS = tuple(f"bucket_{number}" for number in range(12))
+
+    class Meta:
+        default_permissions = ("view",)
+        verbose_name = _("lock statistics")
+        verbose_name_plural = _("lock statistics")
+        indexes = (models.Index(fields=["period", "start"], name="dlock_statistics_start"),)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.alias} {self.group} {self.label}"
+
+    @staticmethod
+    def id_of(period: int, start: int, *texts: str) -> str:
+        """The unique digest of a row; ``texts`` are its metric, alias, group and label."""
+        return _digest(str(period), str(start), *texts)[:32]
 
 
 class LeaseRecord(models.Model):

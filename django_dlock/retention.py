@@ -1,4 +1,4 @@
-"""Deletes old idempotency records and lock events, and records that an operator forgets.
+"""Deletes old records, lock events and lock statistics, and records that an operator forgets.
 
 The record of a run that may still be alive is kept. Without it, the next delivery of its key would
 start at once, while that run continues.
@@ -7,6 +7,7 @@ start at once, while that run continues.
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -16,9 +17,18 @@ from django.utils import timezone
 from .exceptions import BackendUnavailable, InvalidLockBackend
 from .handler import locks
 from .idempotency import Now
-from .models import FollowUp, IdempotencyRecord, LockEvent
+from .models import FollowUp, IdempotencyRecord, LockEvent, LockStatistics
 
-__all__ = ["delete", "forget", "in_batches", "is_alive", "may_be_alive", "purge", "purge_events"]
+__all__ = [
+    "delete",
+    "forget",
+    "in_batches",
+    "is_alive",
+    "may_be_alive",
+    "purge",
+    "purge_events",
+    "purge_statistics",
+]
 
 State = IdempotencyRecord.State
 M = TypeVar("M", bound=models.Model)
@@ -98,6 +108,27 @@ def purge_events(*, days: float, batch_size: int = 1000, using: str | None = Non
     old = LockEvent.objects.using(using).filter(when__lt=before)
     for batch in in_batches(old.only("pk"), batch_size):
         yield old.filter(pk__in=[event.pk for event in batch]).delete()[0]
+
+
+KEPT = {
+    LockStatistics.Period.MINUTE: dt.timedelta(hours=2),
+    LockStatistics.Period.TEN_MINUTES: dt.timedelta(days=2),
+    LockStatistics.Period.HOUR: dt.timedelta(days=14),
+}
+"""For how long lock statistics of each period are kept: twice what the admin shows of it."""
+
+
+def purge_statistics(*, using: str | None = None) -> int:
+    """Delete old lock statistics; the processes that write them do so now and then.
+
+    Returns:
+        How many rows were deleted.
+    """
+    using = using or router.db_for_write(LockStatistics)
+    now, over = time.time(), models.Q()
+    for period, kept in KEPT.items():
+        over |= models.Q(period=period, start__lt=now - kept.total_seconds())
+    return LockStatistics.objects.using(using).filter(over).delete()[0]
 
 
 def in_batches(rows: models.QuerySet[M], size: int) -> Iterator[list[M]]:

@@ -35,6 +35,8 @@ gave_up = Signal()
 requeued = Signal()
 """Not public: a delivery was put back into its queue; ``task``, ``task_id`` and ``reason``:
 ``contended``, ``unavailable`` or ``other``."""
+stopped_waiting = Signal()
+"""Not public: an acquire that had sent ``contended`` has ended, whether granted or not."""
 waited_long = Signal()
 """Not public: ``acquired`` after a long wait, for the lock events. Receiving ``acquired`` instead
 would slow down every acquire."""

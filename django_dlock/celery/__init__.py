@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import signals
 
+from .. import process
 from ..core import watchdog
 from . import shutdown
 from .checks import log_task_warnings
@@ -20,6 +21,7 @@ __all__ = ["LockedTask"]
 def _release_all(**_: Any) -> None:
     # Children of a pool end with ``os._exit``, which skips ``atexit``.
     watchdog.shutdown()
+    process.run_exit_hooks()
 
 
 for signal, receivers in (

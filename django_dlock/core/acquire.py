@@ -196,9 +196,11 @@ class AcquireFlows:
                 again = self._request(patience)
                 requests.append(again._replace(metadata=requests[-1].metadata))
         except BaseException as error:
+            self._stop_waiting()
             if trace is not None:
                 trace.failed(error)
             raise
+        self._stop_waiting()
         if lease is None:
             if trace is not None:
                 trace.contended()
@@ -230,6 +232,13 @@ class AcquireFlows:
         if dispatch.has_receivers(signals.gave_up, self._sender):
             dispatch.send(
                 signals.gave_up, self._sender, owner=None, reason=reason, **self._signal_kwargs()
+            )
+
+    def _stop_waiting(self) -> None:
+        met = self.contention is not None
+        if met and dispatch.has_receivers(signals.stopped_waiting, self._sender):
+            dispatch.send(
+                signals.stopped_waiting, self._sender, owner=None, **self._signal_kwargs()
             )
 
     def _met(self, contention: Contention) -> None:

@@ -10,11 +10,8 @@ fall into step and cost one round trip for 500.
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 import random
-import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -95,7 +92,6 @@ class Watchdog:
         # When the thread wakes by itself; infinite while it is awake, so that a lease which its
         # current turn may miss always wakes it again.
         self._wakes_at = math.inf
-        self._armed_pid = 0
 
     # -- called by handles -------------------------------------------------------------
 
@@ -322,16 +318,7 @@ class Watchdog:
     def _arm(self) -> None:
         """Make this process release its leases when it ends; repeated in each forked child."""
         process.at_fork(after_in_child=self.after_fork)
-        if self._armed_pid != os.getpid():
-            self._armed_pid = os.getpid()
-            # The parent's may be registered already.
-            atexit.unregister(self.shutdown)
-            atexit.register(self.shutdown)
-            for module in ("multiprocessing.util", "billiard.util"):
-                # Children of a pool skip atexit but run these.
-                util = sys.modules.get(module)
-                if util is not None:
-                    util.Finalize(None, self.shutdown, exitpriority=100)
+        process.at_exit(self.shutdown)
 
     def after_fork(self) -> None:
         """Runs in a forked child, which holds none of its parent's leases."""

@@ -1,4 +1,4 @@
-"""Counts what happens to locks, for Prometheus and for OpenTelemetry.
+"""Counts what happens to locks, for Prometheus, OpenTelemetry and the admin.
 
 ``DLOCK_METRICS`` in the settings names the exporters. Without it, nothing here is imported and
 nothing is counted.

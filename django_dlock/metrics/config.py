@@ -11,11 +11,12 @@ from django.utils.module_loading import import_string
 
 __all__ = ["EXPORTERS", "MetricsSettings", "read"]
 
-EXPORTERS = {
+EXPORTERS: dict[str, tuple[str, str | None]] = {
+    "admin": ("django_dlock.metrics.admin", None),
     "prometheus": ("django_dlock.metrics.prometheus", "prometheus_client"),
     "opentelemetry": ("django_dlock.metrics.opentelemetry", "opentelemetry"),
 }
-"""Name → our module, and the package that the extra of the same name installs."""
+"""Name → our module, and the package that the extra of the same name installs, if it needs one."""
 KEYS = ("EXPORTERS", "GROUP", "RECORDS")
 
 

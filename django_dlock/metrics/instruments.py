@@ -41,6 +41,9 @@ ATTEMPTS = Instrument(
 CONTENTIONS = Instrument(
     "django_dlock.acquire.contentions", "counter", "{acquire}", "Acquires that found the lock held"
 )
+WAITING = Instrument(
+    "django_dlock.waiting", "up_down", "{acquire}", "Acquires that found the lock held and wait now"
+)
 WAITS = Instrument(
     "django_dlock.wait.duration", "histogram", "s", "Time from an acquire to its grant"
 )
@@ -90,6 +93,7 @@ REQUEUES = Instrument(
 EVENTS = (
     ATTEMPTS,
     CONTENTIONS,
+    WAITING,
     WAITS,
     HOLDS,
     HELD,

@@ -58,6 +58,7 @@ class Recorder:
             (signals.released, self._on_released),
             (signals.renewed, self._on_renewed),
             (signals.requeued, self._on_requeued),
+            (signals.stopped_waiting, self._on_stopped_waiting),
         ]
 
     def _add(
@@ -76,7 +77,12 @@ class Recorder:
         self._add(instruments.HELD, labels)
 
     def _on_contended(self, *, alias: str, name: str, **_: Any) -> None:
-        self._add(instruments.CONTENTIONS, self._of(alias, name))
+        labels = self._of(alias, name)
+        self._add(instruments.CONTENTIONS, labels)
+        self._add(instruments.WAITING, labels)
+
+    def _on_stopped_waiting(self, *, alias: str, name: str, **_: Any) -> None:
+        self._add(instruments.WAITING, self._of(alias, name), -1)
 
     def _on_gave_up(self, *, alias: str, name: str, reason: str, **_: Any) -> None:
         self._add(instruments.ATTEMPTS, self._of(alias, name), outcome=reason)
@@ -140,7 +146,7 @@ def _exporter(name: str, settings: MetricsSettings) -> Exporter:
     try:
         module = import_module(path)
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != package:
+        if package is None or (error.name or "").partition(".")[0] != package:
             raise
         raise ImproperlyConfigured(
             f"DLOCK_METRICS['EXPORTERS'] has {name!r}, but {package} is not installed: "

@@ -86,7 +86,7 @@ def test_a_slow_write_delays_a_fork_only_for_a_limited_time(
 
 def test_parent_and_child_can_write_after_the_fork(writer: Writer) -> None:
     def write() -> None:
-        with audit._not_while_forking():
+        with audit.not_while_forking("default"):
             pass
 
     writer.go()

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_dlock import Lock, clock, locks
 from django_dlock.core import dispatch
-from django_dlock.exceptions import BackendUnavailable
+from django_dlock.exceptions import BackendUnavailable, LockNotAcquired
 from django_dlock.inspection import break_lease
 from django_dlock.lease import RenewalResult
 from django_dlock.metrics import config, instruments, recorder
@@ -115,9 +116,42 @@ def test_a_lock_that_is_held_by_another_is_counted(seen):
         assert not Lock("order:1", bound=False).acquire(blocking=False)
         # The holder itself does not wait for itself.
         assert not Lock("order:1").acquire(blocking=False)
-    dispatch.flush()
+        dispatch.flush()
+        assert seen.gauge("waiting", **ORDER) == 0
     assert seen.counter("acquire.attempts", **ORDER, outcome="contended") == 2
     assert seen.counter("acquire.contentions", **ORDER) == 1
+
+
+@pytest.mark.parametrize("end", ["granted", "gave up", "interrupted"])
+def test_who_waits_is_counted_until_the_wait_ends(seen, monkeypatch, end):
+    held, ended, errors = Lock("order:1", bound=False), threading.Event(), []
+    assert held.acquire()
+    if end == "interrupted":
+
+        def interrupted(*args, **kwargs):
+            assert ended.wait(20)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(locks["default"], "wait", interrupted)
+
+    def acquire():
+        try:
+            with Lock("order:1", wait=0.5 if end == "gave up" else 20):
+                pass
+        except (LockNotAcquired, KeyboardInterrupt) as error:
+            errors.append(error)
+
+    waiter = threading.Thread(target=acquire)
+    waiter.start()
+    until(lambda: seen.gauge("waiting", **ORDER) == 1)
+    if end == "granted":
+        held.release()
+    ended.set()
+    waiter.join(30)
+    until(lambda: seen.gauge("waiting", **ORDER) == 0)
+    assert len(errors) == (end != "granted")
+    if end != "granted":
+        held.release()
 
 
 def test_a_backend_that_does_not_answer_is_counted(seen, monkeypatch):
@@ -303,7 +337,7 @@ def test_wrong_settings_are_told(value, message):
             config.read()
 
 
-@pytest.mark.parametrize("name", config.EXPORTERS)
+@pytest.mark.parametrize("name", [name for name, (_, extra) in config.EXPORTERS.items() if extra])
 def test_a_missing_library_is_told_with_the_extra_that_installs_it(name, monkeypatch):
     path, package = config.EXPORTERS[name]
     for module in [each for each in sys.modules if each == path or each.startswith(package)]:

@@ -1,0 +1,147 @@
+"""Counts for the page of lock statistics in the admin.
+
+What a process counts is added up in memory, and written to a table about every minute, if there is
+anything new, by a thread that ends when there is nothing to count. A database that is away delays
+nothing; after ten minutes, what could not be written is forgotten.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping
+
+from django.db import Error, OperationalError, connections
+from django.db.utils import InterfaceError
+
+from .. import process, retention
+from ..audit import NO_DATABASE, not_while_forking
+from ..core import dispatch
+from ..log import logger
+from . import table
+from .config import MetricsSettings
+from .counts import Counts, Minutes
+from .instruments import ATTEMPTS, Instrument
+
+__all__ = ["AdminExporter", "make"]
+
+EVERY = (30.0, 60.0)
+"""Seconds from one statement to the next; different ones, so that processes do not meet."""
+PURGED_ONCE_IN = 100
+"""Statements of all processes to one that deletes old rows; by chance, so that nobody keeps count
+and processes that live for seconds take part."""
+PATIENCE_AT_EXIT = 1.0
+
+
+class AdminExporter:
+    """The counts of this process, and the thread that writes them."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._begin()
+        process.at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._thread: threading.Thread | None = None
+        # Set for what must be written at once.
+        self._due = threading.Event()
+        self._failing = False
+        # Before the first count, because a process may end while that is still in the queue.
+        process.at_exit(self._end_of_process)
+
+    def add(self, instrument: Instrument, value: float, labels: Mapping[str, str]) -> None:
+        if self._closed or (instrument is ATTEMPTS and labels["outcome"] == "acquired"):
+            # The waiting times are as many.
+            return
+        with self._lock:
+            self._counts.add(instrument, value, labels)
+            if self._thread is None or not self._thread.is_alive():
+                self._start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._finish()
+        with self._lock:
+            # What could not be written now is not tried again at the end of the process.
+            self._counts = Counts()
+
+    def _start(self) -> None:
+        # Again: multiprocessing forgets in a child what was registered at the fork.
+        process.at_exit(self._end_of_process)
+        self._thread = threading.Thread(target=self._run, name="dlock-statistics", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # The interpreter is ending.
+            self._thread = None
+
+    def _end_of_process(self) -> None:
+        # The last events may not have been counted yet.
+        dispatch.settle(PATIENCE_AT_EXIT)
+        self._finish()
+        if self._thread is None and not self._counts.is_idle:
+            # No thread can start any more, but that of the events is there.
+            dispatch.call(self._flush_or_tell)
+            dispatch.settle(PATIENCE_AT_EXIT)
+
+    def _finish(self) -> None:
+        """Let the thread write what there is, and end; not for longer than ``PATIENCE_AT_EXIT``."""
+        thread = self._thread
+        self._due.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(PATIENCE_AT_EXIT)
+
+    def _run(self) -> None:
+        while True:
+            last = self._due.wait(random.uniform(*EVERY))
+            self._flush_or_tell()
+            with self._lock:
+                if last or self._counts.is_idle:
+                    self._due.clear()
+                    self._thread = None
+                    return
+
+    def _flush_or_tell(self) -> None:
+        try:
+            self._flush()
+        except BaseException as error:
+            if not self._failing:
+                # Once, until it works again.
+                self._failing = True
+                trace = None if isinstance(error, Error) else error
+                logger.warning("Lock statistics are not written: %s", error, exc_info=trace)
+
+    def _flush(self) -> None:
+        """Write what there is; one statement, or none."""
+        with self._lock:
+            minutes = self._counts.take()
+        database = table.database()
+        if not minutes or connections.settings[database]["ENGINE"] == NO_DATABASE:
+            return
+        connection = connections[database]
+        try:
+            with not_while_forking(database):
+                self._write(minutes)
+                self._failing = False
+                if not random.randrange(PURGED_ONCE_IN):
+                    retention.purge_statistics(using=database)
+        finally:
+            # With DEBUG, Django would keep every statement.
+            connection.queries_log.clear()
+            connection.close()
+
+    def _write(self, minutes: Minutes) -> None:
+        try:
+            table.write(minutes)
+        except (OperationalError, InterfaceError):
+            # The database is away, or another process has the rows for now.
+            with self._lock:
+                self._counts.put_back(minutes)
+            raise
+
+
+def make(settings: MetricsSettings) -> AdminExporter:
+    """The exporter of this process."""
+    return AdminExporter()

@@ -1,0 +1,42 @@
+"""What a process does when it ends in order: a main process, a forked child, a child of a pool."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["at_exit", "run_exit_hooks"]
+
+_hooks: dict[Callable[[], object], int] = {}
+"""Each hook, and the pid of the process that has registered it."""
+_finalizers: dict[tuple[Callable[[], object], str], Any] = {}
+
+
+def at_exit(hook: Callable[[], object]) -> None:
+    """Call ``hook`` when this process ends; a forked child has to register it again.
+
+    Hooks run in reverse order, as with ``atexit``. To register one twice does nothing.
+    """
+    pid = os.getpid()
+    if _hooks.get(hook) != pid:
+        _hooks[hook] = pid
+        # The parent's may be registered already.
+        atexit.unregister(hook)
+        atexit.register(hook)
+    for module in ("multiprocessing.util", "billiard.util"):
+        # Children of a pool skip atexit but run these. They forget, at their start, what was
+        # registered right after the fork.
+        util, known = sys.modules.get(module), _finalizers.get((hook, module))
+        if util is not None and (known is None or not known.still_active()):
+            _finalizers[hook, module] = util.Finalize(None, hook, exitpriority=100)
+
+
+def run_exit_hooks() -> None:
+    """Run all hooks of this process now, for a process that ends with ``os._exit``."""
+    pid = os.getpid()
+    for hook, registered_by in reversed(list(_hooks.items())):
+        if registered_by == pid:
+            hook()
