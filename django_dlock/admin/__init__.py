@@ -1,4 +1,4 @@
-"""Held locks, idempotency records and lock events in the Django admin."""
+"""Held locks, idempotency records, lock events and lock statistics in the Django admin."""
 
 from __future__ import annotations
 
@@ -6,5 +6,12 @@ from .events import LockEventAdmin
 from .held_locks import HeldLockAdmin
 from .locked_object import LockedObjectAdmin
 from .records import IdempotencyRecordAdmin
+from .statistics import LockStatisticsAdmin
 
-__all__ = ["HeldLockAdmin", "IdempotencyRecordAdmin", "LockEventAdmin", "LockedObjectAdmin"]
+__all__ = [
+    "HeldLockAdmin",
+    "IdempotencyRecordAdmin",
+    "LockEventAdmin",
+    "LockStatisticsAdmin",
+    "LockedObjectAdmin",
+]

@@ -20,8 +20,9 @@ from tests.support.themed_site import PASSWORD, THEMES, USER, ThemedSite
 pytestmark = pytest.mark.timeout(180)
 
 LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
-LOCKS, RECORDS, EVENTS = (
-    f"/admin/django_dlock/{model}/" for model in ("heldlock", "idempotencyrecord", "lockevent")
+LOCKS, RECORDS, EVENTS, STATISTICS = (
+    f"/admin/django_dlock/{model}/"
+    for model in ("heldlock", "idempotencyrecord", "lockevent", "lockstatistics")
 )
 PAGES = {
     "held-locks": LOCKS,
@@ -32,14 +33,21 @@ PAGES = {
     "forget": RECORDS + "4/forget/",
     "events": EVENTS,
     "event": EVENTS + "1/change/",
+    "statistics": STATISTICS + "?range=day",
     "object": "/admin/shop/order/1/change/",
     "object-free": "/admin/shop/order/2/change/",
     "object-release": "/admin/shop/order/1/locks/release/",
 }
 IN_THE_DOCUMENTATION = {
-    *((name, look) for name in ("held-locks", "release", "records", "events") for look in LOOKS),
+    *(
+        (name, look)
+        for name in ("held-locks", "release", "records", "events", "statistics")
+        for look in LOOKS
+    ),
     *((name, look) for name in ("outage", "object") for look in ("light", "dark")),
 }
+MOST_SHOWN = {"statistics": 1900}
+"""How much of a high page a picture of the documentation shows, in pixels."""
 
 
 @pytest.fixture(scope="module", params=THEMES)
@@ -88,7 +96,8 @@ def look_at(browser, site, path, name, look):
     folder = os.environ.get("DLOCK_PICTURES")
     if folder and site.theme == "stock" and (name, look) in IN_THE_DOCUMENTATION:
         height = browser.execute_script("return document.documentElement.scrollHeight")
-        show(browser, width, colours, min(height, 800 if look == "phone" else 1200))
+        most = 800 if look == "phone" else MOST_SHOWN.get(name, 1200)
+        show(browser, width, colours, min(height, most))
         picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         Path(folder, f"{name}-{look}.png").write_bytes(b64decode(picture["data"]))
 

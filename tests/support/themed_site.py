@@ -63,6 +63,7 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
     settings.JAZZMIN_UI_TWEAKS = {"default_theme_mode": "auto"}
     settings.JAZZMIN_SETTINGS = {"use_google_fonts_cdn": False}
     settings.DLOCKS = {"default": {"BACKEND": "tests.support.posed.PictureBackend"}}
+    settings.DLOCK_METRICS = {"EXPORTERS": ["admin"]}
     # Two sites on one host would share their cookies.
     settings.SESSION_COOKIE_NAME = f"session-{port}"
     settings.LOGIN_REDIRECT_URL = "/admin/"
@@ -81,7 +82,7 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
 
     from django.contrib.auth.models import User
 
-    from tests.support import posed
+    from tests.support import posed, posed_statistics
 
     register_orders(theme)
     call_command("migrate", verbosity=0)
@@ -91,6 +92,7 @@ def serve(port: str, theme: str, outage: str, directory: str) -> None:
         posed.pose_records()
         posed.pose_events()
         posed.pose_orders()
+        posed_statistics.pose_statistics()
         call_command("runserver", f"{HOST}:{port}", use_reloader=False, insecure_serving=True)
 
 

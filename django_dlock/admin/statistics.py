@@ -1,0 +1,78 @@
+"""The page of lock statistics: what happened to locks, in pictures and in tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import Error
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.translation import gettext
+
+from ..metrics import config
+from ..models import LockStatistics
+from .base import ReadOnlyAdmin
+from .cards import cards, clock_time, facts
+from .figures import RANGES, Figures
+from .filters import known_aliases
+
+__all__ = ["LockStatisticsAdmin"]
+
+
+@admin.register(LockStatistics)
+class LockStatisticsAdmin(ReadOnlyAdmin):
+    """What was counted; see ``metrics.admin``."""
+
+    change_list_template = "admin/django_dlock/lockstatistics/change_list.html"
+
+    class Media:
+        css = {"all": ("django_dlock/statistics.css",)}
+
+    def get_urls(self) -> list[URLPattern]:
+        # A row by itself tells nothing.
+        view = self.admin_site.admin_view(self.changelist_view)
+        return [path("", view, name="django_dlock_lockstatistics_changelist")]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        chosen = RANGES.get(request.GET.get("range", ""), RANGES["hour"])
+        aliases, _problem = known_aliases()
+        alias = request.GET.get("alias", "")
+        alias = alias if alias in aliases else ""
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": gettext("Lock statistics"),
+            "media": self.media,
+            "ranges": [(each.key, each.title) for each in RANGES.values()],
+            "range": chosen.key,
+            "aliases": aliases if len(aliases) > 1 else [],
+            "alias": alias,
+            "is_counted": is_counted(),
+            **(extra_context or {}),
+        }
+        try:
+            figures = Figures(chosen, alias)
+        except Error as error:
+            context["problem"] = error
+        else:
+            context["is_empty"] = figures.is_empty
+            context["until"] = clock_time(figures.now)
+            if not figures.is_empty:
+                context |= {"facts": facts(figures), "cards": cards(figures)}
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, self.change_list_template, context)
+
+
+def is_counted() -> bool:
+    """Whether the settings have this process count for the page."""
+    try:
+        return "admin" in config.read().exporters
+    except ImproperlyConfigured:
+        return False
