@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from .fields import FencingTokenField
     from .handler import locks
+    from .idempotent_views import idempotent_view
     from .lock import DEFAULT, Lock
     from .views import locked_view
 
@@ -54,6 +55,7 @@ __all__ = [
     "PayloadMismatch",
     "QuorumNotReached",
     "StaleToken",
+    "idempotent_view",
     "locked",
     "locked_view",
     "locks",
@@ -66,6 +68,7 @@ _MODULES = {
     "FencingTokenField": "fields",
     "Lock": "lock",
     "LockedTask": "celery",
+    "idempotent_view": "idempotent_views",
     "locked": "decorators",
     "locked_view": "views",
     "locks": "handler",

@@ -13,7 +13,14 @@ from django.utils.translation import gettext
 
 from .lease import LeaseInfo
 
-__all__ = ["contended", "is_anonymous", "login_required", "prefers_json", "unavailable"]
+__all__ = [
+    "contended",
+    "is_anonymous",
+    "login_required",
+    "prefers_json",
+    "problem",
+    "unavailable",
+]
 
 LONGEST_RETRY_AFTER = 60
 """Seconds. A long lease may be released at any moment, so clients should not wait for its end."""
@@ -31,7 +38,7 @@ def contended(request: HttpRequest, status: int, info: LeaseInfo | None) -> Http
         # How long the holder still needs is unknown. The time that it has taken so far is a fair
         # guess, and is short for a request that has just begun.
         wait = info.age if info.kind == "held" else info.ttl or 0.0
-    return _problem(
+    return problem(
         request,
         status,
         gettext("Another request for this resource is in progress. Try again later."),
@@ -41,7 +48,7 @@ def contended(request: HttpRequest, status: int, info: LeaseInfo | None) -> Http
 
 def unavailable(request: HttpRequest) -> HttpResponse:
     """The lock's backend does not answer."""
-    return _problem(
+    return problem(
         request,
         HTTPStatus.SERVICE_UNAVAILABLE,
         gettext("This service is unavailable for the moment. Try again later."),
@@ -61,7 +68,7 @@ def login_required(request: HttpRequest) -> HttpResponseBase:
 
     if prefers_json(request):
         detail = gettext("Authentication is required.")
-        return _problem(request, HTTPStatus.FORBIDDEN, detail)
+        return problem(request, HTTPStatus.FORBIDDEN, detail)
     response: HttpResponseBase = decorators.login_required(_never)(request)
     patch_vary_headers(response, ["Accept"])
     return response
@@ -80,7 +87,7 @@ def prefers_json(request: HttpRequest) -> bool:
     return request.get_preferred_type(json + html if sends_json else html + json) in json
 
 
-def _problem(
+def problem(
     request: HttpRequest, status: int, detail: str, *, retry_after: int | None = None
 ) -> HttpResponse:
     """The response in the form that the client prefers: problem details (RFC 9457) or a page."""

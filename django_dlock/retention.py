@@ -22,6 +22,7 @@ from .models import FollowUp, IdempotencyRecord, LockEvent, LockStatistics
 __all__ = [
     "delete",
     "forget",
+    "holds",
     "in_batches",
     "is_alive",
     "may_be_alive",
@@ -46,6 +47,18 @@ def is_alive(record: IdempotencyRecord) -> bool:
         return False
     info = locks[record.lock_alias].get(record.lock_name)
     return info is not None and info.owner == record.owner and info.holder_state != "dead"
+
+
+def holds(alias: str, name: str, owner: str) -> bool:
+    """Whether the backend says that a run with this owner holds the name now.
+
+    Raises:
+        BackendUnavailable: No answer.
+        InvalidLockBackend: The settings do not define the alias any more.
+    """
+    lease = locks[alias].get(name)
+    # A parked lease has another owner: its run has ended, and the record waits for the retry.
+    return lease is not None and lease.owner == owner and lease.kind == "held"
 
 
 def may_be_alive(record: IdempotencyRecord, silent: set[str]) -> bool:

@@ -26,7 +26,7 @@ from .log import logger
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["locked_view"]
+__all__ = ["CLASS_BASED", "OwnTransactions", "is_async", "locked_view", "view_methods"]
 
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
@@ -92,25 +92,25 @@ def locked_view(
         raise ValueError(
             f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'pass' or 503"
         )
-    guarded = _methods(methods)
+    guarded = None if methods is None else view_methods(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
     keywords = cast("LockKeywords", {**options, "wait": wait})
     check_options(keywords)
-    class_key = compile_key(key, _CLASS_BASED, what="The key of @locked_view")
+    class_key = compile_key(key, CLASS_BASED, what="The key of @locked_view")
 
     def decorate(view: V) -> V:
         if isinstance(view, type):
             return cast("V", method_decorator(decorate, name="dispatch")(view))
         signature = _signature(view)
-        if signature is _CLASS_BASED:
+        if signature is CLASS_BASED:
             # ``method_decorator`` calls this with every request, so the key is compiled already.
             make_key = class_key
         else:
             what = f"The key of @locked_view on {full_name(view)}"
             make_key = compile_key(key, signature, what=what)
         rules = _ViewRules(make_key, keywords, status, guarded, if_unavailable)
-        if not _is_async(view):
+        if not is_async(view):
             return cast("V", _sync(view, rules))
         if keywords.get("hold_until") == "commit":
             raise ValueError(
@@ -138,9 +138,8 @@ def _check_contention(wait: object, status: int, if_contended: str) -> None:
         )
 
 
-def _methods(methods: Sequence[str] | None) -> frozenset[str] | None:
-    if methods is None:
-        return None
+def view_methods(methods: Sequence[str]) -> frozenset[str]:
+    """The names of HTTP methods, checked."""
     if methods == "unsafe":
         return UNSAFE
     # A string is a sequence of strings, too, so exclude it first. Copy, because an iterator can be
@@ -148,8 +147,7 @@ def _methods(methods: Sequence[str] | None) -> frozenset[str] | None:
     names = frozenset() if isinstance(methods, str) else frozenset(methods)
     if not names or not all(isinstance(name, str) and name.isupper() for name in names):
         raise TypeError(
-            f"methods is {methods!r}; @locked_view takes names in capitals, such as ['POST'], "
-            "or 'unsafe'"
+            f"methods is {methods!r}; it takes names in capitals, such as ['POST'], or 'unsafe'"
         )
     return names
 
@@ -161,7 +159,7 @@ def _class_based(request: HttpRequest, *args: Any, **kwargs: Any) -> None:
     """Has the signature of every class-based view."""
 
 
-_CLASS_BASED = inspect.signature(_class_based)
+CLASS_BASED = inspect.signature(_class_based)
 
 
 def _signature(view: Callable[..., Any]) -> inspect.Signature:
@@ -169,11 +167,11 @@ def _signature(view: Callable[..., Any]) -> inspect.Signature:
     # as_view() and ViewSet.as_view() set an attribute; method_decorator passes a partial. Their
     # apparent signature is that of a method, which begins with self.
     if isinstance(view, functools.partial) or hasattr(view, "view_class") or hasattr(view, "cls"):
-        return _CLASS_BASED
+        return CLASS_BASED
     parameters = list(inspect.signature(view).parameters.values())
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in positional:
-        return _CLASS_BASED
+        return CLASS_BASED
     first, *others = parameters
     if any(other.name == "request" for other in others):
         raise TypeError(
@@ -183,7 +181,8 @@ def _signature(view: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature([first.replace(name="request"), *others])
 
 
-def _is_async(view: Callable[..., Any]) -> bool:
+def is_async(view: Callable[..., Any]) -> bool:
+    """Whether the view has to be awaited."""
     if iscoroutinefunction(view):
         return True
     # ``dispatch`` of an async class-based view is a plain method that returns a coroutine.
@@ -194,8 +193,8 @@ def _is_async(view: Callable[..., Any]) -> bool:
 def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Response]:
     marks = getattr(view, "_non_atomic_requests", None)
     # If a locked view is inside this one, it opens the transactions, inside both locks.
-    inner = marks if isinstance(marks, _OwnTransactions) else None
-    own = _OwnTransactions(marks or ()) if inner is None else inner
+    inner = marks if isinstance(marks, OwnTransactions) else None
+    own = OwnTransactions(marks or ()) if inner is None else inner
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
@@ -247,7 +246,7 @@ def _may_load(key: str | Callable[..., str]) -> bool:
 def _async(
     view: Callable[..., Any], rules: _ViewRules, *, key_may_load: bool
 ) -> Callable[..., Any]:
-    own = _OwnTransactions(getattr(view, "_non_atomic_requests", ()))
+    own = OwnTransactions(getattr(view, "_non_atomic_requests", ()))
 
     @functools.wraps(view)
     async def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
@@ -283,7 +282,7 @@ def _async(
     return respond
 
 
-class _OwnTransactions(set[str]):
+class OwnTransactions(set[str]):
     """The databases that ``non_atomic_requests`` named; claims to contain every database.
 
     Django opens a transaction for each database that is not in this set. That transaction would

@@ -11,7 +11,7 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import Error, connections, transaction
 
-from ... import idempotency
+from ... import idempotency, retention
 from ...exceptions import (
     BackendUnavailable,
     DuplicateRun,
@@ -386,7 +386,7 @@ def _holds(alias: str, name: str, owner: str) -> bool:
         UnknownAlias: The alias is not defined any more.
     """
     try:
-        lease = locks[alias].get(name)
+        return retention.holds(alias, name, owner)
     except InvalidLockBackend as error:
         raise UnknownAlias(
             f"A run is recorded under the alias {alias!r}, which cannot be used any more "
@@ -395,5 +395,3 @@ def _holds(alias: str, name: str, owner: str) -> bool:
             name,
             alias,
         ) from error
-    # A parked lease has another owner: its run has ended, and the record waits for the retry.
-    return lease is not None and lease.owner == owner and lease.kind == "held"

@@ -1,0 +1,406 @@
+"""``idempotent_view``: a view that answers each ``Idempotency-Key`` once, and then repeats itself.
+
+The header is that of the IETF draft "The Idempotency-Key HTTP Header Field". Lock and record are
+those of tasks: the lock keeps two requests with one key apart, the record decides what counts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
+from urllib.parse import quote
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, transaction
+from django.http import HttpRequest, HttpResponseBase
+from django.utils.decorators import method_decorator
+from django.utils.translation import gettext
+
+from . import idempotency, refusal_responses, retention, stored_responses
+from .decorators import CommonKeywords, LockKeywords, check_options, full_name
+from .exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
+from .handler import locks
+from .idempotency import Claim, ClaimRequest, Finished
+from .keys import Key, MissingValue, compile_key
+from .lock import Lock
+from .log import logger
+from .views import CLASS_BASED, OwnTransactions, is_async, view_methods
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["idempotent_view"]
+
+V = TypeVar("V", bound=Callable[..., Any])
+Response: TypeAlias = HttpResponseBase
+
+HEADER = "Idempotency-Key"
+LONGEST_KEY = 255
+"""Characters of a record's key; a longer one is stored as a digest."""
+WEEK = dt.timedelta(days=7)
+
+
+@overload
+def idempotent_view(view: V, /) -> V: ...
+
+
+@overload
+def idempotent_view(
+    *,
+    required: bool = ...,
+    methods: Sequence[str] | Literal["unsafe"] = ...,
+    client: str | Callable[..., str] = ...,
+    idempotency_scope: str = ...,
+    idempotency_ttl: dt.timedelta | float = ...,
+    idempotency_using: str | None = ...,
+    if_unavailable: Literal["raise", 503] = ...,
+    **options: Unpack[CommonKeywords],
+) -> Callable[[V], V]: ...
+
+
+def idempotent_view(
+    view: Any = None,
+    /,
+    *,
+    required: bool = False,
+    methods: Sequence[str] | Literal["unsafe"] = "unsafe",
+    client: str | Callable[..., str] = "{request.user.pk}",
+    idempotency_scope: str = "",
+    idempotency_ttl: dt.timedelta | float = WEEK,
+    idempotency_using: str | None = None,
+    if_unavailable: Literal["raise", 503] = "raise",
+    **options: Unpack[CommonKeywords],
+) -> Any:
+    """Run a view once for each ``Idempotency-Key`` of a client, and repeat its answer.
+
+    Use it as ``locked_view``: on functions, sync or async, on class-based views, and outermost.
+    The first answer is stored in the idempotency table, in the transaction of the view, and sent
+    again, with its own status and headers, to every later request with the key. Answers of 500
+    and above, and those that may change (401, 403, 408, 409, 423, 425, 429), are not stored: the
+    transaction is rolled back, and the key may be tried again. An async view has no transaction:
+    its effects are committed before its answer is stored.
+
+    Requests that do not run:
+
+    * Another request with the key is in progress: 409 with ``Retry-After``.
+    * The key was used with another method, path, query or body: 422.
+    * The header is missing and ``required``, or it is not 1 to 255 visible ASCII characters: 400.
+    * The client is anonymous, and ``client`` needs a user: as ``login_required``; 403 for JSON.
+
+    Args:
+        required: Whether a request without the header is refused; otherwise it runs as usual.
+        methods: The HTTP methods that have keys; others run as usual.
+        client: Whose keys these are: a template over ``request`` and the arguments of the URL,
+            or a callable with the view's arguments. Two clients may use the same key.
+        idempotency_scope: The scope of the records; by default the view's name. It survives a
+            renamed view.
+        idempotency_ttl: How long answers are kept: seconds or a ``timedelta``; 7 days by default.
+        idempotency_using: The database of the records; by default that of the routers. It must be
+            the database of the view's effects.
+        if_unavailable: If the lock's backend does not answer: ``"raise"``
+            ``BackendUnavailable``, or refuse with ``503``.
+        options: Options of ``Lock``.
+
+    Raises:
+        TypeError, ValueError: At decoration: an option is wrong. In a request: the answer cannot
+            be stored.
+        BackendUnavailable: In a request; see ``if_unavailable``.
+        AttemptsExhausted: In a request: five runs of the key died in the middle.
+    """
+    if if_unavailable not in ("raise", 503):
+        raise ValueError(
+            f"if_unavailable is {if_unavailable!r}; @idempotent_view takes 'raise' or 503"
+        )
+    if options.get("hold_until") == "commit" or options.get("reentrant"):
+        raise ValueError(
+            "@idempotent_view always releases after its transaction, and its lock is that of one "
+            "request: it takes neither hold_until nor reentrant"
+        )
+    if "wait" in options:
+        raise TypeError("@idempotent_view takes no wait: a key in progress is refused at once")
+    ttl = idempotency_ttl
+    if not isinstance(ttl, dt.timedelta):
+        ttl = dt.timedelta(seconds=ttl)
+    if ttl <= dt.timedelta():
+        raise ValueError(f"idempotency_ttl is {idempotency_ttl!r}; it takes a positive duration")
+    keywords = cast("LockKeywords", {**options, "wait": 0})
+    check_options(keywords)
+    of_client = compile_key(client, CLASS_BASED, what="client of @idempotent_view")
+    rules = _Rules(
+        required=required,
+        methods=view_methods(methods),
+        client=of_client,
+        scope=idempotency_scope,
+        ttl=ttl,
+        using=idempotency_using,
+        if_unavailable=if_unavailable,
+        options=keywords,
+    )
+
+    def decorate(view: V) -> V:
+        if isinstance(view, type):
+            return cast("V", method_decorator(decorate, name="dispatch")(view))
+        wrap = _async if is_async(view) else _sync
+        scope = rules.scope or full_name(view)
+        return cast("V", wrap(view, rules._replace(scope=scope)))
+
+    return decorate if view is None else decorate(view)
+
+
+# -- the view ------------------------------------------------------------------------------
+
+
+def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Response]:
+    own = _own_transactions(view)
+
+    def run(using: Sequence[str], body: Callable[[], Response]) -> Response:
+        for database in using:
+            body = transaction.atomic(using=database)(body)
+        return body()
+
+    @functools.wraps(view)
+    def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
+        started = rules.begin(request, args, kwargs)
+        if isinstance(started, HttpResponseBase):
+            return started
+        answer = functools.partial(view, request, *args, **kwargs)
+        if started is None:
+            return run(own.databases(), answer)
+        with started.lock_or_refusal() as refusal:
+            if refusal is not None:
+                return refusal
+            claim = started.claim()
+            if isinstance(claim, HttpResponseBase):
+                return claim
+            # The record's transaction is the outer one, so that it commits last.
+            databases = [*(name for name in own.databases() if name != claim.using), claim.using]
+
+            def store() -> Response:
+                response: Response = _rendered(answer())
+                if not started.store(claim, response):
+                    for database in databases:
+                        transaction.set_rollback(True, using=database)
+                return response
+
+            try:
+                response = run(databases, store)
+            except BaseException as error:  # noqa: BLE001 - recorded, and raised again
+                return started.failed(claim, error)
+            started.finished(claim, response)
+            return response
+
+    respond._non_atomic_requests = own  # type: ignore[attr-defined]
+    return respond
+
+
+def _async(view: Callable[..., Any], rules: _Rules) -> Callable[..., Any]:
+    own = _own_transactions(view)
+
+    @functools.wraps(view)
+    async def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
+        if own.databases():
+            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+        # The client may be that of a session, and a refusal may be a page: both may do I/O.
+        started = await sync_to_async(rules.begin)(request, args, kwargs)
+        if started is None:
+            return cast("Response", await view(request, *args, **kwargs))
+        if isinstance(started, HttpResponseBase):
+            return started
+        held = ExitStack()
+        refusal = await sync_to_async(held.enter_context)(started.lock_or_refusal())
+        try:
+            if refusal is not None:
+                return refusal
+            claim = await sync_to_async(started.claim)()
+            if isinstance(claim, HttpResponseBase):
+                return claim
+            try:
+                response = await view(request, *args, **kwargs)
+                response = await sync_to_async(_rendered)(response)
+                await sync_to_async(started.store)(claim, response)
+            except BaseException as error:  # noqa: BLE001 - recorded, and raised again
+                return await sync_to_async(started.failed)(claim, error)
+            await sync_to_async(started.finished)(claim, response)
+            return cast("Response", response)
+        finally:
+            await sync_to_async(held.close)()
+
+    return respond
+
+
+def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:
+    marks = getattr(view, "_non_atomic_requests", ())
+    if isinstance(marks, OwnTransactions):
+        raise TypeError(
+            f"@idempotent_view on {full_name(view)}: put @locked_view above @idempotent_view, so "
+            "that its lock outlives the transaction"
+        )
+    return OwnTransactions(marks)
+
+
+def _rendered(response: Any) -> Any:
+    """The response with its content; that of a template is rendered later otherwise."""
+    if callable(getattr(response, "render", None)) and not response.is_rendered:
+        response.render()
+    return response
+
+
+# -- one request ---------------------------------------------------------------------------
+
+
+class _Rules(NamedTuple):
+    """The validated arguments of ``idempotent_view``."""
+
+    required: bool
+    methods: frozenset[str]
+    client: Key
+    scope: str
+    ttl: dt.timedelta
+    using: str | None
+    if_unavailable: Literal["raise", 503]
+    options: LockKeywords
+
+    def begin(
+        self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _Run | Response | None:
+        """A run of this request; ``None`` if it has no key; or a response that refuses it."""
+        if request.method not in self.methods:
+            return None
+        header = request.headers.get(HEADER)
+        if header is None and not self.required:
+            return None
+        key = _key(header or "")
+        if key is None:
+            detail = gettext(
+                "This request needs an Idempotency-Key header of 1 to 200 visible characters."
+            )
+            return refusal_responses.problem(request, HTTPStatus.BAD_REQUEST, detail)
+        try:
+            client = self.client((request, *args), kwargs)
+        except MissingValue as missing:
+            if missing.of_user and refusal_responses.is_anonymous(request):
+                return refusal_responses.login_required(request)
+            raise
+        # Quoted, so that the first slash always ends the client.
+        key = f"{quote(client, safe='')}/{key}"
+        return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _key(header: str) -> str | None:
+    """The key in the header, with or without the quotes of the draft; ``None`` if malformed."""
+    found = re.fullmatch(r'"([!#-\[\]-~]{1,200})"|([!#-~]{1,200})', header)
+    return found and (found[1] or found[2])
+
+
+class _Run:
+    """What becomes of one request with a key."""
+
+    def __init__(self, rules: _Rules, request: HttpRequest, key: str) -> None:
+        self._rules, self._request, self._key = rules, request, key
+        self._stored: Response | None = None
+        metadata = {"path": request.path, **(rules.options.get("metadata") or {})}
+        options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
+        self._lock = Lock(f"idempotent:{_digest(rules.scope, key)}", **options)
+
+    @contextmanager
+    def lock_or_refusal(self) -> Iterator[Response | None]:
+        """Hold the lock in this context; yields a response if it cannot be acquired."""
+        try:
+            if not self._lock.acquire():
+                yield self._in_progress()
+                return
+        except BackendUnavailable as error:
+            if self._rules.if_unavailable == "raise":
+                raise
+            logger.warning("%s: %s", self._request.path, error, about=self._lock)
+            yield refusal_responses.unavailable(self._request)
+            return
+        try:
+            yield None
+        finally:
+            try:
+                self._lock.release()
+            except (BackendUnavailable, LeaseLost) as error:
+                # The record has decided whether the run counts.
+                logger.warning("After the request: %s", error, about=self._lock)
+
+    def claim(self) -> Claim | Response:
+        """The claim of the key, or the response if it cannot be claimed."""
+        lock, rules = self._lock, self._rules
+        request = ClaimRequest(
+            scope=rules.scope,
+            key=self._key,
+            payload=stored_responses.fingerprint(self._request),
+            ttl=rules.ttl,
+            lock_alias=lock.alias,
+            lock_name=lock.name,
+            owner=lock.owner or "",
+            token=lock.token,
+        )
+        try:
+            claim = idempotency.claim(request, holds=retention.holds, using=rules.using)
+        except PayloadMismatch:
+            detail = gettext("This Idempotency-Key was used for another request.")
+            return refusal_responses.problem(self._request, HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+        if isinstance(claim, Finished):
+            return stored_responses.decode(claim.result)
+        return claim if isinstance(claim, Claim) else self._in_progress()
+
+    def store(self, claim: Claim, response: Response) -> bool:
+        """Record the answer; ``False`` if it is none that is stored.
+
+        Raises:
+            StaleToken: Another request has the key by now.
+        """
+        if not stored_responses.is_final(response):
+            return False
+        idempotency.complete(claim, stored_responses.encode(response))
+        self._stored = response
+        return True
+
+    def finished(self, claim: Claim, response: Response) -> None:
+        """The answer is stored, or its transaction was rolled back."""
+        if not stored_responses.is_final(response):
+            self._mark_failed(claim, f"HTTP {response.status_code}")
+
+    def failed(self, claim: Claim, error: BaseException) -> Response:
+        """The response after an error, if there is one.
+
+        Raises:
+            BaseException: ``error``.
+        """
+        if isinstance(error, StaleToken):
+            return self._in_progress()
+        if self._stored is not None and isinstance(error, DatabaseError):
+            # The COMMIT was not answered, but it may have happened.
+            try:
+                if idempotency.has_succeeded(claim):
+                    return self._stored
+            except DatabaseError:
+                raise error from None
+        self._mark_failed(claim, f"{type(error).__name__}: {error}")
+        raise error
+
+    def _mark_failed(self, claim: Claim, error: str) -> None:
+        try:
+            idempotency.mark_failed(claim, error)
+        except DatabaseError as trouble:
+            # Its run counts as one that died in the middle, so the key can be tried again.
+            logger.warning("%s: not recorded: %s", self._request.path, trouble, about=self._lock)
+
+    def _in_progress(self) -> Response:
+        try:
+            info = locks[self._lock.alias].get(self._lock.name)
+        except BackendUnavailable:
+            info = None
+        return refusal_responses.contended(self._request, HTTPStatus.CONFLICT, info)

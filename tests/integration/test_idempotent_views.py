@@ -1,0 +1,413 @@
+"""``idempotent_view``: one run and one answer for each ``Idempotency-Key`` of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import DatabaseError, connection, connections
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_dlock import BackendUnavailable, Lock, idempotent_view, locked_view, locks
+from django_dlock.inspection import break_lease
+from django_dlock.models import IdempotencyRecord
+from django_dlock.testing import local_locks
+from testproject.shop.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+JSON = {"accept": "application/json"}
+
+
+@pytest.fixture(autouse=True)
+def local() -> Iterator[None]:
+    with local_locks():
+        yield
+
+
+def post(
+    key: str | None = "k1", *, user: Any = None, body: str = "{}", path: str = "/pay/", **meta: Any
+) -> HttpRequest:
+    headers = JSON if key is None else {**JSON, "idempotency-key": key}
+    request = RequestFactory().generic(
+        "POST", path, body, content_type="application/json", headers=headers, **meta
+    )
+    request.user = User(pk=1) if user is None else user
+    return request
+
+
+def charge(request: HttpRequest, status: int = 201) -> HttpResponse:
+    Effect.objects.create(order_number=1, by="view")
+    response = JsonResponse({"charge": Effect.objects.count()}, status=status)
+    response["Location"] = "/charges/1/"
+    response.set_cookie("seen", "1", httponly=True)
+    return response
+
+
+def effects() -> int:
+    return Effect.objects.count()
+
+
+def states() -> list[str]:
+    return list(IdempotencyRecord.objects.values_list("state", flat=True))
+
+
+def as_async(view: Any) -> Any:
+    async def aview(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        from asgiref.sync import sync_to_async
+
+        return await sync_to_async(view)(request, *args, **kwargs)
+
+    guarded = idempotent_view(aview)
+    return lambda request: asyncio.run(guarded(request))
+
+
+each_kind = pytest.mark.parametrize("make", [idempotent_view, as_async], ids=["sync", "async"])
+
+
+@each_kind
+def test_g12_the_first_answer_is_repeated_with_status_headers_and_cookies(make: Any) -> None:
+    view = make(charge)
+    first, second = view(post()), view(post())
+    assert (first.status_code, first.content) == (201, b'{"charge": 1}')
+    assert (second.status_code, second.content) == (201, b'{"charge": 1}')
+    assert second["Location"] == "/charges/1/"
+    assert second["Content-Type"] == "application/json"
+    assert second.cookies.output() == first.cookies.output()
+    assert ("Idempotent-Replayed" in first, second["Idempotent-Replayed"]) == (False, "true")
+    assert effects() == 1
+    assert states() == ["succeeded"]
+    assert locks["default"].list() == []
+
+
+def test_keys_belong_to_a_client() -> None:
+    view = idempotent_view(charge)
+    assert view(post(user=User(pk=1))).content == b'{"charge": 1}'
+    assert view(post(user=User(pk=2))).content == b'{"charge": 2}'
+    # Not a sum of strings: client 1 with key "2/x" is not client "1/2" with key "x".
+    by_client = idempotent_view(client=lambda request: request.user.username)(charge)
+    by_client(post("2/x", user=User(username="1")))
+    by_client(post("x", user=User(username="1/2")))
+    assert effects() == 4
+
+
+def test_a_key_with_and_without_quotes_is_the_same() -> None:
+    view = idempotent_view(charge)
+    view(post("k1"))
+    view(post('"k1"'))
+    assert effects() == 1
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "other",
+    [{"body": '{"amount": 2}'}, {"path": "/refund/"}, {"path": "/pay/?amount=2"}],
+    ids=["body", "path", "query"],
+)
+def test_g14_the_same_key_with_another_request_is_422(make: Any, other: dict[str, Any]) -> None:
+    view = make(charge)
+    view(post())
+    refused = view(post(**other))
+    assert refused.status_code == 422
+    assert refused["Content-Type"] == "application/problem+json"
+    assert effects() == 1
+
+
+def test_a_key_in_progress_is_409() -> None:
+    answers: list[HttpResponse] = []
+
+    def click() -> None:
+        answers.append(guarded(post()))
+        connection.close()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        other = threading.Thread(target=click)
+        other.start()
+        other.join()
+        return charge(request)
+
+    guarded = idempotent_view(view)
+    assert guarded(post()).status_code == 201
+    assert [answer.status_code for answer in answers] == [409]
+    assert int(answers[0]["Retry-After"]) >= 1
+    assert effects() == 1
+
+
+def test_a_key_in_progress_is_409_for_coroutines() -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @idempotent_view
+    async def view(request: HttpRequest) -> HttpResponse:
+        begun.set()
+        await goes_on.wait()
+        return HttpResponse("done")
+
+    async def click_twice() -> list[int]:
+        first = asyncio.create_task(view(post()))
+        await begun.wait()
+        second = await view(post())
+        goes_on.set()
+        return [(await first).status_code, second.status_code, (await view(post())).status_code]
+
+    assert asyncio.run(click_twice()) == [200, 409, 200]
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 201, '"', '"a'])
+def test_a_malformed_key_is_400(key: str) -> None:
+    request = post(None)
+    request.META["HTTP_IDEMPOTENCY_KEY"] = key
+    assert idempotent_view(charge)(request).status_code == 400
+    assert effects() == 0
+
+
+def test_a_missing_key_is_400_only_where_it_is_required() -> None:
+    assert idempotent_view(required=True)(charge)(post(None)).status_code == 400
+    assert idempotent_view(charge)(post(None)).status_code == 201
+    assert effects() == 1
+    assert states() == []
+
+
+def test_other_methods_have_no_key() -> None:
+    view = idempotent_view(required=True)(lambda request: HttpResponse("page"))
+    assert view(RequestFactory().get("/pay/")).content == b"page"
+    only_put = idempotent_view(methods=["PUT"])(charge)
+    only_put(post())
+    only_put(post())
+    assert effects() == 2
+
+
+@each_kind
+@pytest.mark.parametrize("status", [500, 503, 429, 409, 401])
+def test_g13_an_answer_that_is_not_final_is_not_stored(make: Any, status: int) -> None:
+    given = iter([status, 201])
+    view = make(lambda request: charge(request, next(given)))
+    assert view(post()).status_code == status
+    assert states() == ["failed"]
+    assert view(post()).status_code == 201
+    assert states() == ["succeeded"]
+    # What the first one wrote was rolled back; an async view has no transaction.
+    assert effects() == (1 if make is idempotent_view else 2)
+
+
+def test_a_client_error_is_an_answer() -> None:
+    view = idempotent_view(lambda request: HttpResponse("no such card", status=400))
+    view(post())
+    again = view(post())
+    assert (again.status_code, again.content) == (400, b"no such card")
+
+
+@each_kind
+def test_g13_an_exception_lets_the_key_be_tried_again(make: Any) -> None:
+    fails = [True]
+
+    def view(request: HttpRequest) -> HttpResponse:
+        response = charge(request)
+        if fails.pop() if fails else False:
+            raise ValueError("card reader")
+        return response
+
+    guarded = make(view)
+    with pytest.raises(ValueError, match="card reader"):
+        guarded(post())
+    assert "card reader" in IdempotencyRecord.objects.get().error
+    assert guarded(post()).status_code == 201
+    assert effects() == (1 if make is idempotent_view else 2)
+    assert locks["default"].list() == []
+
+
+def test_g12_a_lost_lease_turns_no_committed_answer_into_a_failure() -> None:
+    def view(request: HttpRequest) -> HttpResponse:
+        (info,) = locks["default"].list()
+        assert break_lease(info, reason="operator")
+        return charge(request)
+
+    guarded = idempotent_view(view)
+    assert guarded(post()).status_code == 201
+    assert guarded(post()).content == b'{"charge": 1}'
+    assert effects() == 1
+
+
+def test_g12_a_run_that_was_overtaken_is_rolled_back() -> None:
+    inner = [True]
+
+    def view(request: HttpRequest) -> HttpResponse:
+        response = charge(request)
+        if inner.pop() if inner else False:
+            (info,) = locks["default"].list()
+            assert break_lease(info, reason="operator")
+            # As another process would, now that the lease is free.
+            IdempotencyRecord.objects.update(attempt=2)
+        return response
+
+    guarded = idempotent_view(view)
+    assert guarded(post()).status_code == 409
+    assert effects() == 0
+
+
+def test_g12_an_unanswered_commit_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = type(connections["default"])
+    commit = wrapper._commit
+
+    def unanswered(self: Any) -> Any:
+        done = commit(self)
+        if states() == ["succeeded"]:
+            raise DatabaseError("connection lost")
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wrapper, "_commit", unanswered)
+        assert idempotent_view(charge)(post()).status_code == 201
+    assert effects() == 1
+    assert states() == ["succeeded"]
+
+
+@each_kind
+def test_an_anonymous_client_has_to_log_in(make: Any) -> None:
+    assert make(charge)(post(user=AnonymousUser())).status_code == 403
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("status", ["raise", 503])
+def test_a_backend_that_does_not_answer(status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(*args: Any, **kwargs: Any) -> Any:
+        raise BackendUnavailable("No answer", "it", "default")
+
+    monkeypatch.setattr(locks["default"], "acquire", acquire)
+    view = idempotent_view(if_unavailable=status)(charge)
+    if status == "raise":
+        with pytest.raises(BackendUnavailable):
+            view(post())
+    else:
+        assert view(post()).status_code == 503
+    assert effects() == 0
+
+
+def test_a_streamed_or_a_large_answer_cannot_be_stored() -> None:
+    streamed = idempotent_view(lambda request: StreamingHttpResponse(iter([b"a"])))
+    with pytest.raises(TypeError, match="cannot store a streamed response"):
+        streamed(post("a"))
+    large = idempotent_view(lambda request: HttpResponse(b"x" * 1_000_001))
+    with pytest.raises(ValueError, match="1000001 bytes; at most 1000000"):
+        large(post("b"))
+
+
+def test_a_template_is_rendered_before_it_is_stored() -> None:
+    template = engines["django"].from_string("{{ count }}")
+    view = idempotent_view(lambda request: TemplateResponse(request, template, {"count": 7}))
+    view(post())
+    assert view(post()).content == b"7"
+
+
+def test_a_form_with_a_file_that_was_read_before_is_compared_by_content() -> None:
+    def upload(content: bytes) -> HttpRequest:
+        request = RequestFactory().post(
+            "/pay/",
+            {"name": "a", "file": SimpleUploadedFile("a.txt", content)},
+            headers={"idempotency-key": "k1"},
+        )
+        request.user = User(pk=1)
+        # As the CSRF middleware does.
+        assert request.POST["name"] == "a"
+        return request
+
+    read: list[bytes] = []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        read.append(request.FILES["file"].read())
+        return HttpResponse("stored")
+
+    guarded = idempotent_view(view)
+    assert guarded(upload(b"one")).status_code == 200
+    assert guarded(upload(b"one")).status_code == 200
+    assert guarded(upload(b"two")).status_code == 422
+    assert read == [b"one"]
+
+
+def test_class_based_views() -> None:
+    @idempotent_view
+    class Pay(View):
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return charge(request)
+
+    @method_decorator(idempotent_view(required=True), name="dispatch")
+    class Refund(View):
+        pass
+
+    for view in (Pay.as_view(), idempotent_view(View.as_view())):
+        view(post("c"))
+    Pay.as_view()(post("c"))
+    assert effects() == 1
+    assert Refund.as_view()(post(None)).status_code == 400
+
+
+def test_with_atomic_requests_the_record_is_in_the_transaction_of_the_view() -> None:
+    seen: list[bool] = []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        seen.append(connection.in_atomic_block)
+        return charge(request)
+
+    guarded = idempotent_view(view)
+    # Django opens no transaction around it, because that would end after the release.
+    assert "default" in guarded._non_atomic_requests  # type: ignore[attr-defined]
+    with _atomic_requests():
+        guarded(post())
+        guarded(post(None))
+    assert seen == [True, True]
+
+
+class _atomic_requests:
+    def __enter__(self) -> None:
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+
+    def __exit__(self, *_: object) -> None:
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+
+def test_a_locked_view_goes_above() -> None:
+    with pytest.raises(TypeError, match="put @locked_view above @idempotent_view"):
+        idempotent_view(locked_view("order:1")(charge))
+    view = locked_view("order:1")(idempotent_view(charge))
+    view(post())
+    view(post())
+    assert effects() == 1
+    with Lock("order:1", bound=False):
+        assert view(post()).status_code == 409
+
+
+def test_records_have_a_scope_and_a_retention() -> None:
+    view = idempotent_view(idempotency_scope="payments", idempotency_ttl=60)(charge)
+    view(post())
+    record = IdempotencyRecord.objects.get()
+    assert record.scope == "payments"
+    assert record.finished_at is not None
+    kept = record.expires_at - record.finished_at
+    assert abs(kept - dt.timedelta(seconds=60)) < dt.timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"if_unavailable": "pass"}, "takes 'raise' or 503"),
+        ({"idempotency_ttl": 0}, "takes a positive duration"),
+        ({"methods": "post"}, "names in capitals"),
+        ({"client": ""}, "client of @idempotent_view"),
+        ({"client": 7}, "client of @idempotent_view"),
+        ({"hold_until": "commit"}, "takes neither hold_until nor reentrant"),
+        ({"wait": 3}, "takes no wait"),
+    ],
+)
+def test_wrong_options_are_refused_at_decoration(options: Any, error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        idempotent_view(**options)(charge)
