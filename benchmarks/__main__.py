@@ -96,7 +96,7 @@ def _run_on(bench: Bench, options: argparse.Namespace) -> int:
         seconds = math.inf if options.rounds else row.seconds
         with bench.bed(row.bed):
             result.rows[row.name] = run_row(row, rounds, progress, seconds=seconds)
-        about["stolen"] = stolen.share()
+        about |= {"stolen": stolen.share(), "stores": dict(bench.stores.versions)}
         # Store intermediate results, so that an interrupted run is not lost.
         path = store.write(result, options.output)
     progress.done()

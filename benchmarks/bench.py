@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from .counting import Counted, CountingProxy
 from .model import Unavailable
 from .peers import COUNTED, DIRECT, LEASES, ROUTES
 from .processes import Worker, Workers
+from .stores import Stores
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,6 +39,7 @@ class Bench:
         redis: Without persistence and used by nothing else; empty at the start of every row.
         redis_proxy, postgres_proxy: Count what passes; the route ``COUNTED`` leads through them. If
             ``postgres_url`` is empty, there is no PostgreSQL.
+        stores: The servers of other stores.
         workers: Processes for holders and waiters.
         directory: For files; removed at the end.
     """
@@ -50,12 +51,13 @@ class Bench:
 
     def __init__(self, *, quick: bool = False, postgres: bool = True, cycles: int = 0) -> None:
         self.quick, self.cycles = quick, cycles
-        self.workers = Workers()
+        self.workers, self.stores = Workers(), Stores()
         self.postgres_url = ""
         self._postgres_pid = 0
         self._wants_postgres = postgres
         self._clients: dict[str, Worker] = {}
         self._delays: dict[str, DelayProxy] = {}
+        self._idle: dict[tuple[int, ...], float] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -64,6 +66,7 @@ class Bench:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self.redis = stack.enter_context(RedisServer())
             no_postgres = self._start_postgres(stack) if self._wants_postgres else "not chosen"
+            stack.enter_context(self.stores)
             routes = self._start_proxies(stack)
             stack.callback(self.workers.close)
             stack.callback(self._close_clients)
@@ -138,10 +141,16 @@ class Bench:
 
     # -- measurements --------------------------------------------------------------
 
+    @property
+    def proxies(self) -> list[CountingProxy]:
+        """All that count."""
+        own = [proxy for proxy in (self.redis_proxy, self.postgres_proxy) if proxy]
+        return [*own, *self.stores.proxies]
+
     @contextmanager
     def counting(self) -> Iterator[Counted]:
         """Counts what passes any of the proxies during the block; complete at its end."""
-        proxies = [proxy for proxy in (self.redis_proxy, self.postgres_proxy) if proxy]
+        proxies = self.proxies
         counted, before = Counted(), [proxy.total for proxy in proxies]
         yield counted
         for proxy, then in zip(proxies, before, strict=True):
@@ -150,7 +159,7 @@ class Bench:
 
     def server_spent(self) -> float:
         """Seconds of processor time that the servers have used so far."""
-        spent = processor.used(self.redis.pid)
+        spent = sum(map(processor.used, (self.redis.pid, *self.stores.pids())))
         if self._postgres_pid:
             for pid in (self._postgres_pid, *processor.children(self._postgres_pid)):
                 # A session may have ended meanwhile.
@@ -158,12 +167,16 @@ class Bench:
                     spent += processor.used(pid)
         return spent
 
-    @cached_property
+    @property
     def server_idle(self) -> float:
         """Seconds of processor time that idle servers use per second."""
-        before, seconds = self.server_spent(), 2.0
-        time.sleep(seconds)
-        return (self.server_spent() - before) / seconds
+        # More servers may run than before.
+        pids = tuple(self.stores.pids())
+        if pids not in self._idle:
+            before, seconds = self.server_spent(), 2.0
+            time.sleep(seconds)
+            self._idle[pids] = (self.server_spent() - before) / seconds
+        return self._idle[pids]
 
     # -- internals ------------------------------------------------------------------------
 
@@ -182,7 +195,7 @@ class Bench:
         (directory,) = self.sql("SHOW data_directory")
         return int((Path(directory) / "postmaster.pid").read_text().split()[0])
 
-    def _start_proxies(self, stack: ExitStack) -> dict[str, dict[str, str]]:
+    def _start_proxies(self, stack: ExitStack) -> dict[str, dict[str, Any]]:
         """The URLs of the servers by each route."""
         urls = [self.redis.url, *([self.postgres_url] if self.postgres_url else [])]
         counting = [stack.enter_context(CountingProxy(url)) for url in urls]
@@ -192,10 +205,13 @@ class Bench:
         for bed in DISTANT:
             self._delays[bed.name] = stack.enter_context(DelayProxy(*urls))
             routes[bed.route.name] = list(self._delays[bed.name].urls)
-        return {
+        found: dict[str, dict[str, Any]] = {
             name: {"redis": urls[0], "postgres": urls[1] if self.postgres_url else ""}
             for name, urls in routes.items()
         }
+        for route in (DIRECT, COUNTED):
+            found[route.name] |= self.stores.route(counted=route == COUNTED)
+        return found
 
     def _close_clients(self) -> None:
         for worker in self._clients.values():

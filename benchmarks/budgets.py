@@ -138,6 +138,17 @@ BUDGETS: tuple[Budget, ...] = (
     Budget("db.renewal.10000", "connections", "most", 2, statistic="max"),
     Budget("db.renewal.10000", "lost", "most", 0, statistic="max"),
     Budget("db.idle", "statements", "most", 0),
+    *(
+        Budget(f"stores.{store}.cycle.same", "latency", "most", 1.5)
+        for store in ("redlock", "zookeeper", "etcd", "failover")
+    ),
+    Budget("stores.zookeeper.cycle.same", "round_trips", "most", 2, among_peers=False),
+    Budget("stores.etcd.cycle.same", "commands", "most", 4, among_peers=False),
+    Budget("stores.failover.cycle.same", "round_trips", "most", 2, among_peers=False),
+    *(
+        Budget(f"stores.{store}.renewal", "lost", "most", 0, statistic="max")
+        for store in ("redlock", "zookeeper", "etcd")
+    ),
     Budget("import", "import", "most", 0.15, aim=0.05),
 )
 

@@ -7,6 +7,7 @@ nothing that is timed goes through it.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -17,7 +18,15 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from redis import Redis
 
-__all__ = ["Counted", "CountingProxy", "postgres_commands", "redis_commands", "server_commands"]
+__all__ = [
+    "Counted",
+    "CountingProxy",
+    "http_commands",
+    "postgres_commands",
+    "redis_commands",
+    "server_commands",
+    "zookeeper_commands",
+]
 
 
 @dataclass
@@ -63,6 +72,40 @@ def postgres_commands(data: bytes) -> tuple[int, bytes]:
     return commands, data
 
 
+def http_commands(data: bytes) -> tuple[int, bytes]:
+    """As ``redis_commands``: requests with their bodies."""
+    commands = 0
+    while True:
+        head, head_end, body = data.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        size = int(length[1]) if length else 0
+        if not head_end or len(body) < size:
+            return commands, data
+        commands, data = commands + 1, body[size:]
+
+
+def zookeeper_commands(data: bytes) -> tuple[int, bytes]:
+    """As ``redis_commands``: requests, without the handshake and signs of life."""
+    commands = 0
+    while len(data) >= 8:
+        size, number = struct.unpack_from("!ii", data)
+        if len(data) < 4 + size:
+            break
+        # The client gives its own requests positive numbers.
+        commands += number > 0
+        data = data[4 + size :]
+    return commands, data
+
+
+_COUNTS = {
+    "redis": redis_commands,
+    "postgresql": postgres_commands,
+    "http": http_commands,
+    "zookeeper": zookeeper_commands,
+}
+"""By the scheme of the URL."""
+
+
 class CountingProxy:
     """Forwards to the server of a URL and counts; a context manager.
 
@@ -75,7 +118,7 @@ class CountingProxy:
         assert parts.hostname is not None
         assert parts.port is not None
         self._target = (parts.hostname, parts.port)
-        self._is_redis = parts.scheme == "redis"
+        self._commands = _COUNTS[parts.scheme]
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         port = self._listener.getsockname()[1]
         user = f"{parts.username}@" if parts.username else ""
@@ -119,7 +162,7 @@ class CountingProxy:
             self._thread(self._pump, server, client, turn, False)
 
     def _pump(self, source: socket.socket, sink: socket.socket, turn: _Turn, asks: bool) -> None:
-        count, rest = redis_commands if self._is_redis else postgres_commands, b""
+        count, rest = self._commands, b""
         try:
             while data := source.recv(1 << 16):
                 if not asks:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .model import Unavailable
-from .peers import LEASE, Handle, Kind, Route, no_postgres
+from .peers import LEASE, Handle, Kind, Route, no_handle, no_postgres
 
 __all__ = ["ADVISORY", "BARE_SQL", "BARE_SQLITE", "DATABASE_KINDS", "NOTIFY", "PREPARED", "ROW"]
 
@@ -58,10 +58,6 @@ def connect(route: Route, **options: Any) -> Any:
         autocommit=True,
         **options,
     )
-
-
-def _no_handle(route: Route) -> Callable[[str], Handle]:
-    raise Unavailable("two statements, no waiting")
 
 
 def _cycle(execute: Callable[..., Any], **words: Any) -> Callable[[str], None]:
@@ -204,21 +200,21 @@ DATABASE_KINDS: tuple[Kind, ...] = (
         "floor",
         "psycopg: an upsert of a lease that has ended, an update of its owner's; nothing prepared, "
         "as with a pooler; one owner for all",
-        _no_handle,
+        no_handle,
         cycle=_bare(None),
     ),
     Kind(
         PREPARED,
         "floor",
         "the same, prepared by psycopg after five times",
-        _no_handle,
+        no_handle,
         cycle=_bare(5),
     ),
     Kind(
         BARE_SQLITE,
         "floor",
         "sqlite3: the same two statements; WAL, synchronous=NORMAL",
-        _no_handle,
+        no_handle,
         cycle=_bare_sqlite,
     ),
     Kind(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import resource
 import sys
 import threading
@@ -17,11 +18,13 @@ from typing import Any
 from . import peers
 from .database_peers import connect
 from .model import OURS
-from .peers import DIRECT, Route
+from .peers import DIRECT, STORES, ZOOKEEPER, Route
+from .store_peers import nodes
 
-__all__ = ["BATCH", "SCRIPT", "UPDATE", "hold", "renewed", "state", "watch"]
+__all__ = ["BATCH", "NODE_SCRIPTS", "SCRIPT", "UPDATE", "hold", "renewed", "state", "watch"]
 
 SCRIPT, UPDATE = "one script per 500", "one statement per 500"
+NODE_SCRIPTS = "one script per 500 on each node"
 """The floors: no renewal needs fewer calls of that size."""
 BATCH = 500
 RENEW = """
@@ -45,6 +48,7 @@ class Keeper(ABC):
 
     def __init__(self, route: Route, names: Sequence[str], ttl: float) -> None:
         self._route, self._names, self._ttl = route, names, ttl
+        self._prefix = names[0].rpartition(":")[0]
         self._client = peers.client(route)
 
     @abstractmethod
@@ -67,6 +71,8 @@ class Keeper(ABC):
 
 
 class _Ours(Keeper):
+    _locks: Sequence[Any] = ()
+
     def hold(self) -> None:
         from django_dlock import Lock
 
@@ -78,18 +84,33 @@ class _Ours(Keeper):
     def renewed(self) -> float:
         from django_dlock import locks
 
+        if self._route.store == ZOOKEEPER:
+            # It counts no renewals: whoever renews finds the session alive.
+            return self._extended()
         sample = self._names[:: -(-len(self._names) // 10)]
         # Not through a counting proxy.
         backend = locks[replace(self._route, name=DIRECT.name).alias]
         infos = [backend.get(name) for name in sample]
         return sum(info.renewals for info in infos if info is not None) / len(sample)
 
+    def _extended(self) -> float:
+        """By how many intervals the local deadlines have moved."""
+        ends = [time.monotonic() + (lock.remaining or 0.0) for lock in self._locks[::100]]
+        if not ends:
+            return 0.0
+        self._first = getattr(self, "_first", ends)
+        moved = [end - first for end, first in zip(ends, self._first, strict=True)]
+        return sum(moved) / len(moved) / (self._ttl / 3)
+
     def left(self) -> int:
         from django_dlock import locks
 
         # Both must agree.
         held = sum(lock.held for lock in self._locks)
-        return min(held, locks[self._route.alias].count(prefix="keep:"))
+        backend = locks[self._route.alias]
+        if "listing" not in backend.capabilities:
+            return held if all(backend.get(name) for name in self._names[::100]) else 0
+        return min(held, backend.count(prefix=self._prefix))
 
 
 class _Script(Keeper):
@@ -126,6 +147,19 @@ class _Script(Keeper):
 
     def left(self) -> int:
         return self._existing(self._names)
+
+
+class _NodeScripts(_Script):
+    def _acquire(self) -> None:
+        self._nodes = nodes(self._route)
+        for node in self._nodes:
+            self._client = node
+            super()._acquire()
+
+    def _extend(self, names: Sequence[str], owners: Sequence[str]) -> None:
+        for node in self._nodes:
+            self._client = node
+            super()._extend(names, owners)
 
 
 class _Update(_Script):
@@ -196,6 +230,7 @@ class _Sessions(Keeper):
 KEEPERS: dict[str, type[Keeper]] = {
     OURS: _Ours,
     SCRIPT: _Script,
+    NODE_SCRIPTS: _NodeScripts,
     UPDATE: _Update,
     "python-redis-lock, renewing": _PythonRedisLock,
     "django-pglock": _Sessions,
@@ -207,7 +242,9 @@ _keeper: Any = None
 def hold(subject: str, route: Route, count: int, ttl: float) -> float:
     """Acquire ``count`` leases; return by how many MiB the process has grown, and the handles."""
     global _keeper
-    _keeper = KEEPERS[subject](route, [f"keep:{number}" for number in range(count)], ttl)
+    # Those of an earlier process may live on in a store that is not emptied meanwhile.
+    own = f"keep:{os.getpid()}" if route.store in STORES else "keep"
+    _keeper = KEEPERS[subject](route, [f"{own}:{number}" for number in range(count)], ttl)
     # By now it is connected, and everything made at first use exists.
     _keeper.renewed()
     before = _resident()

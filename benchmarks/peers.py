@@ -25,6 +25,8 @@ __all__ = [
     "BARE",
     "COUNTED",
     "DIRECT",
+    "ETCD",
+    "FAILOVER",
     "KINDS",
     "LEASE",
     "LEASES",
@@ -32,8 +34,12 @@ __all__ = [
     "POSTGRES",
     "PROCESSES",
     "REACHED",
+    "REDLOCK",
     "ROUTES",
+    "STORES",
     "TOKEN",
+    "UNLOCK",
+    "ZOOKEEPER",
     "Handle",
     "Kind",
     "Route",
@@ -41,6 +47,8 @@ __all__ = [
     "cycling",
     "kind",
     "maker",
+    "need",
+    "no_handle",
     "no_postgres",
     "prime",
 ]
@@ -61,8 +69,11 @@ end
 return 0
 """
 
+REDLOCK, ZOOKEEPER, ETCD, FAILOVER = STORES = ("redlock", "zookeeper", "etcd", "failover")
+
 ROUTES = "BENCH_ROUTES"
-"""Environment variable: for each route a Redis URL, and a PostgreSQL URL if there is one."""
+"""Environment variable: where each route leads to. It has a Redis URL, a PostgreSQL URL if there is
+one, and on some routes the servers of the other stores."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,8 @@ class Route:
     Attributes:
         name: Also the name of its cache in the settings.
         brisk: Uses a lock alias whose ``command_timeout`` allows shorter leases.
-        store: Where our leases are: ``redis``, ``postgres``, ``prepared`` or ``sqlite``.
+        store: Where our leases are: ``redis``, ``postgres``, ``prepared``, ``sqlite``, or one of
+            ``STORES``.
     """
 
     name: str
@@ -90,7 +102,11 @@ class Route:
 
     @property
     def redis_url(self) -> str:
-        return str(json.loads(os.environ[ROUTES])[self.name]["redis"])
+        return str(self.where("redis"))
+
+    def where(self, store: str) -> Any:
+        """The URLs or addresses of a store's servers."""
+        return json.loads(os.environ[ROUTES])[self.name][store]
 
 
 DIRECT, COUNTED = Route("default"), Route("counted")
@@ -136,7 +152,8 @@ class Kind:
         return cycle
 
 
-def _need(module: str, package: str) -> None:
+def need(module: str, package: str) -> None:
+    """Raises ``Unavailable`` if a package is not installed."""
     if importlib.util.find_spec(module) is None:
         raise Unavailable(f"{package} is not installed")
 
@@ -188,8 +205,9 @@ def _bare(route: Route) -> Callable[[str], None]:
     return cycle
 
 
-def _no_handle(route: Route) -> Callable[[str], Handle]:
-    raise Unavailable("two commands, no waiting")
+def no_handle(route: Route) -> Callable[[str], Handle]:
+    """For a floor that only cycles."""
+    raise Unavailable("bare calls, no waiting")
 
 
 class _Token:
@@ -219,7 +237,7 @@ def _redis_py(route: Route) -> Callable[[str], Handle]:
 
 
 def _django_redis(route: Route) -> Callable[[str], Handle]:
-    _need("django_redis", "django-redis")
+    need("django_redis", "django-redis")
     from django.core.cache import caches
 
     cache: Any = caches[route.name]
@@ -228,7 +246,7 @@ def _django_redis(route: Route) -> Callable[[str], Handle]:
 
 def _python_redis_lock(auto_renewal: bool) -> Callable[[Route], Callable[[str], Handle]]:
     def make(route: Route) -> Callable[[str], Handle]:
-        _need("redis_lock", "python-redis-lock")
+        need("redis_lock", "python-redis-lock")
         import redis_lock  # type: ignore[import-untyped]
 
         connected = client(route)
@@ -240,7 +258,7 @@ def _python_redis_lock(auto_renewal: bool) -> Callable[[Route], Callable[[str], 
 
 
 def _pottery(route: Route) -> Callable[[str], Handle]:
-    _need("pottery", "pottery")
+    need("pottery", "pottery")
     from pottery import Redlock
 
     masters = {client(route)}
@@ -248,7 +266,7 @@ def _pottery(route: Route) -> Callable[[str], Handle]:
 
 
 def _pglock(route: Route) -> Callable[[str], Handle]:
-    _need("pglock", "django-pglock")
+    need("pglock", "django-pglock")
     from django.conf import settings
 
     if route.database not in settings.DATABASES:
@@ -264,12 +282,12 @@ def no_postgres() -> str:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind(REACHED, "floor", "a PING by a bare socket: the round trip", _no_handle, cycle=_ping),
+    Kind(REACHED, "floor", "a PING by a bare socket: the round trip", no_handle, cycle=_ping),
     Kind(
         BARE,
         "floor",
         "redis-py: SET NX PX, then EVALSHA of a compare-and-delete; one owner for all",
-        _no_handle,
+        no_handle,
         cycle=_bare,
     ),
     Kind(TOKEN, "floor", "redis-py: BLPOP without a timeout, RPUSH; no lease", _token),
@@ -319,8 +337,9 @@ KINDS: tuple[Kind, ...] = (
 
 def kind(name: str) -> Kind:
     from .database_peers import DATABASE_KINDS
+    from .store_peers import STORE_KINDS
 
-    return next(kind for kind in (*KINDS, *DATABASE_KINDS) if kind.name == name)
+    return next(kind for kind in (*KINDS, *DATABASE_KINDS, *STORE_KINDS) if kind.name == name)
 
 
 @functools.cache

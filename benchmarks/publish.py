@@ -23,7 +23,15 @@ __all__ = ["IMAGES", "KEPT", "digest", "kept", "main"]
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 KEPT, IMAGES = DOCS / "benchmarks", DOCS / "images"
 DIGITS = 5
-ADDED = ("started", "quick", "redis_server", "postgresql", "load_at_start", "stolen")
+ADDED = (
+    "started",
+    "quick",
+    "redis_server",
+    "postgresql",
+    "stores",
+    "load_at_start",
+    "stolen",
+)
 """Values stored about rows that another run has added."""
 
 

@@ -19,6 +19,14 @@ WHY: dict[str, str] = {
     "pottery Redlock": "its handle does less",
     "select_for_update": "a row lock lives in PostgreSQL's memory until the transaction ends: no "
     "lease, no token, no list, and the connection is taken for as long as the lock is held",
+    "redlock-py": "two commands for each server, one server after the other: no token that rises, "
+    "no list, no memory of how the last lease ended, and a server that was restarted with an empty "
+    "memory votes at once",
+    "kazoo Lock": "its waiter reads the queue once it is woken, and asks no majority; ours also "
+    "writes, because a server that has lost the others could answer from the past",
+    "etcd's lock service": "its wait is one call that etcd answers when the name is free; nothing "
+    "is renewed, and no deadline cuts the call",
+    "etcd3gw": "it leaves its lease behind at etcd after each release, until that ends by itself",
     "SCAN": "it reads names only",
 }
 """By name; a test requires a reason for each peer that is ahead."""

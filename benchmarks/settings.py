@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from testproject.postgres import settings_for
 
 from . import parsers
-from .peers import ROUTES, Route
+from .peers import ETCD, FAILOVER, REDLOCK, ROUTES, ZOOKEEPER, Route
 
 # Settings are read before any module that imports redis.
 parsers.use(os.environ.get(parsers.VARIABLE, parsers.PYTHON))
@@ -37,6 +37,11 @@ def _locks(url: str, **options: Any) -> dict[str, Any]:
 def _table(database: str, **options: Any) -> dict[str, Any]:
     backend = "django_dlock.backends.database.DatabaseBackend"
     return {"BACKEND": backend, "OPTIONS": {"database": database, **options}}
+
+
+def _store(path: str, location: Any = None, **options: Any) -> dict[str, Any]:
+    entry = {"BACKEND": f"django_dlock.backends.{path}", "OPTIONS": options}
+    return entry if location is None else {**entry, "LOCATION": location}
 
 
 SECRET_KEY = "only for the benchmark"
@@ -61,7 +66,8 @@ DATABASES: dict[str, dict[str, Any]] = {
     },
 }
 CACHES: dict[str, dict[str, Any]] = {}
-DLOCKS: dict[str, dict[str, Any]] = {Route("default", store="sqlite").alias: _table("default")}
+SQLITE = Route("default", store="sqlite").alias
+DLOCKS: dict[str, dict[str, Any]] = {SQLITE: _table("default")}
 
 for _name, _urls in json.loads(os.environ[ROUTES]).items():
     _route = Route(_name)
@@ -81,6 +87,17 @@ for _name, _urls in json.loads(os.environ[ROUTES]).items():
             DATABASES[f"held-{_size}"] = entry | path
         DATABASES[f"{_route.database}-prepared"] = entry | prepare
         DLOCKS[Route(_name, store="prepared").alias] = _table(f"{_route.database}-prepared")
+
+    if REDLOCK in _urls:
+        DLOCKS |= {
+            Route(_name, store=_kind).alias: entry
+            for _kind, entry in {
+                REDLOCK: _store("redlock.RedlockBackend", _urls[REDLOCK]),
+                ZOOKEEPER: _store("zookeeper.ZooKeeperBackend", _urls[ZOOKEEPER]),
+                ETCD: _store("etcd.EtcdBackend", _urls[ETCD]),
+                FAILOVER: _store("failover.FailoverBackend", primary=_route.alias, standby=SQLITE),
+            }.items()
+        }
 
 if len(DATABASES) > 1 and importlib.util.find_spec("pglock") is not None:
     INSTALLED_APPS += ["pgactivity", "pglock"]

@@ -32,6 +32,10 @@ PACKAGES = (
     "celery-singleton",
     "django-pglock",
     "psycopg",
+    "redlock-py",
+    "kazoo",
+    "etcd3gw",
+    "urllib3",
 )
 
 

@@ -281,16 +281,25 @@ def rows(result: Result) -> str:
     return "\n\n".join(
         _row(row)
         for row in result.rows.values()
-        if not row.family and row.name != "scale" and not row.name.startswith("db.")
+        if not row.family and row.name != "scale" and not row.name.startswith(("db.", "stores."))
     )
 
 
 def database(result: Result) -> str:
     """The rows about leases in a database, and the systems they were measured on."""
+    return _family(result, "db.")
+
+
+def stores(result: Result) -> str:
+    """The rows about other stores; as ``database``."""
+    return _family(result, "stores.")
+
+
+def _family(result: Result, prefix: str) -> str:
     whole = {**result.environment, "started": result.started, "quick": result.quick}
     added, parts = result.environment.get("added", {}), list[str]()
     for row in result.rows.values():
-        if row.name.startswith("db."):
+        if row.name.startswith(prefix):
             bed = _bed(added.get(row.name, whole))
             # Once for all rows of one run.
             parts += [_row(row)] if bed in parts else [bed, _row(row)]
@@ -299,9 +308,13 @@ def database(result: Result) -> str:
 
 def _bed(about: Mapping[str, Any]) -> str:
     quick = ", a quick run" if about["quick"] else ""
+    servers = ", ".join(
+        f"{name} {version}" for name, version in (about.get("stores") or {}).items()
+    )
+    servers = servers or f"PostgreSQL {about['postgresql']}, fsync off"
     return (
-        f"Measured on {about['started'].partition('T')[0]}{quick}: PostgreSQL "
-        f"{about['postgresql']}, fsync off, all else as shipped; load {about['load_at_start']} at "
+        f"Measured on {about['started'].partition('T')[0]}{quick}: {servers}, all else as shipped; "
+        f"load {about['load_at_start']} at "
         f"the start; the host kept {about['stolen'] or 0:.1%} of the processor time wanted."
     )
 
@@ -430,6 +443,7 @@ TABLES = {
     "rows": rows,
     "scale": scale,
     "database": database,
+    "stores": stores,
 }
 """Made from the newest release; ``releases`` is made from all."""
 

@@ -24,6 +24,8 @@ MODULES: tuple[str, ...] = (
     "scale",
     "waiters",
     "database",
+    # Last, because its servers run until the end.
+    "stores",
 )
 """In the order in which they run."""
 

@@ -91,7 +91,7 @@ def row(bench: Bench, name: str, title: str, ways: Mapping[str, Way], floor: str
         name,
         title,
         metrics,
-        tuple(_subject(bench, subject, way) for subject, way in ways.items()),
+        tuple(_subject(bench, subject, way, floor) for subject, way in ways.items()),
         rounds=9,
         passes=bench.size(20),
         seconds=20 if way.bed.spinning else 15,
@@ -100,7 +100,7 @@ def row(bench: Bench, name: str, title: str, ways: Mapping[str, Way], floor: str
     )
 
 
-def _subject(bench: Bench, name: str, way: Way) -> Subject:
+def _subject(bench: Bench, name: str, way: Way, floor: str) -> Subject:
     kind = peers.kind(way.kind)
 
     @contextmanager
@@ -109,7 +109,7 @@ def _subject(bench: Bench, name: str, way: Way) -> Subject:
         cycles.warm_up()
         yield cycles
 
-    role: Role = "floor" if name == THREADED else kind.role
+    role: Role = "floor" if name == floor else kind.role
     options = "async with, timed within one coroutine" if way.awaited else kind.options
     return Subject(name, role, options, open_)
 

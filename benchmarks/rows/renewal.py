@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import keepers, peers
-from ..keepers import SCRIPT, UPDATE
+from ..keepers import NODE_SCRIPTS, SCRIPT, UPDATE
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject, Unavailable
-from ..peers import COUNTED, DIRECT, Route
+from ..peers import COUNTED, DIRECT, STORES, Route
 from ..processes import Worker, WorkerFailed
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MANY = 10_000
 SESSION = "django-pglock"
-FLOORS = (SCRIPT, UPDATE)
+FLOORS = (SCRIPT, UPDATE, NODE_SCRIPTS)
 RENEWING = "python-redis-lock, renewing"
 
 METRICS = (
@@ -43,6 +43,7 @@ OPTIONS: dict[str, tuple[Role, str]] = {
         "psycopg: a thread that extends leases in an UPDATE; no handles",
     ),
     SCRIPT: ("floor", "redis-py: a thread that calls GET and PEXPIRE in Lua; no handles"),
+    NODE_SCRIPTS: ("floor", "redis-py: the same on 3 servers, one after the other; no handles"),
     OURS: ("ours", "renewed by the watchdog; all handles are kept"),
     RENEWING: ("peer", "auto_renewal=True, a thread for each; expire in whole seconds, rounded up"),
     SESSION: ("peer", "one session holds all and renews nothing; PostgreSQL as installed"),
@@ -149,7 +150,8 @@ class _Keeping(Session):
     def _state(self, worker: Worker, connections: int) -> dict[str, float]:
         now = self._connections()
         threads, lost = self._call(worker, "state", self._many.count)
-        return {"threads": threads, "lost": lost, "connections": now - connections}
+        state = {"threads": threads, "lost": lost}
+        return state if self._store in STORES else {**state, "connections": now - connections}
 
     def _round_trips(self, worker: Worker) -> float:
         """For all of them once; counted from one pause between renewals to another."""
@@ -165,10 +167,8 @@ class _Keeping(Session):
 
     def _await_pause(self) -> None:
         """With a thread per lease there is no such pause."""
-        bench, patience, passed = self._bench, time.monotonic() + self._many.ttl / 3, None
-        proxy = bench.redis_proxy if self._store == "redis" else bench.postgres_proxy
-        assert proxy is not None
-        while passed != (passed := proxy.total):
+        patience, passed = time.monotonic() + self._many.ttl / 3, None
+        while passed != (passed := [proxy.total for proxy in self._bench.proxies]):
             if time.monotonic() > patience:
                 return
             time.sleep(0.1)

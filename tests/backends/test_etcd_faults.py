@@ -24,7 +24,7 @@ from tests.support.etcd import EtcdServer
 from tests.support.proxy import Proxy
 
 PATIENCE = 20.0
-CYCLE = ["range", "lease/grant", "put", "delete_range", "lease/revoke"]
+CYCLE = ["lease/grant", "put", "delete_range", "lease/revoke"]
 """The calls of an acquire that meets nobody, and of its release."""
 
 
@@ -163,7 +163,7 @@ class Waiting:
 # -- calls -------------------------------------------------------------------------------------
 
 
-def test_a_cycle_is_five_calls_on_one_connection_and_leaves_no_lease(
+def test_a_cycle_is_four_calls_on_one_connection_and_leaves_no_lease(
     make: Make, own_etcd: EtcdServer, etcd_proxy: Proxy
 ) -> None:
     backend = make(behind(etcd_proxy))

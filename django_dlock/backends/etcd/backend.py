@@ -4,6 +4,7 @@
   of etcd, which deletes it when the lease ends.
 * A grant gets a lease of etcd first, and then creates the key in a transaction, if there is none.
   A copy of that transaction that arrives late, after the release, finds no such lease any more.
+  Where others were met before, the key is read first, so that who finds it taken has got no lease.
 * A renewal gets a new lease of etcd, and attaches the keys to it. It does not keep the old one
   alive: that is answered by one member alone, which may wrongly take itself for the leader, and
   older releases of etcd revoke leases that were kept alive elsewhere. A new lease is agreed upon by
@@ -61,6 +62,8 @@ __all__ = ["EtcdBackend"]
 
 NEVER_ENDS = 10.0
 """Seconds after which a waiter asks again where another program has written the key."""
+MOST_CONTENDED = 1000
+"""Names that are remembered because others held them."""
 GRACE = 1.0
 """Seconds after the end of a lease within which etcd should have deleted its key."""
 
@@ -94,6 +97,8 @@ class EtcdBackend(BaseLockBackend):
         self._watch = Watch(self._client, self._store.prefix, self.command_timeout)
         # By owner, so that ``cancel_acquire`` finds them.
         self._attempts: dict[str, _Attempt] = {}
+        # Keys that others held when this process last asked.
+        self._contended: set[str] = set()
 
     @classmethod
     def problems(cls, options: AliasOptions) -> list[Problem]:
@@ -115,10 +120,13 @@ class EtcdBackend(BaseLockBackend):
     ) -> Lease | Contention | None:
         """``None`` if the name has changed hands meanwhile, so that it must be tried again."""
         key, asked_at = self._store.key(request.name), clock.now()
+        if not attempt.leases and key not in self._contended:
+            return self._create(request, attempt, asked_at, deadline)
         read_at = self._store.transaction([read(key)], deadline)
         (entry,) = entries_of(read_at)
         if entry is None:
-            return self._create(request, attempt, now_of(read_at), asked_at, deadline)
+            self._contended.discard(key)
+            return self._create(request, attempt, asked_at, deadline)
         if entry.owner != request.owner:
             return self._contention(key, entry, read_at, deadline)
         # The answer to an earlier copy of this request was lost.
@@ -133,22 +141,21 @@ class EtcdBackend(BaseLockBackend):
         self,
         request: LeaseRequest,
         attempt: _Attempt,
-        now: float,
         asked_at: float,
         deadline: float,
     ) -> Lease | Contention | None:
         key, granted = self._store.key(request.name), self._store.grant(request.ttl, deadline)
         attempt.leases.append(granted.id)
         if attempt.cancelled:
-            return Contention("", "held", 0.0, now)
-        facts = {"kind": request.kind, "at": int(now), "ttl": granted.ttl}
+            return Contention("", "held", 0.0, granted.at)
+        facts = {"kind": request.kind, "at": int(granted.at), "ttl": granted.ttl}
         process = json.dumps(current().as_dict())
         value = value_of(request.owner, facts, process, request.metadata)
         try:
             answer = self._store.call("kv/txn", put_if_free(key, value, granted.id), deadline)
         except NotFound:
             # It was cancelled, or etcd did not answer for as long as the lease lived.
-            return Contention("", "held", 0.0, now) if attempt.cancelled else None
+            return Contention("", "held", 0.0, granted.at) if attempt.cancelled else None
         token = int(answer["header"]["revision"])
         if not answer.get("succeeded"):
             (entry,) = entries_of(answer)
@@ -309,6 +316,9 @@ class EtcdBackend(BaseLockBackend):
     # -- inside ------------------------------------------------------------------------
 
     def _contention(self, key: str, entry: Entry, answer: Json, deadline: float) -> Contention:
+        if len(self._contended) >= MOST_CONTENDED:
+            self._contended.clear()
+        self._contended.add(key)
         left = self._store.left(entry, deadline)
         # It was rounded down.
         remaining = NEVER_ENDS if left is None else min(left + 1, entry.number("ttl") or left + 1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...exceptions import BackendUnavailable
 from .client import Client
-from .entries import Entry, Json, encoded
+from .entries import Entry, Json, encoded, now_of
 
 __all__ = ["PER_TRANSACTION", "Granted", "Store", "whole"]
 
@@ -18,10 +18,11 @@ PER_TRANSACTION = 100
 
 
 class Granted(NamedTuple):
-    """A lease of etcd, with whole seconds."""
+    """A lease of etcd, with whole seconds, and the member's time of the grant."""
 
     id: int
     ttl: int
+    at: float
 
 
 class Store:
@@ -48,7 +49,7 @@ class Store:
     def grant(self, ttl: float, deadline: float) -> Granted:
         """A lease of etcd that lives for at least ``ttl`` seconds from now."""
         answer = self.call("lease/grant", {"TTL": str(whole(ttl))}, deadline)
-        return Granted(int(answer["ID"]), int(answer["TTL"]))
+        return Granted(int(answer["ID"]), int(answer["TTL"]), now_of(answer))
 
     def discard(self, leases: Iterable[int], deadline: float) -> None:
         """Revoke leases of etcd; those that remain end by themselves."""

@@ -108,14 +108,20 @@ def rivals(
     """The nodes of the name in the order of their creation, without that of one owner."""
     digest, found = _digest(name), []
     directory = _directory(session.root, digest)
+    owners = {
+        f"{directory}/{node}": unquote(node.partition("-")[2])
+        for node in nodes
+        if node.startswith(f"{digest}-")
+    }
+    # Not for its own node: where nobody else is, nothing is left to ask.
     asked = [
-        (path, session.client.get_async(path))
-        for path in (f"{directory}/{node}" for node in nodes if node.startswith(f"{digest}-"))
+        (path, owner, session.client.get_async(path))
+        for path, owner in owners.items()
+        if owner != but
     ]
-    for path, request in asked:
-        owner = unquote(node_of(path).partition("-")[2])
+    for path, owner, request in asked:
         answer = session.answer_or_none(request, deadline)
-        if answer is not None and owner != but:
+        if answer is not None:
             data, state = answer
             found.append(Rival(path, owner, state.czxid, state.created, data))
     return sorted(found, key=lambda rival: rival.token)
