@@ -33,6 +33,9 @@ LOCAL_BACKEND = "django_dlock.backends.local.LocalBackend"
 EXTRAS = {"redis": "redis", "kazoo": "zookeeper", "urllib3": "etcd"}
 """Client library → the extra of django-dlock that installs it."""
 
+IF_UNAVAILABLE = ("raise", "local", "skip")
+"""What a lock may do while its backend does not answer."""
+
 DUMMY_ENGINE = "django.db.backends.dummy"
 """The engine that Django uses if a project defines no database."""
 
@@ -256,6 +259,14 @@ class _Entry:
         self.wrong("E004", f"{self.place('LOCATION')} is {value!r}.", hint)
         return None
 
+    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
+        default: str = getattr(_DEFAULTS, key.lower())
+        value: str = self.entry.get(key, default)
+        if value not in allowed:
+            self.wrong("E004", f"{self.place(key)} is {value!r}.", f"It takes {list(allowed)}.")
+            return default
+        return value
+
     def duration(self, key: str, minimum: float = 0.0, *, above: bool = False) -> float:
         default: float = getattr(_DEFAULTS, key.lower())
         value, what = self.entry.get(key, default), self.place(key)
@@ -286,6 +297,7 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
         "max_hold": read.duration("MAX_HOLD", 0.1),
         "command_timeout": options.duration("command_timeout", above=True),
         "outage_patience": options.duration("outage_patience"),
+        "if_unavailable": read.choice("IF_UNAVAILABLE", IF_UNAVAILABLE),
     }
     if entry.get("BACKEND") is None:
         read.wrong(

@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
-from .core.options import Default, Seconds
+from .core.options import Default, IfUnavailable, Seconds
 from .keys import KeySpec, compile_key
 from .lock import Lock, unknown_option
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class CommonKeywords(TypedDict, total=False):
-    """The options of ``Lock`` except ``wait``, which has another default for views."""
+    """The options of ``Lock`` except ``wait`` and ``if_unavailable``, which views take too."""
 
     ttl: Seconds | None
     renew: bool
@@ -43,6 +43,7 @@ class LockKeywords(CommonKeywords, total=False):
     """The options of ``Lock``."""
 
     wait: Seconds | Default | None
+    if_unavailable: IfUnavailable | Default
 
 
 def locked(
@@ -61,7 +62,8 @@ def locked(
     Raises:
         TypeError, ValueError: At decoration: an option or the key is wrong. In a call: an
             argument has no stable form.
-        LockNotAcquired: In a call: someone else held the lock for longer than ``wait``.
+        LockNotAcquired: In a call: someone else held the lock for longer than ``wait``, or the
+            backend did not answer and ``if_unavailable`` is ``"skip"``.
         AlreadyHeld: In a call: the caller itself holds the name, and not both locks have
             ``reentrant=True``.
         LeaseLost: After a call: the function ended normally, but its lease was lost.

@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from .core import transactions
 from .core.held_lease import HeldLease
-from .exceptions import StaleToken
+from .exceptions import BackendUnavailable, StaleToken
 from .fields import FencingTokenField
 from .models import Fence
 
@@ -175,11 +175,28 @@ class FencedInstance:
         return using or router.db_for_write(type(self._instance), instance=self._instance)
 
 
+def _token_of(held: HeldLease) -> int:
+    """The token to write.
+
+    Raises:
+        BackendUnavailable: The name was locked in this process only, because its backend did not
+            answer; a number that no other process knows would fence nothing.
+    """
+    if held.token is None:
+        raise BackendUnavailable(
+            "The backend did not answer when this was locked, so there is no fencing token; with "
+            "if_unavailable='raise', no such body runs",
+            held.name,
+            held.alias,
+        )
+    return held.token
+
+
 class _Column:
     """A model's column of tokens, and one grant's token for it."""
 
     def __init__(self, held: HeldLease, model: type[models.Model], name: str | None) -> None:
-        self.held, self.token = held, held.token
+        self.held, self.token = held, _token_of(held)
         self.model: Any = model
         self.field = _find(model, name)
         # With multi-table inheritance the field may be in a parent's table, which has its own
@@ -305,7 +322,7 @@ class _Name:
     """A lock's name in the fence table, and one grant's token for it."""
 
     def __init__(self, held: HeldLease, using: str) -> None:
-        self.held, self.using = held, using
+        self.held, self.using, self.token = held, using, _token_of(held)
         prefix = held.backend.options.key_prefix
         self.facts = {"alias": held.alias, "key_prefix": prefix, "name": held.name}
         self.digest = Fence.digest_of(**self.facts)
@@ -323,7 +340,7 @@ class _Name:
         Raises:
             StaleToken: There is a newer one, or the row is gone.
         """
-        token = self.held.token
+        token = self.token
         if not self.row.filter(token__lte=token).update(token=token, updated_at=timezone.now()):
             raise StaleToken(
                 f"The fence on database {self.using!r} has seen a newer token than {token}",

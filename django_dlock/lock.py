@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from . import conf
-from .core.acquire import Flow, adrive, drive, this_task, this_thread
+from .core.acquire import this_task, this_thread
+from .core.flow import Flow, adrive, drive
 from .core.held_lease import HeldLease, LockState
 from .core.lock_leases import Caller, HandleLeases
-from .core.options import DEFAULT, Default, LockOptions, Seconds
+from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
 from .core.release import LockFlows
 from .handler import locks
 from .lease import LeaseRequest
@@ -50,6 +51,9 @@ class Lock(LockFlows):
         metadata: JSON-serialisable data for operators and signals.
         on_lost: Called as ``on_lost(lock, reason)``, once, on the dispatch thread, after a loss.
         hold_until: ``"commit"`` releases after the thread's outermost transaction, if any.
+        if_unavailable: If the backend does not answer: ``"raise"`` ``BackendUnavailable``; lock
+            the name in this process only (``"local"``), without a token; or do not acquire
+            (``"skip"``), as if someone else held it. The alias's ``IF_UNAVAILABLE`` by default.
 
     Raises:
         TypeError, ValueError: An option is wrong, or a renewed lease has a TTL of less than 3
@@ -74,13 +78,15 @@ class Lock(LockFlows):
         metadata: Mapping[str, Any] | None = None,
         on_lost: Callable[[Lock, str], object] | None = None,
         hold_until: Literal["release", "commit"] = "release",
+        if_unavailable: IfUnavailable | Default = DEFAULT,
         **unknown: Never,
     ) -> None:
         if unknown:
             raise unknown_option(*unknown)
         backend = locks[using]
         options = LockOptions(
-            backend, ttl, wait, renew, max_hold, min_hold, reentrant, metadata, on_lost, hold_until
+            *(backend, ttl, wait, renew, max_hold, min_hold, reentrant, metadata, on_lost),
+            *(hold_until, if_unavailable),
         )
         super().__init__(check_name(name), backend, HandleLeases(bound), options)
 
@@ -94,7 +100,8 @@ class Lock(LockFlows):
             timeout: Seconds to wait; ``None`` means this lock's ``wait``, -1 forever.
 
         Returns:
-            ``False`` if the name did not become free in time.
+            ``False`` if the name did not become free in time, or the backend does not answer and
+            ``if_unavailable`` is ``"skip"``.
 
         Raises:
             AlreadyHeld: This very thread holds it, so a blocking call would never end.
@@ -103,7 +110,7 @@ class Lock(LockFlows):
                 ``blocking=False``, or if the backend refuses (``BackendRefused``).
         """
         patience = self._patience(blocking, timeout)
-        return self._acquire(self._acquire_flow, self._leases.caller_thread(), patience) is not None
+        return self._acquire(self._try_flow, self._leases.caller_thread(), patience) is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """As ``acquire``, for coroutines; the handle itself holds.
@@ -111,7 +118,7 @@ class Lock(LockFlows):
         Not the task: before 3.12, ``asyncio.wait_for`` runs this in a task that ends right away.
         """
         patience = self._patience(blocking, timeout)
-        held = await self._aacquire(self._acquire_flow, self._leases.caller_handle(), patience)
+        held = await self._aacquire(self._try_flow, self._leases.caller_handle(), patience)
         return held is not None
 
     def __enter__(self) -> Self:
@@ -176,11 +183,13 @@ class Lock(LockFlows):
             BackendUnavailable: No answer; it may or may not be prolonged.
             TypeError, ValueError: ``ttl`` is wrong, or too short to be renewed.
         """
-        drive(self._renew_flow(ttl), self._backend)
+        held = self._current("renewed")
+        drive(self._renew_flow(held, ttl), held.backend)
 
     async def arenew(self, ttl: Seconds | None = None) -> None:
         """As ``renew``, for coroutines."""
-        await adrive(self._renew_flow(ttl), self._backend)
+        held = self._current("renewed")
+        await adrive(self._renew_flow(held, ttl), held.backend)
 
     # -- release -----------------------------------------------------------------------
 
@@ -196,7 +205,7 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._current("released")
-            drive(self._release_flow(held), self._backend)
+            drive(self._release_flow(held), held.backend)
         except BaseException as error:
             self._stop(held, error)
             raise
@@ -206,7 +215,7 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._current("released")
-            await adrive(self._release_flow(held), self._backend)
+            await adrive(self._release_flow(held), held.backend)
         except BaseException as error:
             self._stop(held, error)
             raise
@@ -220,7 +229,8 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._leases.current()
-            drive(self._exit_flow(held, error), self._backend)
+            if held is not None:
+                drive(self._exit_flow(held, error), held.backend)
         except BaseException as interrupt:
             self._stop(held, interrupt)
             raise
@@ -234,13 +244,15 @@ class Lock(LockFlows):
         held = None
         try:
             held = self._leases.current()
+            if held is None:
+                return
             flow = self._exit_flow(held, error)
             if kind is GeneratorExit:
                 # Its loop has left this coroutine behind, which cannot await any more.
                 next(flow, None)
                 flow.close()
             else:
-                await adrive(flow, self._backend)
+                await adrive(flow, held.backend)
         except BaseException as interrupt:
             self._stop(held, interrupt)
             raise
@@ -288,7 +300,7 @@ class Lock(LockFlows):
 
     @property
     def token(self) -> int | None:
-        """The fencing token of this grant; ``None`` when free."""
+        """The fencing token of this grant; ``None`` when free, or locked in this process only."""
         held = self._leases.mine()
         return None if held is None else held.token
 

@@ -31,7 +31,7 @@ __all__ = ["CLASS_BASED", "OwnTransactions", "is_async", "locked_view", "view_me
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 
-IfUnavailable: TypeAlias = Literal["raise", "pass", 503]
+IfUnavailable: TypeAlias = Literal["raise", "local", "pass", 503]
 
 UNSAFE = frozenset({"DELETE", "PATCH", "POST", "PUT"})
 """The methods of ``methods="unsafe"``: those that may change something."""
@@ -74,8 +74,9 @@ def locked_view(
             ``"unsafe"`` for DELETE, PATCH, POST and PUT. Other methods run without it. By
             default all methods need it.
         if_unavailable: If the lock's backend does not answer: ``"raise"``
-            ``BackendUnavailable``, ``"pass"`` (run the view without its lock, and log a warning)
-            or ``503`` (refuse).
+            ``BackendUnavailable``, ``"local"`` (lock the name in this process only), ``"pass"``
+            (run the view without its lock) or ``503`` (refuse). All but the first log a warning.
+            The alias's ``IF_UNAVAILABLE`` does not count here.
         options: All other options of ``Lock``. The request's path and user are added to
             ``metadata``.
 
@@ -88,14 +89,17 @@ def locked_view(
             ``if_unavailable="raise"``.
     """
     _check_contention(wait, status, if_contended)
-    if if_unavailable not in ("raise", "pass", 503):
+    if if_unavailable not in ("raise", "local", "pass", 503):
         raise ValueError(
-            f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'pass' or 503"
+            f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'local', 'pass' "
+            "or 503"
         )
     guarded = None if methods is None else view_methods(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
-    keywords = cast("LockKeywords", {**options, "wait": wait})
+    # Whatever else there is to do is done with the request at hand.
+    policy = "local" if if_unavailable == "local" else "raise"
+    keywords = cast("LockKeywords", {**options, "wait": wait, "if_unavailable": policy})
     check_options(keywords)
     class_key = compile_key(key, CLASS_BASED, what="The key of @locked_view")
 
@@ -368,7 +372,10 @@ class _ViewRules(NamedTuple):
         """The response if the lock could not be acquired; ``None`` to run the view without it."""
         if isinstance(error, LockNotAcquired):
             return refusal_responses.contended(request, self.status, error.info)
-        if not isinstance(error, BackendUnavailable) or self.if_unavailable == "raise":
+        if not isinstance(error, BackendUnavailable) or self.if_unavailable in (
+            "raise",
+            "local",
+        ):
             raise error
         logger.warning("%s %s: %s", request.method, request.path, error, about=lock)
         return None if self.if_unavailable == "pass" else refusal_responses.unavailable(request)

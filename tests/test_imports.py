@@ -26,6 +26,8 @@ FOR_LOCKS = {
     "django_dlock.core.acquire",
     "django_dlock.core.cleanup",
     "django_dlock.core.dispatch",
+    "django_dlock.core.fallback",
+    "django_dlock.core.flow",
     "django_dlock.core.lock_leases",
     "django_dlock.core.held_lease",
     "django_dlock.core.options",

@@ -47,6 +47,7 @@ class AliasOptions:
         command_timeout: Seconds that one command may take.
         outage_patience: Seconds for which an acquire that may wait keeps trying while the
             backend does not answer.
+        if_unavailable: What a ``Lock`` does after that: ``raise``, ``local`` or ``skip``.
         options: ``OPTIONS`` without these two.
     """
 
@@ -60,4 +61,5 @@ class AliasOptions:
     max_hold: float = 86400.0
     command_timeout: float = 1.0
     outage_patience: float = 5.0
+    if_unavailable: str = "raise"
     options: Mapping[str, Any] = field(default_factory=dict)

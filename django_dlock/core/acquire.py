@@ -1,8 +1,6 @@
 """How a lock is acquired: try, judge the holder, wait, try again; then hold the lease.
 
-Written once for threads and coroutines, as generators that yield the calls of the backend:
-``drive`` makes them on this thread and ``adrive`` awaits them. A flow owns nothing that must be
-released, so an interrupt may leave it at any point.
+Written as flows; see ``flow``.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ import math
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from .. import clock, signals
@@ -28,7 +25,8 @@ from ..exceptions import (
 from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
 from ..log import logger
 from ..process import death_proof
-from . import cleanup, dispatch, tracing, transactions
+from . import cleanup, dispatch, fallback, tracing, transactions
+from .flow import SLEEP, Flow
 from .held_lease import HeldLease, registry
 from .lock_leases import Caller, HandleLeases
 from .options import LockOptions, with_holding
@@ -37,20 +35,15 @@ from .registry import HolderKey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AcquireFlows", "Flow", "adrive", "drive", "grant_flow", "this_task", "this_thread"]
+__all__ = ["AcquireFlows", "grant_flow", "this_task", "this_thread"]
 
 T = TypeVar("T")
 
-Call: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""Method of a backend, or ``SLEEP``, its arguments and its keyword arguments."""
-Flow: TypeAlias = Generator[Call, Any, T]
 Met: TypeAlias = Callable[[Contention], None]
 
 Asking: TypeAlias = Callable[[], tuple[HolderKey, ...]]
 """Returns the keys under which the registry has the leases of a caller."""
 
-SLEEP = "sleep"
-"""Pause for the seconds that are the argument."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.2
 """Seconds between two tries while the backend gives no answer."""
 
@@ -125,7 +118,8 @@ class AcquireFlows:
         """Like ``_acquire_flow``, for a ``with`` block, which needs the lock.
 
         Raises:
-            LockNotAcquired: The patience ended.
+            LockNotAcquired: The patience ended, or the backend does not answer and
+                ``if_unavailable`` is ``skip``.
         """
         entered = yield from self._acquire_flow(caller, patience, requests)
         if entered is not None:
@@ -149,13 +143,28 @@ class AcquireFlows:
         refusal.info = info
         raise refusal
 
+    def _try_flow(
+        self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
+    ) -> Flow[Self | None]:
+        """Like ``_acquire_flow``, for ``acquire``, which answers instead of raising."""
+        try:
+            return (yield from self._acquire_flow(caller, patience, requests))
+        except LockNotAcquired:
+            return None
+
     def _found(self, caller: Caller) -> HeldLease | None:
         """The caller's own lease, if it has one: waiting for it would never end."""
         key, _, meets = caller
-        held = registry.find(self._backend, self.name, key)
-        if held is None and meets is not None:
-            held = registry.find(self._backend, self.name, meets)
-        return held
+        backends = [self._backend]
+        if fallback.replacements and self._backend in fallback.replacements:
+            backends.append(fallback.of(self._backend))
+        for backend in backends:
+            held = registry.find(backend, self.name, key)
+            if held is None and meets is not None:
+                held = registry.find(backend, self.name, meets)
+            if held is not None:
+                return held
+        return None
 
     def _acquire_flow(
         self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
@@ -164,6 +173,9 @@ class AcquireFlows:
 
         Args:
             requests: The one to begin with; more are added, and only the last one may be granted.
+
+        Raises:
+            LockNotAcquired: The backend does not answer, and ``if_unavailable`` is ``skip``.
         """
         key, known_as, _ = caller
         held = self._found(caller)
@@ -181,20 +193,9 @@ class AcquireFlows:
             )
         started, outer = clock.now(), transactions.outermost()
         self.contention = None
-        trace, left = tracing.begin(self.name, self.alias), patience
+        trace = tracing.begin(self.name, self.alias)
         try:
-            while True:
-                lease = yield from grant_flow(
-                    self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
-                )
-                if lease is not None or (
-                    patience is not None and (left := started + patience - clock.now()) <= 0
-                ):
-                    break
-                # This attempt was granted and ended before we knew. Its owner is granted nothing
-                # more.
-                again = self._request(patience)
-                requests.append(again._replace(metadata=requests[-1].metadata))
+            lease, backend = yield from self._granted_flow(requests, started, patience)
         except BaseException as error:
             self._stop_waiting()
             if trace is not None:
@@ -206,18 +207,54 @@ class AcquireFlows:
                 trace.contended()
             self._give_up("contended")
             return None
-        held = HeldLease(lease, self._backend, key, self._options, handle=self, sender=self._sender)
+        held = HeldLease(lease, backend, key, self._options, handle=self, sender=self._sender)
         held.known_as, held.outer_transactions = known_as, outer
+        extra = {}
+        if backend is not self._backend:
+            # A number that only this process knows would fence nothing.
+            held.token, extra = None, {"reason": "unavailable"}
         if trace is not None:
             held.trace = trace
             trace.acquired(held.owner, held.token)
         self._leases.add(held)
         waited = held.acquired_at - started
         if dispatch.has_receivers(signals.acquired, self._sender):
-            dispatch.send(signals.acquired, self._sender, waited=waited, **held.signal_kwargs())
+            dispatch.send(
+                signals.acquired, self._sender, waited=waited, **extra, **held.signal_kwargs()
+            )
         if waited >= signals.LONG_WAIT:
             dispatch.send(signals.waited_long, self._sender, waited=waited, **held.signal_kwargs())
         return self
+
+    def _granted_flow(
+        self, requests: list[LeaseRequest], started: float, patience: float | None
+    ) -> Flow[tuple[Lease | None, BaseLockBackend]]:
+        """The lease, ``None`` if the patience ended, and which backend has it."""
+        left = patience
+        while True:
+            try:
+                lease = yield from grant_flow(
+                    self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
+                )
+            except BackendUnavailable as error:
+                try:
+                    fallback.apply_policy(self._options.if_unavailable, self, error)
+                except LockNotAcquired:
+                    self._cancel(requests[-1], error)
+                    raise
+                # It may have been granted, and its answer lost.
+                cleanup.cancel_later(self._backend, requests[-1])
+                requests.append(self._request(0.0))
+                until = math.inf if patience is None else started + patience
+                lease = yield from fallback.grant_flow(self._backend, requests[-1], until=until)
+                return lease, fallback.of(self._backend)
+            if lease is not None or (
+                patience is not None and (left := started + patience - clock.now()) <= 0
+            ):
+                return lease, self._backend
+            # This attempt was granted and ended before we knew. Its owner is granted nothing more.
+            again = self._request(patience)
+            requests.append(again._replace(metadata=requests[-1].metadata))
 
     def _cancel(self, request: LeaseRequest, error: BaseException) -> None:
         """Take back an acquire that was interrupted or not answered; it may have been granted."""
@@ -381,48 +418,3 @@ def _holder_is_dead(contention: Contention) -> bool:
     if contention.kind != "held" or contention.process is None:
         return False
     return contention.proven_dead or death_proof(contention.process) is not None
-
-
-# -- in threads and in coroutines ---------------------------------------------------------------
-
-
-def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
-    """Make the flow's calls on this thread, and return its result.
-
-    What a call raises is raised in the flow.
-    """
-    try:
-        method, args, kwargs = next(flow)
-        while True:
-            try:
-                call = time.sleep if method is SLEEP else getattr(backend, method)
-                answer = call(*args, **kwargs)
-            except BaseException as error:
-                method, args, kwargs = flow.throw(error)
-            else:
-                method, args, kwargs = flow.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
-    """Like ``drive``, but awaits each call."""
-    try:
-        method, args, kwargs = next(flow)
-        while True:
-            try:
-                if method is SLEEP:
-                    await asyncio.sleep(*args)
-                    answer = None
-                elif method == "wait":
-                    answer = await backend.async_wait(*args, **kwargs)
-                else:
-                    answer = await backend.acall(method, *args, **kwargs)
-            except BaseException as error:
-                method, args, kwargs = flow.throw(error)
-            else:
-                method, args, kwargs = flow.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result

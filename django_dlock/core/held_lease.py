@@ -34,6 +34,7 @@ class HeldLease:
     """See the module.
 
     Attributes:
+        token: ``None`` while the name is locked in this process only; see ``fallback``.
         acquired_at, confirmed_at, deadline: On ``clock.now()``; ``acquired_at`` is when the
             grant was received, ``confirmed_at`` when the last confirmed acquire or renewal was
             sent.
@@ -61,7 +62,8 @@ class HeldLease:
         handle: Any,
         sender: type,
     ) -> None:
-        self.name, self.owner, self.token = lease.name, lease.owner, lease.token
+        self.name, self.owner = lease.name, lease.owner
+        self.token: int | None = lease.token
         self.renewal_ttl = min(options.ttl, options.max_hold)
         self.backend = backend
         self.key = key

@@ -11,7 +11,15 @@ from .. import conf
 from ..backends.base import BaseLockBackend
 from ..lease import HOLDING, OWNER_PART
 
-__all__ = ["DEFAULT", "Default", "LockOptions", "Seconds", "lease_ttl", "with_holding"]
+__all__ = [
+    "DEFAULT",
+    "Default",
+    "IfUnavailable",
+    "LockOptions",
+    "Seconds",
+    "lease_ttl",
+    "with_holding",
+]
 
 
 class Default:
@@ -24,6 +32,7 @@ class Default:
 DEFAULT: Final = Default()
 
 Seconds: TypeAlias = float | dt.timedelta
+IfUnavailable: TypeAlias = Literal["raise", "local", "skip"]
 
 
 class LockOptions:
@@ -37,7 +46,7 @@ class LockOptions:
 
     __slots__ = (
         *("hold_until", "max_hold", "metadata", "metadata_json", "min_hold"),
-        *("on_lost", "reentrant", "renew", "ttl", "wait"),
+        *("if_unavailable", "on_lost", "reentrant", "renew", "ttl", "wait"),
     )
 
     def __init__(  # noqa: PLR0917 - keywords would cost a tenth of a lock's construction
@@ -52,10 +61,17 @@ class LockOptions:
         metadata: Mapping[str, Any] | None,
         on_lost: Callable[[Any, str], object] | None,
         hold_until: Literal["release", "commit"],
+        if_unavailable: IfUnavailable | Default = DEFAULT,
     ) -> None:
         alias = backend.options
         if hold_until not in ("release", "commit"):
             raise ValueError(f"hold_until is {hold_until!r}; it takes 'release' or 'commit'")
+        unavailable = alias.if_unavailable
+        if not isinstance(if_unavailable, Default):
+            unavailable = if_unavailable
+            if unavailable not in conf.IF_UNAVAILABLE:
+                allowed = list(conf.IF_UNAVAILABLE)
+                raise ValueError(f"if_unavailable is {unavailable!r}; it takes one of {allowed}")
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost is {on_lost!r}; it takes a callable (lock, reason)")
         if min_hold:
@@ -70,6 +86,7 @@ class LockOptions:
         self.metadata, self.metadata_json = facts
         self.renew, self.reentrant = renew, reentrant
         self.on_lost, self.hold_until = on_lost, hold_until
+        self.if_unavailable = unavailable
 
 
 def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float:

@@ -13,7 +13,8 @@ from ..exceptions import BackendUnavailable, LeaseLost, LockError, NotHeld
 from ..lease import LeaseRequest
 from ..log import logger
 from . import cleanup, transactions, watchdog
-from .acquire import AcquireFlows, Flow, drive
+from .acquire import AcquireFlows
+from .flow import Flow, drive
 from .held_lease import HeldLease
 from .options import Seconds, lease_ttl
 
@@ -37,8 +38,7 @@ class LockFlows(AcquireFlows):
 
     # -- renew -------------------------------------------------------------------------
 
-    def _renew_flow(self, ttl: Seconds | None) -> Flow[None]:
-        held = self._current("renewed")
+    def _renew_flow(self, held: HeldLease, ttl: Seconds | None) -> Flow[None]:
         held.check()
         seconds = None if ttl is None else lease_ttl(self._backend, ttl, renewed=held.renews)
         sent_at = clock.now()
@@ -51,7 +51,7 @@ class LockFlows(AcquireFlows):
         (result,) = yield (
             "renew",
             ([renewal],),
-            {"process": process.current().id, "deadline": self._backend.call_deadline()},
+            {"process": process.current().id, "deadline": held.backend.call_deadline()},
         )
         if result.outcome == "renewed":
             held.confirm(sent_at, result.ttl, clock.now())
@@ -64,10 +64,8 @@ class LockFlows(AcquireFlows):
 
     # -- release -----------------------------------------------------------------------
 
-    def _exit_flow(self, held: HeldLease | None, error: BaseException | None) -> Flow[None]:
+    def _exit_flow(self, held: HeldLease, error: BaseException | None) -> Flow[None]:
         """What the end of a block does, whose body ended with ``error``."""
-        if held is None:
-            return
         if held.ended and held.lost_reason == "fork":
             # Owned by the parent process.
             self._leases.discard(held, lost=True)
@@ -94,7 +92,7 @@ class LockFlows(AcquireFlows):
         self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
         self._leases.discard(held)
-        reason, deadline = held.lost_reason, self._backend.call_deadline()
+        reason, deadline = held.lost_reason, held.backend.call_deadline()
         if reason not in _NOTHING_TO_RELEASE:
             try:
                 options = {"min_hold": held.options.min_hold, "deadline": deadline}
@@ -102,7 +100,7 @@ class LockFlows(AcquireFlows):
             except BaseException as error:
                 # It may be done or not: it is repeated in the background.
                 request = LeaseRequest(held.name, held.owner, held.ttl)
-                cleanup.cancel_later(self._backend, request, min_hold=held.options.min_hold)
+                cleanup.cancel_later(held.backend, request, min_hold=held.options.min_hold)
                 held.end_released(reason="unanswered")
                 if reason is None or not isinstance(error, BackendUnavailable):
                     raise
@@ -129,7 +127,7 @@ class LockFlows(AcquireFlows):
     def _release_late(self, held: HeldLease) -> None:
         """Release after a transaction; there is no caller left to raise to."""
         try:
-            drive(self._release_flow(held), self._backend)
+            drive(self._release_flow(held), held.backend)
         except (LeaseLost, BackendUnavailable) as error:
             logger.warning("After the transaction: %s", error, about=held)
         except BaseException as error:

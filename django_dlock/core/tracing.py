@@ -65,10 +65,12 @@ class LockTrace:
         # Belongs to the dispatch thread, which does everything in order.
         self._hold: Any = None
 
-    def acquired(self, owner: str, token: int) -> None:
+    def acquired(self, owner: str, token: int | None) -> None:
         """The acquire has ended with a lease, which is held from now on."""
         held_since = self._end_acquire("acquired", "")
-        self._facts |= {"dlock.owner": owner, "dlock.token": token}
+        self._facts["dlock.owner"] = owner
+        if token is not None:
+            self._facts["dlock.token"] = token
         dispatch.call(self._start_hold, held_since)
 
     def contended(self) -> None:

@@ -6,7 +6,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,7 +105,7 @@ def test_the_bodys_own_release_is_not_interrupted(monkeypatch):
         released.append(lock.name)
         yield from ()
 
-    monkeypatch.setattr(Lock, "_current", lambda lock, verb: None)
+    monkeypatch.setattr(Lock, "_current", lambda lock, verb: SimpleNamespace(backend=None))
     monkeypatch.setattr(Lock, "_release_flow", release)
     with pytest.raises(LeaseAborted):
         guard.run(lambda: (Lock("own").release(), spin_until(threading.Event())))

@@ -16,7 +16,7 @@ import pytest
 
 from django_dlock import BackendRefused, BackendUnavailable, Lock, clock, locks
 from django_dlock.core import acquire
-from django_dlock.core.acquire import Call, Flow
+from django_dlock.core.flow import Call, Flow
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.process import current
 from django_dlock.testing import FakeClock

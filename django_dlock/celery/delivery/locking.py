@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import secrets
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 from ... import clock
-from ...backends.base import AliasOptions
-from ...backends.local import LocalBackend
-from ...core import cleanup, watchdog
+from ...core import cleanup, fallback, watchdog
 from ...exceptions import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
 from ...handler import locks
 from ...lease import Contention, Kind, LeaseRequest
@@ -123,7 +120,8 @@ class LocalGuard:
 
     def release(self) -> None:
         if self.owner is not None:
-            _local_backend().release(self.name, self.owner, min_hold=0.0, deadline=clock.now())
+            local = fallback.of(locks[self.alias])
+            local.release(self.name, self.owner, min_hold=0.0, deadline=clock.now())
 
 
 Guard: TypeAlias = Lock | LocalGuard
@@ -263,19 +261,16 @@ def lock_of(context: DeliveryContext) -> Guard:
         reentrant=context.eager,
         # In eager mode the body may be part of its caller's transaction.
         hold_until="commit",
+        # The task's own option says what to do then.
+        if_unavailable="raise",
         **arguments,
     )
 
 
-@functools.cache
-def _local_backend() -> LocalBackend:
-    return LocalBackend(AliasOptions(alias="", backend=""))
-
-
 def _acquire_locally(lock: Lock, ttl: float) -> LocalGuard | Contention:
     """Lock the name within this process, for at most ``ttl`` seconds."""
-    request = LeaseRequest(f"{lock.alias}:{lock.name}", secrets.token_hex(16), ttl)
-    answer = _local_backend().acquire(request, deadline=clock.now())
+    request = LeaseRequest(lock.name, secrets.token_hex(16), ttl)
+    answer = fallback.of(locks[lock.alias]).acquire(request, deadline=clock.now())
     if isinstance(answer, Contention):
         return answer
     logger.warning(
