@@ -1,6 +1,7 @@
 """Settings of the test project; some of them come from the environment.
 
-``DLOCK_DB`` is the SQLite file, ``REDIS_URL`` the Redis of locks, broker and results.
+``DLOCK_DB`` is the SQLite file, ``REDIS_URL`` the Redis of locks, broker and results;
+``DLOCK_STATISTICS`` turns on the counts for the admin.
 """
 
 from __future__ import annotations
@@ -95,6 +96,10 @@ DLOCKS: dict[str, Any] = {
     },
     "local": {"BACKEND": "django_dlock.backends.local.LocalBackend"},
 }
+
+# For the page of lock statistics. Tests and the demonstration count for themselves.
+if os.environ.get("DLOCK_STATISTICS"):
+    DLOCK_METRICS = {"EXPORTERS": ["admin"]}
 
 CELERY_BROKER_URL = REDIS_URL
 CELERY_RESULT_BACKEND = REDIS_URL

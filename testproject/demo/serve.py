@@ -39,6 +39,7 @@ STOPPED_TTL = 90.0
 
 def serve() -> int:
     """Print the address of the admin, and run until Ctrl-C; returns the exit code."""
+    os.environ["DLOCK_STATISTICS"] = "1"
     with contextlib.suppress(KeyboardInterrupt), Stage() as stage:
         password = _create_user()
         port = _port()
@@ -62,7 +63,9 @@ def serve() -> int:
         print(f"  {'':12}  Every {KILL_EVERY:g} s another takes it over and is killed, too")
         print(f"  {STOPPED + ':1':12}  held by a process that is silent: it was stopped (SIGSTOP)")
         print(f"  {DEADLOCK[0]:12}  and {DEADLOCK[1]}: the holder of each waits for the other")
+        print("Why does nothing move? (a link at each lock) and Who blocks whom explain them.")
         print("Lock events has the take-overs, the lost locks and the long waits.")
+        print("Lock statistics has pictures of all this, which move within a minute or two.")
         print("Ctrl-C ends everything.", flush=True)
         _trickle(stage)
         print(f"A process ended by itself.\n{stage.logs()}", file=sys.stderr)

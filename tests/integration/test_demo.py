@@ -121,6 +121,14 @@ def lock_events(directory: Path) -> set[str]:
         return {row[0] for row in connection.execute("SELECT event FROM django_dlock_lockevent")}
 
 
+def statistics(directory: Path) -> int:
+    """How many rows the pictures of the admin are made of."""
+    (database,) = directory.glob("dlock-demo-*/shop.sqlite3")
+    with closing(sqlite3.connect(database, timeout=20)) as connection:
+        query = "SELECT count(*) FROM django_dlock_lockstatistics"
+        return int(connection.execute(query).fetchone()[0])
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_demonstration_stops_what_it_started(
     directory: Path, end: signal.Signals
@@ -173,11 +181,21 @@ def test_the_site_and_its_workers_run_until_they_are_stopped(directory: Path) ->
         (redis,) = re.findall(r"redis://\S+", said)
         # A minute, and the same again for a busy machine.
         patience = time.monotonic() + 120
-        wanted = {"waiting", "alive", "dead", "silent", "taken_over", "long_wait", "blocked"}
+        wanted = {
+            "statistics",
+            "waiting",
+            "alive",
+            "dead",
+            "silent",
+            "taken_over",
+            "long_wait",
+            "blocked",
+        }
         seen: set[str] = set()
         while not wanted <= seen and time.monotonic() < patience:
             found = held_locks(redis)
             seen = {lock["holder_state"] for lock in found} | lock_events(directory)
+            seen |= {"statistics"} if statistics(directory) else set()
             seen |= {"waiting"} if any(lock["waiting"] >= 2 for lock in found) else set()
             blocked = {lock["name"] for lock in found if lock["waiting"]}
             seen |= {"blocked"} if {"transfer:a", "transfer:b"} <= blocked else set()
