@@ -222,10 +222,12 @@ class Show:
             self._note("killed_beside", run)
         name = self.stage.name_of(event.pid)
         self.stage.kill(event.pid)
-        text = f"killed the whole worker that ran order {event.order}"
+        orders = f"order {event.order}"
         if beside:
-            text += " and " + ", ".join(str(run.order) for run in beside)
-        self._tell(event, text)
+            # The order of the fault first.
+            *others, last = [str(run.order) for run in (event, *beside)]
+            orders = f"orders {', '.join(others)} and {last}"
+        self._tell(event, f"killed the whole worker that ran {orders}")
         if not self.redelivers:
             self._later(NOTICED, partial(self._resend, event, name))
 
