@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -292,3 +294,14 @@ def test_the_minimum_of_a_duration_may_be_exclusive() -> None:
     assert conf.seconds(0.1, what="it", above=True) == 0.1
     with pytest.raises(ValueError, match="more than 0 seconds"):
         conf.seconds(0, what="it", above=True)
+
+
+def test_the_database_backend_says_that_the_app_is_not_installed() -> None:
+    code = (
+        "import django; from django.conf import settings; "
+        "database = {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}; "
+        "settings.configure(DATABASES={'default': database}); django.setup(); "
+        "from django_dlock import Lock; Lock('it').acquire()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "add it to INSTALLED_APPS, and run migrate" in done.stderr.splitlines()[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from django.apps import apps
 from django.conf import settings
 from django.db import connections, router
 from django.db.utils import load_backend
@@ -129,8 +130,14 @@ def database_alias(options: AliasOptions) -> str:
     """The alias in ``DATABASES``: ``OPTIONS["database"]``, or where routers write the leases.
 
     Raises:
-        InvalidLockBackend: That alias is not defined.
+        InvalidLockBackend: That alias is not defined, or our app is not installed.
     """
+    if not apps.is_installed("django_dlock"):
+        # Without the app, no system check of ours could tell.
+        raise InvalidLockBackend(
+            f"The locks of alias {options.alias!r} are kept in a table of 'django_dlock': add it "
+            "to INSTALLED_APPS, and run migrate"
+        )
     # Imported here: this module is imported before the apps are loaded.
     from ...models import LeaseRecord
 
