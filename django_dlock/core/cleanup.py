@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import clock, process
 from ..backends.base import BaseLockBackend
-from ..exceptions import BackendUnavailable
+from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..lease import LeaseRequest
 from ..log import logger
 
@@ -53,6 +53,9 @@ class _Job:
                 about=self.request,
                 alias=backend.alias,
             )
+        except InvalidLockBackend:
+            # It has granted nothing, and the acquire has raised the same error.
+            return True
         except BaseException:
             logger.exception(
                 "Lock %r (alias %r): cleanup failed",
