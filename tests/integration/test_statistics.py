@@ -24,7 +24,10 @@ from django_dlock.metrics.counts import Point, Series
 from django_dlock.metrics.groups import Groups
 from django_dlock.metrics.recorder import Recorder
 from django_dlock.models import LockStatistics
+from testproject.servers import RedisServer, ServerNotFound
+from tests.conftest import missing
 from tests.support.databases import until
+from tests.support.workers import Site, result
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -388,3 +391,26 @@ use_and_wait()
     done = subprocess.run([sys.executable, "-c", HEAD + script, str(file)], timeout=60, check=False)
     assert done.returncode == 0
     assert acquires_in(file) is None
+
+
+# -- workers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path):
+    settings = {"DLOCK_METRICS": {"EXPORTERS": ["admin"], "RECORDS": False}}
+    try:
+        with RedisServer() as redis, Site(redis, tmp_path / "site", settings=settings) as made:
+            yield made
+    except ServerNotFound as error:
+        missing(str(error))
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_writes_what_its_tasks_have_counted_when_it_stops(site, pool):
+    worker = site.worker(pool, 2)
+    place = site.place()
+    for order in range(5):
+        result(site.send("locked", 8_000_000 + order, str(place)))
+    worker.stop()
+    assert acquires_in(site.directory / "db.sqlite3") == 5
