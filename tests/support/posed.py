@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from django_dlock import locks, process
+from django_dlock import clock, locks, process
 from django_dlock.backends import local
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
@@ -38,7 +38,8 @@ class PictureBackend(local.LocalBackend):
         # The token is the time of the grant in microseconds, and the list is ordered by it.
         entry.token -= int(age * 1e6)
         entry.until -= age % 9
-        self._waiters |= {(name, f"waiter {number}") for number in range(waiting)}
+        for number in range(waiting):
+            self._waiters[name, f"waiter {number}"] = clock.now() - 3.0, request.metadata
         entry.silent_for = silent_for
         return lease
 
