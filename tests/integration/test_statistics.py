@@ -313,6 +313,16 @@ def use_and_wait():
 
 ENDS = {
     "a main process": ("use()", 1),
+    "a main process that ends before anything is counted": (
+        """
+import atexit, threading
+gate = threading.Event()
+dispatch.call(gate.wait)
+use()
+atexit.register(gate.set)
+""",
+        1,
+    ),
     "an exception": ("use(); raise SystemExit(3)", 1),
     "a forked child that ends like its parent": (
         """
