@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.conf import settings as django_settings
+from django.test import Client
 
+from django_dlock import locks
 from tests.conftest import missing
+from tests.support.screen import show
 
 ARGUMENTS = (
     "--headless=new",
@@ -47,3 +51,33 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     started.implicitly_wait(30)
     yield started
     started.quit()
+
+
+@pytest.fixture
+def posed_alias(settings):
+    """The alias ``default`` has posed locks."""
+    settings.DLOCKS = {"default": {"BACKEND": "tests.support.posed.PictureBackend"}}
+    locks.reset()
+    yield
+    locks.reset()
+
+
+@pytest.fixture
+def page(browser, live_server, posed_alias):
+    """The browser, logged in as an operator."""
+    from django.contrib.auth.models import User
+
+    operator = User.objects.create_superuser("operator", password="operator")
+    client = Client()
+    client.force_login(operator)
+    show(browser, 1280)
+    browser.get(live_server.url + "/admin/login/")
+    browser.add_cookie(
+        {
+            "name": django_settings.SESSION_COOKIE_NAME,
+            "value": client.cookies[django_settings.SESSION_COOKIE_NAME].value,
+        }
+    )
+    browser.get_log("browser")
+    yield browser
+    browser.delete_all_cookies()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.conf import settings as django_settings
-from django.contrib.auth.models import User
-from django.test import Client
 
 from django_dlock import locks
 from testproject.shop.models import Order
 from tests.support.posed import pose_locks
-from tests.support.screen import complaints, show, text_of, wait_for
+from tests.support.screen import complaints, text_of, wait_for
 
 LIST = "/admin/django_dlock/heldlock/"
 
@@ -19,33 +16,6 @@ pytestmark = [
     # A browser starts slowly on a busy machine.
     pytest.mark.timeout(180),
 ]
-
-
-@pytest.fixture(autouse=True)
-def aliases(settings):
-    settings.DLOCKS = {"default": {"BACKEND": "tests.support.posed.PictureBackend"}}
-    locks.reset()
-    yield
-    locks.reset()
-
-
-@pytest.fixture
-def page(browser, live_server):
-    """The browser, logged in as an operator."""
-    operator = User.objects.create_superuser("operator", password="operator")
-    client = Client()
-    client.force_login(operator)
-    show(browser, 1280)
-    browser.get(live_server.url + "/admin/login/")
-    browser.add_cookie(
-        {
-            "name": django_settings.SESSION_COOKIE_NAME,
-            "value": client.cookies[django_settings.SESSION_COOKIE_NAME].value,
-        }
-    )
-    browser.get_log("browser")
-    yield browser
-    browser.delete_all_cookies()
 
 
 def test_the_list_refreshes_itself_until_it_is_paused(page, live_server):

@@ -144,6 +144,25 @@
             }
         }
 
+        /* Scroll what has the focus out from beneath the last column, which stays in view. */
+        function uncover(focused) {
+            const cell = focused.closest("#result_list th, #result_list td");
+            const last = cell && cell.parentElement.lastElementChild;
+            if (!last || last === cell || getComputedStyle(last).position !== "sticky") {
+                return;
+            }
+            const covered = focused.getBoundingClientRect().right - last.getBoundingClientRect().left;
+            let outer = cell.closest("table").parentElement;
+            while (covered > 0 && outer !== list) {
+                const before = outer.scrollLeft;
+                outer.scrollLeft += covered;
+                if (outer.scrollLeft !== before) {
+                    return;
+                }
+                outer = outer.parentElement;
+            }
+        }
+
         // -- asking ----------------------------------------------------------------------
 
         async function ask() {
@@ -240,6 +259,7 @@
                 one.closest("tr").classList.toggle("selected", one.checked);
             }
         });
+        list.addEventListener("focusin", (event) => uncover(event.target));
         box.hidden = false;
         watchTheClock();
         plan();

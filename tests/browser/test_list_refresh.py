@@ -1,0 +1,180 @@
+"""How the list of held locks refreshes itself, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_dlock import locks
+from tests.support.posed import pose_locks
+from tests.support.screen import complaints, text_of, wait_for
+
+LIST = "/admin/django_dlock/heldlock/"
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # A browser starts slowly on a busy machine.
+    pytest.mark.timeout(180),
+]
+
+COUNTED = """
+    window.asked = 0; window.answered = 0; window.broken = false;
+    const ask = window.fetch;
+    window.fetch = async (...args) => {
+        window.asked++;
+        if (window.broken) { window.answered++; throw new TypeError("no network"); }
+        try { return await ask(...args); } finally { window.answered++; }
+    };
+"""
+HIDE, SHOW = (
+    f"Object.defineProperty(document, 'hidden', {{value: {value}, configurable: true}});"
+    "document.dispatchEvent(new Event('visibilitychange'));"
+    for value in ("true", "false")
+)
+
+
+def seconds(page, value):
+    page.execute_script(f"document.getElementById('dlock-refresh').dataset.seconds = '{value}'")
+
+
+@pytest.fixture
+def listed(page, live_server):
+    """The list of posed locks; it refreshes itself often, and counts what it asks for."""
+    pose_locks()
+    page.get(live_server.url + LIST)
+    wait_for(page, "!document.getElementById('dlock-refresh').hidden")
+    page.execute_script(COUNTED)
+    seconds(page, 0.1)
+    return page
+
+
+def refreshed(page, times=2):
+    """Wait for further answers, which have been taken over."""
+    page.execute_script("window.answered_before = window.answered")
+    wait_for(page, f"window.answered >= window.answered_before + {times}")
+
+
+def test_a_background_tab_asks_nothing_and_refreshes_when_it_comes_back(listed):
+    refreshed(listed)
+    listed.execute_script(HIDE)
+    wait_for(listed, "window.asked === window.answered")
+    asked = listed.execute_script("return window.asked")
+    # Five of its intervals.
+    listed.execute_script("window.setTimeout(() => { window.later = true; }, 500)")
+    wait_for(listed, "window.later")
+    assert listed.execute_script("return window.asked") == asked
+    seconds(listed, 1000)
+    # It asks before the script returns, and so without waiting for its interval.
+    assert listed.execute_script(SHOW + "return window.asked") == asked + 1
+    assert complaints(listed) == []
+
+
+def test_a_failure_says_since_when_the_list_is_old_and_is_read_out_once(listed):
+    refreshed(listed)
+    listed.execute_script("window.broken = true")
+    wait_for(listed, "document.querySelector('.dlock-refresh-failure').textContent")
+    said = "return document.querySelector('.dlock-refresh-failure').textContent"
+    first = listed.execute_script(said)
+    assert first.startswith("Not updated since ")
+    assert "Last tried at " in text_of(listed)
+    assert "import:1207" in text_of(listed)
+    listed.execute_script(
+        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe("
+        "document.querySelector('.dlock-refresh-failure'), {characterData: true, subtree: true})"
+    )
+    refreshed(listed)
+    assert listed.execute_script(said) == first
+    listed.execute_script("window.broken = false")
+    wait_for(listed, "!document.querySelector('.dlock-refresh-failure').textContent")
+    news = listed.find_element("css selector", ".dlock-refresh-news")
+    assert news.get_attribute("role") == "status"
+    assert news.get_attribute("textContent") == "The list is complete and updated again."
+    assert "Last tried" not in text_of(listed)
+
+
+def test_the_page_says_how_old_the_list_is_and_the_bars_run_down(listed):
+    seconds(listed, 1000)
+    bar = "document.querySelector('.dlock-bar-left').getAttribute('width')"
+    before = float(listed.execute_script("return " + bar))
+    wait_for(listed, "/Read [1-9]\\ds? ago|Read [1-9]s ago/.test(document.body.innerText)")
+    wait_for(listed, f"Number({bar}) < {before}")
+    left = listed.execute_script("return document.querySelector('.dlock-left').dataset.left")
+    shown = listed.execute_script("return document.querySelector('.dlock-left-text').textContent")
+    assert float(shown.removesuffix("s")) < float(left)
+
+
+def test_with_reduced_motion_the_bars_stand_still(listed):
+    seconds(listed, 1000)
+    motion = {"name": "prefers-reduced-motion", "value": "reduce"}
+    listed.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [motion]})
+    refreshed_at = "document.querySelector('.dlock-refresh-time').textContent"
+    listed.execute_script(
+        "window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))"
+    )
+    wait_for(listed, "window.asked >= 1 && window.asked === window.answered")
+    wait_for(listed, f"{refreshed_at} === 'Read 0s ago'")
+    bar = "return document.querySelector('.dlock-bar-left').getAttribute('width')"
+    before = listed.execute_script(bar)
+    wait_for(listed, f"/Read [2-9]s ago/.test({refreshed_at})")
+    assert listed.execute_script(bar) == before
+
+
+def test_a_refresh_replaces_only_the_cells_that_have_changed(listed):
+    refreshed(listed)
+    listed.execute_script("document.querySelector('.field-lock_name a').mark = 'kept'")
+    refreshed(listed)
+    kept = "return document.querySelector('.field-lock_name a').mark"
+    assert listed.execute_script(kept) == "kept"
+    locks["default"].pose("order:9", "web-1", 1, age=1)
+    wait_for(listed, "document.body.innerText.includes('order:9')")
+    assert listed.execute_script(kept) is None
+
+
+def test_marked_text_stays_marked(listed):
+    refreshed(listed)
+    listed.execute_script(
+        "document.getSelection().selectAllChildren(document.querySelector('.field-holder'))"
+    )
+    wait_for(listed, "window.asked === window.answered")
+    marked = listed.execute_script("return document.getSelection().toString()")
+    assert "worker-1" in marked
+    wait_for(listed, "document.body.innerText.includes('not refreshed while you choose')")
+    assert listed.execute_script("return document.getSelection().toString()") == marked
+    listed.execute_script("document.getSelection().removeAllRanges()")
+    refreshed(listed)
+    assert "not refreshed" not in text_of(listed)
+
+
+@pytest.mark.parametrize("selector", [".action-select", "[name=index]", ".field-release_link a"])
+def test_a_refresh_moves_neither_focus_nor_page(listed, selector):
+    for number in range(40):
+        locks["default"].pose(f"more:{number:02}", "web-1", 1, age=1)
+    wait_for(listed, "document.body.innerText.includes('more:39')")
+    listed.execute_script(
+        "const one = document.querySelector(arguments[0]); one.focus();"
+        "window.focused = [one.value, one.getAttribute('href')].join(); window.scrollTo(0, 300);",
+        selector,
+    )
+    locks["default"].pose("more:40", "web-1", 1, age=0.5)
+    wait_for(listed, "document.body.innerText.includes('more:40')")
+    assert listed.execute_script(
+        "const one = document.activeElement;"
+        "return window.focused === [one.value, one.getAttribute('href')].join()"
+    )
+    assert listed.execute_script("return window.scrollY") == 300
+
+
+def test_an_outage_is_read_out_when_it_begins_and_when_it_ends(listed, settings):
+    refreshed(listed)
+    down = {
+        "BACKEND": "django_dlock.backends.redis.RedisBackend",
+        "LOCATION": "redis://127.0.0.1:1/0",
+    }
+    backend = locks["default"]
+    news = "document.querySelector('.dlock-refresh-news').textContent"
+    settings.DLOCKS = {**settings.DLOCKS, "billing": down}
+    locks.reset()
+    wait_for(listed, f"{news}.includes('Alias “billing” did not answer')")
+    settings.DLOCKS = {"default": settings.DLOCKS["default"]}
+    locks.reset()
+    wait_for(listed, f"{news} === 'The list is complete and updated again.'")
+    backend.close()
