@@ -95,7 +95,13 @@ def test_several_locks_are_ticked_and_released_with_the_keyboard(listed):
 
 def test_the_pause_and_the_filters_are_reached_in_the_order_of_the_page(listed):
     stops = tab_to(listed, "[name=prefix]")
-    order = ("dlock-refresh-pause", 'id="searchbar"', 'name="action"', "_selected_action", "/release/")
+    order = (
+        "dlock-refresh-pause",
+        'id="searchbar"',
+        'name="action"',
+        "_selected_action",
+        "/release/",
+    )
     places = [next(i for i, html in enumerate(stops) if part in html) for part in order]
     assert places == sorted(places)
     press(listed, "order:")

@@ -135,7 +135,7 @@ def test_the_page_is_complete_if_an_alias_does_not_answer(browser, troubled_site
     problem, table = boxes(browser, ".dlock-problem, #result_list")
     assert problem["bottom"] <= table["top"]
     # It must not overlap the frame of the search either.
-    search = boxes(browser, "#searchbar")[0]
+    search = boxes(browser, "#searchbar, #grp-changelist-search")[0]
     assert problem["top"] >= search["bottom"]
 
 
@@ -171,7 +171,7 @@ def test_the_release_column_is_not_transparent(browser, site, width):
         "return [...document.querySelectorAll('td.field-release_link')].filter((cell) => {"
         " const style = getComputedStyle(cell);"
         " return style.position === 'sticky' && !/rgb\\(|oklab\\(|oklch\\(|color\\(srgb/"
-        ".test(style.backgroundImage); }).length"
+        ".test(style.backgroundImage + style.backgroundColor); }).length"
     )
     assert see_through == 0
 
