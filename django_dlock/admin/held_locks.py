@@ -338,13 +338,24 @@ class HeldLockAdmin(GuardedAdmin):
             self.message_user(request, text, messages.ERROR)
             return False
         if not broken:
-            self._tell_changed_hands(request, info)
+            self._tell_missed(request, info)
             return True
         text = gettext("The lock “%(name)s” of alias “%(alias)s” was released.") % names
         if info.holder_state != "dead" and info.kind == "held":
             text += " " + gettext("Its holder continues until its next renewal.")
         self.message_user(request, text, messages.SUCCESS)
         return True
+
+    def _tell_missed(self, request: HttpRequest, info: LeaseInfo) -> None:
+        """Say why nothing was released: its holder or another operator was faster."""
+        try:
+            is_free = locks[info.alias].get(info.name) is None
+        except BackendUnavailable:
+            is_free = False
+        if is_free:
+            self.message_user(request, self._gone(info.name), messages.WARNING)
+        else:
+            self._tell_changed_hands(request, info)
 
     def _write_down(self, request: HttpRequest, row: HeldLock) -> None:
         info = row.info

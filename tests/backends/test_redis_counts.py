@@ -363,6 +363,24 @@ def many(backend, own_redis):
     return backend
 
 
+@pytest.mark.parametrize("sort", [["-age"], ["age"]])
+def test_the_first_page_costs_no_more_among_more_locks(backend, own_redis, proxy, sort):
+    """That of a hundred thousand costs what that of a few thousand does, in commands and bytes."""
+    costs, held = [], 0
+    for size in (100, 1500, 6000):
+        for number in range(held, size):
+            grant(backend, request(f"n{number:06}"))
+        held = size
+        backend.page(LeaseQuery(sort=sort), limit=50)
+        before, seen = calls(own_redis), proxy.count()
+        page = backend.page(LeaseQuery(sort=sort), limit=50)
+        assert (len(page.infos), page.total) == (50, size)
+        costs.append((sum(made(before, calls(own_redis)).values()), proxy.count() - seen))
+    few, many, more = costs
+    assert more == many
+    assert many[0] <= 20 * few[0]
+
+
 @pytest.mark.parametrize("sort", [["name"], ["-ttl"], ["holder_state", "-waiting"], ["kind"]])
 def test_another_order_reads_each_lock_once_and_the_shown_ones_again(many, own_redis, proxy, sort):
     seen = proxy.count()

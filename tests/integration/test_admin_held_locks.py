@@ -55,6 +55,14 @@ class ChangesHands(LocalBackend):
         return False
 
 
+class ReleasedMeanwhile(LocalBackend):
+    """The holder releases the lock just before the break."""
+
+    def break_(self, name, *, owner):
+        self.release(name, owner, min_hold=0.0, deadline=self.call_deadline())
+        return super().break_(name, owner=owner)
+
+
 @pytest.fixture(autouse=True)
 def aliases(settings):
     # Loads the project's views, which are made with the aliases of the project.
@@ -472,6 +480,30 @@ def test_a_lock_whose_owner_changes_at_the_last_moment_is_not_logged(operator, s
     assert not LockEvent.objects.filter(name="a").exists()
 
 
+def test_a_lock_that_its_holder_releases_at_the_last_moment_is_said_to_be_gone(operator, settings):
+    use(settings, default=f"{__name__}.ReleasedMeanwhile")
+    hold("a")
+    response = release(operator, "a", force=True)
+    assert messages_on(response) == ["The lock “a” is not held any more."]
+    assert not LogEntry.objects.exists()
+    assert not LockEvent.objects.filter(name="a").exists()
+
+
+def test_of_two_operators_the_second_is_told(operator):
+    second = visitor("view_heldlock", "release_heldlock")
+    hold("a")
+    for client in (operator, second):
+        assert client.get(page_of("a", step="release")).status_code == 200
+    assert "was released" in messages_on(release(operator, "a", force=True))[0]
+    assert messages_on(release(second, "a", force=True)) == ["The lock “a” is not held any more."]
+    # The next holder is not the one that the second operator saw.
+    hold("a", owner="the next one")
+    told = messages_on(release(second, "a", force=True))
+    assert told == ["The lock “a” now has another owner. It was not released."]
+    assert locks["default"].get("a").owner == "the next one"
+    assert LogEntry.objects.count() == 1
+
+
 def test_a_release_without_an_answer_is_logged_as_uncertain(operator, settings):
     use(settings, default=f"{__name__}.UnansweredBreak")
     hold("a")
@@ -683,6 +715,33 @@ def test_the_permission_to_view_does_not_allow_a_release():
     assert b"_selected_action" not in client.get(LIST).content
     select(client, "a", owners=["owner of a"], force=True)
     assert locks["default"].get("a") is not None
+
+
+@pytest.mark.parametrize("method", ["get", "head", "post", "put", "patch", "delete", "options"])
+@pytest.mark.parametrize("permissions", [("view_heldlock",), ("release_heldlock",), ()])
+def test_no_address_and_no_method_releases_a_lock_without_the_permission(permissions, method):
+    client = visitor(*permissions)
+    hold("a")
+    say_goodbye()
+    forms = (
+        {"owner": "owner of a", "force": "on"},
+        {
+            "action": "release_selected",
+            "_selected_action": "default/a",
+            "owner": "owner of a",
+            "force": "on",
+            "index": "0",
+        },
+        {"post": "yes", "_save": "1"},
+    )
+    steps = ("change", "release", "delete", "history")
+    addresses = [LIST, LIST + "add/", *(page_of("a", step=step) for step in steps)]
+    for address in addresses:
+        for form in forms:
+            getattr(client, method)(address, form)
+            getattr(client, method)(f"{address}?action=release_selected&force=on")
+    assert locks["default"].get("a").owner == "owner of a"
+    assert not LogEntry.objects.exists()
 
 
 def test_the_permission_to_release_alone_allows_nothing():
