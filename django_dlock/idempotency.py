@@ -72,6 +72,8 @@ class ClaimRequest:
             because a retry may have other arguments.
         step: How often the task has replaced itself before this run. A replacement has the id of
             the task that it replaces; the step distinguishes it from a redelivery.
+        worker, message: For operators: the process that runs it, and the text from which its task
+            can be published again.
         max_attempts: How many runs may die in the middle before the key fails.
     """
 
@@ -85,6 +87,8 @@ class ClaimRequest:
     token: int | None = None
     task_id: str = ""
     step: int = 0
+    worker: str = ""
+    message: str | None = None
     max_attempts: int = 5
 
     def error(self, kind: type[E], text: str) -> E:
@@ -297,13 +301,18 @@ def _read(request: ClaimRequest, using: str, *, locking: bool) -> Any:
     found = IdempotencyRecord.objects.for_key(request.scope, request.key).using(using)
     if locking:
         found = found.select_for_update()
-    return found.annotate(expired=expired).first()
+    return found.annotate(expired=expired).defer("message").first()
+
+
+_OF_THE_RUN = (
+    *("payload", "lock_alias", "lock_name", "owner", "token"),
+    *("task_id", "step", "worker", "message"),
+)
 
 
 def _facts(request: ClaimRequest) -> dict[str, Any]:
-    told = ("payload", "lock_alias", "lock_name", "owner", "token", "task_id", "step")
     return {
-        **{fact: getattr(request, fact) for fact in told},
+        **{fact: getattr(request, fact) for fact in _OF_THE_RUN},
         "state": State.RUNNING,
         "ending": "",
         "result": "",
@@ -375,8 +384,10 @@ def _in_flight(record: IdempotencyRecord) -> InFlight:
 def _begin(record: Any, request: ClaimRequest, using: str, *, deaths: int) -> Claim | None:
     facts = _facts(request)
     if record.ending == Ending.REPLACED and not record.expired:
-        # Keep the payload of the first run, and the mark that the task has replaced itself.
+        # Keep the payload and the message of the first run, and the mark that the task has
+        # replaced itself.
         facts.update(ending=record.ending, payload=record.payload)
+        del facts["message"]
     changed = record.as_it_was().update(attempt=record.attempt + 1, deaths=deaths, **facts)
     return Claim(record.pk, record.attempt + 1, deaths, request, using) if changed else None
 

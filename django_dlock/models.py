@@ -134,6 +134,21 @@ class IdempotencyRecord(models.Model):
     )
     token = models.BigIntegerField(_("fencing token"), null=True, blank=True)
     task_id = models.CharField(_("task id"), max_length=255, blank=True, default="")
+    worker = models.CharField(
+        _("worker"),
+        max_length=255,
+        blank=True,
+        default="",
+        # As with ``step``: older workers do not know the column.
+        db_default="",
+        help_text=_("The worker and the process of the latest run."),
+    )
+    message = models.TextField(  # noqa: DJ001 - MySQL allows no default that older workers need
+        _("message"),
+        null=True,
+        blank=True,
+        help_text=_("Task, arguments and queue of the latest run, as JSON; empty if not stored."),
+    )
     step = models.PositiveIntegerField(
         _("step"),
         default=0,
@@ -163,7 +178,10 @@ class IdempotencyRecord(models.Model):
 
     class Meta:
         default_permissions = ("view",)
-        permissions = (("forget_idempotencyrecord", "Can forget idempotency record"),)
+        permissions = (
+            ("forget_idempotencyrecord", "Can forget idempotency record"),
+            ("rerun_idempotencyrecord", "Can run the task of an idempotency record again"),
+        )
         verbose_name = _("idempotency record")
         verbose_name_plural = _("idempotency records")
         # No index on columns that a run changes, so that PostgreSQL updates rows in place. This one
@@ -216,6 +234,7 @@ class FollowUp(models.Model):
 
     class Meta:
         default_permissions = ("view",)
+        permissions = (("publish_followup", "Can publish follow-up"),)
         verbose_name = _("follow-up")
         verbose_name_plural = _("follow-ups")
         indexes = (models.Index(fields=["published_at", "expires_at"], name="dlock_followup_due"),)
@@ -264,6 +283,7 @@ class LockEvent(models.Model):
         BROKEN = "broken", _("broken")
         MAX_HOLD = "max_hold", _("max_hold reached")
         LONG_WAIT = "long_wait", _("long wait")
+        RERUN = "rerun", _("run again")
 
     id = models.BigAutoField(primary_key=True)
     when = models.DateTimeField(_("when"), db_index=True)

@@ -95,7 +95,7 @@ def purge(
     limit = Now() if before is None else before
     expired = IdempotencyRecord.objects.using(using).filter(expires_at__lt=limit)
     silent: set[str] = set()
-    for batch in in_batches(expired.defer("result", "error"), batch_size):
+    for batch in in_batches(expired.defer("message", "result", "error"), batch_size):
         running = [record for record in batch if record.state == State.RUNNING]
         finished = [record.pk for record in batch if record.state != State.RUNNING]
         deleted = delete(expired.filter(pk__in=finished).exclude(state=State.RUNNING))

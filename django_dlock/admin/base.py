@@ -12,6 +12,7 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_permission_codename, get_user_model
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
@@ -28,6 +29,7 @@ from django.utils.timezone import localtime
 __all__ = [
     "CHANGE",
     "DELETION",
+    "BoundedChangeList",
     "BoundedPaginator",
     "GuardedAdmin",
     "ReadOnlyAdmin",
@@ -35,7 +37,10 @@ __all__ = [
     "breakable",
     "lines",
     "log",
+    "long_text",
     "may_see_users",
+    "remember",
+    "request_of",
     "time_of",
 ]
 
@@ -177,6 +182,19 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg] # as ReadOnlyAdmin
         return Page(self.object_list.filter(pk__in=keys), number, self)
 
 
+class BoundedChangeList(ChangeList):
+    """A list whose pages are those of a ``BoundedPaginator``."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if not (self.query or self.has_active_filters):
+            # Without this, Django would offer "Show all" although nothing is left out.
+            self.full_result_count = self.result_count
+        if not self.multi_page:
+            # Without this, Django would search the table a second time.
+            self.result_list = self.paginator.page(1).object_list
+
+
 def may_see_users(request: HttpRequest) -> bool:
     """Whether the visitor may see the user names of requests and releases."""
     user = get_user_model()._meta
@@ -203,6 +221,25 @@ def lines(*texts: str) -> SafeString:
     # In one element, because a theme may put the parts of a cell side by side.
     parts = format_html_join("", "<div>{}</div>", shown)
     return format_html('<div class="dlock-lines">{}</div>', parts)
+
+
+def long_text(text: str) -> SafeString:
+    """Text of many lines, in a frame that scrolls."""
+    return format_html('<pre class="dlock-facts dlock-long">{}</pre>', text)
+
+
+_REQUEST = "_dlock_request"
+
+
+def remember(obj: Any, request: HttpRequest) -> None:
+    """Keep the request with the object of a page: Django does not pass it to a field."""
+    vars(obj)[_REQUEST] = request
+
+
+def request_of(obj: Any) -> HttpRequest | None:
+    """The request for whose page ``obj`` was read; ``None`` if it is not on a page of its own."""
+    found: HttpRequest | None = vars(obj).get(_REQUEST)
+    return found
 
 
 def time_of(field: str, description: Any) -> Any:

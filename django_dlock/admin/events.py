@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import duration
 from ..models import LockEvent
-from .base import badge, lines, may_see_users, time_of
-from .links import LinkedToLock
+from .base import (
+    badge,
+    lines,
+    long_text,
+    may_see_users,
+    remember,
+    request_of,
+    time_of,
+)
+from .links import LinkedToLock, page_url
 
 __all__ = ["LockEventAdmin"]
 
@@ -21,6 +32,7 @@ _STYLES = {
     LockEvent.Event.BROKEN: "warn",
     LockEvent.Event.MAX_HOLD: "warn",
     LockEvent.Event.LONG_WAIT: "plain",
+    LockEvent.Event.RERUN: "plain",
 }
 
 
@@ -33,8 +45,11 @@ class LockEventAdmin(LinkedToLock):
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
 
-    fields = ("at", "what", "alias", "lock", "owner", "token", "reason", "user", "detail")
-    readonly_fields = ("at", "what", "lock")
+    fields = (
+        *("at", "what", "alias", "lock", "records"),
+        *("owner", "token", "reason", "user", "facts"),
+    )
+    readonly_fields = ("at", "what", "lock", "records", "facts")
     lock_fields = ("alias", "name")
 
     at = time_of("when", _("when"))
@@ -51,6 +66,28 @@ class LockEventAdmin(LinkedToLock):
         # Django allows a query string to filter by any field, even a hidden one.
         hidden = lookup.partition("__")[0] == "user" and not may_see_users(request)
         return not hidden and super().lookup_allowed(lookup, value, request)
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            remember(found, request)
+        return found
+
+    @admin.display(description=_("idempotency records"))
+    def records(self, event: LockEvent) -> str | None:
+        """A link to the records of the lock, for those who may see them."""
+        request = request_of(event)
+        if request is None or not request.user.has_perm("django_dlock.view_idempotencyrecord"):
+            return None
+        url = page_url(self.admin_site.name, "idempotencyrecord", "changelist")
+        query = urlencode({"q": event.name})
+        return format_html('<a href="{}?{}">{}</a>', url, query, _("Records of this lock"))
+
+    @admin.display(description=_("detail"))
+    def facts(self, event: LockEvent) -> str:
+        return long_text(json.dumps(event.detail, indent=2, ensure_ascii=False))
 
     @admin.display(description=_("event"), ordering="event")
     def what(self, event: LockEvent) -> str:

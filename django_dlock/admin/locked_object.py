@@ -27,6 +27,7 @@ from ..inspection import AliasQuery
 from ..keys import Key, MissingValue, compile_key
 from ..log import logger
 from ..models import HeldLock
+from .base import remember, request_of
 from .changelist import as_row, place_of
 from .held_locks import HeldLockAdmin
 
@@ -34,9 +35,6 @@ __all__ = ["LockedObjectAdmin"]
 
 PANEL = "object_locks"
 """The read-only field that shows the locks."""
-
-REQUEST = "_dlock_request"
-"""Where an object of a page carries the request, which Django does not pass to a field."""
 
 _CALL = inspect.Signature([inspect.Parameter("object", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 _ATTRIBUTE = re.compile(r"object(?:\.(\w+)|$)")
@@ -178,7 +176,7 @@ class LockedObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generi
     ) -> Any:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
-            vars(found)[REQUEST] = request
+            remember(found, request)
         return found
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[Any, ...]:
@@ -198,7 +196,7 @@ class LockedObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generi
     @admin.display(description=_("held now"))
     def object_locks(self, obj: Any) -> str:
         """The locks of the object that are held now, with links to release them."""
-        request: HttpRequest | None = vars(obj).get(REQUEST)
+        request = request_of(obj)
         if request is None or obj.pk is None:
             return str(self.get_empty_value_display())
         page = _ObjectLocks(self, obj)

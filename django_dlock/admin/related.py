@@ -16,8 +16,8 @@ from ..lease import LeaseInfo
 from ..models import IdempotencyRecord
 from ..task_url import url_of_task
 from .base import BoundedPaginator
+from .databases import DatabaseFilter, databases
 from .links import events_url, page_url, task_link
-from .records import DatabaseFilter, databases
 
 __all__ = ["links_of", "record_of"]
 
@@ -62,7 +62,7 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
         try:
             newest = records.aggregate(pk=Max("pk"))["pk"] or 0
             latest = records.filter(wanted, pk__gt=newest - BoundedPaginator.LONGEST)
-            found = list(latest.defer("result", "error").order_by("-pk")[:100])
+            found = list(latest.defer("message", "result", "error").order_by("-pk")[:100])
         except DatabaseError:
             # Another page says so; this one is about the lock.
             continue

@@ -31,7 +31,10 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
     "if_duplicate": ("return", "skip", "fail"),
     "unique_until": (None, "start", "done"),
     **dict.fromkeys(
-        ("atomic", "store_result", "lock_across_retries", "acks_late", "reject_on_worker_lost"),
+        (
+            *("atomic", "store_result", "store_arguments"),
+            *("lock_across_retries", "acks_late", "reject_on_worker_lost"),
+        ),
         (True, False),
     ),
 }
@@ -303,6 +306,7 @@ class TaskWithOptions(DjangoTask):  # type: ignore[type-arg] # no generic at run
     idempotency_ttl: Seconds = 7 * 24 * 3600.0
     idempotency_using: str = "default"
     store_result: bool = True
+    store_arguments: bool = True
     max_attempts: int = 5
     if_duplicate: Literal["return", "skip", "fail"] = "return"
     atomic: bool = False

@@ -49,6 +49,7 @@ class LockedTask(TaskWithOptions):
         idempotency_ttl: How long a record is kept.
         idempotency_using: The database of the record.
         store_result: Record the result, for ``if_duplicate="return"``.
+        store_arguments: Record the arguments, so that an operator can run the task again.
         max_attempts: Runs that may die in the middle, or lose their lease other than by an
             outage, before the task fails; without a record, children that die are not counted.
         if_duplicate: ``"return"`` the recorded result, ``"skip"`` (``None``) or ``"fail"``.

@@ -102,6 +102,17 @@ def pose_locks():
     backend.deregister("worker-2-91", deadline=backend.call_deadline())
 
 
+MESSAGE = (
+    '{"task": "%s", "args": [%s], "kwargs": {"notify": "customer@example.com", "copies": 2}, '
+    '"options": {"exchange": "", "routing_key": "celery"}}'
+)
+RESULT = '{"charged": "129.90", "currency": "EUR", "receipts": ["R-20871", "R-20872"]}'
+ERROR = (
+    "AttemptsExhausted(\"Key '2280' in scope 'shop.tasks.send_invoice' had 5 runs that died in the "
+    "middle; the last one: WorkerLostError('Worker exited prematurely: signal 9 (SIGKILL)')\")"
+)
+
+
 def pose_records():
     now = timezone.now()
     for number, (scope, key, state, attempt, deaths) in enumerate(
@@ -125,11 +136,15 @@ def pose_records():
             deaths=deaths,
             owner=f"{number:032x}",
             lock_alias="default",
-            lock_name=f"{scope}:{key}",
+            lock_name={"2281": "invoice:2281"}.get(key, f"{scope}:{key}"),
             task_id=str(UUID(int=number << 120 | 0x4E0C1F6E32D4)),
             created_at=started,
             started_at=started,
             finished_at=started + dt.timedelta(seconds=4) if ended else None,
+            worker=f"celery@worker-{1 + number % 3} · {218 + number}",
+            message=MESSAGE % (scope, key),
+            result=RESULT if state == "succeeded" else "",
+            error=ERROR if state == "failed" else "",
             expires_at=started + dt.timedelta(days=7),
         )
         if state == "succeeded":
@@ -171,6 +186,14 @@ def pose_events():
             user="operator" if event == "broken" else "",
             detail={"held_for": held_for, "task_name": f"shop.tasks.{task}"},
         )
+    LockEvent.objects.create(
+        when=now - dt.timedelta(hours=1),
+        event="lost",
+        alias="default",
+        name="shop.tasks.send_invoice:2280",
+        reason="holder_dead",
+        detail={"task_name": "shop.tasks.send_invoice"},
+    )
 
 
 def pose_orders():

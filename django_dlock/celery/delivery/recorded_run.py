@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import Error, connections, transaction
 
-from ... import idempotency, retention
+from ... import idempotency, process, retention
 from ...exceptions import (
     BackendUnavailable,
     DuplicateRun,
@@ -25,6 +26,7 @@ from ...idempotency import Claim, ClaimRequest, Ending, Finished, InFlight
 from ...log import logger
 from .. import results
 from ..options import RecordOptions, TaskWithOptions
+from ..publishing import rerun
 from ..publishing.follow_ups import FollowUps
 from ..publishing.requeue import Requeue
 from . import locking
@@ -129,7 +131,11 @@ class RecordedRun:
         return RunOutcome(self.value, self.ignore, follow_ups)
 
     def _claim(self) -> Claim | Finished | InFlight:
-        request = _claim_request(self.context, self.options, self.guard)
+        request = replace(
+            _claim_request(self.context, self.options, self.guard),
+            worker=f"{self.request.hostname or process.current().host} · {os.getpid()}"[-255:],
+            message=rerun.encode(self.task, self.request, self.context.args, self.context.kwargs),
+        )
         try:
             return idempotency.claim(request, holds=_holds, using=self.options.using)
         except BackendUnavailable as error:

@@ -43,6 +43,7 @@ __all__ = [
     "pending",
     "publish",
     "publish_all",
+    "publish_chosen",
 ]
 
 MAX_MESSAGE = 256 * 1024
@@ -196,12 +197,18 @@ def of_current_body() -> FollowUps | None:
 
 
 def pending(
-    using: str, *, record: int | None = None, older_than: dt.timedelta | None = None
+    using: str,
+    *,
+    record: int | None = None,
+    ids: list[int] | None = None,
+    older_than: dt.timedelta | None = None,
 ) -> Iterator[FollowUp]:
     """Unconfirmed messages in the order in which they were written; read in batches."""
     found = FollowUp.objects.using(using).filter(published_at__isnull=True)
     if record is not None:
         found = found.filter(record=record)
+    if ids is not None:
+        found = found.filter(pk__in=ids)
     if older_than is not None:
         found = found.filter(created_at__lt=Now() - older_than)
     for batch in in_batches(found, BATCH):
@@ -226,6 +233,16 @@ def publish_all(using: str, *, older_than: dt.timedelta) -> int:
         Unpublished: The broker did not accept the rest.
     """
     return publish(app_or_default(), pending(using, older_than=older_than), using)
+
+
+def publish_chosen(using: str, ids: Iterable[int]) -> Iterator[FollowUp]:
+    """Publish those of the messages that are pending; yields each one that was published.
+
+    Raises:
+        Unpublished: The broker did not accept the rest.
+    """
+    app, chosen = app_or_default(), pending(using, ids=list(ids))
+    yield from (follow_up for follow_up in chosen if _publish(app, follow_up, using))
 
 
 def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:

@@ -1,0 +1,195 @@
+"""The guarded steps of an idempotency record: forget it, and run its task again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.db import DatabaseError, router, transaction
+from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from .. import audit, retention
+from ..exceptions import BackendUnavailable, InvalidLockBackend
+from ..models import FollowUp, IdempotencyRecord, LockEvent
+from .base import DELETION, GuardedAdmin, log
+
+__all__ = ["RecordSteps"]
+
+State = IdempotencyRecord.State
+
+FORCE = {
+    "forget": (_("Forget it anyway"), _("Tick this box to forget it anyway.")),
+    "rerun": (_("Run it again anyway"), _("Tick this box to run it again anyway.")),
+}
+"""The label of the box, and the error without it."""
+
+
+class StepForm(forms.Form):
+    """The operator's confirmation, with the attempt, the state and the owner that they saw."""
+
+    attempt = forms.IntegerField(widget=forms.HiddenInput)
+    state = forms.ChoiceField(choices=State.choices, widget=forms.HiddenInput)
+    owner = forms.CharField(required=False, widget=forms.HiddenInput, strip=False)
+    force = forms.BooleanField(required=False)
+
+
+class RecordSteps(GuardedAdmin):
+    """Each step changes a record only if it is as the operator saw it."""
+
+    steps = ("forget", "rerun")
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponseRedirect:
+        self.message_user(request, gettext("There is no such record."), messages.WARNING)
+        return super()._get_obj_does_not_exist_redirect(request, opts, object_id)
+
+    def confirm_view(self, request: HttpRequest, object_id: str, step: str) -> HttpResponseBase:
+        record: IdempotencyRecord | None = self.get_object(request, object_id)
+        if record is None:
+            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
+        if step == "rerun" and record.message is None:
+            text = gettext("“%(record)s” cannot be run again: its arguments were not stored.")
+            self.message_user(request, text % {"record": record}, messages.WARNING)
+            return self.to_list(request)
+        obstacle = obstacle_to(step, record)
+        seen = {"attempt": record.attempt, "state": record.state, "owner": record.owner}
+        form = StepForm(request.POST if request.method == "POST" else None, initial=seen)
+        form.fields["force"].label, unforced = FORCE[step]
+        if form.is_valid():
+            if obstacle is None or form.cleaned_data["force"]:
+                # The statement that deletes compares them. If the run succeeds right now and its
+                # record were deleted, its work would be done twice.
+                for fact in seen:
+                    setattr(record, fact, form.cleaned_data[fact])
+                take = self._forget if step == "forget" else self._run_again
+                take(request, record)
+                return self.to_list(request)
+            form.add_error("force", unforced)
+        return self.confirmation(
+            request,
+            record,
+            step,
+            form=form,
+            title=gettext("Forget an idempotency record")
+            if step == "forget"
+            else gettext("Run a task again"),
+            obstacle=obstacle,
+            **self.facts_of(record),
+        )
+
+    def facts_of(self, record: IdempotencyRecord) -> dict[str, Any]:
+        """What the confirmation page shows of the record."""
+        raise NotImplementedError
+
+    def _forget(self, request: HttpRequest, record: IdempotencyRecord) -> None:
+        with transaction.atomic(using=record._state.db):
+            deleted = retention.delete(record.as_it_was())
+            if deleted:
+                log(request, record, DELETION, _text_of_forgetting(record))
+        if not deleted:
+            self._tell_changed(request, record)
+            return
+        text = gettext("“%(record)s” was forgotten: its next delivery runs like the first one.")
+        self.message_user(request, text % {"record": record}, messages.SUCCESS)
+
+    def _run_again(self, request: HttpRequest, record: IdempotencyRecord) -> None:
+        # Imported here, because it imports Celery.
+        from ..celery.publishing import rerun
+
+        using = record._state.db
+        try:
+            with (
+                transaction.atomic(using=using),
+                transaction.atomic(using=router.db_for_write(LockEvent)),
+            ):
+                follow_up = rerun.forget_and_write(record)
+                if follow_up is not None:
+                    self._write_down(request, record, follow_up)
+        except DatabaseError as error:
+            text = gettext("“%(record)s” was not run again. Are all migrations applied? %(error)s")
+            self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
+            return
+        if follow_up is None:
+            self._tell_changed(request, record)
+            return
+        facts = {"record": record, "id": follow_up.task_id}
+        text = gettext(
+            "“%(record)s” was forgotten, and its task is published again, as %(id)s, once this "
+            "request is committed."
+        )
+        level = messages.SUCCESS
+
+        def publish() -> None:
+            nonlocal text, level
+            try:
+                published = rerun.publish(follow_up)
+            except rerun.Unpublished as error:
+                published, facts["error"] = False, error
+            if published:
+                text = gettext("“%(record)s” runs again, as task %(id)s.")
+                return
+            level = messages.WARNING
+            text = gettext(
+                "“%(record)s” was forgotten, and its task is not published yet: the follow-up of "
+                "task %(id)s is pending. Publish it from the page of follow-ups, or with "
+                "publish_pending_followups. %(error)s"
+            )
+            facts.setdefault("error", "")
+
+        # At once, unless the project has ATOMIC_REQUESTS.
+        transaction.on_commit(publish, using)
+        self.message_user(request, text % facts, level)
+
+    def _write_down(
+        self, request: HttpRequest, record: IdempotencyRecord, follow_up: FollowUp
+    ) -> None:
+        facts = {"state": record.get_state_display(), "attempt": record.attempt}
+        text = gettext("Run again in state %(state)s at attempt %(attempt)d, as task %(id)s.")
+        log(request, record, DELETION, text % {**facts, "id": follow_up.task_id})
+        audit.record(
+            LockEvent.Event.RERUN,
+            name=record.lock_name,
+            alias=record.lock_alias,
+            owner=record.owner,
+            token=record.token,
+            reason="operator",
+            user=request.user.get_username(),
+            detail={
+                "scope": record.scope,
+                "key": record.key,
+                "state": record.state,
+                "attempt": record.attempt,
+                "task_name": follow_up.task,
+                "task_id": record.task_id,
+                "new_task_id": follow_up.task_id,
+            },
+        )
+
+    def _tell_changed(self, request: HttpRequest, record: IdempotencyRecord) -> None:
+        text = gettext("“%(record)s” has changed since this page was loaded. Nothing was done.")
+        self.message_user(request, text % {"record": record}, messages.WARNING)
+
+
+def _text_of_forgetting(record: IdempotencyRecord) -> str:
+    facts = {"state": record.get_state_display(), "attempt": record.attempt}
+    return gettext("Forgotten in state %(state)s at attempt %(attempt)d.") % facts
+
+
+def obstacle_to(step: str, record: IdempotencyRecord) -> str | None:
+    """Why a step should not be taken; ``None`` if no run of the record is in progress."""
+    replaced = record.ending == IdempotencyRecord.Ending.REPLACED and record.state != State.FAILED
+    if step == "rerun" and replaced:
+        return gettext("Its task has replaced itself, and the replacement has not ended yet.")
+    try:
+        alive = retention.is_alive(record)
+    except (BackendUnavailable, InvalidLockBackend) as error:
+        return gettext("Whether its run is still alive cannot be found out: %(error)s") % {
+            "error": error
+        }
+    if not alive:
+        return None
+    return gettext("Its run is in progress. It would find its record gone, and run again.")
