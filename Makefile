@@ -69,7 +69,7 @@ bench-docs: $(VENV)/.bench ## Put a result into the documentation: JSON=x.json, 
 	@$(BIN)/python -m benchmarks.publish $(JSON) $(ARGS)
 
 pictures: $(VENV)/.dev ## Take the documentation's pictures of the admin; needs Chromium and chromedriver
-	@DLOCK_PICTURES=docs/images $(BIN)/python -m pytest -q -n 0 tests/browser/test_looks.py -k "stock and (fits or whole)"
+	@DLOCK_PICTURES=docs/images $(BIN)/python -m pytest -q -n 0 tests/browser/test_looks.py -k "stock and (fits or complete)"
 
 lint: $(VENV)/.dev ## Ruff and the import contract
 	@$(BIN)/ruff check .
