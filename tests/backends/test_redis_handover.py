@@ -13,6 +13,7 @@ import pytest
 from django_dlock import clock
 from django_dlock.backends.redis import RedisBackend, handover
 from django_dlock.core import acquire
+from django_dlock.core.flow import drive
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
 from tests.support.proxy import Proxy
@@ -304,7 +305,7 @@ def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(
 
     monkeypatch.setattr(listener._commands, "handed_over", broken_first)
     flow = acquire.grant_flow(listener, attempt, patience=None, met=id, broke=id)
-    result = on_a_thread(lambda: acquire.drive(flow, listener))
+    result = on_a_thread(lambda: drive(flow, listener))
     all_wait(listener, 1)
     release(direct, lease)
     assert result() is None

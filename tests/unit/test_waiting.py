@@ -16,7 +16,7 @@ import pytest
 
 from django_dlock import BackendRefused, BackendUnavailable, Lock, clock, locks
 from django_dlock.core import acquire
-from django_dlock.core.flow import Call, Flow
+from django_dlock.core.flow import SLEEP, Call, Flow
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.process import current
 from django_dlock.testing import FakeClock
@@ -179,7 +179,7 @@ def time_() -> Iterator[FakeClock]:
 def sleeps(flow: Flow[Any], call: Call) -> float:
     """The seconds of a pause, after which the flow continues."""
     method, (seconds,), _ = call
-    assert method == acquire.SLEEP
+    assert method == SLEEP
     assert 0 < seconds <= acquire.LONGEST_PAUSE
     return seconds
 
