@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Any, final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, final
 
 import redis
 from redis.crc import key_slot
@@ -17,18 +19,21 @@ from tests.support.databases import until
 __all__ = ["RedisCluster"]
 
 SLOTS = [(0, 5460), (5461, 10922), (10923, 16383)]
+Certificates: TypeAlias = tuple[Path, Path, Path]
 BUS = 10_000
 """The port of a node's cluster bus is so much higher than its own."""
 
 
-def _node() -> RedisServer:
+def _node(tls: Certificates | None, more: Sequence[str]) -> RedisServer:
     port = free_port()
     while not _is_free(port + BUS):
         port = free_port()
     args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
     # A replica takes over at once, even if it has not heard from its primary for long.
     args += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
-    return RedisServer(port=port, args=args)
+    if tls is not None:
+        args += ["--tls-cluster", "yes", "--tls-replication", "yes"]
+    return RedisServer(port=port, args=[*args, *more], tls=tls)
 
 
 def _is_free(port: int) -> bool:
@@ -42,11 +47,16 @@ def _is_free(port: int) -> bool:
 class RedisCluster:
     """Six nodes on 127.0.0.1; a context manager.
 
+    Args:
+        tls: Certificate, key and CA file; then clients and nodes use TLS.
+        args: Further arguments of each ``redis-server``.
+
     Attributes:
         nodes: Three primaries, then a replica of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: Certificates | None = None, args: Sequence[str] = ()) -> None:
+        self._tls, self._args = tls, args
         self.nodes: list[RedisServer] = []
         self._clients: dict[int, Any] = {}
 
@@ -54,8 +64,9 @@ class RedisCluster:
         with contextlib.ExitStack() as stack:
             for _ in range(6):
                 # Started at once, so that the next one gets another port.
-                self.nodes.append(node := stack.enter_context(_node()))
-                self._clients[node.port] = client = redis.Redis(port=node.port, host="127.0.0.1")
+                self.nodes.append(node := stack.enter_context(_node(self._tls, self._args)))
+                secured = {"ssl_ca_certs": str(self._tls[2])} if self._tls else {}
+                self._clients[node.port] = client = redis.Redis.from_url(node.url, **secured)
                 stack.callback(client.close)
             self._join()
             self._stack = stack.pop_all()
