@@ -20,6 +20,7 @@ from tests.support import databases
 from tests.support.aliases import alias, configured
 from tests.support.nodes import Nodes
 from tests.support.proxy import Proxy
+from tests.support.redis_cluster import RedisCluster
 
 DATABASE = "django_dlock.backends.database.DatabaseBackend"
 REDLOCK = "django_dlock.backends.redlock.RedlockBackend"
@@ -281,6 +282,25 @@ def test_redlock_tells_of_each_node_and_names_the_one_that_is_down():
         assert severities(told)["django_dlock.W008"] == "warning"
         nodes.fail([2])
         assert severities(diagnose(dlocks)) == {"answer": "error"}
+
+
+def test_w013_redlock_whose_nodes_are_one_cluster_or_one_server_is_a_warning(own_redis):
+    with RedisCluster() as cluster:
+        of_one_cluster = [node.url for node in cluster.nodes[:3]]
+        dlocks = {"default": entry(REDLOCK, LOCATION=of_one_cluster)}
+        # Such nodes grant nothing.
+        assert severities(diagnose(dlocks)) == {"answer": "error"}
+        with configured(dlocks):
+            problems = locks["default"].store_problems()
+    assert {problem.id for problem in problems} == {"W013"}
+    assert "nodes of one Redis Cluster" in problems[0].message
+    # The addresses differ, the server does not.
+    with RedisServer() as other, Proxy("127.0.0.1", own_redis.port) as proxy:
+        urls = [own_redis.url, proxy.url, other.url]
+        with configured({"default": entry(REDLOCK, LOCATION=urls)}):
+            (problem,) = locks["default"].store_problems()
+    assert problem.id == "W013"
+    assert all(url.rpartition("/")[0].rpartition("/")[2] in problem.message for url in urls[:2])
 
 
 def test_etcd_tells_its_version_and_whether_there_is_a_leader(etcd_server):

@@ -229,6 +229,11 @@ class RedisBackend(BaseLockBackend):
             found += config.replica_problems(self.alias, online, self._replicas)
         return found
 
+    def run_id(self, *, deadline: float) -> str:
+        """Which process the server is; empty if it does not tell."""
+        with self._asking(deadline) as connection:
+            return self._information(connection, deadline).get("run_id", "")
+
     def facts(self, *, deadline: float) -> list[Fact]:
         with self._asking(deadline) as connection:
             values = self._information(connection, deadline)

@@ -17,16 +17,27 @@ Servers = Iterable[tuple[str, AliasOptions]]
 
 
 def problems(servers: Servers) -> Iterator[Problem]:
-    """What is wrong with the settings of each server."""
+    """What is wrong with the settings of each server, and with their number."""
+    known: dict[str, str] = {}
     for address, options in servers:
         with contextlib.closing(RedisBackend(options)) as backend:
             try:
                 # Nothing is published here, so the permission to publish is not needed.
                 yield from (it for it in backend.store_problems() if it.id != "W006")
+                run_id = backend.run_id(deadline=backend.call_deadline())
             except BackendUnavailable as error:
                 message = f"Node {address} of alias {options.alias!r} cannot be used: {error}"
                 hint = "The locks work as long as a majority does. Start it, or correct LOCATION."
                 yield Problem("W008", message, hint)
+                continue
+        other = known.setdefault(run_id, address) if run_id else address
+        if other != address:
+            message = (
+                f"Nodes {other} and {address} of alias {options.alias!r} are one server, which "
+                "has one vote: they are two addresses of it, or nodes of one Redis Cluster."
+            )
+            hint = "List servers in LOCATION that share no machine, no cluster and no replication."
+            yield Problem("W013", message, hint)
 
 
 def facts(servers: Servers, deadline: float) -> Iterator[Fact]:
