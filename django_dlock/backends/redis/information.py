@@ -46,7 +46,9 @@ def facts_of(values: Mapping[str, str], snapshots: bool | None, pool: int) -> li
 def _server(values: Mapping[str, str]) -> Fact:
     valkey = values.get("valkey_version")
     product = f"Valkey {valkey}" if valkey else f"Redis {values.get('redis_version', '?')}"
-    return Fact("server", f"{product}, {values.get('redis_mode', 'standalone')}")
+    # Valkey has renamed it.
+    mode = values.get("server_mode") or values.get("redis_mode", "standalone")
+    return Fact("server", f"{product}, {mode}")
 
 
 def _replication(values: Mapping[str, str]) -> Fact:
