@@ -17,11 +17,12 @@ HIREDIS := hiredis==3.5.0
 JOBS ?= 4
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
+SECONDS ?= 60
 CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test backend-matrix coverage celery-own mutants faults soak bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
+.PHONY: help demo serve test backend-matrix coverage celery-own mutants faults failover-load soak nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -55,6 +56,20 @@ faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of a
 
 soak: $(VENV)/.dev ## Draw faults at random for MINUTES=10; SEED=… draws the same ones again
 	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
+
+failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a second, SECONDS=60 in each store
+	@DLOCK_LOAD_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -s -n 0 --timeout 3600 tests/integration/test_failover_under_load.py $(ARGS)
+
+# Each goes on when another fails; the last line names those that have failed.
+NIGHTLY := celery-own faults faults-database soak backend-matrix failover-load
+.PHONY: faults-database
+nightly: $(VENV)/.dev ## Run everything that is too long for make test, one after the other; four hours
+	@failed=; for each in $(NIGHTLY); do echo "== make $$each"; $(MAKE) --no-print-directory $$each || failed="$$failed $$each"; done; \
+		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
+
+faults-database: $(VENV)/.dev
+	@mkdir -p build
+	@$(BIN)/python -m tests.faults.suite --backend database --brokers rabbitmq --table build/faults-database.md $(ARGS)
 
 bench: $(VENV)/.bench ## Measure it beside its peers, 25 minutes; ARGS="--rows cycle --beds idle"
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -23,6 +23,7 @@ def locked(self: Task, account: int, place: str, seconds: float = WORK) -> None:
     lock = self.current_run.lock
     began = ends = clock.now()
     token, until = lock.token, began + seconds
+    note(place, "begun", str(self.request.id))
     while not lock.lost and clock.now() < until:
         time.sleep(0.005)
         ends = clock.now() if not lock.lost else ends
