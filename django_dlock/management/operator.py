@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -18,7 +18,7 @@ from django.db import DatabaseError, connections, router
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery, duration
-from ..lease import LeaseInfo, LeaseQuery
+from ..lease import LeaseInfo, LeaseQuery, Waiter
 from ..models import IdempotencyRecord
 from .locked import WRONG_USAGE
 from .screen import Progress
@@ -258,11 +258,23 @@ class LockCommand(AliasCommand):
         if output_format == "json":
             self.print_json([info.as_dict() for info in infos])
         elif infos:
-            width = shutil.get_terminal_size().columns if self.stdout.isatty() else None
-            for line in table(infos, width):
-                self.stdout.write(line)
+            self._write_lines(table(infos, self._width()))
         else:
             self.stdout.write(nothing)
+
+    def print_waiters(self, waiters: Sequence[Waiter]) -> None:
+        """Print a table of waiters below that of the locks, if there are any."""
+        if waiters:
+            heads = ("WAITS FOR", "STATE", "WAITER", "SINCE", "ALIAS")
+            rows = map(_waiter_cells, waiters)
+            self._write_lines(["", *_aligned(heads, rows, stretching=(0, 2), width=self._width())])
+
+    def _write_lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.stdout.write(line)
+
+    def _width(self) -> int | None:
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else None
 
     def fail_on_problems(self, alias_query: AliasQuery) -> None:
         """Call this at the end of the command.
@@ -288,16 +300,24 @@ def table(infos: Iterable[LeaseInfo], width: int | None) -> Iterable[str]:
     return _aligned(heads, map(_cells, infos), stretching=(0, 2), width=width)
 
 
-def _cells(info: LeaseInfo) -> tuple[str, ...]:
-    facts = info.as_dict()["holder"]
+def _who(facts: Mapping[str, Any]) -> str:
     where = f"{facts['host']}:{facts['pid']}" if facts["host"] else ""
     what = facts["task_name"] or facts["path"] or ""
     if facts["task_id"]:
         what = f"{what}[{facts['task_id']}]"
+    return " ".join(part for part in (where, what) if part) or "-"
+
+
+def _waiter_cells(waiter: Waiter) -> tuple[str, ...]:
+    who, since = _who(waiter.as_dict()["waiter"]), duration(waiter.waited)
+    return tuple(map(printable, (waiter.name, waiter.state, who, since, waiter.alias)))
+
+
+def _cells(info: LeaseInfo) -> tuple[str, ...]:
     cells = (
         info.name,
         info.holder_state,
-        " ".join(part for part in (where, what) if part) or "-",
+        _who(info.as_dict()["holder"]),
         duration(info.age),
         "never ends" if info.ttl is None else duration(info.ttl),
         str(info.waiting),

@@ -151,6 +151,58 @@ def test_list_locks_prints_exactly_the_promised_keys_as_json():
     assert dt.datetime.fromisoformat(lock["acquired_at"]).tzinfo is not None
 
 
+def queue_up(name, alias="one", **facts):
+    store = locks[alias]
+    request = LeaseRequest(name, f"waiter {len(store.waiters(name))}", 30.0, waits=True, **facts)
+    store.acquire(request, deadline=store.call_deadline())
+
+
+def test_list_locks_shows_the_waiters_of_each_lock():
+    hold("quiet")
+    hold("a")
+    queue_up("a", metadata='{"task_name": "shop.charge", "task_id": "9f-42"}')
+    queue_up("a", metadata='{"path": "/pay/\\u001b[2J", "user": "ann"}')
+    lines = run("list_locks", waiters=True).out.splitlines()
+    me = process.current()
+    assert lines[-3].split() == ["WAITS", "FOR", "STATE", "WAITER", "SINCE", "ALIAS"]
+    assert lines[-2].split()[:4] == ["a", "alive", f"{me.host}:{me.pid}", "shop.charge[9f-42]"]
+    assert lines[-1].split()[:4] == ["a", "alive", f"{me.host}:{me.pid}", "/pay/?[2J"]
+    assert "WAITS FOR" not in run("list_locks").out
+    assert "WAITS FOR" not in run("list_locks", waiters=True, name="quiet").out
+
+
+def test_list_locks_prints_the_waiters_as_json():
+    hold("a")
+    hold("b", alias="two")
+    queue_up("a", metadata='{"task_name": "shop.charge"}')
+    first, second = run_json("list_locks", waiters=True)
+    assert set(first) == KEYS | {"waiters"}
+    (waiter,) = first["waiters"]
+    assert set(waiter) == {"owner", "waiter", "state", "since", "waited"}
+    assert waiter["waiter"]["task_name"] == "shop.charge"
+    assert (waiter["owner"], waiter["state"]) == ("waiter 0", "alive")
+    assert dt.datetime.fromisoformat(waiter["since"]).tzinfo
+    assert second["waiters"] == []
+
+
+def test_list_locks_lists_the_locks_of_an_alias_whose_waiters_are_not_told(monkeypatch):
+    def away(name, limit):
+        raise BackendUnavailable("nobody answers", name, "one")
+
+    hold("a")
+    queue_up("a")
+    monkeypatch.setattr(locks["one"], "waiters", away)
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="nobody answers") as caught:
+        call_command("list_locks", waiters=True, stdout=out)
+    assert out.getvalue().splitlines()[1].startswith("a ")
+    assert caught.value.returncode == 1
+
+
+def test_list_locks_does_not_watch_waiters():
+    assert exit_code("list_locks", waiters=True, watch=1.0) == 2
+
+
 def test_list_locks_prints_an_empty_list_as_json():
     assert run_json("list_locks") == []
 

@@ -8,14 +8,17 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from ...backends.base import BaseLockBackend
 from ...inspection import AliasQuery
-from ...lease import LeaseInfo
+from ...lease import LeaseInfo, Waiter
 from ..operator import LockCommand, Wanted
 from ..screen import Screen
 from ..watch import Watch, clock_time
 
 SHORTEST, USUAL = 0.1, 2.0
 """Seconds of ``--watch``."""
+WAITERS = 100
+"""Waiters of each lock that ``--waiters`` lists."""
 
 
 class Command(LockCommand):
@@ -33,6 +36,11 @@ class Command(LockCommand):
         parser.add_argument(
             "--older-than", type=float, metavar="SECONDS", help="Only locks held for this long."
         )
+        parser.add_argument(
+            "--waiters",
+            action="store_true",
+            help=f"Also list who waits for each lock, at most the first {WAITERS} of each.",
+        )
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -43,14 +51,42 @@ class Command(LockCommand):
             options["name"], options["host"], options["task"], options["older_than"] or 0.0
         )
         if interval is not None:
+            if options["waiters"]:
+                self.wrong_usage("--waiters lists them once; leave out --watch.")
             if not SHORTEST <= interval <= 86_400:
                 self.wrong_usage(f"--watch is {interval:g}; it takes {SHORTEST:g} to 86400 s.")
             self._watch(alias_query.aliases, wanted, interval, options["format"])
             return
         infos = self.find(alias_query, wanted)
         nothing = "No answer." if alias_query.problems else wanted.nothing()
-        self.print_leases(infos, options["format"], nothing)
+        if options["waiters"]:
+            self._print_with_waiters(alias_query, infos, options["format"], nothing)
+        else:
+            self.print_leases(infos, options["format"], nothing)
         self.fail_on_problems(alias_query)
+
+    def _print_with_waiters(
+        self, alias_query: AliasQuery, infos: list[LeaseInfo], output_format: str, nothing: str
+    ) -> None:
+        found: dict[tuple[str, str], list[Waiter]] = {}
+
+        def read(backend: BaseLockBackend) -> None:
+            for info in infos:
+                if info.alias == backend.alias and info.waiting:
+                    found[info.alias, info.name] = backend.waiters(info.name, limit=WAITERS)
+
+        alias_query.ask(read)
+        if output_format == "json":
+            waiters = (found.get((info.alias, info.name), []) for info in infos)
+            self.print_json(
+                [
+                    {**info.as_dict(), "waiters": [waiter.as_dict() for waiter in those]}
+                    for info, those in zip(infos, waiters, strict=True)
+                ]
+            )
+            return
+        self.print_leases(infos, output_format, nothing)
+        self.print_waiters([waiter for those in found.values() for waiter in those])
 
     def _watch(
         self, aliases: list[str], wanted: Wanted, interval: float, output_format: str
