@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -9,11 +12,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..inspection import duration
 from ..lease import LeaseInfo
+from ..process import ProcessIdentity
 from ..task_url import url_of_task
 from .base import badge, breakable, lines
 from .links import task_link
 
-__all__ = ["holder_of", "time_left"]
+__all__ = ["holder_of", "time_left", "who"]
 
 _BAR = (
     # Attributes, because a strict Content-Security-Policy refuses inline styles.
@@ -24,8 +28,12 @@ _BAR = (
 
 
 def holder_of(info: LeaseInfo) -> str:
+    """See ``who``."""
+    return who(info.metadata, info.process)
+
+
+def who(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> str:
     """Process, task or request, and user, one below the other; empty if none is known."""
-    process, metadata = info.process, info.metadata
     texts = [f"{process.host} · {process.pid}"] if process else []
     for key in ("task_name", "task_id", "path"):
         if key in metadata:

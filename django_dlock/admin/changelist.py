@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from django.http import HttpRequest
 from ..inspection import AliasQuery
 from ..lease import SORT_KEYS, LeaseInfo, LeaseQuery, in_order
 from ..models import HeldLock
+from ..names import check_name
 from .base import may_see_users
 from .filters import LeaseFilter, TextFilter, known_aliases
 from .links import id_of
@@ -37,6 +39,15 @@ def place_of(object_id: str) -> tuple[str, str]:
     return unquote(alias), name
 
 
+def places_named(name: str, aliases: Sequence[str]) -> list[tuple[str, str]]:
+    """The ids that a lock of this name has in each alias; none if it cannot be a name."""
+    try:
+        check_name(name)
+    except ValueError:
+        return []
+    return [(alias, id_of(alias, name)) for alias in aliases]
+
+
 class HeldLockChangeList(ChangeList):
     """A page of leases, which the backends have filtered and sorted.
 
@@ -46,10 +57,12 @@ class HeldLockChangeList(ChangeList):
     Attributes:
         problems: Alias → why it did not answer.
         settings_problem: Why there are no aliases at all; else empty.
+        not_held: Alias and id of the lock whose whole name was searched for, if nothing was found.
     """
 
     problems: dict[str, str]
     settings_problem: str
+    not_held: list[tuple[str, str]]
 
     def get_queryset(
         self, request: HttpRequest, exclude_parameters: Any = None
@@ -81,6 +94,9 @@ class HeldLockChangeList(ChangeList):
         infos = self._read(alias_query, query)
         self.problems = alias_query.problems
         self._show_page(request, infos)
+        self.not_held = (
+            [] if infos or self.problems else places_named(self.query, alias_query.aliases)
+        )
 
     @property
     def other_params(self) -> dict[str, str]:

@@ -22,9 +22,11 @@ from .base import (
     request_of,
     time_of,
 )
-from .links import LinkedToLock, page_url
+from .links import LinkedToLock, page_url, why_url
 
 __all__ = ["LockEventAdmin"]
+
+SEE_LOCKS = "django_dlock.view_heldlock"
 
 _STYLES = {
     LockEvent.Event.LOST: "bad",
@@ -56,7 +58,8 @@ class LockEventAdmin(LinkedToLock):
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
-        return (*self.list_display, *users)
+        linked = {"lock_name": "why_link"} if request.user.has_perm(SEE_LOCKS) else {}
+        return (*(linked.get(column, column) for column in self.list_display), *users)
 
     def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
         hidden = () if may_see_users(request) else ("user",)
@@ -97,6 +100,12 @@ class LockEventAdmin(LinkedToLock):
     @admin.display(description=_("name"), ordering="name")
     def lock_name(self, event: LockEvent) -> str:
         return lines(event.name)
+
+    @admin.display(description=_("name"), ordering="name")
+    def why_link(self, event: LockEvent) -> str:
+        # A lock that nobody holds any more has this page, too.
+        url = why_url(self.admin_site.name, event.alias, event.name)
+        return format_html('<a href="{}">{}</a>', url, lines(event.name))
 
     @admin.display(description=_("reason"), ordering="reason", empty_value="-")
     def why(self, event: LockEvent) -> str:

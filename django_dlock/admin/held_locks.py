@@ -24,7 +24,7 @@ from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
-from .base import CHANGE, GuardedAdmin, badge, breakable, log
+from .base import CHANGE, badge, breakable, log
 from .cells import holder_of, time_left
 from .changelist import HeldLockChangeList, as_row, place_of
 from .filters import (
@@ -36,8 +36,9 @@ from .filters import (
     KindFilter,
     TextFilter,
 )
-from .links import page_url
+from .links import page_url, why_url
 from .related import links_of
+from .why import WhyAdmin
 
 __all__ = ["HeldLockAdmin"]
 
@@ -67,13 +68,13 @@ def _column(
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(GuardedAdmin):
+class HeldLockAdmin(WhyAdmin):
     """The locks that are held now, and who holds them."""
 
     steps = ("release",)
     list_display = (
         "lock_name",
-        "holder_state",
+        "state",
         "age",
         "ttl",
         "holder",
@@ -192,6 +193,15 @@ class HeldLockAdmin(GuardedAdmin):
     def holder_state(self, row: HeldLock) -> str:
         state = row.info.holder_state
         return badge(_STYLES[state], dict(HOLDER_STATES)[state])
+
+    @admin.display(description=_("state"), ordering="holder_state")
+    def state(self, row: HeldLock) -> str:
+        url = why_url(self.admin_site.name, row.info.alias, row.info.name)
+        # For screen readers, which would otherwise read the same text for every link.
+        label = gettext("Why does nothing move at the lock “%(name)s”?") % {"name": row.info.name}
+        link = format_html('<a href="{}" aria-label="{}">{}</a>', url, label, _("Why?"))
+        # Here, because this column is in view even on a phone.
+        return format_html('{}<div class="dlock-why-link">{}</div>', self.holder_state(row), link)
 
     @admin.display(description=_("holder"), ordering="holder")
     def holder(self, row: HeldLock) -> str:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .base import ReadOnlyAdmin, breakable
 
-__all__ = ["LinkedToLock", "events_url", "id_of", "lock_link", "page_url", "task_link"]
+__all__ = ["LinkedToLock", "events_url", "id_of", "lock_link", "page_url", "task_link", "why_url"]
 
 
 class LinkedToLock(ReadOnlyAdmin):
@@ -52,6 +52,11 @@ def page_url(site: str, model: str, page: str, *ids: int | str) -> str:
     """The address of a page of this package in the admin site of this name."""
     args = [quote_id(one) for one in ids]
     return reverse(f"admin:django_dlock_{model}_{page}", args=args, current_app=site)
+
+
+def why_url(site: str, alias: str, name: str) -> str:
+    """The page that says why nothing moves at a name, which nobody needs to hold."""
+    return page_url(site, "heldlock", "why", id_of(alias, name))
 
 
 def lock_link(request: HttpRequest, site: str, alias: str, name: str) -> SafeString:

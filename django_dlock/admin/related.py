@@ -19,7 +19,7 @@ from .base import BoundedPaginator
 from .databases import DatabaseFilter, databases
 from .links import events_url, page_url, task_link
 
-__all__ = ["links_of", "record_of"]
+__all__ = ["links_of", "record_of", "record_url"]
 
 
 def links_of(request: HttpRequest, site: str, info: LeaseInfo) -> SafeString | None:
@@ -40,7 +40,7 @@ def _links(request: HttpRequest, site: str, info: LeaseInfo) -> Iterator[SafeStr
         if record is not None:
             yield format_html(
                 '<a href="{}">{} <bdi>{}</bdi></a>',
-                _record_url(site, record),
+                record_url(site, record),
                 gettext("Idempotency record"),
                 record,
             )
@@ -71,7 +71,8 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
     return None
 
 
-def _record_url(site: str, record: IdempotencyRecord) -> str:
+def record_url(site: str, record: IdempotencyRecord) -> str:
+    """The page of a record, in whichever database it is."""
     address = page_url(site, "idempotencyrecord", "change", record.pk)
     database = record._state.db
     if database == databases()[0]:

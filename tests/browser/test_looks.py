@@ -10,8 +10,10 @@ import importlib.util
 import os
 from base64 import b64decode
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from django.contrib.admin.utils import quote as quote_id
 
 from tests.conftest import missing
 from tests.support.screen import complaints, show, text_of, wait_for
@@ -24,10 +26,16 @@ LOCKS, RECORDS, EVENTS, STATISTICS = (
     f"/admin/django_dlock/{model}/"
     for model in ("heldlock", "idempotencyrecord", "lockevent", "lockstatistics")
 )
+ODD = quote(quote_id("default/" + "<b>&\"'</b>/../שלום 👾 " + "long" * 50))
 PAGES = {
     "held-locks": LOCKS,
     "lock": LOCKS + "default_2Fimport_3A1207/change/",
     "release": LOCKS + "default_2Freport_3Adaily/release/",
+    "why": LOCKS + "default_2Fimport_3A1207/why/",
+    "why-deadlock": LOCKS + "default_2Finvoice_3A2281/why/",
+    "why-not-held": LOCKS + "default_2Forder_3A5482/why/",
+    "why-odd-name": LOCKS + ODD + "/why/",
+    "blocking": LOCKS + "blocking/",
     "records": RECORDS,
     "record": RECORDS + "2/change/",
     "record-failed": RECORDS + "5/change/",
@@ -48,7 +56,11 @@ IN_THE_DOCUMENTATION = {
         for name in ("held-locks", "release", "records", "events", "statistics")
         for look in LOOKS
     ),
-    *((name, look) for name in ("outage", "object") for look in ("light", "dark")),
+    *(
+        (name, look)
+        for name in ("outage", "object", "why", "blocking")
+        for look in ("light", "dark")
+    ),
 }
 MOST_SHOWN = {"statistics": 1900}
 """How much of a high page a picture of the documentation shows, in pixels."""

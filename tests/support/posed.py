@@ -9,13 +9,17 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from django_dlock import clock, locks, process
+from django_dlock import locks, process
 from django_dlock.backends import local
-from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.lease import HOLDING, OWNER_PART, Lease, LeaseRequest, Waiter
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
 from testproject.shop.models import Order
 
 __all__ = ["PictureBackend", "pose_events", "pose_locks", "pose_orders", "pose_records"]
+
+
+def owner_of(name):
+    return sha256(name.encode()).hexdigest()[:32]
 
 
 class PictureBackend(local.LocalBackend):
@@ -26,9 +30,7 @@ class PictureBackend(local.LocalBackend):
         me = process.current()
         # Of another boot, so that nothing can be proven about it here.
         holder = me._replace(id=f"{host}-{pid}", host=host, pid=pid, boot_id="x", machine_id="")
-        request = LeaseRequest(
-            name=name, owner=sha256(name.encode()).hexdigest()[:32], ttl=30.0, **facts
-        )
+        request = LeaseRequest(name=name, owner=owner_of(name), ttl=30.0, **facts)
         lease = self.acquire(request, deadline=self.call_deadline())
         assert isinstance(lease, Lease)
         entry = self._entries[name]
@@ -39,9 +41,26 @@ class PictureBackend(local.LocalBackend):
         entry.token -= int(age * 1e6)
         entry.until -= age % 9
         for number in range(waiting):
-            self._waiters[name, f"waiter {number}"] = clock.now() - 3.0, request.metadata
+            self.pose_waiter(name, "worker-4", 300 + number, waited=age / (number + 2))
         entry.silent_for = silent_for
         return lease
+
+    def pose_waiter(self, name, host, pid, *, waited, holds=(), state="alive", **metadata):
+        """One who has been waiting for ``waited`` seconds, and holds these locks."""
+        if holds:
+            metadata[HOLDING] = " ".join(owner_of(held)[:OWNER_PART] for held in holds)
+        process_ = process.current()._replace(id=f"{host}-{pid}", host=host, pid=pid, boot_id="x")
+        moment = timezone.now() - dt.timedelta(seconds=waited)
+        waiter = Waiter(
+            name, self.alias, f"{host} {pid}", moment, waited, process_, state, metadata
+        )
+        self._posed = getattr(self, "_posed", {})
+        self._posed.setdefault(name, []).append(waiter)
+        self._waiters[name, waiter.owner] = (0.0, "{}")
+
+    def waiters(self, name, *, limit=100):
+        found = getattr(self, "_posed", {}).get(name, [])
+        return sorted(found, key=lambda waiter: waiter.since)[:limit]
 
     def _info(self, name, entry, now):
         info = super()._info(name, entry, now)
@@ -99,7 +118,40 @@ def pose_locks():
         renewals=6,
         metadata=task % ("reprice", "6ae7e778-2443-e309-2dc3-aceaaef8c597"),
     )
+    pose_waiters(backend)
     backend.deregister("worker-2-91", deadline=backend.call_deadline())
+
+
+def pose_waiters(backend):
+    """Chains, a deadlock, and waiters that are gone or silent."""
+    backend.pose_waiter(
+        "import:1207",
+        "worker-2",
+        94,
+        waited=722,
+        holds=["report:daily"],
+        task_name="shop.tasks.daily_report",
+        task_id="5f9c2d43-cfc1-2b43-7120-f31496d8533a",
+    )
+    backend.pose_waiter("import:1207", "web-1", 35, waited=4.2, path="/accounts/1207/", user="81")
+    backend.pose_waiter(
+        "report:daily", "worker-3", 57, waited=300, task_name="shop.tasks.send_report"
+    )
+    backend.pose_waiter("report:daily", "worker-3", 58, waited=120, state="silent")
+    backend.pose_waiter(
+        "checkout:81",
+        "worker-1",
+        221,
+        waited=0.9,
+        holds=["invoice:2281"],
+        task_name="shop.tasks.send_invoice",
+        task_id="482b268e-bdc0-a472-e956-d8674f884326",
+    )
+    backend.pose_waiter(
+        "invoice:2281", "web-1", 33, waited=1.0, holds=["checkout:81"], path="/checkout/", user="81"
+    )
+    backend.pose_waiter("stock:7", "worker-3", 59, waited=40, task_name="shop.tasks.reprice")
+    backend.pose_waiter("stock:7", "web-2", 40, waited=31.0, state="dead", path="/stock/7/")
 
 
 MESSAGE = (

@@ -1,0 +1,261 @@
+"""What an operator can do about a lock that does not move, and what each step would do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.utils.translation import gettext
+
+from ..blocking import Place
+from ..core.held_lease import RENEWALS_PER_TTL
+from ..inspection import duration, is_running
+from ..lease import LeaseInfo, Waiter
+
+__all__ = ["Reading", "Step", "steps_for", "verdict"]
+
+
+class Reading(NamedTuple):
+    """What the backend tells of one name.
+
+    Attributes:
+        problem: Why the alias did not answer; empty if it did.
+        untold: Why the waiters are not known although it did.
+    """
+
+    info: LeaseInfo | None = None
+    waiters: list[Waiter] = []
+    problem: str = ""
+    untold: str = ""
+
+
+class Step(NamedTuple):
+    """Something that an operator can do.
+
+    Attributes:
+        holder, waiters: What it does to them.
+        code: What to type, if it is a command.
+        url: The page that does it, if there is one.
+    """
+
+    title: str
+    holder: str
+    waiters: str
+    code: str = ""
+    url: str = ""
+
+
+def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> str:
+    """The reason, in one or two sentences.
+
+    Args:
+        waits: What the holder waits for; see ``Blocking.chain``.
+    """
+    info, count = reading.info, len(reading.waiters)
+    if reading.problem and info is None:
+        return gettext("The alias does not answer, so nobody knows now who holds the lock.")
+    if info is None:
+        if not count:
+            return gettext(
+                "Nobody holds this lock now, and nobody is known to wait for it. If something does "
+                "not move, it waits for something else."
+            )
+        return gettext("Nobody holds this lock now. Those who wait ask again within moments.")
+    if info.ttl is None:
+        return gettext("The entry of this lock is damaged, and would never end by itself.")
+    if in_deadlock:
+        return gettext(
+            "Deadlock: the holder waits for a lock whose holder waits, perhaps through further "
+            "locks, for this one. Neither moves until one of them gives up or is stopped."
+        )
+    if waits:
+        text = gettext("The holder waits for another lock itself, “%(name)s”. Look there.")
+        return text % {"name": waits[-1].name}
+    return _OF_KIND.get(info.kind, _of_process)(info)
+
+
+def _of_process(info: LeaseInfo) -> str:
+    left = {"time": duration(info.ttl or 0)}
+    if info.holder_state == "dead":
+        return gettext("The holder is dead. Its lease ends in %(time)s, if nobody ends it.") % left
+    if info.holder_state == "silent":
+        return (
+            gettext(
+                "The holder gives no sign of life. Unless it wakes up, its lease ends in %(time)s."
+            )
+            % left
+        )
+    if info.holder_state == "alive":
+        return gettext("The holder is alive, and still at work or hanging.")
+    return gettext("The holder's process is not known. Its lease ends in %(time)s.") % left
+
+
+def _parked(info: LeaseInfo) -> str:
+    return gettext("The lock is kept for a task that waits for its retry.")
+
+
+def _cooling(info: LeaseInfo) -> str:
+    return gettext("The lock was released, but its min_hold keeps it taken for %(time)s.") % {
+        "time": duration(info.ttl or 0)
+    }
+
+
+def _reserved(info: LeaseInfo) -> str:
+    return gettext("The lock is reserved for a task that waits in its queue.")
+
+
+_OF_KIND = {"parked": _parked, "cooling": _cooling, "reserved": _reserved}
+
+
+def steps_for(place: Place, reading: Reading, *, in_deadlock: bool, release_url: str) -> list[Step]:
+    """The steps that make sense now, the least harmful one first.
+
+    Args:
+        release_url: Empty if the operator may not release locks.
+    """
+    info = reading.info
+    if reading.problem:
+        return [_diagnose(place)]
+    if info is None:
+        return []
+    steps = [_wait(info, in_deadlock)]
+    if info.kind == "held" and info.holder_state not in ("dead", "unknown"):
+        steps.append(_stop(info))
+    if release_url:
+        steps.append(_release(info, release_url))
+    if info.holder_state in ("dead", "silent") or info.ttl is None:
+        steps.append(_clear(place, info))
+    return steps
+
+
+def _diagnose(place: Place) -> Step:
+    return Step(
+        gettext("Find out why the alias does not answer"),
+        gettext("Nothing. It keeps its lock if it reaches the backend again in time."),
+        gettext("They wait for the backend as long as their settings allow."),
+        f"python manage.py diagnose_locks --using {shlex.quote(place[0])}",
+    )
+
+
+def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
+    title, left = gettext("Wait"), {"time": duration(info.ttl or 0)}
+    if info.ttl is None:
+        return Step(title, gettext("Nothing."), gettext("They get nothing: it never ends."))
+    if in_deadlock:
+        return Step(
+            title,
+            gettext("It goes on once another one of the circle gives up."),
+            gettext("They wait for that, too. With wait=None, nobody ever gives up."),
+        )
+    if info.kind == "cooling":
+        return Step(title, gettext("Nothing; it has released the lock."), _first_after(left))
+    if info.kind != "held":
+        return Step(
+            title,
+            gettext(
+                "The task takes the lock over when it runs. If it does not come, the lease ends "
+                "in %(time)s."
+            )
+            % left,
+            gettext("They wait until that task has run, or the lease has ended."),
+        )
+    if info.holder_state == "dead":
+        return Step(
+            title,
+            gettext("Nothing; it is dead."),
+            gettext(
+                "The first one gets the lock in at most %(time)s; at once if it waits on the "
+                "holder's machine."
+            )
+            % left,
+        )
+    if info.holder_state == "silent":
+        return Step(
+            title,
+            gettext(
+                "If it wakes up in time, it goes on. If not, it is told that it has lost the "
+                "lock when it wakes up."
+            ),
+            _first_after(left),
+        )
+    return Step(
+        title,
+        gettext("It finishes its work. Its lease is renewed until then, or until its max_hold."),
+        gettext("They get the lock one after the other, unless their own patience ends before."),
+    )
+
+
+def _first_after(left: dict[str, str]) -> str:
+    return gettext("The first one gets the lock in at most %(time)s.") % left
+
+
+def _stop(info: LeaseInfo) -> Step:
+    task, process = info.metadata.get("task_id"), info.process
+    if isinstance(task, str) and task:
+        return Step(
+            gettext("Stop the task"),
+            gettext(
+                "The worker kills the process that runs it, and a transaction is rolled back. "
+                "Its message is acknowledged: start the task again if it must run."
+            ),
+            gettext("The first one gets the lock when that process is gone."),
+            f"app.control.revoke({task!r}, terminate=True)",
+        )
+    where = f"kill {process.pid}" if process is not None else ""
+    host = process.host if process is not None else ""
+    return Step(
+        gettext("Stop the process on %(host)s") % {"host": host} if host else gettext("Stop it"),
+        gettext("The process ends with all that it does, not only with this work."),
+        gettext(
+            "The first one gets the lock when the process ends in order; after a kill -9, in "
+            "at most %(time)s."
+        )
+        % {"time": duration(info.ttl or 0)},
+        where,
+    )
+
+
+def _release(info: LeaseInfo, url: str) -> Step:
+    next_one = gettext("The first one gets the lock at once.")
+    if not is_running(info):
+        return Step(gettext("Release the lock"), gettext("Nothing; it is over."), next_one, url=url)
+    title = gettext("Release the lock although its holder may be running")
+    if info.kind != "held":
+        return Step(
+            title,
+            gettext("The waiting task loses its place: another task may run before it."),
+            next_one,
+            url=url,
+        )
+    renewal = duration((info.ttl or 0) / RENEWALS_PER_TTL)
+    return Step(
+        title,
+        gettext(
+            "It is not stopped. It learns of it at its next renewal or check, mostly within "
+            "%(time)s; a LockedTask is interrupted then, and delivered again."
+        )
+        % {"time": renewal},
+        next_one + " " + gettext("Until the holder learns of it, two are at work at once."),
+        url=url,
+    )
+
+
+def _clear(place: Place, info: LeaseInfo) -> Step:
+    alias, name = map(shlex.quote, place)
+    silent = " --silent-for 60" if info.holder_state == "silent" else ""
+    holder = gettext("Nothing; it is over.")
+    if silent:
+        holder = gettext(
+            "It is treated as dead after a minute without a sign of life. If it wakes "
+            "up, it learns that it has lost the lock."
+        )
+    return Step(
+        gettext("Clear stale locks"),
+        holder,
+        gettext(
+            "The first one gets the lock at once. The command finds the proof of a death only "
+            "on the machine of the holder."
+        ),
+        f"python manage.py clear_stale_locks --using {alias} --name {name}{silent}",
+    )

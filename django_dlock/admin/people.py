@@ -1,0 +1,162 @@
+"""How holders and waiters are shown, and the links between the pages of locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+from django.utils.translation import gettext, ngettext
+
+from ..blocking import Blocking, Line, Place
+from ..inspection import duration
+from ..lease import HolderState, LeaseInfo, Waiter
+from ..process import ProcessIdentity, death_proof
+from .base import badge, breakable, may_see_users
+from .cells import who
+from .filters import HOLDER_STATES, KINDS
+from .links import why_url
+
+__all__ = ["People"]
+
+_STYLES = {"alive": "good", "silent": "warn", "dead": "bad", "unknown": "plain"}
+DEEPEST = 8
+"""Steps to the right that the style sheet knows; deeper lines are not moved any further."""
+
+
+class People:
+    """Shows them to one visitor, without data that this visitor may not see."""
+
+    def __init__(self, request: HttpRequest, site: str) -> None:
+        self._site, self._sees_users = site, may_see_users(request)
+
+    def holder(self, info: LeaseInfo) -> dict[str, Any]:
+        """The facts about a holder, and how its state is known."""
+        return {
+            "kind": dict(KINDS).get(info.kind, info.kind),
+            "who": self._who(info.metadata, info.process),
+            "state": _state(info.holder_state),
+            "proof": _proof(info),
+            "sign_of_life": _sign_of_life(info),
+            "since": _moment(info.acquired_at),
+            "age": duration(info.age),
+            "ttl": badge("bad", gettext("never ends")) if info.ttl is None else duration(info.ttl),
+        }
+
+    def waiter(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
+        """A row of the table of waiters."""
+        return {
+            "who": self._who(waiter.metadata, waiter.process),
+            "state": _state(waiter.state),
+            "since": _moment(waiter.since),
+            "waited": duration(waiter.waited),
+            "holds": [self._link(place) for place in blocking.held_by(waiter)],
+            "is_gone": waiter.state == "dead",
+        }
+
+    def wait(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
+        """One link of a chain: whom a holder waits for, and since when."""
+        place = waiter.alias, waiter.name
+        lease = blocking.leases.get(place)
+        return {
+            "link": self._link(place),
+            "waited": duration(waiter.waited),
+            "who": self._who(lease.metadata, lease.process) if lease is not None else "",
+            "state": _state(lease.holder_state) if lease is not None else "",
+        }
+
+    def deadlock(self, blocking: Blocking, circle: Sequence[Place]) -> list[dict[str, Any]]:
+        """The locks of a circle, each with its holder and with what that waits for."""
+        found = []
+        for place, after in zip(circle, [*circle[1:], circle[0]], strict=True):
+            lease = blocking.leases[place]
+            wait = next(it for it in blocking.waits_for(place) if (it.alias, it.name) == after)
+            found.append(
+                {
+                    "link": self._link(place),
+                    "who": self._who(lease.metadata, lease.process),
+                    "waits_for": self._link(after),
+                    "waited": duration(wait.waited),
+                }
+            )
+        return found
+
+    def line(self, line: Line) -> dict[str, Any]:
+        """A row of the list of all that wait."""
+        waiter, lease = line.waiter, line.lease
+        row: dict[str, Any] = {
+            "depth": min(line.depth, DEEPEST),
+            "in_deadlock": line.in_deadlock,
+            "is_lock": waiter is None,
+        }
+        if waiter is not None:
+            return {
+                **row,
+                "what": gettext("waits"),
+                "who": self._who(waiter.metadata, waiter.process),
+                "state": _state(waiter.state),
+                "for": duration(waiter.waited),
+            }
+        notes = [gettext("its waiters are shown elsewhere in this list")] if line.repeated else []
+        if line.more:
+            text = ngettext("%(count)d more waiter", "%(count)d more waiters", line.more)
+            notes.append(text % {"count": line.more})
+        return {
+            **row,
+            "what": self._link(line.place),
+            "notes": notes,
+            "who": self._who(lease.metadata, lease.process) if lease else gettext("nobody"),
+            "state": _state(lease.holder_state) if lease else "",
+            "for": duration(lease.age) if lease else "",
+        }
+
+    def _link(self, place: Place) -> SafeString:
+        alias, name = place
+        # The name may be written from right to left.
+        return format_html(
+            '<a href="{}"><bdi>{}</bdi></a> <span class="dlock-quiet">{}</span>',
+            why_url(self._site, alias, name),
+            breakable(name),
+            alias,
+        )
+
+    def _who(self, metadata: Mapping[str, Any], process: ProcessIdentity | None) -> str:
+        if not self._sees_users:
+            metadata = {key: value for key, value in metadata.items() if key != "user"}
+        return who(metadata, process) or gettext("not known")
+
+
+def _state(state: HolderState) -> SafeString:
+    return badge(_STYLES[state], dict(HOLDER_STATES)[state])
+
+
+def _moment(when: Any) -> str:
+    return f"{localtime(when):%Y-%m-%d %H:%M:%S}"
+
+
+def _sign_of_life(info: LeaseInfo) -> str:
+    if info.silent_for is None or info.kind != "held":
+        return ""
+    return gettext("%(time)s ago") % {"time": duration(info.silent_for)}
+
+
+def _proof(info: LeaseInfo) -> str:
+    """How the state is known."""
+    if info.kind != "held" or info.holder_state == "unknown":
+        return ""
+    if info.holder_state == "alive":
+        return gettext("Its process has renewed a lock or reported within the last 15 seconds.")
+    if info.holder_state == "silent":
+        return gettext(
+            "Its process does not report, but nothing proves that it is dead: it may be paused or "
+            "cut off, and wake up."
+        )
+    proofs = {
+        "gone": gettext("Proven: its process does not exist any more."),
+        "rebooted": gettext("Proven: its machine has been rebooted since."),
+    }
+    found = death_proof(info.process, silent=True) if info.process is not None else None
+    return proofs[found] if found else gettext("Proven: its process has reported its end.")

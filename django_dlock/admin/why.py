@@ -1,0 +1,244 @@
+"""Two pages that say why nothing moves: of one name, and of all locks that others wait for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, router, transaction
+from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils import timezone
+from django.utils.translation import gettext
+
+from ..blocking import Blocking, Place, survey
+from ..exceptions import BackendUnavailable, InvalidLockBackend
+from ..handler import locks
+from ..inspection import AliasQuery
+from ..lease import LeaseInfo
+from ..models import IdempotencyRecord, LockEvent
+from ..names import check_name
+from .advice import Reading, steps_for, verdict
+from .base import BoundedPaginator, GuardedAdmin, may_see_users
+from .changelist import place_of
+from .events import LockEventAdmin
+from .filters import known_aliases
+from .links import id_of, page_url, why_url
+from .people import People
+from .related import record_of, record_url
+
+__all__ = ["WhyAdmin"]
+
+WAITERS, EVENTS, RECORDS, CHAIN = 100, 20, 5, 20
+"""The most that the page of one name shows of each."""
+NAMES, WAITERS_OF_EACH = 100, 20
+"""What is read of each alias to find out who waits for whom."""
+
+
+class WhyAdmin(GuardedAdmin):
+    """The pages "Why does nothing move?" and "Who blocks whom"."""
+
+    class Media:
+        css = {"all": ("django_dlock/why.css",)}
+
+    def get_urls(self) -> list[URLPattern]:
+        view, name = self.admin_site.admin_view, f"django_dlock_{self.opts.model_name}"
+        return [
+            path("blocking/", view(self.blocking_view), name=f"{name}_blocking"),
+            path("<path:object_id>/why/", view(self.why_view), name=f"{name}_why"),
+            *super().get_urls(),
+        ]
+
+    def blocking_view(self, request: HttpRequest) -> HttpResponseBase:
+        """Which holder waits for which lock, over all aliases."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        aliases, settings_problem = known_aliases()
+        query = AliasQuery(aliases)
+        blocking, names_read, is_complete = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
+        people = People(request, self.admin_site.name)
+        return self._page(
+            request,
+            "blocking",
+            title=gettext("Who blocks whom"),
+            settings_problem=settings_problem,
+            problems=query.problems,
+            deadlocks=[people.deadlock(blocking, circle) for circle in blocking.deadlocks],
+            rows=[people.line(line) for line in blocking.lines()],
+            names_read=names_read,
+            is_complete=is_complete,
+            names_limit=NAMES,
+            waiters_limit=WAITERS_OF_EACH,
+        )
+
+    def why_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+        """What is known of one name, whether it is held or not."""
+        # Check this before asking a backend, so that nobody can find out which locks exist.
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        alias, name = place = place_of(unquote(object_id))
+        aliases, _settings_problem = known_aliases()
+        try:
+            check_name(name)
+            if alias not in aliases:
+                raise ValueError(gettext("DLOCKS has no alias “%(alias)s”.") % {"alias": alias})
+        except (TypeError, ValueError) as error:
+            self.message_user(request, str(error), messages.WARNING)
+            return self.to_list(request)
+        reading, query = read(place), AliasQuery(aliases)
+        if reading.problem:
+            # Every further question to a dead server would take its whole command timeout.
+            query.problems[alias] = reading.problem
+        blocking, _names_read, is_complete = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
+        blocking = _with(blocking, place, reading)
+        info, waiters = reading.info, reading.waiters
+        people, site = People(request, self.admin_site.name), self.admin_site.name
+        in_deadlock = any(place in circle for circle in blocking.deadlocks)
+        waits = blocking.chain(place)
+        release = "release" if self.may_take_step(request, "release") else ""
+        return self._page(
+            request,
+            "why",
+            title=gettext("Why does nothing move?"),
+            name=name,
+            alias=alias,
+            info=info,
+            change_url=page_url(site, "heldlock", "change", id_of(*place))
+            if info is not None
+            else "",
+            problem=reading.problem,
+            untold=reading.untold,
+            other_problems={a: p for a, p in query.problems.items() if a != alias},
+            verdict=verdict(reading, waits, in_deadlock=in_deadlock),
+            holder=people.holder(info) if info is not None else None,
+            waits=[people.wait(blocking, waiter) for waiter in waits[:CHAIN]],
+            in_deadlock=in_deadlock,
+            is_complete=is_complete,
+            waiters=[people.waiter(blocking, waiter) for waiter in waiters],
+            more_waiters=max(0, info.waiting - len(waiters)) if info and waiters else 0,
+            steps=steps_for(
+                place,
+                reading,
+                in_deadlock=in_deadlock,
+                release_url=release and page_url(site, "heldlock", release, id_of(*place)),
+            ),
+            **self._past(request, place, info),
+        )
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponseRedirect:
+        # A lock that nobody holds any more still has a past, and perhaps waiters.
+        return HttpResponseRedirect(why_url(self.admin_site.name, *place_of(unquote(object_id))))
+
+    def _page(self, request: HttpRequest, page: str, **facts: Any) -> TemplateResponse:
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "media": self.media,
+            **facts,
+        }
+        return TemplateResponse(request, f"admin/django_dlock/heldlock/{page}.html", context)
+
+    # -- tables --------------------------------------------------------------------------
+
+    def _past(self, request: HttpRequest, place: Place, info: LeaseInfo | None) -> dict[str, Any]:
+        """The events of the last day, and the records; ``None`` if the visitor may not see them."""
+        events = records = None
+        problems: dict[str, str] = {}
+        if request.user.has_perm("django_dlock.view_lockevent"):
+            try:
+                events = self._events(request, place)
+            except DatabaseError as error:
+                problems[gettext("The lock events cannot be read.")] = str(error)
+        if request.user.has_perm("django_dlock.view_idempotencyrecord"):
+            try:
+                records = self._records(place, info)
+            except DatabaseError as error:
+                problems[gettext("The idempotency records cannot be read.")] = str(error)
+        more_events = events is not None and len(events) > EVENTS
+        return {
+            "events": events and events[:EVENTS],
+            "events_known": events is not None,
+            "more_events": more_events,
+            "records": records,
+            "past_problems": problems,
+        }
+
+    def _events(self, request: HttpRequest, place: Place) -> list[dict[str, Any]]:
+        alias, name = place
+        since = timezone.now() - dt.timedelta(days=1)
+        # A failed statement must not spoil a transaction of the request.
+        with transaction.atomic(using=router.db_for_read(LockEvent)):
+            found = LockEvent.objects.filter(alias=alias, name=name, when__gte=since)
+            events = list(found.order_by("-when", "-id")[: EVENTS + 1])
+        page, sees_users = LockEventAdmin(LockEvent, self.admin_site), may_see_users(request)
+        return [
+            {
+                "at": page.at(event),
+                "what": page.what(event),
+                "why": page.why(event),
+                "duration": page.duration(event) or "",
+                "holder": page.holder(event) or "",
+                "user": event.user if sees_users else "",
+            }
+            for event in events
+        ]
+
+    def _records(self, place: Place, info: LeaseInfo | None) -> list[dict[str, Any]]:
+        alias, name = place
+        using = router.db_for_read(IdempotencyRecord)
+        with transaction.atomic(using=using):
+            records = IdempotencyRecord.objects.using(using).defer("message", "result", "error")
+            newest = records.order_by("-pk").values_list("pk", flat=True).first() or 0
+            of_lock = records.filter(lock_alias=alias, lock_name=name)
+            # The name of a lock has no index.
+            latest = of_lock.filter(pk__gt=newest - BoundedPaginator.LONGEST)
+            found = {record.pk: record for record in latest.order_by("-pk")[:RECORDS]}
+            task = info.metadata.get("task_name") if info is not None else None
+            if isinstance(task, str):
+                # Of a task without a ``lock_key`` of its own, the key is the name of the lock.
+                digest = IdempotencyRecord.digest_of(task, name)
+                found |= {record.pk: record for record in of_lock.filter(digest=digest)}
+        # Also that of the holder's task, in whichever database it is.
+        of_holder = record_of(info) if info is not None else None
+        others = [] if of_holder in (None, *found.values()) else [of_holder]
+        return [
+            {
+                "text": str(record),
+                "state": record.get_state_display(),
+                "url": record_url(self.admin_site.name, record),
+            }
+            for record in [*others, *found.values()]
+            if record is not None
+        ]
+
+
+def read(place: Place) -> Reading:
+    """Ask the backend of one alias; never raises for one that does not answer."""
+    alias, name = place
+    info: LeaseInfo | None = None
+    try:
+        backend = locks[alias]
+        info = backend.get(name)
+        return Reading(info, backend.waiters(name, limit=WAITERS))
+    except NotImplementedError as error:
+        return Reading(info, untold=f"{error}.")
+    except (BackendUnavailable, InvalidLockBackend) as error:
+        return Reading(info, problem=str(error))
+
+
+def _with(blocking: Blocking, place: Place, reading: Reading) -> Blocking:
+    """What was read of all locks, with what was read of this one."""
+    if reading.problem:
+        return blocking
+    leases = {**blocking.leases}
+    leases.pop(place, None)
+    if reading.info is not None:
+        leases[place] = reading.info
+    return Blocking(leases.values(), {**blocking.waiters, place: reading.waiters})
