@@ -123,28 +123,6 @@ def test_g1_a_row_that_changed_after_it_was_read_is_not_overwritten(
     assert renew(backend, lease) == ["released"]
 
 
-def test_g1_a_release_reads_the_row_again_after_a_waiter_has_joined_the_queue(
-    bed: Bed, postgres_alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = bed.backend(postgres_alias)
-    lease, waiters = grant(backend, request()), [request(waits=True) for _ in range(2)]
-    met = [ask(backend, waiters[0])]
-    dialect = backend._store.dialect
-    plain = dialect.release
-
-    def overtaken(*args: Any) -> Any:
-        found = plain(*args)
-        met.append(ask(backend, waiters[1]))
-        return found
-
-    monkeypatch.setattr(dialect, "release", overtaken)
-    assert release(backend, lease) == "released"
-    monkeypatch.undo()
-    for waiter in waiters:
-        release(backend, grant(backend, waiter))
-    assert len(met) == 2
-
-
 # -- statements --------------------------------------------------------------------------------
 
 
@@ -156,24 +134,25 @@ def test_acquire_and_release_are_two_statements_and_an_idle_process_sends_none(
     before = postgres_proxy.count()
     for _ in range(10):
         release(backend, grant(backend, request()))
-    assert postgres_proxy.commands[before:] == ["INSERT", "UPDATE"] * 10
+    assert postgres_proxy.commands[before:] == ["ACQUIRE", "RELEASE"] * 10
     assert postgres_proxy.connections == 1
 
 
-def test_a_release_that_hands_over_is_two_statements(
+def test_a_wait_and_the_release_that_ends_it_are_one_statement_each(
     bed: Bed, postgres_alias: str, postgres_proxy: Proxy
 ) -> None:
     backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
     lease, waiter = grant(backend, request()), request(waits=True)
+    before = postgres_proxy.count()
     met = ask(backend, waiter)
+    assert postgres_proxy.commands[before] == "ACQUIRE_OR_WAIT"
     wakeup = backend._store.wakeup
     assert wakeup is not None
     while not wakeup.subscribed:
         time.sleep(0.001)
     before = postgres_proxy.count()
     assert release(backend, lease) == "released"
-    # The first one returns the row, the second one also notifies.
-    assert postgres_proxy.commands[before:] == ["UPDATE", "UPDATE"]
+    assert postgres_proxy.commands[before:] == ["RELEASE"]
     assert grant(backend, waiter).token > lease.token
     del met
 
@@ -197,10 +176,10 @@ def test_g5_a_lost_reply_leaves_no_lease_without_an_owner(
 ) -> None:
     backend = bed.backend(bed.behind(postgres_proxy, postgres_alias))
     release(backend, grant(backend, request()))
-    postgres_proxy.drop_replies(of=("INSERT",))
+    postgres_proxy.drop_replies(of=("ACQUIRE",))
     lease = grant(backend, request())
     assert postgres_proxy.replies_dropped == 1
-    postgres_proxy.drop_replies(of=("UPDATE",))
+    postgres_proxy.drop_replies(of=("RELEASE",))
     assert release(backend, lease) == "released"
     assert postgres_proxy.replies_dropped == 2
     assert not backend.locked("name", deadline=backend.call_deadline())

@@ -48,11 +48,10 @@ def locked(alias: str, lease: Lease) -> Iterator[None]:
 # -- settings of the project's ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
 def test_a_statement_that_a_timeout_of_the_projects_ended_is_repeated(
-    bed: Bed, postgres_alias: str, setting: str
+    bed: Bed, postgres_alias: str
 ) -> None:
-    alias = with_options(bed, postgres_alias, options=f"-c {setting}=50ms")
+    alias = with_options(bed, postgres_alias, options="-c statement_timeout=50ms")
     backend = bed.backend(alias, command_timeout=20.0)
     lease = grant(backend, request())
     repeated = threading.Event()

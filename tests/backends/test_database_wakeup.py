@@ -181,6 +181,7 @@ def test_g4_a_waiter_from_before_listening_began_asks_again(make, database):
     with wakeup.expect("t1") as notification:
         # Sent before the process listens, so it is lost.
         database.notify(wakeup.channel, "t1 x")
+        notification.listen()
         until(lambda: wakeup.subscribed)
         assert notification.wait(PATIENCE) is None
         database.notify(wakeup.channel, "t1 y")
@@ -376,6 +377,7 @@ def test_g4_a_pooler_that_drops_notifications_is_noticed(make, database, pooler,
         wakeup = make(through.url, name="pooled", probe=through.notify, test_again_after=0.2)
         with wakeup.expect("t1") as notification:
             assert not wakeup.subscribed
+            notification.listen()
             until(lambda: not wakeup.works)
             assert notification.wait(PATIENCE) is None
             assert not wakeup.subscribed

@@ -58,12 +58,17 @@ class _RedisRequests(_Requests):
 class _PostgresRequests(_Requests):
     """The first words of statements.
 
+    Settings of one transaction that stand before a statement are left out. A prepared statement of
+    ours has a name instead of a word, such as ``ACQUIRE``.
+
     A client may name its own next statement of a kind: after ``SELECT 'mine: COMMIT'`` its next
     COMMIT is called ``mine``.
     """
 
     PROTOCOL = 3 << 16
     NAMING = re.compile(rb"SELECT '([a-z ]+): ([A-Z]+)'")
+    SETTINGS = re.compile(rb"(SET LOCAL [^;]+;\s*)+")
+    PREPARED = re.compile(rb"(?:EXECUTE|PREPARE) dlock_([a-z_]+)_[0-9a-f]{12}\b")
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +94,8 @@ class _PostgresRequests(_Requests):
         statement = body.split(b"\0")[1 if kind == b"P" else 0]
         if naming := self.NAMING.match(statement):
             self._names[naming[2].decode()] = naming[1].decode()
+        statement = self.SETTINGS.sub(b"", statement, count=1)
+        statement = self.PREPARED.sub(rb"\1", statement, count=1)
         word = (statement.split() or [b""])[0].decode(errors="replace").upper()
         return self._names.pop(word, word)
 

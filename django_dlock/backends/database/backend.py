@@ -30,8 +30,8 @@ from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, Ren
 from .connection import Connection, Failure
 from .listing import DatabaseListing
 from .renewal import Renewals
-from .rows import SECOND, Message, Row, WaitInfo, micro
-from .statements import Found
+from .rows import SECOND, Message, Row, WaitInfo, is_dead, micro
+from .statements import Found, Released
 from .store import CONNECTIONS, POLL_INTERVAL, Store, problems
 from .table import LeaseTable
 from .waiting import Expected, pause
@@ -83,13 +83,20 @@ class DatabaseBackend(BaseLockBackend):
         process, names = _identity(current()), self._table.names(request.name)
         owner, table = request.owner, self._table
 
-        def in_one_statement(one: Connection, store: Store, key: Any) -> int:
+        # Registered before its ticket is stored, so that no notification is missed.
+        expected = Expected.of(self._store.wakeup, request)
+        channel = expected.channel if expected else ""
+
+        def in_one_statement(one: Connection, store: Store, key: Any) -> int | Found:
             if table.is_repeated(owner):
                 # The row must remember that a copy may arrive.
                 return 0
             asked = (owner, request.kind, micro(request.ttl), process, request.metadata)
+            waits = channel if expected and not request.replaces else None
             try:
-                return table.send([owner], lambda: store.dialect.acquire(one, key, names, asked))
+                return table.send(
+                    [owner], lambda: store.dialect.acquire(one, key, names, asked, waits)
+                )
             except Failure as error:
                 if error.kind == "overtaken":
                     # Reading the row tells by whom.
@@ -99,15 +106,18 @@ class DatabaseBackend(BaseLockBackend):
         self._keep_session()
         sent_at = clock.now()
         # After one contention on a name, another one is likely: read the row at once.
+        at_once: int | Found = 0
         if not request.since:
-            token = self._table.ask(in_one_statement, request.name, deadline)
-            if token:
-                lease = Lease(request.name, request.owner, token, request.ttl, sent_at)
+            at_once = table.ask(in_one_statement, request.name, deadline)
+            if isinstance(at_once, int) and at_once:
+                lease = Lease(request.name, request.owner, at_once, request.ttl, sent_at)
                 self._sweep_if_due(request.name, deadline)
                 return lease
-
-        expected = Expected.of(self._store.wakeup, request)
-        channel = expected.channel if expected else ""
+        if expected:
+            expected.listen()
+        if isinstance(at_once, tuple):
+            now, row, _ = at_once
+            return self._with_proof(row.contention(owner, now, sent_at, expected))
 
         seen: list[Contention] = []
 
@@ -119,8 +129,7 @@ class DatabaseBackend(BaseLockBackend):
             granted, messages = row.acquire(request, now, process, channel, repeated=repeated)
             if granted:
                 return row.lease(request, sent_at), messages
-            met = row.contention(owner, now, sent_at, expected)
-            return met._replace(proven_dead=self._is_proven_dead(met)), messages
+            return self._with_proof(row.contention(owner, now, sent_at, expected)), messages
 
         def overtaken(in_doubt: bool) -> Contention | None:
             if seen and not request.waits and (request.since or in_doubt):
@@ -180,21 +189,22 @@ class DatabaseBackend(BaseLockBackend):
         return self._renewals.renew(renewals, process=process, deadline=deadline)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
-        def in_one_statement(one: Connection, store: Store, key: Any) -> bool | Found:
+        def in_one_statement(one: Connection, store: Store, key: Any) -> Released | None:
             return table.send([owner], lambda: store.dialect.release(one, key, owner))
 
         table = self._table
         outcome: Outcome = "released"
-        found: bool | Found | None = False
-        if not min_hold:
-            found = table.ask(in_one_statement, name, deadline, "end")
-        if found is not True:
+        done = None if min_hold else table.ask(in_one_statement, name, deadline, "end")
+        if done is None:
 
             def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:
                 return row.release(owner, min_hold, now, repeated=table.is_repeated(owner))
 
-            found = found or None
-            outcome = table.change(name, change, deadline, "end", owner=owner, found=found)
+            outcome = table.change(name, change, deadline, "end", owner=owner)
+        elif done.owner and is_dead(done.process):
+            # The statement cannot know that. The next waiter must not wait for the end of the TTL.
+            with contextlib.suppress(BackendUnavailable):
+                self.break_(name, owner=done.owner)
         table.answered(owner)
         return outcome
 
@@ -338,6 +348,9 @@ class DatabaseBackend(BaseLockBackend):
     def _is_proven_dead(self, met: Contention) -> bool:
         session = self._store.session
         return session is not None and met.kind == "held" and session.is_dead(met.process)
+
+    def _with_proof(self, met: Contention) -> Contention:
+        return met._replace(proven_dead=self._is_proven_dead(met))
 
     def _or_dead(self, met: Contention, interrupted: Callable[[], bool]) -> Callable[[], bool]:
         """Also end the wait when the holder is proven dead."""

@@ -17,13 +17,23 @@ from django.core import mail
 from django.db import connections
 from django.db.utils import load_backend
 
-__all__ = ["Connection", "Failure", "Kind", "connect_as_django", "connect_failure", "settings_of"]
+from .prepared import Prepared
+
+__all__ = [
+    "Connection",
+    "Failure",
+    "Kind",
+    "connect_as_django",
+    "connect_failure",
+    "settings_of",
+]
 
 Kind = Literal[
     "broken",
     "unreachable",
     "overtaken",
     "passing",
+    "unprepared",
     "missing",
     "read-only",
     "denied",
@@ -34,6 +44,8 @@ Kind = Literal[
 ``broken``: the connection cannot be used any more, and the statement may have been executed.
 ``unreachable``: no connection could be made. ``overtaken``: nothing was executed, because other
 callers changed the row first. ``passing``: nothing was executed; a repetition may succeed.
+``unprepared``: nothing was executed; the session does not have a prepared statement, or has it
+already, or cannot use it since the table was changed.
 ``missing``: there is no such table or column. ``denied``: credentials or rights."""
 
 POSTGRES: dict[str, Kind] = {
@@ -42,6 +54,9 @@ POSTGRES: dict[str, Kind] = {
     "55P03": "passing",
     "57014": "passing",
     "23505": "overtaken",
+    "26000": "unprepared",
+    "42P05": "unprepared",
+    "0A000": "unprepared",
     "42P01": "missing",
     "42703": "missing",
     "3F000": "missing",
@@ -101,13 +116,20 @@ class Connection:
         mark: The placeholder of a parameter in a statement.
 
     Attributes:
+        deadline: Of the present call, on ``clock.now()``.
         last_id: On MySQL, the value that the last statement set with ``LAST_INSERT_ID``.
     """
 
     def __init__(self, raw: Any, driver: Any, *, mark: str = "%s") -> None:
         self.raw, self._driver, self._mark, self._pid = raw, driver, mark, os.getpid()
         self._cursor = raw.cursor()
+        self.deadline = 0.0
         self.last_id = 0
+
+    @classmethod
+    def of(cls, wrapper: Any) -> Connection:
+        """The connection of a ``DatabaseWrapper`` of Django."""
+        return cls(wrapper.connection, wrapper.Database)
 
     @property
     def server(self) -> str:
@@ -126,6 +148,10 @@ class Connection:
         """Execute a statement and return the number of rows it matched."""
         self._execute(statement, parameters)
         return int(self._cursor.rowcount)
+
+    def prepared(self, statement: Prepared, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """As ``rows``, with a statement that the session keeps; only on PostgreSQL."""
+        raise NotImplementedError
 
     def _execute(self, statement: str, parameters: Sequence[Any]) -> None:
         if self._mark != "%s":
@@ -231,7 +257,9 @@ def settings_of(alias: str) -> tuple[Any, ...]:
     return tuple(entry.get(key) for key in ("ENGINE", "NAME", "HOST", "PORT", "USER"))
 
 
-def connect_as_django(alias: str, timeout: float) -> Callable[[], Connection]:
+def connect_as_django(
+    alias: str, timeout: float, kind: type[Connection] = Connection
+) -> Callable[[], Connection]:
     """Return a function that connects with the parameters of ``DATABASES[alias]``."""
 
     def connect() -> Connection:
@@ -243,7 +271,7 @@ def connect_as_django(alias: str, timeout: float) -> Callable[[], Connection]:
             if wrapper.vendor == "postgresql" and _is_of_a_test_run(wrapper.settings_dict):
                 # The run ends with DROP DATABASE, which waits five seconds for sessions to end.
                 wrapper.connection.cursor().execute("SET idle_session_timeout = '2s'")
-            return Connection(wrapper.connection, wrapper.Database)
+            return kind.of(wrapper)
         except BaseException:
             # The error may have come after the server accepted the connection.
             if wrapper.connection is not None:

@@ -56,7 +56,12 @@ WHERE l.id = %s AND (l.ended <> '' OR l.ends_at <= {self.NOW}) AND l.queue = ''
         return uuid.UUID(bytes=digest, version=5).hex
 
     def acquire(
-        self, executor: Executor, key: Any, names: tuple[str, str], asked: Sequence[Any]
+        self,
+        executor: Executor,
+        key: Any,
+        names: tuple[str, str],
+        asked: Sequence[Any],
+        channel: str | None,
     ) -> int:
         owner, kind, ttl, process, metadata = asked
         values = (owner, kind, ttl, ttl, process, metadata, key, owner, owner, owner)

@@ -77,7 +77,8 @@ class Waiters:
     def unregister(self, notification: Notification) -> None:
         """Forget it, and pass on what it has not seen; a second call does no harm."""
         if self._expected.get(notification.ticket) is notification:
-            self.left_at = clock.now()
+            if notification.listened:
+                self.left_at = clock.now()
             self._expected.pop(notification.ticket, None)
         self._pass_on(notification)
 
@@ -116,22 +117,31 @@ class Waiters:
 class Notification:
     """What one ticket waits for; a context manager, entered before the ticket is stored."""
 
-    __slots__ = ("_state", "_waiters", "payloads", "ticket", "wake")
+    __slots__ = ("_state", "_waiters", "listened", "payloads", "ticket", "wake")
 
     def __init__(self, waiters: Waiters, ticket: str) -> None:
         self.ticket, self.payloads = ticket, collections.deque[str]()
         self.wake: Callable[[], None] = wake_nobody
         self._waiters, self._state = waiters, waiters.state
+        # Most callers get their lease at once. They do not keep the connection open.
+        self.listened = False
 
     def __enter__(self) -> Self:
         self._waiters.register(self)
         # Earlier states of the connection do not matter to this ticket.
         self._state = self._waiters.state
-        self._waiters.ensure_listening()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._waiters.unregister(self)
+
+    def listen(self) -> None:
+        """Begin to listen, if the process does not; ``wait`` does it, too.
+
+        A ticket that was stored before misses nothing: its waiter asks again when listening begins.
+        """
+        self.listened = True
+        self._waiters.ensure_listening()
 
     def wait(self, timeout: float, interrupted: Callable[[], bool] = lambda: False) -> str | None:
         """Block until the ticket is notified; ``None`` means "ask again", and may be a false alarm.
@@ -185,7 +195,7 @@ class Notification:
                 timer.cancel()
 
     def _until(self, timeout: float) -> float:
-        self._waiters.ensure_listening()
+        self.listen()
         if not self._state.subscribed:
             timeout = min(timeout, random.uniform(*POLL_INTERVAL))
         return clock.now() + timeout

@@ -96,6 +96,7 @@ class Pool:
     def _use(self, connection: Connection, use: Callable[[Connection], T], deadline: float) -> T:
         intact, generation = False, self._generation
         try:
+            connection.deadline = deadline
             deadlines.begin(connection, deadline)
             try:
                 answer = use(connection)

@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .rows import COLUMNS, Message, Row
-from .statements import LEASES, PROCESSES, Dialect, Executor, Found
+from .memory import LONG
+from .prepared import Prepared
+from .rows import COLUMNS, TICKET, Message, Row, micro
+from .statements import HIGHEST, LEASES, PROCESSES, Dialect, Executor, Found, Released
 
 __all__ = ["PostgreSQL"]
 
@@ -22,11 +24,112 @@ BEAT = f"""
     SELECT id FROM {PROCESSES} WHERE id = %s FOR NO KEY UPDATE SKIP LOCKED)
 )"""
 
-RELEASE = f"""
-UPDATE {LEASES} l SET ended = CASE queue WHEN '' THEN 'r' ELSE '' END,
-  version = version + (queue = '')::int
-WHERE id = %s AND owner = %s AND ended = '' AND kind <> 'cooling' AND ends_at > {NOW}
-RETURNING CASE WHEN queue <> '' THEN json_build_array({NOW}, row_to_json(l))::text END"""
+FREE = "l.queue = '' AND (l.ended <> '' OR l.ends_at <= excluded.granted_at)"
+"""The row's name can be granted at once."""
+HELD = (
+    "l.ended = '' AND l.ends_at > excluded.granted_at "
+    "AND (l.kind = 'cooling' OR l.ends_at - excluded.granted_at <= l.ttl)"
+)
+"""Another lease lives, and the clock has not stepped back since; see ``Row._limit_to_ttl``."""
+GRANTED = {
+    "owner": "excluded.owner",
+    "kind": "excluded.kind",
+    "ended": "''",
+    "token": "greatest(l.token + 1, excluded.token)",
+    "ttl": "excluded.ttl",
+    "granted_at": "excluded.granted_at",
+    "ends_at": "excluded.ends_at",
+    "renewals": "0",
+    "shortened": "0",
+    "process": "excluded.process",
+    "metadata": "excluded.metadata",
+    "past": f"{Dialect.ENDING} || l.owner || E'\\n' || l.past",
+}
+TICKET_LINE = (
+    r"concat_ws(E'\t', $4, $7, $5, $8, $9, $10, excluded.granted_at + "
+    rf"{micro(TICKET)}, excluded.granted_at) || E'\n'"
+)
+ACQUIRE = f"""
+INSERT INTO {LEASES} AS l (id, key_prefix, name, {", ".join(COLUMNS)})
+VALUES ($1, $2, $3, {NOW}, $4, $5, '',
+  greatest({NOW}, coalesce((SELECT token + 1 FROM {LEASES} WHERE id = $6), 0)), $7,
+  {NOW}, {NOW} + $7, 0, 0, $8, $9, '', '', '')
+ON CONFLICT (id) DO UPDATE SET version = l.version + 1, """
+TYPES = ("uuid", "text", "text", "text", "text", "uuid", "bigint", "text", "text")
+TRY = Prepared(
+    "acquire",
+    TYPES,
+    f"""{ACQUIRE}
+  {", ".join(f"{column} = {value}" for column, value in GRANTED.items())}
+WHERE {FREE} AND length(l.past) < {LONG}
+  AND strpos(l.owner || l.past || l.cancelled, excluded.owner) = 0
+RETURNING token, NULL""",
+)
+"""Grants a free name."""
+TRY_OR_QUEUE = Prepared(
+    "acquire_or_wait",
+    (*TYPES, "text"),
+    f"""{ACQUIRE}
+  queue = CASE WHEN {FREE} THEN '' ELSE l.queue || {TICKET_LINE} END,
+  {
+        ", ".join(
+            f"{column} = CASE WHEN {FREE} THEN {value} ELSE l.{column} END"
+            for column, value in GRANTED.items()
+        )
+    }
+WHERE ({FREE} AND length(l.past) < {LONG} OR {HELD})
+  AND strpos(l.owner || l.past || l.cancelled || l.queue, excluded.owner) = 0
+RETURNING token,
+  CASE WHEN l.owner <> $4 THEN json_build_array({NOW}, row_to_json(l))::text END""",
+)
+"""Grants a free name; if another lease lives, appends a ticket to the queue."""
+
+
+def field(number: int) -> str:
+    """A field of the first ticket."""
+    return rf"split_part(old.queue, E'\t', {number})"
+
+
+WHOLE_TICKET = r"^[^\t\n]+\t[0-9]{1,18}\t([^\t\n]*\t){4}[0-9]{1,18}\t[0-9]{1,18}\n"
+HANDED = {
+    "owner": field(1),
+    "kind": field(3),
+    "ended": "''",
+    "token": f"greatest(l.token + 1, {NOW})",
+    "ttl": f"{field(2)}::bigint",
+    "granted_at": NOW,
+    "ends_at": f"{NOW} + {field(2)}::bigint",
+    "renewals": "-1",
+    "shortened": "0",
+    "process": field(4),
+    "metadata": field(5),
+    "past": r"'r' || l.owner || E'\n' || l.past",
+    "queue": r"substr(old.queue, strpos(old.queue, E'\n') + 1)",
+}
+RELEASED = {column: f"l.{column}" for column in HANDED} | {"ended": "'r'"}
+RELEASE = Prepared(
+    "release",
+    ("uuid", "text"),
+    rf"""
+WITH old AS (
+  SELECT id, queue FROM {LEASES} WHERE id = $1 AND owner = $2 AND ended = '' AND kind <> 'cooling'
+    AND ends_at > {NOW} AND CASE WHEN queue = '' THEN true
+      WHEN length(past) < {LONG} AND queue ~ '{WHOLE_TICKET}' THEN
+        split_part(split_part(queue, E'\n', 1), E'\t', 7)::bigint > {NOW}
+      ELSE false END
+  FOR NO KEY UPDATE
+)
+UPDATE {LEASES} l SET version = l.version + 1, {
+        ", ".join(
+            f"{column} = CASE old.queue WHEN '' THEN {RELEASED[column]} ELSE {value} END"
+            for column, value in HANDED.items()
+        )
+    }
+FROM old WHERE l.id = old.id
+RETURNING CASE WHEN old.queue <> '' THEN l.owner ELSE '' END, l.process,
+  CASE WHEN {field(6)} <> '' THEN pg_notify({field(6)}, l.owner || ' ' || l.token) END""",
+)
+"""Frees the name, or hands the lease over to the first waiter, if its ticket is valid."""
 
 
 class PostgreSQL(Dialect):
@@ -53,31 +156,53 @@ class PostgreSQL(Dialect):
         values.append([message.payload for message in messages])
         return bool(executor.rows(f"{statement} RETURNING {notify}", values))
 
-    def release(self, executor: Executor, key: Any, owner: str) -> bool | Found:
-        answer = executor.rows(RELEASE, (key, owner))
-        if not answer or answer[0][0] is None:
-            return bool(answer)
-        # Somebody waits: the row, which was not changed, comes with the answer.
-        now, columns = json.loads(answer[0][0])
+    def acquire(
+        self,
+        executor: Executor,
+        key: Any,
+        names: tuple[str, str],
+        asked: Sequence[Any],
+        channel: str | None,
+    ) -> int | Found:
+        values = [key, *names, *asked]
+        values.insert(5, self.key(HIGHEST))
+        if channel is None:
+            answer = executor.prepared(TRY, values)
+        else:
+            answer = executor.prepared(TRY_OR_QUEUE, [*values, channel])
+        if not answer:
+            return 0
+        ((token, queued),) = answer
+        if queued is None:
+            return int(token)
+        now, columns = json.loads(queued)
         return int(now), Row(*(columns[column] for column in COLUMNS)), False
+
+    def release(self, executor: Executor, key: Any, owner: str) -> Released | None:
+        answer = executor.prepared(RELEASE, (key, owner))
+        return Released(*answer[0][:2]) if answer else None
 
     def renew(
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
     ) -> set[tuple[str, str]]:
         keys, owners, ttls = zip(*renewals, strict=True)
-        ends = self.KEPT.format(now="r.now", until="(r.now + r.ttl)")
+        ends = self.KEPT.format(now="free.now", until="(free.now + free.ttl)")
         beat, values = ("", []) if not process else (BEAT, [process] * 3)
+        # The conditions stand inside the LATERAL, where each row is found by its key. In a join,
+        # the planner would estimate them, and may compare all rows with all.
         statement = f"""
-WITH r AS (
-  SELECT unnest(%s::text[])::uuid AS id, unnest(%s::text[]) AS owner, unnest(%s::bigint[]) AS ttl,
-    {self.NOW} AS now
-), free AS (
-  SELECT id FROM {LEASES} WHERE id IN (SELECT id FROM r) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+WITH free AS (
+  SELECT r.id, r.ttl, r.now FROM (
+    SELECT unnest(%s::text[])::uuid AS id, unnest(%s::text[]) AS owner, unnest(%s::bigint[]) AS ttl,
+      {self.NOW} AS now
+  ) r CROSS JOIN LATERAL (
+    SELECT FROM {LEASES} WHERE id = r.id AND owner = r.owner AND ended = '' AND kind <> 'cooling'
+      AND ends_at > r.now FOR NO KEY UPDATE SKIP LOCKED
+  ) unlocked
 ){beat}
-UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(r.ttl, {ends} - r.now),
+UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(free.ttl, {ends} - free.now),
   renewals = greatest(l.renewals, 0) + 1, version = l.version + 1
-FROM r JOIN free ON free.id = r.id WHERE l.id = r.id AND l.owner = r.owner AND l.ended = ''
-  AND l.kind <> 'cooling' AND l.ends_at > r.now
+FROM free WHERE l.id = free.id
 RETURNING l.id, l.owner"""
         arrays = [[str(key) for key in keys], list(owners), list(ttls)]
         renewed = executor.rows(statement, [*arrays, *values])

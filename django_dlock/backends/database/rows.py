@@ -14,9 +14,8 @@ that, it costs one TTL.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +32,7 @@ __all__ = [
     "Row",
     "Ticket",
     "WaitInfo",
+    "is_dead",
     "micro",
 ]
 
@@ -77,6 +77,18 @@ class Ticket(NamedTuple):
         """When it last asked, or up to a quarter of ``TICKET`` before that."""
         return self.until - micro(TICKET)
 
+    @property
+    def line(self) -> str:
+        """As it stands in the queue; no field contains a control character."""
+        return "\t".join(map(str, self)) + "\n"
+
+    @classmethod
+    def of(cls, line: str) -> Ticket:
+        """Raises ``ValueError`` if it is damaged."""
+        owner, ttl, kind, process, metadata, channel, until, since = line.split("\t")
+        times = int(until), int(since)
+        return cls(owner, int(ttl), cast(Kind, kind), process, metadata, channel, *times)
+
 
 class Message(NamedTuple):
     """Sent to a waiter together with the change; a token of 0 means "ask again"."""
@@ -87,12 +99,7 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> str:
-        return f"{ticket_key(self.owner)} {self.token}"
-
-
-def ticket_key(owner: str) -> str:
-    """One word that identifies a waiter; its process finds the waiter by it."""
-    return hashlib.blake2b(owner.encode(), digest_size=12).hexdigest()
+        return f"{self.owner} {self.token}"
 
 
 class WaitInfo(NamedTuple):
@@ -126,7 +133,7 @@ class Row:
         shortened: Number of the last renewal for which the holder named a TTL.
         process: Identity of the holder's process, as JSON.
         past: How earlier leases ended; see ``memory``.
-        queue: Tickets as JSON, in order of arrival; empty if nobody waits.
+        queue: The lines of tickets, in order of arrival; empty if nobody waits.
         cancelled: Requests of which a copy may still arrive; see ``memory``.
     """
 
@@ -179,11 +186,11 @@ class Row:
 
     def tickets(self, now: int) -> list[Ticket]:
         """The waiters; expired and damaged tickets are left out."""
-        try:
-            found = [Ticket(*each) for each in json.loads(self.queue or "[]")]
-            return [ticket for ticket in found if ticket.until > now]
-        except (TypeError, ValueError):
-            return []
+        found: list[Ticket] = []
+        for line in self.queue.split("\n")[:-1]:
+            with suppress(ValueError):
+                found.append(Ticket.of(line))
+        return [ticket for ticket in found if ticket.until > now]
 
     def contention(
         self,
@@ -237,7 +244,7 @@ class Row:
         # The copy may arrive many leases later. Somebody who waits asks again before that.
         if repeated and granted:
             self._expect_copy(request, now, memory.GRANTED)
-        elif repeated and not request.waits and not _is_dead(self.process):
+        elif repeated and not request.waits and not is_dead(self.process):
             # If the holder is dead, the caller breaks its lease and asks again.
             self._expect_copy(request, now)
         return granted, messages
@@ -349,7 +356,7 @@ class Row:
         if self.renewals < 0 and not self.ended and self.kind != "cooling":
             # The name was handed over, and the new owner did not use it for a whole TTL.
             waiting = [ticket for ticket in waiting if ticket.process != self.process]
-        while waiting and _is_dead(waiting[0].process):
+        while waiting and is_dead(waiting[0].process):
             del waiting[0]
         first = waiting.pop(0) if waiting else None
         self._keep(waiting)
@@ -399,7 +406,7 @@ class Row:
             self._keep([ticket for ticket in self.tickets(now) if ticket.owner != owner])
 
     def _keep(self, waiting: list[Ticket]) -> None:
-        self.queue = json.dumps(waiting, separators=(",", ":")) if waiting else ""
+        self.queue = "".join(ticket.line for ticket in waiting)
 
     def _limit_to_ttl(self, now: int) -> None:
         # An end later than the lease's own TTL means that the clock has stepped back. Nobody should
@@ -411,6 +418,7 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
-def _is_dead(identity: str) -> bool:
+def is_dead(identity: str) -> bool:
+    """Whether this process can prove that the one with this identity is dead."""
     process: ProcessIdentity | None = process_from_json(identity)
     return process is not None and death_proof(process) is not None

@@ -1,8 +1,8 @@
 """The SQL statements; ``postgresql``, ``mysql`` and ``sqlite`` have those that differ.
 
-Most operations are one statement on a row without waiters. Any other row is read, changed as in
-``rows.py``, and written only if nobody has changed it since; ``write`` and ``insert`` return
-whether they wrote it.
+Most operations are one statement on a row without waiters, on PostgreSQL also with waiters. Any
+other row is read, changed as in ``rows.py``, and written only if nobody has changed it since;
+``write`` and ``insert`` return whether they wrote it.
 
 **Tokens.** A new token is higher than the last one of its name, and not below the clock. For a
 name whose row was deleted, the clock alone would not do, because it may have stepped back since. So
@@ -17,12 +17,13 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from .memory import LONG, is_awaited
+from .prepared import Prepared
 from .rows import COLUMNS, MEMORY, Message, Row
 
-__all__ = ["LEASES", "PROCESSES", "Dialect", "Executor", "Found"]
+__all__ = ["HIGHEST", "LEASES", "PROCESSES", "Dialect", "Executor", "Found", "Released"]
 
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Tables of ``models.LeaseRecord`` and ``models.ProcessRecord``."""
@@ -39,6 +40,13 @@ Found: TypeAlias = tuple[int, Row, bool]
 """The database's time, a row, and whether it is new: not in the table yet."""
 
 
+class Released(NamedTuple):
+    """The name is free, or was handed over to a waiter of this owner and process."""
+
+    owner: str = ""
+    process: str = ""
+
+
 class Executor(Protocol):
     """What a dialect needs from a connection."""
 
@@ -51,9 +59,11 @@ class Executor(Protocol):
 
     def count(self, statement: str, parameters: Sequence[Any] = ()) -> int: ...
 
+    def prepared(self, statement: Prepared, values: Sequence[Any]) -> list[tuple[Any, ...]]: ...
+
 
 class Dialect:
-    """The statements for PostgreSQL and SQLite; ``MySQL`` replaces ``_acquire``."""
+    """The statements for SQLite, most of them also for PostgreSQL and MySQL."""
 
     NOW: ClassVar[str]
     """Microseconds since the epoch on the database's clock."""
@@ -79,7 +89,6 @@ class Dialect:
             "DO NOTHING",
             f"(id) DO UPDATE SET token = {self.GREATEST}({LEASES}.token, excluded.token)",
         )
-        # PostgreSQL parses and plans each statement anew, so every clause costs time.
         self._acquire = f"""
 INSERT INTO {LEASES} AS l (id, key_prefix, name, {columns})
 VALUES (%s, %s, %s, {self.NOW}, %s, %s, '',
@@ -124,8 +133,13 @@ RETURNING token"""
     # -- one row -----------------------------------------------------------------------
 
     def acquire(
-        self, executor: Executor, key: Any, names: tuple[str, str], asked: Sequence[Any]
-    ) -> int:
+        self,
+        executor: Executor,
+        key: Any,
+        names: tuple[str, str],
+        asked: Sequence[Any],
+        channel: str | None,
+    ) -> int | Found:
         """Grant a free name that nobody waits for; return the token, or 0.
 
         For any other row the result is 0; ``Row.acquire`` in ``rows.py`` then decides. So it does
@@ -134,18 +148,21 @@ RETURNING token"""
         Args:
             names: Key prefix and name.
             asked: Owner, kind, TTL, process and metadata of the request.
+            channel: Of a caller that will wait. If another lease lives, the result may be the row
+                in which its ticket is stored already.
         """
         owner, kind, ttl, process, metadata = asked
         values = (key, *names, owner, kind, self.key(HIGHEST), ttl, ttl, process, metadata)
         rows = executor.rows(self._acquire, values)
         return int(rows[0][0]) if rows else 0
 
-    def release(self, executor: Executor, key: Any, owner: str) -> bool | Found:
-        """Free a name that nobody waits for; return whether it was freed.
+    def release(self, executor: Executor, key: Any, owner: str) -> Released | None:
+        """Free the name; ``None`` if only ``Row.release`` can decide.
 
-        Instead of false, it may return what ``read_or_new`` would, if that takes no statement.
+        It may hand the lease over to the first waiter. What does not, frees only a name that nobody
+        waits for.
         """
-        return executor.count(self._release, (key, owner)) > 0
+        return Released() if executor.count(self._release, (key, owner)) else None
 
     def read(self, executor: Executor, key: Any) -> tuple[int, Row | None]:
         """The time, and the row if it exists."""

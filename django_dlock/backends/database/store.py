@@ -19,6 +19,7 @@ from .lease_memory import MemoryPool, is_in_memory
 from .mysql import MySQL
 from .pool import FEWEST, Pool, Urgency
 from .postgresql import PostgreSQL
+from .postgresql_connection import PostgreSQLConnection
 from .sessions import SessionProof
 from .sqlite import SQLite
 from .statements import Dialect
@@ -79,7 +80,8 @@ class Store:
                 return
             self.pool = FilePool(LeaseFile(entry["NAME"]), limit)
             return
-        self.pool = pool = Pool(connect_as_django(self.database, timeout), limit)
+        kind = PostgreSQLConnection if self.vendor == "postgresql" else Connection
+        self.pool = pool = Pool(connect_as_django(self.database, timeout, kind), limit)
         if self.vendor == "postgresql":
 
             def ask(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:

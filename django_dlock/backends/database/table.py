@@ -15,7 +15,6 @@ from . import sqlite
 from .connection import Connection, Failure
 from .pool import Urgency
 from .rows import Message, Row
-from .statements import Found
 from .store import Store
 
 __all__ = ["Change", "LeaseTable"]
@@ -104,7 +103,6 @@ class LeaseTable:
         urgency: Urgency = "ordinary",
         *,
         owner: str = "",
-        found: Found | None = None,
         done: Callable[[Row, int], T | None] = lambda row, now: None,
         overtaken: Callable[[bool], T | None] = lambda in_doubt: None,
     ) -> T:
@@ -112,7 +110,6 @@ class LeaseTable:
 
         Args:
             owner: Whose acquire or release this is; see ``send``.
-            found: The row as it was read just now, to begin with.
             done: The answer if the row shows that the change has been made; asked only after the
                 reply to a write was lost.
             overtaken: The answer if others kept changing the row; is told whether it may have been
@@ -121,9 +118,8 @@ class LeaseTable:
         in_doubt, overtaken_at = False, float("-inf")
 
         def once(one: Connection, store: Store, key: Any, writes: bool = True) -> tuple[T, bool]:
-            nonlocal found, in_doubt
-            now, row, is_new = found or store.dialect.read_or_new(one, key)
-            found = None
+            nonlocal in_doubt
+            now, row, is_new = store.dialect.read_or_new(one, key)
             if in_doubt and not is_new and (known := done(row, now)) is not None:
                 return known, True
             before = row.values()

@@ -9,7 +9,7 @@ from typing import cast
 from ... import clock
 from ...lease import Contention, Lease, LeaseRequest
 from .notification import Notification
-from .rows import TICKET, WaitInfo, ticket_key
+from .rows import TICKET, WaitInfo
 from .wakeup import Wakeup
 
 __all__ = ["Expected", "pause"]
@@ -29,13 +29,18 @@ class Expected:
 
     def __init__(self, wakeup: Wakeup, owner: str) -> None:
         self.channel = wakeup.channel
-        self._notification: Notification | None = wakeup.expect(ticket_key(owner))
+        self._notification: Notification | None = wakeup.expect(owner)
         self._notification.__enter__()
 
     @classmethod
     def of(cls, wakeup: Wakeup | None, request: LeaseRequest) -> Expected | None:
         """``None`` for a caller that does not wait, and if there are no notifications."""
         return cls(wakeup, request.owner) if wakeup is not None and request.waits else None
+
+    def listen(self) -> None:
+        """Begin to listen, because the caller has to wait; most callers need not."""
+        if self._notification is not None:
+            self._notification.listen()
 
     def __del__(self) -> None:
         self._unregister()
