@@ -22,10 +22,13 @@ from tests.support.postgres_standby import Pair, pair
 @pytest.fixture
 def servers(django_db_blocker: DjangoDbBlocker) -> Iterator[Pair]:
     try:
-        with pair() as servers, django_db_blocker.unblock():
-            with databases.added("pair", servers.settings):
-                call_command("migrate", database="pair", verbosity=0)
-                yield servers
+        with (
+            pair() as servers,
+            django_db_blocker.unblock(),
+            databases.added("pair", servers.settings),
+        ):
+            call_command("migrate", database="pair", verbosity=0)
+            yield servers
     except ServerNotFound as error:
         missing(str(error))
 
