@@ -253,3 +253,18 @@ def test_all_locks_of_an_object_are_listed_before_they_are_released(browser, sit
     # A theme's footer may be in front of the link.
     browser.execute_script("document.querySelector('.cancel-link').click()")
     wait_for(browser, "document.querySelector('.dlock-panel')")
+
+
+def test_the_small_form_keeps_the_other_filters(browser, site):
+    visit(browser, site, LOCKS + "?kind=held&q=o")
+    browser.execute_script(
+        "const field = document.querySelector('[name=prefix]');"
+        "field.value = 'rep'; field.form.requestSubmit()"
+    )
+    wait_for(browser, "location.search.includes('prefix=rep')")
+    wait_for(browser, "document.readyState === 'complete'")
+    search = browser.execute_script("return location.search")
+    assert "kind=held" in search
+    assert "q=o" in search
+    assert "report:daily" in text_of(browser)
+    assert "import:1207" not in text_of(browser)
