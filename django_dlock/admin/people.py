@@ -115,9 +115,8 @@ class People:
 
     def _link(self, place: Place) -> SafeString:
         alias, name = place
-        # The name may be written from right to left.
         return format_html(
-            '<a href="{}"><bdi>{}</bdi></a> <span class="dlock-quiet">{}</span>',
+            '<a href="{}">{}</a> <span class="dlock-quiet">{}</span>',
             why_url(self._site, alias, name),
             breakable(name),
             alias,

@@ -236,9 +236,9 @@ def test_the_buttons_of_a_confirmation_look_like_buttons(browser, site, width):
 
 def test_a_lock_is_released_from_its_own_page(browser, site):
     visit(browser, site, PAGES["lock"])
-    (tool,) = boxes(browser, ".dlock-tool a")
+    (tool,) = boxes(browser, ".dlock-tool a[href*='/release/']")
     assert tool["height"] > 15
-    browser.find_element("css selector", ".dlock-tool a").click()
+    browser.find_element("css selector", ".dlock-tool a[href*='/release/']").click()
     wait_for(browser, "document.querySelector('.dlock-confirmation')")
     assert "Release the lock “import:1207” of alias “default”?" in text_of(browser)
 
