@@ -11,7 +11,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("testproject.shop.urls")),
 ]
 
-if getattr(settings, "DLOCK_METRICS", None):
+if "prometheus" in getattr(settings, "DLOCK_METRICS", {}).get("EXPORTERS", ()):
     from django_dlock.metrics.prometheus import metrics_view
 
     urlpatterns.append(path("metrics", metrics_view))
