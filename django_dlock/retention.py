@@ -140,7 +140,7 @@ def purge_statistics(*, using: str | None = None) -> int:
     using = using or router.db_for_write(LockStatistics)
     now, over = time.time(), models.Q()
     for period, kept in KEPT.items():
-        over |= models.Q(period=period, start__lt=now - kept.total_seconds())
+        over |= LockStatistics.ids(period, 0, int(now - kept.total_seconds()))
     return LockStatistics.objects.using(using).filter(over).delete()[0]
 
 

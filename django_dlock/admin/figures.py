@@ -1,4 +1,4 @@
-"""Reads the table of lock statistics for one page: one query over time, and one by series."""
+"""Reads the table of lock statistics for one page, in three queries."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..models import LockStatistics
 __all__ = ["RANGES", "Distribution", "Figures", "Group", "Range"]
 
 Period = LockStatistics.Period
+Rows = models.QuerySet[LockStatistics]
 
 LAG = 60
 """Seconds after which all processes have written what they have counted."""
@@ -30,6 +31,20 @@ OVER_TIME = (
     instruments.LATENESS,
     instruments.REQUEUES,
 )
+
+
+DISTRIBUTIONS = (instruments.WAITS, instruments.HOLDS)
+BY_SERIES = (
+    instruments.ATTEMPTS,
+    instruments.CONTENTIONS,
+    instruments.DOUBTS,
+    instruments.HOLDS,
+    instruments.LOSSES,
+    instruments.RENEWALS,
+    instruments.REQUEUES,
+    instruments.WAITS,
+)
+"""Which metrics each of the queries reads."""
 
 
 class Range(NamedTuple):
@@ -63,7 +78,7 @@ class Distribution:
         self.buckets = [0] * (len(DURATIONS) + 1)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row of the query by series."""
+        """Add a row of the query that reads the buckets."""
         self.count += int(row["n"])
         self.total += row["seconds"]
         self.highest = max(self.highest, row["most"])
@@ -134,30 +149,29 @@ class Figures:
         with transaction.atomic(using=database):
             self._read(LockStatistics.objects.using(database))
 
-    def _read(self, rows: models.QuerySet[LockStatistics]) -> None:
+    def _read(self, rows: Rows) -> None:
         # Not what is still to come, by a clock that is ahead.
-        span = self.starts[0], self.starts[-1]
-        rows = rows.filter(period=self.range.period, start__range=span)
+        period = self.range.period
+        rows = rows.filter(LockStatistics.ids(period, self.starts[0], self.starts[-1] + period))
         if self._alias:
             rows = rows.filter(alias__in=[self._alias, ""])
         # Under other names than the columns, because a sum cannot have the name of its column.
         values = {"n": Sum("count"), "seconds": Sum("total"), "most": Max("highest")}
-        names = [each.name for each in OVER_TIME]
-        by_time: Any = rows.filter(metric__in=names).values("metric", "start").annotate(**values)
+        by_time: Any = _of(rows, OVER_TIME).values("metric", "start").annotate(**values)
         for row in by_time:
             self._over_time[row["metric"], row["start"]] = row
         sums = {f"sum_{number}": Sum(name) for number, name in enumerate(LockStatistics.BUCKETS)}
-        series: Any = rows.values("metric", "alias", "group", "label").annotate(**values, **sums)
-        for row in series.order_by("-n")[:MOST_SERIES]:
+        durations: Any = _of(rows, DISTRIBUTIONS).values("metric").annotate(**values, **sums)
+        for row in durations:
+            distribution = self.waits if row["metric"] == instruments.WAITS.name else self.holds
+            distribution.add(row)
+        series: Any = _of(rows, BY_SERIES).values("metric", "alias", "group", "label")
+        for row in series.annotate(**values).order_by("-n")[:MOST_SERIES]:
             self._take(row)
 
     def _take(self, row: dict[str, Any]) -> None:
         metric, count = row["metric"], int(row["n"])
         self.counts[metric, row["group"], row["label"]] += count
-        if metric == instruments.WAITS.name:
-            self.waits.add(row)
-        elif metric == instruments.HOLDS.name:
-            self.holds.add(row)
         key = row["alias"], row["group"]
         group = self._groups.get(key) or Group(*key)
         if metric == instruments.WAITS.name:
@@ -178,7 +192,7 @@ class Figures:
 
     @property
     def is_empty(self) -> bool:
-        return not self.counts
+        return not self.counts and not self._over_time
 
     def level(self, instrument: Instrument) -> list[float | None]:
         """How many there were on average in each period; ``None`` until all have written."""
@@ -239,3 +253,7 @@ def _ranked(counts: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
     """The highest count first."""
     found: Sequence[tuple[Any, int]] = [each for each in counts if each[1]]
     return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def _of(rows: Rows, metrics: Sequence[Instrument]) -> Rows:
+    return rows.filter(metric__in=[each.name for each in metrics])

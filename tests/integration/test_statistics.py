@@ -150,9 +150,25 @@ def test_old_rows_are_deleted_the_finer_the_sooner(target):
     for period, both in ages.items():
         for age in both:
             values = dict.fromkeys(("count", "total", "highest", *LockStatistics.BUCKETS), 1)
-            target.create(id=f"{period}-{age}", period=period, start=now - age, **values)
+            key = LockStatistics.id_of(period, now - age, "m", "", "", "")
+            target.create(id=key, period=period, start=now - age, **values)
     assert retention.purge_statistics(using=target.db) == 3
-    assert set(target.values_list("id", flat=True)) == {"60-3600", "600-86400", "3600-604800"}
+    left = {(period, now - start) for period, start in target.values_list("period", "start")}
+    assert left == {(60, 3600), (600, 86400), (3600, 604800)}
+
+
+def test_rows_of_one_time_are_beside_each_other(target):
+    """A page reads them by their keys, and not the whole table."""
+    for start in (0, 60, 3540, 3600, 7200):
+        table.write({1_790_000_040 + start: minutes().popitem()[1]})
+    ordered = list(target.order_by("pk").values_list("period", "start"))
+    assert ordered == sorted(ordered)
+    assert len(ordered) == 5 + 3 + 3
+    found = target.filter(LockStatistics.ids(60, 1_790_000_100, 1_790_003_640))
+    starts = [
+        start - 1_790_000_040 for start in found.order_by("pk").values_list("start", flat=True)
+    ]
+    assert starts == [60, 3540]
 
 
 def test_the_writer_deletes_old_rows_now_and_then(target, monkeypatch):
