@@ -39,8 +39,8 @@ def connect() -> None:
     signals.lost.connect(_on_lost, dispatch_uid="django_dlock.audit.lost")
     signals.broken.connect(_on_broken, dispatch_uid="django_dlock.audit.broken")
     signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.audit.waited")
-    # Now and not with the first row: a fork hook that sends signals must be registered after
-    # these; see ``dispatch.take_part_in_forks``.
+    # Registered now, not with the first row: a fork hook that sends signals must be registered
+    # after these; see ``dispatch.take_part_in_forks``.
     process.at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)
     dispatch.slow.take_part_in_forks()
 

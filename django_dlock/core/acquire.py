@@ -257,11 +257,11 @@ class AcquireFlows:
             requests.append(again._replace(metadata=requests[-1].metadata))
 
     def _cancel(self, request: LeaseRequest, error: BaseException) -> None:
-        """Take back an acquire that was interrupted or not answered; it may have been granted."""
+        """Cancel an acquire that was interrupted or not answered; it may have been granted."""
         if not isinstance(error, AlreadyHeld | LockNotAcquired):
             self._leases.cancel(request.owner)
             cleanup.cancel_later(self._backend, request)
-        # Only now: an interrupt may land in it.
+        # Only now, because an interrupt may land in this call.
         if isinstance(error, BackendUnavailable):
             self._give_up("unavailable")
 

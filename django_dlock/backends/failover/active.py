@@ -84,8 +84,8 @@ class ActiveStore:
         left = view.opens_at - clock.now()
         if left > 0:
             raise BackendUnavailable(
-                f"The active store was switched to {view.active!r}; leases from before may last "
-                f"for another {left:.1f} s, and until then nothing is granted",
+                f"The active store was switched to {view.active!r}; leases granted "
+                f"before may last another {left:.1f} s; until then nothing is granted",
                 name,
                 self._alias,
             )

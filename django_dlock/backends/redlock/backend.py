@@ -159,7 +159,7 @@ class RedlockBackend(BaseLockBackend):
         return self._same(command)
 
     def _withdraw(self, request: LeaseRequest, answers: Answers) -> None:
-        """Take back what some nodes have granted, or may still grant; waits for none of them."""
+        """Withdraw what some nodes have granted, or may still grant; waits for none of them."""
         refused = [isinstance(answer, Contention) for answer in answers]
         if answers and all(refused):
             return

@@ -47,7 +47,7 @@ class Votes(NamedTuple):
         return len(_answered(answers)) >= self.quorum
 
     def certain(self, seconds: float) -> float:
-        """The part of a time that is over on no node's clock, however they drift."""
+        """The time for which a lease of this duration certainly runs on every node's clock."""
         # Nodes round to milliseconds.
         return max(0.0, seconds * (1 - self.clock_drift) - 0.002)
 

@@ -151,7 +151,7 @@ class Session:
             return
         self._settled.clear()
         if state == KazooState.SUSPENDED:
-            # A server that has lost its data would refuse one who has seen more than it has, and
+            # A server that has lost its data would refuse a client that has seen newer data, and
             # never say that the session is over. No read here relies on what was seen before.
             self.client.last_zxid = 0
             self._listener(self, "suspended")
