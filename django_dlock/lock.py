@@ -282,7 +282,7 @@ class Lock(LockFlows):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ended under its holder."""
+        """Whether the lease ended while held."""
         return self.state == "lost"
 
     @property

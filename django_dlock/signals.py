@@ -20,7 +20,7 @@ renewed = Signal()
 in_doubt = Signal()
 """Nothing was confirmed for half the TTL, but the deadline has not passed."""
 lost = Signal()
-"""A lease ended under its holder; ``reason`` and ``held_for``."""
+"""A lease ended while held; ``reason`` and ``held_for``."""
 released = Signal()
 """The holder released it; ``held_for``. ``reason`` is ``parked`` if it is kept for a retry,
 and ``unanswered`` if the backend gave no answer; then the release is repeated."""

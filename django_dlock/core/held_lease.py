@@ -135,7 +135,7 @@ class HeldLease:
         """Return while it is active.
 
         Raises:
-            LeaseLost: It ended under its holder.
+            LeaseLost: It ended while held.
             NotHeld: It was released.
         """
         if not self.active:

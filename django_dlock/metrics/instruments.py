@@ -72,7 +72,7 @@ LOSSES = Instrument(
     "django_dlock.losses",
     "counter",
     "{lock}",
-    "Locks that ended under their holder, by reason",
+    "Locks that ended while held, by reason",
     ("alias", "group", "reason"),
 )
 BREAKS = Instrument(

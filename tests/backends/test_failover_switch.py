@@ -151,7 +151,7 @@ def test_g1_after_a_switch_nothing_is_granted_before_all_old_leases_are_over(sho
     until(lambda: two._refresher.last.epoch == 2)
     with pytest.raises(BackendUnavailable, match="nothing is granted"):
         two.acquire(request(), deadline=soon())
-    # A lease of the epoch before may be alive, so nobody is told that the name is free.
+    # A lease of the previous epoch may be alive, so nobody is told that the name is free.
     for ask in (two.get, lambda name: two.locked(name, deadline=soon())):
         with pytest.raises(BackendUnavailable, match="nothing is granted"):
             ask("name")
@@ -164,7 +164,7 @@ def test_g1_after_a_switch_nothing_is_granted_before_all_old_leases_are_over(sho
     assert successor.token >> TOKEN_BITS == 2
 
 
-def test_g1_leases_of_the_epoch_before_are_not_renewed_any_more(shop):
+def test_g1_leases_of_the_previous_epoch_are_not_renewed_any_more(shop):
     one, two = shop.process(), shop.process()
     lease = grant(one, request())
     assert renew(one, lease) == "renewed"

@@ -69,7 +69,7 @@ class Script:
 
 
 MEMORY_MS = 60_000
-"""How long the end of a lease is remembered at least; longer if its TTL is longer."""
+"""The end of a lease is remembered for at least this long, or for its TTL if that is longer."""
 KNOWN_FOR_MS = 86_400_000
 """How long the identity of a process is kept after its last heartbeat."""
 MARGIN_MS = 20_000

@@ -69,7 +69,7 @@ WITHDRAW = Script(
     + """
 -- KEYS: lock, index
 -- ARGV: name, owner
--- Takes back a grant of which there was no quorum, without a trace: the same owner may ask again.
+-- Withdraws a grant that found no quorum and leaves no trace: the same owner may ask again.
 local owner, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind'), 1, 2)
 if owner == ARGV[2] and kind ~= 'cooling' and not ended(kind) then
   redis.call('ZREM', KEYS[2], ARGV[1])
