@@ -33,8 +33,8 @@ __all__ = [
     "InFlight",
     "claim",
     "complete",
+    "find_outcome",
     "has_succeeded",
-    "look",
     "mark_failed",
     "mark_interrupted",
     "mark_waiting",
@@ -204,7 +204,7 @@ def _claim(request: ClaimRequest, holds: Holds, using: str) -> Claim | Finished 
     raise request.error(LockError, f"changed {_RACES} times during one claim")
 
 
-def look(request: ClaimRequest, *, using: str | None = None) -> Finished | InFlight | None:
+def find_outcome(request: ClaimRequest, *, using: str | None = None) -> Finished | InFlight | None:
     """What is recorded for a key, without a claim; ``None`` if a run may begin.
 
     A run that is recorded as running may have died: its backend is not asked.

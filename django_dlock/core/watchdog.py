@@ -40,7 +40,7 @@ _PARTLY = "A part of the backend that has these leases did not answer"
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Sent:
+class _SentRenewal:
     """A renewal that was sent and not answered yet."""
 
     call: PendingRenewal
@@ -62,7 +62,7 @@ class BackendSchedule(Schedule):
         super().__init__(backend.renewals_per_call)
         self.backend = backend
         self.doubted = False
-        self.sent: _Sent | None = None
+        self.sent: _SentRenewal | None = None
         self.next_beat = 0.0
         self.latest = math.inf
 
@@ -88,7 +88,7 @@ class Watchdog:
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._poked = False
+        self._woken = False
         # When the thread wakes by itself; infinite while it is awake, so that a lease which its
         # current turn may miss always wakes it again.
         self._wakes_at = math.inf
@@ -112,7 +112,7 @@ class Watchdog:
         wakes_at = self._wakes_at
         # If it is overdue, the machine was suspended: the sleep does not count that time.
         if wanted < wakes_at or wakes_at <= held.acquired_at or self._thread is None:
-            self._poke()
+            self._wake()
 
     def unwatch(self, held: HeldLease) -> None:
         """Stop renewing it, and ignore the answer to a renewal that was sent already."""
@@ -131,7 +131,7 @@ class Watchdog:
 
     def _doubt(self, schedule: BackendSchedule) -> None:
         schedule.doubted = True
-        self._poke()
+        self._wake()
 
     # -- the schedule ------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Watchdog:
         except Exception as error:
             self._failed(schedule, leases, now, error)
             return
-        schedule.sent = _Sent(call, leases, now, deadline)
+        schedule.sent = _SentRenewal(call, leases, now, deadline)
 
     def _collect(self, schedule: BackendSchedule, patience: float) -> bool:
         """Take the answer if it has come; returns ``False`` while it has not."""
@@ -211,7 +211,9 @@ class Watchdog:
         self._apply(schedule, sent, results)
         return True
 
-    def _apply(self, schedule: BackendSchedule, sent: _Sent, results: RenewalResults) -> None:
+    def _apply(
+        self, schedule: BackendSchedule, sent: _SentRenewal, results: RenewalResults
+    ) -> None:
         now = clock.now()
         sender, heard = None, False
         unanswered: list[HeldLease] = []
@@ -271,9 +273,9 @@ class Watchdog:
 
     # -- the thread --------------------------------------------------------------------
 
-    def _poke(self) -> None:
+    def _wake(self) -> None:
         with self._lock:
-            self._poked = True
+            self._woken = True
             self._condition.notify()
             if self._thread is None or not self._thread.is_alive():
                 self._arm()
@@ -286,7 +288,7 @@ class Watchdog:
         idle_since: float | None = None
         while True:
             with self._lock:
-                self._poked = False
+                self._woken = False
             wakes_at = self.tick()
             now = clock.now()
             if wakes_at < math.inf:
@@ -295,7 +297,7 @@ class Watchdog:
                 idle_since = now if idle_since is None else idle_since
                 wakes_at = idle_since + IDLE
             with self._lock:
-                if self._poked:
+                if self._woken:
                     continue
                 if idle_since is not None and now >= wakes_at:
                     self._thread = None
@@ -307,7 +309,7 @@ class Watchdog:
 
     def _note_lateness(self, planned: float) -> None:
         self.lateness = max(0.0, clock.now() - planned)
-        if self.lateness > LATE and not self._poked:
+        if self.lateness > LATE and not self._woken:
             dispatch.log_warning(
                 "The watchdog woke %.1f s late: the process was starved or suspended",
                 self.lateness,

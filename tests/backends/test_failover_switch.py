@@ -139,7 +139,7 @@ def renew(backend: FailoverBackend, lease: Lease) -> str:
 
 
 def switch(backend: FailoverBackend, to: str) -> None:
-    backend.switch(to, backend.standing(), by="a test")
+    backend.switch(to, backend.read_record(), by="a test")
 
 
 def test_g1_after_a_switch_nothing_is_granted_before_all_old_leases_are_over(shop):
@@ -247,18 +247,18 @@ def test_what_was_left_in_a_store_does_not_come_back_with_it(shop):
 
 def test_a_switch_that_rests_on_an_older_state_is_refused(shop):
     one, two = shop.process(), shop.process()
-    seen = one.standing()
+    seen = one.read_record()
     switch(two, "table")
     with pytest.raises(SwitchRefused, match="epoch 1"):
         one.switch("table", seen)
-    assert one.standing().epoch == 2
+    assert one.read_record().epoch == 2
     with pytest.raises(ValueError, match="'elsewhere' is no store of alias 'default'"):
         one.switch("elsewhere", seen)
 
 
 def test_of_many_switches_at_once_one_happens(shop):
     processes = [shop.process() for _ in range(6)]
-    seen = processes[0].standing()
+    seen = processes[0].read_record()
     together, refused = threading.Barrier(len(processes)), []
 
     def run(backend: FailoverBackend) -> None:
@@ -274,7 +274,7 @@ def test_of_many_switches_at_once_one_happens(shop):
     for thread in threads:
         thread.join(20)
     assert len(refused) == len(processes) - 1
-    assert processes[0].standing().epoch == 2
+    assert processes[0].read_record().epoch == 2
 
 
 def test_g1_who_switches_and_dies_before_the_time_is_noted_shortens_nothing(shop):
@@ -300,7 +300,7 @@ def test_g1_a_process_with_longer_leases_makes_all_wait_longer(shop):
     assert shop.row.get().quiet == longest + 47_000_000
     # A second switch does not forget the leases of the first epoch.
     shop.row.update(longest=1)
-    seen = one.standing()
+    seen = one.read_record()
     one.switch("redis", seen)
     assert shop.row.get().quiet == longest + 47_000_000
 
@@ -501,12 +501,12 @@ def test_a_store_that_answers_nobody_is_replaced_and_comes_back(shop, own_redis,
     getattr(own_redis, how)()
     until(is_active(one, "table"), 30)
     until(is_active(two, "table"), 30)
-    assert one.standing().reason == "the active store did not answer"
+    assert one.read_record().reason == "the active store did not answer"
     assert grant_when_open(two, request()).token > lease.token
     if how == "pause":
         own_redis.resume()
         until(is_active(one, "redis"), 30)
-        assert one.standing().reason == "the primary answers again"
+        assert one.read_record().reason == "the primary answers again"
         assert grant_when_open(one, request("third")).token >> TOKEN_BITS == 3
 
 
@@ -529,7 +529,7 @@ def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_other
             ),
             20,
         )
-        assert one.standing().epoch == 1
+        assert one.read_record().epoch == 1
 
 
 # -- the command ---------------------------------------------------------------------------------

@@ -635,8 +635,8 @@ def test_what_is_owed_to_a_dead_node_is_bounded(nodes, monkeypatch):
         release(backend, grant(backend, request(f"name {number}")))
     node = backend._nodes[2]
     # The node's own thread notes a release that could not be sent.
-    eventually(lambda: len(node._owed) >= 5)
-    assert node._owed.maxlen == 1000
+    eventually(lambda: len(node._kept) >= 5)
+    assert node._kept.maxlen == 1000
 
 
 # -- processes -----------------------------------------------------------------------------

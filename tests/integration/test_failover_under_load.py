@@ -187,7 +187,7 @@ def test_g1_g12_tasks_under_load_survive_a_switch_and_the_way_back(bed):
         eventually(lambda: epoch_seen(place, 2), 60, "work is done in the standby")
         time.sleep(SECONDS)
         bed.primary.start()
-        bed.driver.switch("redis", bed.driver.standing())
+        bed.driver.switch("redis", bed.driver.read_record())
         eventually(lambda: epoch_seen(place, 3), 90, "work is done in the primary again")
         time.sleep(SECONDS)
     finally:

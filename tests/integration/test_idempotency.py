@@ -386,17 +386,17 @@ def test_g14_runs_of_one_task_may_have_other_arguments(database, end):
 
 
 def test_look_claims_nothing(database):
-    look = idempotency.look
-    assert look(request_of("b"), using=database) is None
+    find = idempotency.find_outcome
+    assert find(request_of("b"), using=database) is None
     running = begin("a", database, task_id="t")
-    assert look(request_of("b"), using=database) == InFlight("default", "order:42", "a", "t")
+    assert find(request_of("b"), using=database) == InFlight("default", "order:42", "a", "t")
     idempotency.complete(running, "1")
-    assert look(request_of("b"), using=database) == Finished("1", "t", "returned")
+    assert find(request_of("b"), using=database) == Finished("1", "t", "returned")
     with pytest.raises(PayloadMismatch):
-        look(request_of("b", payload="other"), using=database)
+        find(request_of("b", payload="other"), using=database)
     assert record(database).attempt == 1
     expire(database)
-    assert look(request_of("b"), using=database) is None
+    assert find(request_of("b"), using=database) is None
 
 
 # -- runs that were replaced ---------------------------------------------------------------

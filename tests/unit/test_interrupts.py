@@ -65,7 +65,7 @@ class Interrupter:
 
     def _is_exempt(self, frame: FrameType) -> bool:
         code: CodeType = frame.f_code
-        if code.co_name == "_poke":
+        if code.co_name == "_wake":
             # A thread lock is released between two lines, where Python checks for no signals.
             return True
         if _is_collecting(frame):

@@ -45,7 +45,7 @@ def dog(monkeypatch: pytest.MonkeyPatch, time: Time) -> Watchdog:
     """A watchdog whose thread never starts: the tests call ``tick``."""
     locks.reset()
     own = Watchdog()
-    monkeypatch.setattr(own, "_poke", lambda: None)
+    monkeypatch.setattr(own, "_wake", lambda: None)
     monkeypatch.setattr(watchdog, "watch", own.watch)
     monkeypatch.setattr(watchdog, "unwatch", own.unwatch)
     return own
@@ -489,17 +489,17 @@ def test_g6_max_hold_cuts_the_last_renewal(dog: Watchdog, spy: Spy, time: Time) 
 def test_short_locks_do_not_each_wake_the_thread(
     dog: Watchdog, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pokes: list[float] = []
-    monkeypatch.setattr(dog, "_poke", lambda: pokes.append(time.seconds))
+    wakes: list[float] = []
+    monkeypatch.setattr(dog, "_wake", lambda: wakes.append(time.seconds))
     monkeypatch.setattr(dog, "_thread", threading.current_thread())
     held().release()
     # Asleep, as the thread would be if it was woken too late to see the lock.
     dog._wakes_at = dog.tick()
-    pokes.clear()
+    wakes.clear()
     for _ in range(20):
         time.seconds += 0.1
         held().release()
-    assert pokes == []
+    assert wakes == []
     time.seconds = dog._wakes_at
     dog.tick()
     time.seconds += 60
@@ -641,9 +641,9 @@ def test_a_late_thread_is_logged(
 
 def test_g1_a_thread_that_sleeps_too_long_is_woken(dog, time, monkeypatch):
     """A thread's sleep does not count suspension, but our clock does."""
-    pokes: list[float] = []
-    monkeypatch.setattr(dog, "_poke", lambda: pokes.append(time.seconds))
+    wakes: list[float] = []
+    monkeypatch.setattr(dog, "_wake", lambda: wakes.append(time.seconds))
     dog._thread, dog._wakes_at = threading.current_thread(), time.seconds + 5
     time.seconds += 100
     with Lock("it", using="local"):
-        assert pokes == [time.seconds]
+        assert wakes == [time.seconds]

@@ -235,7 +235,7 @@ class Watch:
             stream = self._stream = self._open()
             try:
                 for answer in stream:
-                    self._heed(answer, stream)
+                    self._handle(answer, stream)
                     if not self._is_needed(me):
                         return
             finally:
@@ -258,7 +258,7 @@ class Watch:
         }
         return self._client.stream("/v3/watch", {"create_request": request}, timeout=self._timeout)
 
-    def _heed(self, answer: Json, stream: Stream) -> None:
+    def _handle(self, answer: Json, stream: Stream) -> None:
         result = answer.get("result")
         if not isinstance(result, dict):
             raise ConnectionError(f"etcd ends the watch: {answer.get('error')}")

@@ -54,7 +54,7 @@ class ActiveStore:
         self.refresher = ViewRefresher(
             options.alias,
             self._read,
-            self._look_after,
+            self._watch_health,
             own.view_ttl / 3,
             lambda: self.record.database,
         )
@@ -118,7 +118,7 @@ class ActiveStore:
 
     # -- for operators -----------------------------------------------------------------
 
-    def standing(self) -> Reading:
+    def read_record(self) -> Reading:
         """The record, read now."""
         readings: list[Reading] = []
         self._in_database(lambda: readings.append(self.record.read()))
@@ -145,7 +145,7 @@ class ActiveStore:
         self._term(view)
         return view
 
-    def _look_after(self, view: View) -> None:
+    def _watch_health(self, view: View) -> None:
         """Note whether the stores answer, and switch if it is time."""
         self.leases.close_old()
         health, reading, term = self._health, view.reading, self._term(view)

@@ -334,20 +334,20 @@ class FailoverBackend(BaseLockBackend):
 
     # -- the active store --------------------------------------------------------------
 
-    def standing(self) -> Reading:
+    def read_record(self) -> Reading:
         """The record, read now on a connection of its own.
 
         Raises:
             DatabaseError, TimeoutError: The database does not answer.
         """
-        return self._active.standing()
+        return self._active.read_record()
 
     def switch(self, to: str, seen: Reading, *, reason: str = "by hand", by: str = "") -> None:
         """Make a store active, whatever its health.
 
         Args:
             to: The alias of the store.
-            seen: What the decision rests on, from ``standing``.
+            seen: What the decision rests on, from ``read_record``.
             by: Who switches.
 
         Raises:

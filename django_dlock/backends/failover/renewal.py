@@ -32,9 +32,9 @@ class TermRenewal:
             # In a forked child, or before the first acquire.
             return
         left = term.latest_end - now
-        for place, renewal in enumerate(renewals):
+        for index, renewal in enumerate(renewals):
             if left > 0 and leases.of(renewal.owner) is term:
-                self._asked[place] = renewal._replace(ttl=min(renewal.ttl, left))
+                self._asked[index] = renewal._replace(ttl=min(renewal.ttl, left))
         self._term = term
         if self._asked or not renewals:
             asked = list(self._asked.values())
@@ -49,8 +49,8 @@ class TermRenewal:
             return results
         answers = self._call.result()
         now = self._term.answered_at = clock.now()
-        for (place, renewal), answer in zip(self._asked.items(), answers, strict=True):
-            results[place] = answer
+        for (index, renewal), answer in zip(self._asked.items(), answers, strict=True):
+            results[index] = answer
             if answer.outcome == "renewed":
                 self._leases.add(renewal.owner, self._term, now + answer.ttl)
         return results

@@ -17,7 +17,7 @@ from .rules import View
 
 __all__ = ["Leases", "Term", "store_for"]
 
-ENDS_KEPT = 1000
+OWNERS_KEPT = 1000
 """Owners are remembered up to this number; then those whose leases are over are dropped."""
 
 
@@ -57,7 +57,7 @@ class Leases:
         # Another thread of the parent may have held the lock during the fork.
         self._lock = threading.RLock()
         self._owners: dict[str, tuple[Term, float]] = {}
-        self._prune_at = ENDS_KEPT
+        self._prune_at = OWNERS_KEPT
 
     def term(self, view: View) -> tuple[Term, bool]:
         """The term of a view, and whether it has just begun."""
@@ -104,7 +104,7 @@ class Leases:
         for owner, (_, end) in self._owners.copy().items():
             if end < now:
                 self._owners.pop(owner, None)
-        self._prune_at = 2 * len(self._owners) + ENDS_KEPT
+        self._prune_at = 2 * len(self._owners) + OWNERS_KEPT
 
 
 def store_for(like: BaseLockBackend, alias: str, epoch: int) -> BaseLockBackend:

@@ -46,7 +46,7 @@ SHORTEST = 0.001
 FAILED_OVER = frozenset({"CLUSTERDOWN", "MASTERDOWN", "READONLY", "UNBLOCKED"})
 """Errors of a server that is a replica, has just become one, or is cut off from its cluster: a new
 connection may lead to the primary."""
-PASSING = frozenset({"ASK", "BUSY", "LOADING", "NOREPLICAS", "TRYAGAIN"})
+TRANSIENT = frozenset({"ASK", "BUSY", "LOADING", "NOREPLICAS", "TRYAGAIN"})
 """Errors of a server that cannot carry out a command yet, but will be able to. ``ASK`` and
 ``TRYAGAIN`` end when all keys of the slot have moved to another node."""
 
@@ -74,9 +74,9 @@ class ErrorReply(errors.ResponseError):
         self.code = code
 
     @property
-    def is_passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same command may succeed soon."""
-        return self.code in PASSING
+        return self.code in TRANSIENT
 
 
 class Moved(ConnectionBroken):
@@ -142,7 +142,7 @@ class Connection:
         failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
         if failed is None:
             return replies
-        self._heed(failed)
+        self._adjust_route(failed)
         try:
             raise failed
         finally:
@@ -189,7 +189,7 @@ class Connection:
         """
         reply = self._read(deadline)
         if isinstance(reply, errors.RedisError):
-            self._heed(reply)
+            self._adjust_route(reply)
             try:
                 raise reply
             finally:
@@ -229,7 +229,7 @@ class Connection:
                 raise ConnectionBroken("the server closed the connection")
             self._received += data
 
-    def _heed(self, error: errors.RedisError) -> None:
+    def _adjust_route(self, error: errors.RedisError) -> None:
         """Learn from the server's error where the next connection should lead."""
         if isinstance(error, Moved):
             self._route.follow(error.host or getattr(self._client, "host", ""), error.port)
@@ -316,6 +316,6 @@ def is_broken_handshake(error: BaseException) -> bool:
 def is_refusal(error: BaseException) -> bool:
     """Whether the command fails until someone changes the server or the settings."""
     if isinstance(error, ErrorReply):
-        return not error.is_passing
+        return not error.is_transient
     refusals = errors.AuthenticationError, errors.AuthorizationError, errors.ResponseError
     return isinstance(error, refusals) or isinstance(error.__context__, ssl.SSLError)

@@ -313,7 +313,7 @@ class HandoverListener:
         if connection is None:
             return False
         try:
-            self._ask_for_life(connection)
+            self._ping_if_silent(connection)
             try:
                 self._deliver(connection.read(until))
             except errors.TimeoutError:
@@ -335,7 +335,7 @@ class HandoverListener:
             raise
         return True
 
-    def _ask_for_life(self, connection: Connection) -> None:
+    def _ping_if_silent(self, connection: Connection) -> None:
         now = clock.now()
         if not self._pinged_at and now - self._heard_at > SILENCE:
             self._pinged_at = now

@@ -88,7 +88,7 @@ class Pool:
                     # Make a new one: other idle ones are as old, and probably broken, too.
                     connection = None
                 except ErrorReply as error:
-                    if not error.is_passing or clock.now() + pause >= deadline:
+                    if not error.is_transient or clock.now() + pause >= deadline:
                         raise
                     connection = self._idle_connection()
                 time.sleep(pause * random.uniform(0.5, 1.0))

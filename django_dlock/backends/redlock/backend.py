@@ -172,7 +172,7 @@ class RedlockBackend(BaseLockBackend):
             request.name,
         )
         until = clock.now() + request.ttl
-        self._send(self._same(command), lambda answers: True, until, insists=True, but=refused)
+        self._send(self._same(command), lambda answers: True, until, keep=True, but=refused)
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -200,7 +200,7 @@ class RedlockBackend(BaseLockBackend):
     def _release(self, one: ReleaseRequest, deadline: float) -> Broadcast:
         command = self._commands.release(*one)
         until = clock.now() + self.max_ttl
-        return self._send(self._same(command), self._votes.release_decided, until, insists=True)
+        return self._send(self._same(command), self._votes.release_decided, until, keep=True)
 
     def _released(self, answers: Answers, name: str) -> Outcome:
         if not self._votes.has_quorum(answers):
@@ -214,7 +214,7 @@ class RedlockBackend(BaseLockBackend):
         command = self._commands.cancel_acquire(request)
         until = clock.now() + request.ttl
         self._settled(
-            self._send(self._same(command), self._votes.has_quorum, until, insists=True), deadline
+            self._send(self._same(command), self._votes.has_quorum, until, keep=True), deadline
         )
 
     def locked(self, name: str, *, deadline: float) -> bool:
@@ -260,7 +260,7 @@ class RedlockBackend(BaseLockBackend):
 
     def break_(self, name: str, *, owner: str) -> bool:
         command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl
-        sent = self._send(self._same(command), self._votes.has_quorum, until, insists=True)
+        sent = self._send(self._same(command), self._votes.has_quorum, until, keep=True)
         answers = self._settled(sent, self.call_deadline(), name)
         return any(answer is True for answer in answers)
 
@@ -298,7 +298,7 @@ class RedlockBackend(BaseLockBackend):
         decided: Decided,
         until: float,
         *,
-        insists: bool = False,
+        keep: bool = False,
         but: Sequence[bool] = (),
     ) -> Broadcast:
         """Send a command to all nodes.
@@ -308,7 +308,7 @@ class RedlockBackend(BaseLockBackend):
         """
         sent = Broadcast(len(self._nodes), decided)
         jobs = [
-            (node, Job(build, partial(sent.put, number), until, insists=insists))
+            (node, Job(build, partial(sent.put, number), until, keep=keep))
             for number, node in enumerate(self._nodes)
             if not (but and but[number])
         ]
@@ -338,7 +338,7 @@ class RedlockBackend(BaseLockBackend):
         def build(link: Link) -> Command[Any]:
             return link.guarded(script, keys, args, as_it_is, name)
 
-        job = Job(build, partial(sent.put, 0), deadline, insists=False)
+        job = Job(build, partial(sent.put, 0), deadline, keep=False)
         self._exchange.submit([(self._nodes[number], job)], lambda: sent.is_decided)
         (answer,) = sent.wait(deadline - clock.now())
         if answer is PENDING:

@@ -24,7 +24,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.3
 """Seconds between two attempts to connect; in between, commands fail at once."""
 BREAKS = 3
 """How many broken connections a command survives."""
-MOST_OWED = 1000
+MOST_KEPT = 1000
 """The most commands that are kept for a node that cannot be reached; then the oldest are dropped,
 and the leases that they would have ended end with their TTL."""
 
@@ -36,11 +36,11 @@ class Job:
         build: Makes the command when it is sent, because it may name the server's run id.
         answer: Called with what the reply means, or with an exception.
         until: When to give up, on ``clock.now()``.
-        insists: Whether it is kept until then even if the node cannot be reached, as a withdrawal
+        keep: Whether it is kept until then even if the node cannot be reached, as a withdrawal
             is; other commands fail at once.
     """
 
-    __slots__ = ("answer", "breaks", "build", "insists", "until")
+    __slots__ = ("answer", "breaks", "build", "keep", "until")
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class Job:
         answer: Callable[[Any], None],
         until: float,
         *,
-        insists: bool,
+        keep: bool,
     ) -> None:
         self.build, self.answer = build, answer
-        self.until, self.insists, self.breaks = until, insists, 0
+        self.until, self.keep, self.breaks = until, keep, 0
 
     def survives(self, error: BaseException, now: float) -> bool:
         """Whether it is sent again after a connection broke."""
         self.breaks += 1
         if now >= self.until:
             return False
-        return self.insists or (self.breaks < BREAKS and isinstance(error, ConnectionBroken))
+        return self.keep or (self.breaks < BREAKS and isinstance(error, ConnectionBroken))
 
 
-class _Sent:
+class _SentCommand:
     __slots__ = ("at", "command", "job")
 
     def __init__(self, job: Job, command: Command[Any], at: float) -> None:
@@ -122,15 +122,15 @@ class Node:
         self.link: Link | None = None
         self._queue: collections.deque[Job] = collections.deque()
         # Jobs that are kept while the node cannot be reached; older than those in the queue.
-        self._owed: collections.deque[Job] = collections.deque(maxlen=MOST_OWED)
-        self._sent: collections.deque[_Sent] = collections.deque()
+        self._kept: collections.deque[Job] = collections.deque(maxlen=MOST_KEPT)
+        self._sent: collections.deque[_SentCommand] = collections.deque()
         self._attempt: _Attempt | None = None
         self._failures, self._retry_at = 0, 0.0
         self._error: BaseException = errors.ConnectionError("not connected")
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._queue or self._sent or self._owed)
+        return bool(self._queue or self._sent or self._kept)
 
     # -- called by the exchange --------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Node:
         """Connect, send and give up what is due; returns when to call this again at the latest."""
         self._take_link(now)
         self._give_up_overdue(now)
-        if (self._queue or self._owed) and self.link is None:
+        if (self._queue or self._kept) and self.link is None:
             self._reach(now)
         try:
             self._send(now)
@@ -179,7 +179,7 @@ class Node:
     def close(self, error: BaseException) -> None:
         """Close the link, and fail what has not been answered."""
         link, attempt = self.link, self._attempt
-        jobs = [*(one.job for one in self._sent), *self._owed, *self._queue]
+        jobs = [*(one.job for one in self._sent), *self._kept, *self._queue]
         self.forget()
         if attempt is not None:
             attempt.is_unwanted = True
@@ -201,8 +201,8 @@ class Node:
             if not self._is_taken(self, outcome.run_id):
                 # Counts as a failure until the first reply.
                 self.link, self._failures = outcome, self._failures + 1
-                self._queue.extendleft(reversed(self._owed))
-                self._owed.clear()
+                self._queue.extendleft(reversed(self._kept))
+                self._kept.clear()
                 return
             outcome.close()
             outcome = errors.ResponseError("it is the same server as another node of the quorum")
@@ -215,8 +215,8 @@ class Node:
 
     def _reach(self, now: float) -> None:
         if self._attempt is None and now >= self._retry_at:
-            while self._owed and now >= self._owed[0].until:
-                self._owed.popleft()
+            while self._kept and now >= self._kept[0].until:
+                self._kept.popleft()
             self._attempt = _Attempt(self._connect, self.wake, now + self._timeout)
             self._attempt.begin()
         elif self._attempt is None:
@@ -230,7 +230,7 @@ class Node:
 
     def _fail_waiting(self) -> None:
         jobs, self._queue = self._queue, collections.deque()
-        self._owed.extend(job for job in jobs if job.insists)
+        self._kept.extend(job for job in jobs if job.keep)
         for job in jobs:
             # Its caller need not wait for what may still happen.
             job.answer(self._error)
@@ -256,7 +256,7 @@ class Node:
                 job.answer(error)
                 continue
             # Noted first, so that a broken connection finds it.
-            self._sent.append(_Sent(job, command, now))
+            self._sent.append(_SentCommand(job, command, now))
             self.link.send(command)
 
     def _answered(self, reply: Any) -> None:
@@ -284,7 +284,7 @@ class Node:
         times = [job.until for job in self._queue]
         if self._sent:
             times.append(self._sent[0].at + self._timeout)
-        if (self._queue or self._owed) and self.link is None:
+        if (self._queue or self._kept) and self.link is None:
             if self._attempt is None:
                 times.append(self._retry_at)
             elif now < self._attempt.until:

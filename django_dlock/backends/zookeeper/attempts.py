@@ -14,7 +14,7 @@ from typing import Any
 
 from ... import clock
 from ...lease import Lease, LeaseRequest, Outcome, Renewal, RenewalResult
-from .nodes import Rival
+from .nodes import LockNode
 from .session import Session
 
 __all__ = ["Attempt", "Attempts"]
@@ -47,12 +47,12 @@ class Attempt:
     ttl: float
     session: int = 0
     token: int = 0
-    ahead: list[Rival] | None = None
+    ahead: list[LockNode] | None = None
     until: float = 0.0
     shortened: int = 0
     releasing: bool = False
 
-    def leave(self) -> None:
+    def node_gone(self) -> None:
         """Its node is gone."""
         self.session, self.ahead = 0, None
 
@@ -111,12 +111,14 @@ class Attempts:
             if self._live.get(attempt.owner) is attempt:
                 del self._live[attempt.owner]
 
-    def join(self, attempt: Attempt, session: Session, state: Any, others: Sequence[Rival]) -> None:
+    def join(
+        self, attempt: Attempt, session: Session, state: Any, others: Sequence[LockNode]
+    ) -> None:
         """Note its node, unless the session has been lost since."""
         with self._lock:
             if state.ephemeralOwner == session.id:
                 attempt.session, attempt.token = session.id, state.czxid
-                attempt.ahead = [rival for rival in others if rival.token < state.czxid]
+                attempt.ahead = [other for other in others if other.token < state.czxid]
 
     def grant(
         self, attempt: Attempt, session: Session, asked_at: float, ttl: float
@@ -185,7 +187,7 @@ class Attempts:
             for attempt in list(self._live.values()):
                 if not attempt.until:
                     # It was never granted, and may join the queue again.
-                    attempt.leave()
+                    attempt.node_gone()
                     continue
                 # The holder wanted its end anyway.
                 outcome: Outcome = "released" if attempt.releasing else "expired"

@@ -42,7 +42,7 @@ from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
 from .config import problems, root_of
-from .nodes import Rival, content, contents, node_of, path_of, queue, rivals, still_there
+from .nodes import LockNode, content, contents, node_of, other_nodes, path_of, queue, still_there
 from .session import Session
 from .watches import Watches
 
@@ -97,7 +97,7 @@ class ZooKeeperBackend(BaseLockBackend):
                 if isinstance(now, Contention):
                     return now
             else:
-                now = self._look_again(session, attempt, deadline)
+                now = self._check_again(session, attempt, deadline)
             if now is None or attempt.ahead is None:
                 return None
             if not attempt.ahead:
@@ -121,7 +121,7 @@ class ZooKeeperBackend(BaseLockBackend):
             beat, listed = session.beat(), client.get_children_async(directory)
             now = session.answer(beat, deadline).last_modified
             nodes = session.answer_or_none(listed, deadline) or []
-            others = rivals(session, attempt.name, nodes, deadline, but=attempt.owner)
+            others = other_nodes(session, attempt.name, nodes, deadline, but=attempt.owner)
             if others and node_of(attempt.path) not in nodes:
                 self._attempts.drop(attempt)
                 return self._contention(others, now)
@@ -146,11 +146,11 @@ class ZooKeeperBackend(BaseLockBackend):
             session.delete(attempt.path, deadline)
             return None
         nodes = session.answer(listed, deadline)
-        others = rivals(session, attempt.name, nodes, deadline, but=attempt.owner)
+        others = other_nodes(session, attempt.name, nodes, deadline, but=attempt.owner)
         self._attempts.join(attempt, session, state, others)
         return float(state.created)
 
-    def _look_again(self, session: Session, attempt: Attempt, deadline: float) -> float | None:
+    def _check_again(self, session: Session, attempt: Attempt, deadline: float) -> float | None:
         """See who of those ahead is still there; ``None`` to try again."""
         directory, _, node = attempt.path.rpartition("/")
         beat, listed = session.beat(), session.client.get_children_async(directory)
@@ -160,9 +160,9 @@ class ZooKeeperBackend(BaseLockBackend):
             if attempt.until:
                 self._attempts.end(attempt.owner, "broken")
             # Otherwise it was removed from the queue, and joins it again.
-            attempt.leave()
+            attempt.node_gone()
             return None
-        ahead = [rival for rival in attempt.ahead or [] if node_of(rival.path) in present]
+        ahead = [other for other in attempt.ahead or [] if node_of(other.path) in present]
         attempt.ahead = still_there(session, ahead, deadline)
         return float(now)
 
@@ -175,7 +175,7 @@ class ZooKeeperBackend(BaseLockBackend):
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         gone, session = threading.Event(), self._sessions.session
-        if session is not None and isinstance(contention.ticket, Rival):
+        if session is not None and isinstance(contention.ticket, LockNode):
             with self._watches.told(session, contention.ticket, gone.set):
                 while not gone.wait(max(0.0, min(ASK_EVERY, until - clock.now()))):
                     if clock.now() >= until or interrupted():
@@ -198,7 +198,7 @@ class ZooKeeperBackend(BaseLockBackend):
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(gone.set)
 
-        if session is not None and isinstance(contention.ticket, Rival):
+        if session is not None and isinstance(contention.ticket, LockNode):
             with self._watches.told(session, contention.ticket, tell):
                 while not gone.is_set():
                     left = max(0.0, min(ASK_EVERY, until - clock.now()))
@@ -337,7 +337,7 @@ class ZooKeeperBackend(BaseLockBackend):
         # The first one holds the name. A node ends with its session, so its process is there.
         return [self._waiter(name, each, now) for each in line[1:][: max(0, limit)]]
 
-    def _waiter(self, name: str, node: Rival, now: float) -> Waiter:
+    def _waiter(self, name: str, node: LockNode, now: float) -> Waiter:
         facts = contents(node)
         return Waiter(
             name=name,
@@ -406,13 +406,13 @@ class ZooKeeperBackend(BaseLockBackend):
     def _path(self, name: str, owner: str) -> str:
         return path_of(self._root, name, owner)
 
-    def _contention(self, line: Sequence[Rival], now: float) -> Contention:
+    def _contention(self, line: Sequence[LockNode], now: float) -> Contention:
         """The first in line holds the name; the caller waits until the last one is gone."""
         holder = line[0]
         process, left = contents(holder).process, self._remaining(holder)
         return Contention(holder.owner, "held", left, now, process, line[-1])
 
-    def _remaining(self, holder: Rival) -> float:
+    def _remaining(self, holder: LockNode) -> float:
         """Seconds until a lease ends; for a lease of another process, an upper limit."""
         own = self._attempts.remaining(holder.owner)
         return contents(holder).ttl if own is None else own

@@ -16,13 +16,13 @@ from .session import Session
 
 __all__ = [
     "Facts",
-    "Rival",
+    "LockNode",
     "content",
     "contents",
     "node_of",
+    "other_nodes",
     "path_of",
     "queue",
-    "rivals",
     "still_there",
 ]
 
@@ -31,7 +31,7 @@ BUCKETS = 256
 
 
 @dataclass(frozen=True)
-class Rival:
+class LockNode:
     """A node of a name.
 
     Attributes:
@@ -70,7 +70,7 @@ def content(request: LeaseRequest, ttl: float) -> bytes:
     return json.dumps(facts, separators=(",", ":")).encode()
 
 
-def contents(node: Rival) -> Facts:
+def contents(node: LockNode) -> Facts:
     """What ``content`` has put there; empty values if another program has written it."""
     facts = json_object(node.data.decode(errors="replace"))
     ttl = facts.get("ttl")
@@ -93,18 +93,18 @@ def node_of(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def queue(session: Session, name: str, deadline: float) -> tuple[float, list[Rival]]:
+def queue(session: Session, name: str, deadline: float) -> tuple[float, list[LockNode]]:
     """The server's time, and all nodes of the name in order, as a majority knows them."""
     beat = session.beat()
     listed = session.client.get_children_async(_directory(session.root, _digest(name)))
     now: float = session.answer(beat, deadline).last_modified
     nodes = session.answer_or_none(listed, deadline) or []
-    return now, rivals(session, name, nodes, deadline)
+    return now, other_nodes(session, name, nodes, deadline)
 
 
-def rivals(
+def other_nodes(
     session: Session, name: str, nodes: Sequence[str], deadline: float, *, but: str = ""
-) -> list[Rival]:
+) -> list[LockNode]:
     """The nodes of the name in the order of their creation, without that of one owner."""
     digest, found = _digest(name), []
     directory = _directory(session.root, digest)
@@ -123,11 +123,11 @@ def rivals(
         answer = session.answer_or_none(request, deadline)
         if answer is not None:
             data, state = answer
-            found.append(Rival(path, owner, state.czxid, state.created, data))
-    return sorted(found, key=lambda rival: rival.token)
+            found.append(LockNode(path, owner, state.czxid, state.created, data))
+    return sorted(found, key=lambda node: node.token)
 
 
-def still_there(session: Session, nodes: Sequence[Rival], deadline: float) -> list[Rival]:
+def still_there(session: Session, nodes: Sequence[LockNode], deadline: float) -> list[LockNode]:
     """Those nodes that have not been deleted, even if a later one has the same path.
 
     A process that has lost its session joins the queue again with the same path, but at the end.

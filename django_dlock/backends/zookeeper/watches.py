@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from .nodes import Rival
+from .nodes import LockNode
 from .session import Session
 
 __all__ = ["Watches"]
@@ -23,10 +23,10 @@ class Watches:
     def __init__(self) -> None:
         # Reentrant: a signal handler may wait while its thread is in here.
         self._lock = threading.RLock()
-        self._waiting: dict[Rival, list[Tell]] = {}
+        self._waiting: dict[LockNode, list[Tell]] = {}
 
     @contextmanager
-    def told(self, session: Session, node: Rival, tell: Tell) -> Iterator[None]:
+    def told(self, session: Session, node: LockNode, tell: Tell) -> Iterator[None]:
         """Call ``tell`` when the node is gone, and when the connection breaks."""
         with self._lock:
             # The list stays until the watch has fired, even if everybody has left: a second watch
@@ -52,12 +52,12 @@ class Watches:
         for node in nodes:
             self._fire(node)
 
-    def _answered(self, node: Rival, request: Any) -> None:
+    def _answered(self, node: LockNode, request: Any) -> None:
         # Its owner may have lost it, and joined again with the same path at the end of the queue.
         if not request.successful() or request.value[1].czxid != node.token:
             self._fire(node)
 
-    def _fire(self, node: Rival) -> None:
+    def _fire(self, node: LockNode) -> None:
         with self._lock:
             waiting = self._waiting.pop(node, [])
         for tell in waiting:

@@ -306,7 +306,9 @@ def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished 
         Requeue: Another delivery of this message is running, or the database does not answer.
     """
     try:
-        found = idempotency.look(_claim_request(context, options, None), using=options.using)
+        found = idempotency.find_outcome(
+            _claim_request(context, options, None), using=options.using
+        )
         if not isinstance(found, InFlight):
             return found
         copy = found.task_id == context.request.id

@@ -43,12 +43,12 @@ class Command(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         backend = self._backend(options["using"])
         try:
-            reading = backend.standing()
+            reading = backend.read_record()
             if options["to"] is not None:
                 reading = self._switch(backend, reading, options["to"])
             while options["wait"] and _quiet_left(reading) > 0:
                 time.sleep(min(PAUSE, _quiet_left(reading)))
-                reading = backend.standing()
+                reading = backend.read_record()
         except (DatabaseError, TimeoutError, SwitchRefused) as error:
             raise CommandError(
                 f"The switch is not confirmed: {error}", returncode=FAILED
@@ -79,7 +79,7 @@ class Command(OperatorCommand):
             backend.switch(to, reading, reason="switch_locks", by=_user())
         except ValueError as error:
             self.wrong_usage(f"{error}.")
-        return backend.standing()
+        return backend.read_record()
 
     def _show(self, alias: str, reading: Reading, output_format: str) -> None:
         left = _quiet_left(reading)
