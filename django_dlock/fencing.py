@@ -307,14 +307,14 @@ def atomic(held: HeldLease, using: str | None) -> Iterator[None]:
     name = _Name(held, using)
     # Committed before the transaction: if two transactions both found no row and inserted it, one
     # would fail, and on MySQL they would deadlock.
-    name.introduce()
+    name.ensure_row()
     with transaction.atomic(using=using, durable=True):
-        name.enter()
+        name.write_token()
         yield
         if not connections[using].needs_rollback:
             # Compare again: the row is still locked, unless a statement has implicitly ended the
             # transaction, as DDL does on MySQL.
-            name.enter()
+            name.write_token()
             held.check()
 
 
@@ -328,13 +328,13 @@ class _Name:
         self.digest = Fence.digest_of(**self.facts)
         self.row = Fence.objects.using(using).filter(digest=self.digest)
 
-    def introduce(self) -> None:
+    def ensure_row(self) -> None:
         """Make sure that there is a row."""
         if not self.row.exists():
             new = Fence(digest=self.digest, token=0, updated_at=timezone.now(), **self.facts)
             Fence.objects.using(self.using).bulk_create([new], ignore_conflicts=True)
 
-    def enter(self) -> None:
+    def write_token(self) -> None:
         """Write our token unless there is a newer one; the row stays locked until COMMIT.
 
         Raises:

@@ -303,7 +303,7 @@ class _Unstable(TypeError):
     """A value has no stable form; the value is the argument of the exception."""
 
 
-def _moment(value: dt.datetime) -> str:
+def _datetime(value: dt.datetime) -> str:
     # The same time in another zone counts as the same argument.
     return (value if value.utcoffset() is None else value.astimezone(dt.timezone.utc)).isoformat()
 
@@ -315,7 +315,7 @@ _PLAIN: Sequence[tuple[type[Any] | tuple[type[Any], ...], str, Callable[[Any], s
     (float, "f", float.__repr__),
     (decimal.Decimal, "d", str),
     (uuid.UUID, "u", str),
-    (dt.datetime, "dt", _moment),  # before date, its base class
+    (dt.datetime, "dt", _datetime),  # before date, its base class
     ((dt.date, dt.time), "da", lambda value: value.isoformat()),
     (dt.timedelta, "td", lambda value: str(value // dt.timedelta(microseconds=1))),
     ((bytes, bytearray), "b", lambda value: value.hex()),

@@ -214,7 +214,7 @@ class _Reader:
             self.signature,
             what=self.what(option),
             prefix=prefix,
-            normalise=_through(self.task.serializer),
+            normalise=_after_serialization(self.task.serializer),
         )
 
     def lock_key(self, record: RecordOptions | None) -> Key | None:
@@ -339,7 +339,7 @@ def _signature(task: type[Task[Any, Any]]) -> inspect.Signature:
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def _through(serializer: str) -> Callable[[Any], Any]:
+def _after_serialization(serializer: str) -> Callable[[Any], Any]:
     """A function that returns a value as a worker receives it."""
 
     def normalise(value: Any) -> Any:

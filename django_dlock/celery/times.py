@@ -21,5 +21,5 @@ def seconds_until(app: Celery, when: Moment) -> float:
     """
     if isinstance(when, int | float):
         return float(when)
-    moment: Any = maybe_iso8601(when) if isinstance(when, str) else when
-    return (maybe_make_aware(moment, app.timezone) - app.now()).total_seconds()
+    parsed: Any = maybe_iso8601(when) if isinstance(when, str) else when
+    return (maybe_make_aware(parsed, app.timezone) - app.now()).total_seconds()

@@ -47,9 +47,9 @@ def use(tracer: Tracer | None) -> None:
     _tracer = tracer
 
 
-def _nanoseconds(moment: float) -> int:
+def _nanoseconds(at: float) -> int:
     """A time on ``clock.now()`` as nanoseconds since the epoch."""
-    return time.time_ns() - round((clock.now() - moment) * 1e9)
+    return time.time_ns() - round((clock.now() - at) * 1e9)
 
 
 class LockTrace:

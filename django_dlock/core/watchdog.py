@@ -66,10 +66,10 @@ class BackendSchedule(Schedule):
         self.next_beat = 0.0
         self.latest = math.inf
 
-    def beat_after(self, moment: float) -> float:
+    def beat_after(self, now: float) -> float:
         """When the next heartbeat is due; infinite where the store needs none."""
         heartbeat = self.backend.heartbeat
-        return math.inf if heartbeat is None else moment + heartbeat
+        return math.inf if heartbeat is None else now + heartbeat
 
 
 class Watchdog:

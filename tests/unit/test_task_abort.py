@@ -68,11 +68,11 @@ def test_g12_the_bodys_own_commit_is_not_interrupted(monkeypatch):
     monkeypatch.setattr(interrupting, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(interrupting, "LONGEST_PAUSE", 0.001)
 
-    def look(frame: FrameType | None, real: Any = interrupting._is_ending_something) -> bool:
+    def look(frame: FrameType | None, real: Any = interrupting._is_committing_or_releasing) -> bool:
         looked.release()
         return bool(real(frame))
 
-    monkeypatch.setattr(interrupting, "_is_ending_something", look)
+    monkeypatch.setattr(interrupting, "_is_committing_or_releasing", look)
 
     def commit() -> None:
         interrupt(guard)

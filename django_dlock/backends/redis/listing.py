@@ -33,14 +33,14 @@ _COLLECT = """
 -- KEYS: index
 -- ARGV: prefix of all keys, number of facts, fact...
 local locks, waiters, channels = ARGV[1] .. 'l:', ARGV[1] .. 'q:', ARGV[1] .. 'm:'
-local facts, fields, place = tonumber(ARGV[2]), {}, {}
+local facts, fields, column_of = tonumber(ARGV[2]), {}, {}
 for i = 1, facts do
   local fact = ARGV[2 + i]
-  place[fact] = 3 + i
+  column_of[fact] = 3 + i
   if string.sub(fact, 1, 1) ~= '@' then fields[i] = fact end
 end
 local call, rows, procs, number_of = redis.call, {}, {}, {}
-local proc_at, endless_at, waiting_at = place.proc, place['@endless'], place['@waiting']
+local proc_at, endless_at, waiting_at = column_of.proc, column_of['@endless'], column_of['@waiting']
 local function read(process)
   local beat, identity = string.match(
     call('GET', ARGV[1] .. 'p:' .. process) or '', '^(%S*) (.*)$')
@@ -321,7 +321,7 @@ class _Selection:
         return list(dict.fromkeys(best[-1] for best in self._best))
 
     def _settle(self) -> None:
-        for place, falling in reversed(list(enumerate(self._falling))):
-            self._best.sort(key=itemgetter(place), reverse=falling)
+        for column, falling in reversed(list(enumerate(self._falling))):
+            self._best.sort(key=itemgetter(column), reverse=falling)
         if self._size < len(self._best):
             del self._best[int(self._size) :]

@@ -44,9 +44,9 @@ class Reader:
         self.holder_state = functools.cache(holder_state)
 
     def rows(self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes) -> list[Row]:
-        place = {fact: number for number, fact in enumerate(("name", "until", "kind", *facts))}
+        column_of = {fact: number for number, fact in enumerate(("name", "until", "kind", *facts))}
         holders = [(process, _whole(beat)) for process, beat in _json(processes)]
-        answer = _Answer(self, int(now), place, [("", 0), *holders])
+        answer = _Answer(self, int(now), column_of, [("", 0), *holders])
         return [Row(answer, values) for values in _json(rows)]
 
 
@@ -56,14 +56,14 @@ class _Answer:
 
     Attributes:
         now: Milliseconds, on the server's clock.
-        place: Fact → its index in a row.
+        column_of: Fact → its index in a row.
         processes: JSON and last heartbeat of each process; rows refer to it by index, and index
             0 means none. Heartbeats are like ``now``, but negative after the process deregistered.
     """
 
     reader: Reader
     now: int
-    place: dict[str, int]
+    column_of: dict[str, int]
     processes: list[tuple[str, int]]
 
 
@@ -122,7 +122,7 @@ class Row:
         left = self._number("until") - self._answer.now
         # It is over but still listed, so its key has no TTL and never ends. Whether a key that is
         # not over has a TTL is only asked for rows that are shown, because sorting would be slow.
-        endless = self._answer.place.get("@endless")
+        endless = self._answer.column_of.get("@endless")
         if left <= 0 or (endless is not None and self._values[endless]):
             return None
         return left / 1000
@@ -169,7 +169,7 @@ class Row:
         return self._answer.processes[int(self._said("proc") or 0)]
 
     def _said(self, fact: str) -> Any:
-        return self._values[self._answer.place[fact]]
+        return self._values[self._answer.column_of[fact]]
 
     def _text(self, fact: str) -> str:
         value = str(self._said(fact) or "")
@@ -177,7 +177,7 @@ class Row:
         return value if value.isascii() else value.encode(*EXACTLY).decode("utf-8", "replace")
 
     def _number(self, fact: str) -> int:
-        return _whole(self._values[self._answer.place[fact]])
+        return _whole(self._values[self._answer.column_of[fact]])
 
 
 def _whole(value: Any) -> int:

@@ -21,9 +21,9 @@ __all__ = ["child_id", "name_callbacks", "name_errbacks", "named", "named_replac
 _NAMESPACE = uuid.UUID("6e2f0ef5-6a3c-4b0f-9d0c-7d1f6c3c7a51")
 
 
-def child_id(parent: str, place: str) -> str:
-    """The id of the task at the position ``place`` in the canvas that ``parent`` sends."""
-    return str(uuid.uuid5(_NAMESPACE, f"{parent}/{place}"))
+def child_id(parent: str, position: str) -> str:
+    """The id of the task at this position in the canvas that ``parent`` sends."""
+    return str(uuid.uuid5(_NAMESPACE, f"{parent}/{position}"))
 
 
 def name_callbacks(app: Celery, request: Context) -> None:
@@ -60,9 +60,9 @@ def _name_options(app: Celery, request: Context, *options: str) -> None:
 def named_replacement(app: Celery, request: Context, replacement: Any) -> Any:
     """A copy of a replacement with stable ids; Celery gives its last task the task's own id."""
     # That last task may replace itself again, so the nesting is part of the position.
-    place = f"replacement.{request.replaced_task_nesting}"
+    position = f"replacement.{request.replaced_task_nesting}"
     try:
-        return named(app, replacement, str(request.id), place, own=False)
+        return named(app, replacement, str(request.id), position, own=False)
     except Exception:
         logger.warning(
             "Task %s: its replacement cannot get stable ids",
@@ -73,7 +73,7 @@ def named_replacement(app: Celery, request: Context, replacement: Any) -> Any:
         return replacement
 
 
-def named(app: Celery, found: Any, parent: str, place: str, *, own: bool = True) -> Any:
+def named(app: Celery, found: Any, parent: str, position: str, *, own: bool = True) -> Any:
     """A copy of the signature in which every task has an id.
 
     Args:
@@ -85,28 +85,28 @@ def named(app: Celery, found: Any, parent: str, place: str, *, own: bool = True)
     if kind not in ("chain", "group", "chord") and (not own or "task_id" in found["options"]):
         return found
     signature: Any = maybe_signature(found, app=app, clone=True)
-    kwargs, place = signature.kwargs, f"{place}:{signature.task}"
+    kwargs, position = signature.kwargs, f"{position}:{signature.task}"
     if kind == "chain":
         last = len(kwargs["tasks"]) - 1
         kwargs["tasks"] = [
-            named(app, task, parent, f"{place}.{index}", own=own or index < last)
+            named(app, task, parent, f"{position}.{index}", own=own or index < last)
             for index, task in enumerate(kwargs["tasks"])
         ]
     elif kind == "group":
-        kwargs["tasks"] = _members(app, kwargs["tasks"], parent, place)
+        kwargs["tasks"] = _members(app, kwargs["tasks"], parent, position)
     elif kind == "chord":
         header = kwargs["header"]
         tasks = header["kwargs"]["tasks"] if isinstance(header, dict) else header
-        kwargs["header"] = _members(app, tasks, parent, place)
+        kwargs["header"] = _members(app, tasks, parent, position)
         if kwargs["body"] is not None:
-            kwargs["body"] = named(app, kwargs["body"], parent, f"{place}.body", own=own)
+            kwargs["body"] = named(app, kwargs["body"], parent, f"{position}.body", own=own)
     else:
-        signature.options["task_id"] = child_id(parent, place)
+        signature.options["task_id"] = child_id(parent, position)
     return signature
 
 
-def _members(app: Celery, tasks: Any, parent: str, place: str) -> list[Any]:
-    return [named(app, task, parent, f"{place}.{index}") for index, task in enumerate(tasks)]
+def _members(app: Celery, tasks: Any, parent: str, position: str) -> list[Any]:
+    return [named(app, task, parent, f"{position}.{index}") for index, task in enumerate(tasks)]
 
 
 def _name_list(app: Celery, options: dict[str, Any], option: str, parent: str) -> None:

@@ -76,9 +76,9 @@ def _counted(task: Task[Any, Any], request: Context, result: Any) -> Any:
     backend = _counting(task, request)
     if backend is None or _claims(backend) or not backend._chord_zset:
         return result
-    place = "+inf" if request.group_index is None else request.group_index
+    index = "+inf" if request.group_index is None else request.group_index
     counted = backend.get_key_for_group(request.group, ".j")
-    for member in backend.client.zrangebyscore(counted, place, place):
+    for member in backend.client.zrangebyscore(counted, index, index):
         _, task_id, state, first = backend.decode(member)
         if task_id == request.id and state == states.SUCCESS:
             return first

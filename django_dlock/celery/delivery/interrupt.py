@@ -146,7 +146,7 @@ class BodyRunner:
             if self._greenlet is not None:
                 self._greenlet.call_from_hub(self._throw)
                 return True
-            if _is_ending_something(_frame_of(self._thread)):
+            if _is_committing_or_releasing(_frame_of(self._thread)):
                 return True
             self.interruptions += 1
             if _raise_in(self._thread, LeaseAborted):
@@ -160,7 +160,7 @@ class BodyRunner:
         # and nothing that comes after the body waits here.
         if self._greenlet is None or self._closing:
             return
-        if not _is_ending_something(self._greenlet.frame):
+        if not _is_committing_or_releasing(self._greenlet.frame):
             self.interruptions += 1
             self._greenlet.throw(LeaseAborted)
 
@@ -173,7 +173,7 @@ _ENDS = _codes(Atomic.__exit__, BaseDatabaseWrapper.commit, Lock.__exit__, Lock.
 _BODY = _codes(BodyRunner.run)
 
 
-def _is_ending_something(frame: FrameType | None) -> bool:
+def _is_committing_or_releasing(frame: FrameType | None) -> bool:
     """Whether a body is in the middle of a COMMIT, a ROLLBACK or a release."""
     # Stop at our own frame: an eager task may be called from inside its caller's COMMIT.
     while frame is not None and frame.f_code not in _BODY:

@@ -45,7 +45,7 @@ def header_of_body(context: DeliveryContext, guard: Guard | None) -> RequeueHead
     # In eager mode the retry follows this run at once.
     if context.task.lock_across_retries and isinstance(guard, DeliveryLock) and not context.eager:
         mark = f"{secrets.token_hex(16)}:{guard.name}"
-    header = context.header.rested()
+    header = context.header.without_contention()
     return header if header.parked == mark else replace(header, parked=mark)
 
 
@@ -58,7 +58,7 @@ def park(context: DeliveryContext, guard: Guard | None, retry: Retry) -> bool:
     if not owner or not isinstance(guard, DeliveryLock):
         return False
     try:
-        if not _comes_for(context, guard, retry):
+        if not _will_use_parked_lease(context, guard, retry):
             return False
         ttl = _seconds_until(context.task, retry.when) + max(GRACE, guard.ttl)
         guard.pass_to(owner, kind="parked", ttl=ttl)
@@ -89,7 +89,7 @@ def on_task_revoked(sender: Any, request: Context, **_: Any) -> None:
         cleanup.cancel_later(locks[options.lock["using"]], LeaseRequest(name, owner, GRACE))
 
 
-def _comes_for(context: DeliveryContext, lock: DeliveryLock, retry: Retry) -> bool:
+def _will_use_parked_lease(context: DeliveryContext, lock: DeliveryLock, retry: Retry) -> bool:
     """Whether the retry was published, carries the parked owner, and needs this same lock."""
     message: Any = getattr(retry, "sig", None)
     key = context.options.lock_key

@@ -88,7 +88,7 @@ class FollowUps:
         self.replaced = False
 
     @property
-    def takes(self) -> bool:
+    def accepts(self) -> bool:
         """Whether a message that is sent now is part of the run's transaction."""
         ours = connections[self._using] is self._connection
         return self._open and self._atomic and ours
@@ -101,7 +101,7 @@ class FollowUps:
             TypeError: It is a canvas, or cannot be written as JSON.
             ValueError: It is too large.
         """
-        if not self.takes:
+        if not self.accepts:
             raise RuntimeError(
                 f"current_run.send() of task {self._task.name!r} needs an idempotency_key and "
                 "atomic=True, and must be called in the body, on its thread; otherwise use delay()"
@@ -193,7 +193,7 @@ def of_current_body() -> FollowUps | None:
     """The follow-ups of the running task, if it can record messages now."""
     run = getattr(current_task, "current_run", None)
     found: FollowUps | None = getattr(run, "follow_ups", None)
-    return found if found is not None and found.takes else None
+    return found if found is not None and found.accepts else None
 
 
 def pending(

@@ -60,7 +60,7 @@ class RequeueHeader:
         owner, _, name = self.parked.partition(":")
         return owner, name
 
-    def rested(self) -> RequeueHeader:
+    def without_contention(self) -> RequeueHeader:
         """The header once the task runs: without the counts of contention."""
         if not self.count and self.since is None:
             return self
