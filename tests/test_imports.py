@@ -42,6 +42,7 @@ FOR_LOCKS = {
     "django_dlock.handler",
     "django_dlock.keys",
     "django_dlock.lease",
+    "django_dlock.lease_info",
     "django_dlock.lock",
     "django_dlock.log",
     "django_dlock.names",
