@@ -64,7 +64,9 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
         assert (second.owner, second.token) == (first.owner, first.token)
         assert second.deadline >= first.deadline
 
-    def test_a_lease_passes_to_one_who_names_its_owner(self, backend: BaseLockBackend) -> None:
+    def test_a_lease_passes_to_a_request_that_names_its_owner(
+        self, backend: BaseLockBackend
+    ) -> None:
         self.needs(backend, "parking")
         parked = self.grant(backend, self.request(self.name(), kind="parked"))
         self.refuse(backend, self.request(parked.name))
@@ -93,12 +95,14 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
         assert self.release(backend, self.grant(backend, request)) == "released"
         self.grant(backend, self.request(lease.name))
 
-    def test_who_names_an_owner_is_granted_a_free_name_too(self, backend: BaseLockBackend) -> None:
+    def test_a_request_that_names_an_owner_is_granted_a_free_name_too(
+        self, backend: BaseLockBackend
+    ) -> None:
         self.needs(backend, "parking")
         lease = self.grant(backend, self.request(self.name(), replaces="somebody"))
         assert self.release(backend, lease) == "released"
 
-    def test_g7_an_undone_attempt_replaces_nobody(self, backend: BaseLockBackend) -> None:
+    def test_g7_a_cancelled_attempt_replaces_nobody(self, backend: BaseLockBackend) -> None:
         self.needs(backend, "parking", "memory_of_ends")
         parked = self.grant(backend, self.request(self.name(), kind="parked"))
         request = self.request(parked.name, replaces=parked.owner)
@@ -219,14 +223,14 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
         outcome = backend.release(self.name(), "nobody", min_hold=0.0, deadline=self.soon(backend))
         assert outcome == self.outcome(backend, "refused")
 
-    def test_g7_an_undone_grant_is_free(self, backend: BaseLockBackend) -> None:
+    def test_g7_a_cancelled_grant_is_free(self, backend: BaseLockBackend) -> None:
         request = self.request(self.name())
         self.grant(backend, request)
         backend.cancel_acquire(request, deadline=self.soon(backend))
         assert not self.locked(backend, request.name)
         self.grant(backend, self.request(request.name))
 
-    def test_g7_an_attempt_undone_before_it_arrives_is_never_granted(
+    def test_g7_an_attempt_cancelled_before_it_arrives_is_never_granted(
         self, backend: BaseLockBackend
     ) -> None:
         self.needs(backend, "memory_of_ends")
@@ -237,7 +241,7 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
         assert not self.locked(backend, request.name)
         self.grant(backend, self.request(request.name))
 
-    def test_the_undo_of_a_refused_attempt_leaves_the_holder_alone(
+    def test_the_cancellation_of_a_refused_attempt_leaves_the_holder_alone(
         self, backend: BaseLockBackend
     ) -> None:
         lease = self.grant(backend, self.request(self.name()))

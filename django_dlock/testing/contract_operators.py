@@ -263,7 +263,7 @@ class OperatorContract(ContractTools):
             self.needs(backend, "listing")
             raise
 
-    def test_waiters_are_told_in_order_of_arrival(self, backend: BaseLockBackend) -> None:
+    def test_waiters_are_listed_in_order_of_arrival(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name()))
         assert self.waiters(backend, lease.name) == []
         metadata = json.dumps({"task_name": "shop.charge", "note": "ü\n"})
@@ -286,7 +286,7 @@ class OperatorContract(ContractTools):
         first = backend.waiters(lease.name, limit=2)
         assert [it.owner for it in first] == [it.owner for it in requests[:2]]
 
-    def test_one_who_waits_no_longer_is_not_told(self, backend: BaseLockBackend) -> None:
+    def test_a_waiter_that_has_given_up_is_not_told(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name()))
         gives_up, cancelled, stays = (self.request(lease.name, waits=True) for _ in range(3))
         for request in (gives_up, cancelled, stays):

@@ -41,7 +41,7 @@ class ProcessContract(ContractTools):
         if waiter() is None:
             self.grant(backend, request)
 
-    def test_an_undone_waiter_passes_the_wake_up_on(self, backend: BaseLockBackend) -> None:
+    def test_a_cancelled_waiter_passes_the_wake_up_on(self, backend: BaseLockBackend) -> None:
         # release ──► wakes the first ──► which is interrupted before it tries ──► the second
         # would sleep until the end of a lease that is over
         lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
@@ -117,7 +117,7 @@ class ProcessContract(ContractTools):
 
     # -- processes ---------------------------------------------------------------------
 
-    def test_g4_a_process_that_said_goodbye_is_dead(self, backend: BaseLockBackend) -> None:
+    def test_g4_a_process_that_has_deregistered_is_dead(self, backend: BaseLockBackend) -> None:
         self.needs(backend, "listing")
         lease = self.grant(backend, self.request(self.name()))
         backend.deregister(current().id, deadline=self.soon(backend))

@@ -88,7 +88,7 @@ class RenewalContract(ContractTools):
         assert self.prolong(backend, lease, 5, number=1).outcome == "renewed"
         assert granted - 10 < self.remaining(backend, lease.name) <= granted + 0.1
 
-    def test_a_reservation_is_prolonged_until_it_is_given_back(
+    def test_a_reservation_is_prolonged_until_it_is_released(
         self, backend: BaseLockBackend
     ) -> None:
         self.needs(backend, "reservations")

@@ -48,7 +48,7 @@ CAPABILITIES: dict[str, Collection[str]] = {
 """Of the backends that do not have all of them."""
 WORDS = {
     "min_hold": ("min_hold",),
-    "parking": ("passes_to_one_who_names", "names_an_owner"),
+    "parking": ("passes_to_a_request_that_names", "names_an_owner"),
     "reservations": ("reservation", "kind_of_a_lease"),
     "memory_of_ends": ("tells_an_expired_and_a_broken", "late_acquire"),
     "wakeup": ("woken", "wake_up"),

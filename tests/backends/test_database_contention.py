@@ -39,7 +39,7 @@ def ask_briefly(backend: DatabaseBackend, attempt: LeaseRequest) -> Lease | Cont
     return backend.acquire(attempt, deadline=clock.now() + 1.0)
 
 
-def test_who_is_overtaken_by_others_all_the_time_is_told_of_contention(
+def test_a_caller_that_others_always_overtake_is_told_of_contention(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = bed.backend(database, command_timeout=10.0)
@@ -50,7 +50,7 @@ def test_who_is_overtaken_by_others_all_the_time_is_told_of_contention(
     assert answer.owner == lease.owner
 
 
-def test_who_is_overtaken_on_a_free_name_is_told_of_its_last_owner(
+def test_a_caller_that_is_overtaken_on_a_free_name_is_told_of_its_last_owner(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = bed.backend(database, command_timeout=10.0)
@@ -63,7 +63,7 @@ def test_who_is_overtaken_on_a_free_name_is_told_of_its_last_owner(
     assert (answer.owner, answer.remaining) == (lease.owner, 0.0)
 
 
-def test_who_is_overtaken_at_its_last_attempt_leaves_no_ticket(
+def test_a_caller_that_is_overtaken_at_its_last_attempt_leaves_no_ticket(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = bed.backend(database, command_timeout=10.0)
@@ -78,7 +78,7 @@ def test_who_is_overtaken_at_its_last_attempt_leaves_no_ticket(
     assert not backend.locked("name", deadline=backend.call_deadline())
 
 
-def test_who_is_refused_for_a_conflict_all_the_time_is_told_of_contention(
+def test_a_caller_that_conflicts_always_refuse_is_told_of_contention(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a server whose transactions are serializable.
@@ -96,7 +96,7 @@ def test_who_is_refused_for_a_conflict_all_the_time_is_told_of_contention(
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
-def test_g7_who_is_overtaken_until_a_reply_comes_too_late_leaves_no_lease(
+def test_g7_a_caller_that_is_overtaken_until_a_reply_comes_too_late_leaves_no_lease(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     # overtaken ──► the name is granted, and the time is over before the reply
@@ -130,7 +130,7 @@ def test_g7_who_is_overtaken_until_a_reply_comes_too_late_leaves_no_lease(
 
 
 @pytest.mark.parametrize("how", ["refuse", "black_hole"])
-def test_g10_an_outage_that_follows_a_conflict_is_told_as_an_outage(
+def test_g10_an_outage_that_follows_a_conflict_is_reported_as_an_outage(
     bed: Bed,
     postgres_alias: str,
     postgres_proxy: Proxy,
@@ -309,7 +309,7 @@ def test_g5_a_repeated_release_of_many_that_are_no_longer_remembered_is_no_loss(
     assert backend.release_many(asked, deadline=backend.call_deadline()) == ["unknown", "released"]
 
 
-def test_g5_a_lost_lease_is_told_as_lost_on_a_busy_name(bed: Bed, database: str) -> None:
+def test_g5_a_lost_lease_is_reported_as_lost_on_a_busy_name(bed: Bed, database: str) -> None:
     backend = bed.backend(database, command_timeout=20.0)
     lease = grant(backend, request())
     assert backend.break_(lease.name, owner=lease.owner)

@@ -284,7 +284,7 @@ def test_g1_a_row_that_is_locked_makes_the_call_fail_in_time(bed: Bed, postgres_
     assert release(backend, lease) == "released"
 
 
-def test_g2_a_broken_lease_is_told_though_its_name_is_renewed_for_another(
+def test_g2_a_broken_lease_is_reported_though_its_name_is_renewed_for_another(
     bed: Bed, database: str
 ) -> None:
     # Both holders may be threads of one process, whose leases are renewed together.

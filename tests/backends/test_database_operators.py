@@ -172,7 +172,7 @@ EDITS: dict[str, tuple[str, list[str]]] = {
 
 @pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
 @pytest.mark.parametrize("edit", EDITS)
-def test_g2_an_edited_row_is_told_or_does_no_harm(bed: Bed, database: str, edit: str) -> None:
+def test_g2_an_edited_row_is_reported_or_does_no_harm(bed: Bed, database: str, edit: str) -> None:
     assignment, outcomes = EDITS[edit]
     backend = bed.backend(database, command_timeout=5.0)
     lease = grant(backend, request())

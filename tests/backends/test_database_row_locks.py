@@ -126,7 +126,9 @@ def test_a_server_that_logs_statements_is_refused_with_the_cure(bed: Bed, databa
 
 
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
-def test_a_lease_of_a_locked_row_that_has_ended_is_told_as_lost(bed: Bed, database: str) -> None:
+def test_a_lease_of_a_locked_row_that_has_ended_is_reported_as_lost(
+    bed: Bed, database: str
+) -> None:
     backend = bed.backend(database, command_timeout=5.0)
     leases = leases_of(backend, 3)
     release(backend, leases[1])

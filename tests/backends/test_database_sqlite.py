@@ -68,7 +68,7 @@ def test_threads_that_use_an_alias_first_at_the_same_time_share_its_store(
     assert len(set(map(id, stores))) == 1
 
 
-def test_a_waiter_gets_its_place_in_the_queue_however_fast_others_change_the_row(
+def test_a_waiter_gets_its_position_however_fast_others_change_the_row(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, fast = make_backend(), make_backend(command_timeout=1.0)

@@ -326,7 +326,7 @@ def test_g10_a_call_into_a_black_hole_returns_by_its_deadline(
     assert locked(make(behind(etcd_proxy)))
 
 
-def test_an_unreachable_etcd_is_told_at_once(make: Make) -> None:
+def test_an_unreachable_etcd_is_reported_at_once(make: Make) -> None:
     began = clock.now()
     with pytest.raises(BackendUnavailable, match="refused"):
         grant(make("http://127.0.0.1:1", command_timeout=60.0), request())

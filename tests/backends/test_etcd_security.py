@@ -198,7 +198,7 @@ def test_an_etcd_with_tls_is_not_taken_for_one_without(secured: EtcdServer, make
         ask(make(secured.url.replace("https:", "http:"), command_timeout=0.5), attempt())
 
 
-def test_a_missing_file_is_told_before_the_first_call(make: Make) -> None:
+def test_a_missing_file_is_reported_before_the_first_call(make: Make) -> None:
     with pytest.raises(InvalidLockBackend, match="files for TLS"):
         make("https://127.0.0.1:1", ca_cert=f"/nowhere/{secrets.token_hex(4)}")
 
@@ -206,7 +206,7 @@ def test_a_missing_file_is_told_before_the_first_call(make: Make) -> None:
 # -- no etcd -----------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_no_etcd_is_told_as_such(make: Make) -> None:
+def test_a_server_that_is_no_etcd_is_reported_as_such(make: Make) -> None:
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     server.RequestHandlerClass.log_message = lambda *args: None  # type: ignore[method-assign]
     server.RequestHandlerClass.do_POST = lambda self: self.send_error(404)  # type: ignore[attr-defined]

@@ -277,7 +277,7 @@ def test_of_many_switches_at_once_one_happens(shop):
     assert processes[0].read_record().epoch == 2
 
 
-def test_g1_who_switches_and_dies_before_the_time_is_noted_shortens_nothing(shop):
+def test_g1_a_process_that_switches_and_dies_before_the_time_is_noted_shortens_nothing(shop):
     one = shop.process()
     grant(one, request("warm"))
     # The first of the two statements of a switch, an hour ago.
@@ -575,7 +575,7 @@ def test_diagnosis_says_which_store_is_active(shop):
         (["--using", "redis"], "Alias 'redis' has one store only, RedisBackend"),
     ],
 )
-def test_wrong_use_of_the_command_is_told(shop, args, message):
+def test_wrong_use_of_the_command_is_reported(shop, args, message):
     with configured(shop.dlocks()), pytest.raises(CommandError, match=message) as error:
         run_command(*args)
     assert error.value.returncode == 2

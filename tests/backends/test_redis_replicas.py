@@ -138,7 +138,7 @@ def test_g11_a_grant_that_is_not_confirmed_does_not_count_and_is_cancelled(prima
             replica.resume()
 
 
-def test_g11_a_renewal_that_is_not_confirmed_is_told_as_unanswered(primary, replica):
+def test_g11_a_renewal_that_is_not_confirmed_is_reported_as_unanswered(primary, replica):
     backend, quick = confirming(primary), confirming(primary, command_timeout=1.0)
     lease = grant(backend, request())
     replica.pause()
@@ -153,7 +153,7 @@ def test_g11_a_renewal_that_is_not_confirmed_is_told_as_unanswered(primary, repl
     assert renew(backend, lease) == ["renewed"]
 
 
-def test_g2_a_refused_renewal_is_told_although_no_replica_answers(primary, replica):
+def test_g2_a_refused_renewal_is_reported_although_no_replica_answers(primary, replica):
     backend = confirming(primary)
     kept, other = grant(backend, request("kept")), grant(backend, request("other"))
     release(backend, other)

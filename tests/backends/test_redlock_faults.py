@@ -271,7 +271,7 @@ def test_g7_a_cancelled_acquire_is_never_granted(nodes):
     eventually(lambda: isinstance(acquire(backend), Lease))
 
 
-def test_g7_an_interrupted_acquire_is_taken_back(nodes, monkeypatch):
+def test_g7_an_interrupted_acquire_is_cancelled(nodes, monkeypatch):
     backend = nodes.backend()
     warm(backend)
     passed = [node.proxy.count(*SCRIPTS) for node in nodes.all]
@@ -288,7 +288,7 @@ def test_g7_an_interrupted_acquire_is_taken_back(nodes, monkeypatch):
 # -- what is granted without a quorum is taken back ----------------------------------------
 
 
-def test_g5_a_grant_without_a_quorum_is_taken_back_at_once(nodes):
+def test_g5_a_grant_without_a_quorum_is_withdrawn_at_once(nodes):
     rival = held_by_a_rival(nodes, 0, 1)
     backend = nodes.backend()
     met = acquire(backend)
@@ -298,7 +298,7 @@ def test_g5_a_grant_without_a_quorum_is_taken_back_at_once(nodes):
     eventually(lambda: nodes.owners_of("name") == [rival.owner, rival.owner, ""])
 
 
-def test_g5_a_late_grant_without_a_quorum_is_taken_back(nodes):
+def test_g5_a_late_grant_without_a_quorum_is_withdrawn(nodes):
     held_by_a_rival(nodes, 0, 1)
     backend = nodes.backend()
     warm(backend)
@@ -317,7 +317,7 @@ def test_g5_a_late_grant_without_a_quorum_is_taken_back(nodes):
     assert grant(backend, asked).owner == asked.owner
 
 
-def test_rivals_that_split_the_nodes_are_contention_and_no_outage(nodes):
+def test_other_owners_that_split_the_nodes_are_contention_and_no_outage(nodes):
     rival = held_by_a_rival(nodes, 0)
     nodes.fail([1])
     backend = nodes.backend()
@@ -462,7 +462,7 @@ def test_new_servers_vote_when_a_ttl_is_over(nodes):
 
 
 @pytest.mark.parametrize("how", ["restart", "flush"])
-def test_g2_the_loss_of_a_majority_is_told(nodes, how):
+def test_g2_the_loss_of_a_majority_is_reported(nodes, how):
     with configured(dlocks(nodes)):
         lock = Lock("name")
         assert lock.acquire()
@@ -498,7 +498,7 @@ def test_g2_a_first_release_of_a_lease_that_left_no_trace_is_refused(nodes):
     assert release(backend, grant(backend)._replace(owner="unknown to the nodes")) == "refused"
 
 
-def test_g2_a_broken_lease_is_told(nodes):
+def test_g2_a_broken_lease_is_reported(nodes):
     with configured(dlocks(nodes)):
         lock = Lock("name")
         assert lock.acquire()
@@ -627,7 +627,7 @@ def test_g10_calls_end_by_their_deadline_while_nobody_answers(nodes):
         assert clock.now() - began < 1.0 + 2.0
 
 
-def test_what_is_owed_to_a_dead_node_is_bounded(nodes, monkeypatch):
+def test_commands_kept_for_a_dead_node_are_bounded(nodes, monkeypatch):
     backend = nodes.backend()
     nodes.fail([2])
     assert backend.list() == []

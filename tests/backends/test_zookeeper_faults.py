@@ -152,7 +152,7 @@ def test_g5_a_release_whose_reply_is_lost_is_a_success(
         assert is_free(other)
 
 
-def test_g5_an_acquire_that_is_not_answered_is_taken_back(
+def test_g5_an_acquire_that_is_not_answered_is_cancelled(
     proxy: Proxy, other: ZooKeeperBackend
 ) -> None:
     with configured({"default": alias(f"127.0.0.1:{proxy.port}", session=LONG)}):
@@ -177,7 +177,7 @@ def end_session(backend: Any, server: ZooKeeperServer) -> None:
     client.close()
 
 
-def test_g2_the_end_of_the_session_is_told_at_once(server: ZooKeeperServer, ear: Ear) -> None:
+def test_g2_the_end_of_the_session_is_reported_at_once(server: ZooKeeperServer, ear: Ear) -> None:
     with configured({"default": alias(server.location, session=LONG)}):
         # A fixed lease: no renewal finds it out.
         lock = Lock("it", renew=False, on_lost=ear.on_lost)
@@ -191,7 +191,7 @@ def test_g2_the_end_of_the_session_is_told_at_once(server: ZooKeeperServer, ear:
             pass
 
 
-def test_g2_a_server_that_has_lost_its_data_is_told(server: ZooKeeperServer, ear: Ear) -> None:
+def test_g2_a_server_that_has_lost_its_data_is_reported(server: ZooKeeperServer, ear: Ear) -> None:
     with configured({"default": alias(server.location, session=LONG)}):
         lock = Lock("it", on_lost=ear.on_lost)
         assert lock.acquire()
@@ -270,7 +270,7 @@ def test_g4_the_lock_of_a_process_that_is_proven_dead_is_broken(server: ZooKeepe
             assert Lock("it").acquire(timeout=LONG / 4)
 
 
-def test_g4_a_process_that_ends_in_order_leaves_nothing(
+def test_g4_a_process_that_ends_normally_leaves_nothing(
     server: ZooKeeperServer, other: ZooKeeperBackend
 ) -> None:
     with Holder({"default": alias(server.location, session=LONG)}) as holder:
@@ -394,7 +394,7 @@ def test_a_waiter_survives_a_cut_and_keeps_its_place(proxy: Proxy, other: ZooKee
         assert lease.token > granted[0]
 
 
-def test_a_waiter_that_has_lost_its_session_stands_behind_and_in_nobodys_way(
+def test_a_waiter_that_has_lost_its_session_is_last_and_blocks_nobody(
     server: ZooKeeperServer, other: ZooKeeperBackend
 ) -> None:
     first, second = backend_at(server.location), backend_at(server.location)

@@ -143,7 +143,7 @@ def test_no_rights_above_the_directory_are_needed(
         assert isinstance(acquire(backend), Lease)
 
 
-def test_refused_authentication_is_told_at_once_and_again(
+def test_refused_authentication_is_reported_at_once_and_again(
     zookeeper_server: ZooKeeperServer,
 ) -> None:
     # The server knows no such scheme, and ends the connection.

@@ -87,7 +87,7 @@ def test_g4_a_holder_on_another_machine_is_not_declared_dead(
     assert not Lock("it").acquire(timeout=1.5)
 
 
-def test_g4_a_process_that_ends_in_order_leaves_nothing_behind(
+def test_g4_a_process_that_ends_normally_leaves_nothing_behind(
     dlocks: Dlocks, holder: Holder
 ) -> None:
     holder.do(HOLD)

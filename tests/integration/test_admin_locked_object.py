@@ -199,13 +199,13 @@ def test_with_no_alias_that_answers_there_is_nothing_to_release(operator, order,
     assert any("nobody answers" in message for message in messages_on(response))
 
 
-def test_wrong_settings_are_told_in_place(operator, order, settings):
+def test_wrong_settings_are_reported_in_place(operator, order, settings):
     settings.DLOCKS = {"default": {"BACKEND": "nowhere.Backend"}}
     locks.reset()
     assert "nowhere" in panel(operator, order)
 
 
-def test_a_key_without_a_value_is_left_out_and_a_broken_one_is_told(operator, order, of_order):
+def test_a_key_without_a_value_is_left_out_and_a_broken_one_is_reported(operator, order, of_order):
     def broken(order):
         raise ZeroDivisionError("of the project")
 

@@ -269,7 +269,7 @@ def test_times_are_those_of_the_project(admin_client, settings, zone):
         (86400, "24 h"),
     ],
 )
-def test_durations_are_told_in_one_unit(seconds, text):
+def test_durations_are_shown_in_one_unit(seconds, text):
     assert cards.span(seconds) == text
 
 
@@ -306,7 +306,7 @@ def test_rows_have_no_pages_of_their_own(admin_client):
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_table_that_cannot_be_read_is_told_on_the_page(admin_client, monkeypatch, atomic):
+def test_a_table_that_cannot_be_read_is_reported_on_the_page(admin_client, monkeypatch, atomic):
     if atomic:
         monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
     monkeypatch.setattr(LockStatistics._meta, "db_table", "no_such_table")

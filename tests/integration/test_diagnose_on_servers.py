@@ -151,7 +151,7 @@ def test_a_redis_that_does_not_answer_hides_no_other_alias(own_redis, redis_serv
     assert told.seconds < 5
 
 
-def test_a_wrong_password_is_told_as_such():
+def test_a_wrong_password_is_reported_as_such():
     with RedisServer(password="secret") as server:
         wrong = server.url.replace(":secret@", ":guess@")
         told = diagnose({"default": alias(wrong)})
@@ -193,7 +193,7 @@ def test_a_replica_is_an_error(own_redis):
     assert "replica" in told.found["default", "replicas"]["message"]
 
 
-def test_missing_replicas_are_told_although_no_lock_can_be_acquired(own_redis):
+def test_missing_replicas_are_reported_although_no_lock_can_be_acquired(own_redis):
     told = diagnose({"default": alias(own_redis.url, OPTIONS={"replicas": 1})})
     assert severities(told)["cycle"] == "error"
     assert severities(told)["django_dlock.W011"] == "warning"

@@ -57,7 +57,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_process_that_ends_in_order_releases_its_leases(
+def test_a_process_that_ends_normally_releases_its_leases(
     how: str, redis_server: RedisServer
 ) -> None:
     backend = locks["default"]

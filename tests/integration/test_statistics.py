@@ -248,7 +248,7 @@ def test_a_closed_exporter_counts_nothing(target):
     assert not target.exists()
 
 
-def test_a_database_that_does_not_answer_delays_nothing_and_is_told_once(monkeypatch, caplog):
+def test_a_database_that_does_not_answer_delays_nothing_and_is_reported_once(monkeypatch, caplog):
     monkeypatch.setattr(admin, "EVERY", (0.001, 0.002))
     monkeypatch.setattr(table, "BUSY_TIMEOUT", 1)
     failed = []
@@ -393,7 +393,7 @@ def file(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("how", ENDS)
-def test_a_process_that_ends_in_order_writes_what_it_has_counted_once(how, file):
+def test_a_process_that_ends_normally_writes_what_it_has_counted_once(how, file):
     script, expected = ENDS[how]
     done = subprocess.run(
         [sys.executable, "-c", HEAD + script, str(file)],

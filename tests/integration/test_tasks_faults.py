@@ -194,7 +194,7 @@ def overtake(site: Site) -> None:
     assert site.record(9) == ("succeeded", 2, 0)
 
 
-def test_a_pool_child_that_ends_in_order_releases_its_locks(own_redis, tmp_path):
+def test_a_pool_child_that_ends_normally_releases_its_locks(own_redis, tmp_path):
     with Site(own_redis, tmp_path) as site:
         worker = site.worker("prefork", 1)
         site.send("leaves", "left").get(timeout=PATIENCE)

@@ -309,7 +309,7 @@ def test_a_backend_that_hangs_ends_with_a_limit(aliases):
     assert by_topic["two", "answer"]["severity"] == "ok"
 
 
-def test_the_findings_of_the_deploy_checks_are_told(aliases):
+def test_the_findings_of_the_deploy_checks_are_reported(aliases):
     aliases(one=LOCAL)
     code, by_topic = found()
     assert code == 0
@@ -317,13 +317,13 @@ def test_the_findings_of_the_deploy_checks_are_told(aliases):
     assert "W002" in diagnose().out
 
 
-def test_a_silenced_check_is_not_told(aliases, settings):
+def test_a_silenced_check_is_not_reported(aliases, settings):
     settings.SILENCED_SYSTEM_CHECKS = ["django_dlock.W002"]
     aliases(one=LOCAL)
     assert ("one", "django_dlock.W002") not in found()[1]
 
 
-def test_the_findings_of_tasks_and_of_the_project_are_told(aliases, monkeypatch):
+def test_the_findings_of_tasks_and_of_the_project_are_reported(aliases, monkeypatch):
     aliases(one=Shared)
     said = [
         django_checks.Error("no", hint="do", id="django_dlock.E101"),

@@ -32,7 +32,9 @@ URL = "https://etcd-1:2379"
         ({"location": "http://etcd-1:2379/v3"}, "['LOCATION'] has a URL with something behind"),
     ],
 )
-def test_a_wrong_location_is_told_without_its_password(given: dict[str, Any], told: str) -> None:
+def test_a_wrong_location_is_reported_without_its_password(
+    given: dict[str, Any], told: str
+) -> None:
     problem = EtcdBackend.problems(AliasOptions("it", "etcd", **given))[0]
     assert problem.id == "E006"
     assert problem.message.startswith(f"DLOCKS['it']{told}")
@@ -51,7 +53,7 @@ def test_a_wrong_location_is_told_without_its_password(given: dict[str, Any], to
         ({"client_key": "key"}, "['OPTIONS'] has 'client_key' but no 'client_cert'."),
     ],
 )
-def test_a_wrong_option_is_told_with_its_place(given: dict[str, Any], told: str) -> None:
+def test_a_wrong_option_is_reported_with_its_setting(given: dict[str, Any], told: str) -> None:
     (problem,) = EtcdBackend.problems(AliasOptions("it", "etcd", location=URL, options=given))
     assert (problem.id, problem.message) == ("E008", f"DLOCKS['it']{told}")
     assert problem.hint
@@ -72,7 +74,7 @@ def test_right_settings_are_no_problem() -> None:
     assert [str(member) for member in members(options)] == [URL, "https://[::1]:2379"]
 
 
-def test_a_missing_client_is_told_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.startswith(("django_dlock.backends.etcd", "urllib3")):
             monkeypatch.delitem(sys.modules, name)

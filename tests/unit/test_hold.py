@@ -85,10 +85,10 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
     moment = [1000.0]
     monkeypatch.setattr(clock, "now", lambda: moment[0])
     dog = watchdog.Watchdog()
-    wakes: list[float] = []
+    woken: list[float] = []
 
     def wake() -> None:
-        wakes.append(moment[0])
+        woken.append(moment[0])
         dog._wakes_at = dog.tick()
 
     monkeypatch.setattr(dog, "_wake", wake)
@@ -98,7 +98,7 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
         held = hold(ttl=30.0, asked_at=moment[0])
         held.owner = "another"
         dog.watch(held)
-        wakes.clear()
+        woken.clear()
     # The lock is held for a millisecond at a time, for three seconds.
     for _ in range(3000):
         moment[0] += 0.001
@@ -108,7 +108,7 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
         handed = hold(ttl=2.0, asked_at=moment[0] - 0.0005)
         dog.watch(handed)
         dog.unwatch(handed)
-    assert len(wakes) == 1
+    assert len(woken) == 1
     assert wakes <= 15
 
 

@@ -34,7 +34,7 @@ def part(lock: Lock) -> str:
     return lock.owner[:16]
 
 
-def test_who_holds_nothing_says_nothing() -> None:
+def test_a_holder_of_nothing_says_nothing() -> None:
     with Lock("a", metadata={"note": 1}):
         info = locks["default"].get("a")
         assert info is not None
@@ -75,7 +75,7 @@ def test_a_waiter_says_what_it_holds() -> None:
     thread.join(20)
 
 
-def test_who_tries_only_once_says_nothing() -> None:
+def test_a_caller_that_tries_only_once_says_nothing() -> None:
     with Lock("a"), Lock("b", wait=0):
         assert holding("b") == ()
 

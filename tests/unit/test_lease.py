@@ -44,7 +44,7 @@ def test_a_renewal_is_late_after_half_the_ttl(facts, late):
     assert info(**facts).is_late is late
 
 
-def test_the_last_renewal_is_told_if_the_backend_knows_the_ttl():
+def test_the_last_renewal_is_shown_if_the_backend_knows_the_ttl():
     assert info(ttl=21.0, granted_ttl=30.0).renewed_ago == 9.0
     assert info(ttl=31.0, granted_ttl=30.0).renewed_ago == 0.0
     assert info(ttl=21.0).renewed_ago is None

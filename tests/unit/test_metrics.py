@@ -123,7 +123,7 @@ def test_a_lock_that_is_held_by_another_is_counted(seen):
 
 
 @pytest.mark.parametrize("end", ["granted", "gave up", "interrupted"])
-def test_who_waits_is_counted_until_the_wait_ends(seen, monkeypatch, end):
+def test_a_waiter_is_counted_until_its_wait_ends(seen, monkeypatch, end):
     held, ended, errors = Lock("order:1", bound=False), threading.Event(), []
     assert held.acquire()
     if end == "interrupted":
@@ -283,7 +283,7 @@ def test_a_store_is_not_asked_for_each_reader(monkeypatch):
     locks.reset()
 
 
-def test_a_store_that_is_away_is_told_and_hides_no_other(monkeypatch):
+def test_a_store_that_is_away_is_reported_and_hides_no_other(monkeypatch):
     two = {**LOCAL, "away": {**LOCAL["default"]}}
     with override_settings(DLOCKS=two):
         locks.reset()
@@ -328,7 +328,7 @@ def test_records_are_counted_by_state():
         ({"RECORDS": 1}, "it takes True or False"),
     ],
 )
-def test_wrong_settings_are_told(value, message):
+def test_wrong_settings_are_reported(value, message):
     with override_settings():
         from django.conf import settings
 
@@ -338,7 +338,7 @@ def test_wrong_settings_are_told(value, message):
 
 
 @pytest.mark.parametrize("name", [name for name, (_, extra) in config.EXPORTERS.items() if extra])
-def test_a_missing_library_is_told_with_the_extra_that_installs_it(name, monkeypatch):
+def test_a_missing_library_is_reported_with_the_extra_that_installs_it(name, monkeypatch):
     path, package = config.EXPORTERS[name]
     for module in [each for each in sys.modules if each == path or each.startswith(package)]:
         monkeypatch.delitem(sys.modules, module)

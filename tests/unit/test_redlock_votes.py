@@ -42,7 +42,7 @@ def test_an_acquire_is_decided_as_soon_as_a_quorum_agrees(answers, decided):
     assert THREE.acquire_decided(answers) is decided
 
 
-def test_rivals_are_contention_only_if_a_quorum_has_answered():
+def test_other_owners_are_contention_only_if_a_quorum_has_answered():
     assert THREE.contention([met(), DOWN, DOWN]) is None
     assert THREE.contention([lease(), DOWN, PENDING]) is None
     assert THREE.contention([met(), lease(), DOWN]).owner == "rival"

@@ -94,7 +94,7 @@ def test_a_pipe_gets_one_line_of_json_per_interval(turns):
     assert [[lock["name"] for lock in json.loads(line)] for line in lines] == [["a"], ["a", "b"]]
 
 
-def test_an_alias_that_goes_down_is_told_once_and_the_watch_goes_on(turns):
+def test_an_alias_that_goes_down_is_reported_once_and_the_watch_goes_on(turns):
     turns += [go_down, lambda: None, come_back]
     hold("a")
     hold("b", alias="two")
@@ -168,7 +168,7 @@ def test_a_terminal_shows_what_fits_and_how_many_more_there_are(turns, monkeypat
     assert asked == [10, 10]
 
 
-def test_a_pattern_selects_and_nothing_found_is_told(turns):
+def test_a_pattern_selects_and_nothing_found_is_reported(turns):
     hold("a")
     assert "No held lock has a name that matches 'b*'." in run(watch=1.0, name="b*").out
     assert "0 locks at " in run(watch=1.0, name="b*").out

@@ -123,7 +123,7 @@ def test_a_fixed_lease_is_never_renewed_and_its_end_is_reported(
     assert lock.lost_reason == "expired"
 
 
-def test_g2_the_end_that_a_backend_reports_is_told_at_once(
+def test_g2_the_end_that_a_backend_reports_reaches_the_holder_at_once(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     calls: list[str] = []
