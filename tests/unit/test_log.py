@@ -44,6 +44,7 @@ OF_NO_LOCK = {
     "A key of %s failed",
     "Metrics of the stores cannot be read: %s",
     "Idempotency records are not counted: %s",
+    "Lock statistics are not written: %s",
 }
 """Lines about a process, a thread or a connection, where no lock and no task is known."""
 
