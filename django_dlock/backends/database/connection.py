@@ -32,7 +32,7 @@ Kind = Literal[
     "broken",
     "unreachable",
     "overtaken",
-    "passing",
+    "transient",
     "unprepared",
     "missing",
     "read-only",
@@ -43,7 +43,7 @@ Kind = Literal[
 
 ``broken``: the connection cannot be used any more, and the statement may have been executed.
 ``unreachable``: no connection could be made. ``overtaken``: nothing was executed, because other
-callers changed the row first. ``passing``: nothing was executed; a repetition may succeed.
+callers changed the row first. ``transient``: nothing was executed; a repetition may succeed.
 ``unprepared``: nothing was executed; the session does not have a prepared statement, or has it
 already, or cannot use it since the table was changed.
 ``missing``: there is no such table or column. ``denied``: credentials or rights."""
@@ -51,8 +51,8 @@ already, or cannot use it since the table was changed.
 POSTGRES: dict[str, Kind] = {
     "40001": "overtaken",
     "40P01": "overtaken",
-    "55P03": "passing",
-    "57014": "passing",
+    "55P03": "transient",
+    "57014": "transient",
     "23505": "overtaken",
     "26000": "unprepared",
     "42P05": "unprepared",
@@ -65,7 +65,7 @@ POSTGRES: dict[str, Kind] = {
 }
 MYSQL: dict[int, Kind] = {
     1047: "broken",
-    1205: "passing",
+    1205: "transient",
     1213: "overtaken",
     1020: "overtaken",
     1062: "overtaken",  # another caller inserted the name first
@@ -77,10 +77,10 @@ MYSQL: dict[int, Kind] = {
     1142: "denied",
     1143: "denied",
     1053: "broken",
-    1317: "passing",
-    1969: "passing",
+    1317: "transient",
+    1969: "transient",
     1927: "broken",
-    3024: "passing",
+    3024: "transient",
     4031: "broken",
 }
 
@@ -230,7 +230,7 @@ def failure(error: BaseException) -> Failure:
 def _of_text(text: str, name: str) -> Kind:
     """The kind of an SQLite error, or of an error because the server is gone."""
     if "is locked" in text or "busy" in text:
-        return "passing"
+        return "transient"
     if "no such" in text or "has no column" in text:
         return "missing"
     if "readonly" in text or "read-only" in text:

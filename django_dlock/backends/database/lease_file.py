@@ -145,7 +145,7 @@ class LeaseFile:
     def failure(self, error: BaseException) -> Failure:
         """What an error of SQLite or the operating system means."""
         known = error if isinstance(error, Failure) else _failure(error)
-        if known.kind in ("passing", "refused") or not (obstacle := self._obstacle()):
+        if known.kind in ("transient", "refused") or not (obstacle := self._obstacle()):
             return known
         return Failure("read-only", error, obstacle)
 
@@ -217,7 +217,7 @@ class FileConnection(Connection):
             try:
                 return super()._execute(statement, parameters)
             except Failure as error:
-                if error.kind != "passing" or clock.now() >= give_up_at:
+                if error.kind != "transient" or clock.now() >= give_up_at:
                     raise
             # SQLite itself would pause for longer and longer, and a connection that writes often
             # would leave it no chance.
@@ -248,7 +248,7 @@ class FilePool(Pool):
                 if one.is_current:
                     raise self._file.failure(error) from error
             else:
-                # Asked afterwards: an answer counts only if others look into the same file.
+                # Checked afterwards: an answer counts only if others use the same file.
                 if one.is_current:
                     return answer
             raise Failure("broken", RuntimeError(f"{self._file.path} was removed or replaced"))

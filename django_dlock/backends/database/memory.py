@@ -34,7 +34,7 @@ KEPT, RELEASES_KEPT = 300, 150
 CUT = "+"
 """Stands at the end of ``past`` once it has been cut."""
 CANCELLED, GRANTED = "", "g"
-"""What stands before a late request."""
+"""The marks at the start of a late request."""
 MOST = 2000
 """Late requests remembered for one name; the oldest are dropped first."""
 
@@ -87,9 +87,9 @@ def late_requests(text: str) -> dict[str, LateRequest]:
     """The late requests by owner, the latest last."""
     found: dict[str, LateRequest] = {}
     for line in text.split("\n")[:-1]:
-        moment, _, owner = line.partition(" ")
-        mark = GRANTED if moment.startswith(GRANTED) else CANCELLED
-        until = moment[len(mark) :]
+        mark_and_end, _, owner = line.partition(" ")
+        mark = GRANTED if mark_and_end.startswith(GRANTED) else CANCELLED
+        until = mark_and_end[len(mark) :]
         if until.isdecimal():
             found[owner] = LateRequest(mark, int(until))
     return found

@@ -95,7 +95,7 @@ WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 
         try:
             count = executor.count(_at_once(executor) + statement, parameters)
         except Failure as error:
-            if error.kind != "passing":
+            if error.kind != "transient":
                 raise
             # None is renewed; the caller asks again.
             return set()

@@ -29,7 +29,7 @@ Urgency = Literal["ordinary", "end", "renew"]
 URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
 FEWEST = 3
 """The least number of connections that a pool needs."""
-REPEATABLE = ("broken", "overtaken", "passing", "read-only")
+REPEATABLE = ("broken", "overtaken", "transient", "read-only")
 """Kinds of failures after which a call may succeed if it is repeated."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 """Seconds between two attempts; the first repetition follows at once."""
@@ -86,7 +86,7 @@ class Pool:
                             raise refused from refused.__cause__
                         raise
                     # If this one broke, do not try another idle one: those are as old.
-                    of_use = error.kind in ("overtaken", "passing")
+                    of_use = error.kind in ("overtaken", "transient")
                     connection = self._idle_connection() if of_use else None
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)

@@ -41,9 +41,9 @@ TICKET = 20.0
 """How long a waiter keeps its position after it last asked. It may be a quarter less, because not
 every request writes the ticket again."""
 LATE_BY = 120 * SECOND
-"""A copy of a request may be late by its TTL and so much more; it is granted nothing."""
+"""A copy of a request may be late by its TTL plus this time; it is granted nothing."""
 MEMORY = LATE_BY
-"""How long the end of a lease is remembered at least; the lease's TTL if that is longer."""
+"""The end of a lease is remembered for at least this long, or for its TTL if that is longer."""
 
 OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
 """The outcomes that the codes in ``ended`` and ``past`` stand for."""

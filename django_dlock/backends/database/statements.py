@@ -334,7 +334,7 @@ RETURNING token"""
     def _delete(self, executor: Executor, which: str, values: Sequence[Any]) -> None:
         executor.count(f"DELETE FROM {which.replace(' l ', ' AS l ', 1)}", values)
 
-    def forget_processes(self, executor: Executor, seen_before: int) -> None:
+    def forget_processes(self, executor: Executor, silent_for: int) -> None:
         """Delete the heartbeats of processes that have been silent for this many µs."""
         statement = f"DELETE FROM {PROCESSES} WHERE seen_at < {self.NOW} - %s"
-        executor.count(statement, (seen_before,))
+        executor.count(statement, (silent_for,))

@@ -165,10 +165,10 @@ class LeaseTable:
         try:
             return self.ask(use, name, deadline, urgency)
         except BackendUnavailable as error:
-            # An outage that came after all is told as one. But if the time was over in the middle
-            # of an attempt, the server did answer a moment ago.
+            # An outage that follows a conflict is reported as an outage. But if the time ran out in
+            # the middle of an attempt, the server did answer a moment ago.
             is_overtaken = _kind(error) == "overtaken" or (
-                _kind(error) in ("broken", "passing")
+                _kind(error) in ("broken", "transient")
                 and clock.now() >= deadline
                 and clock.now() - overtaken_at < self._options.command_timeout / 4
             )
