@@ -16,9 +16,9 @@ from .backends.base import BaseLockBackend
 from .inspection import AliasQuery
 from .lease import OWNER_PART, LeaseInfo, LeaseQuery, Waiter
 
-__all__ = ["Blocking", "Line", "Place", "Survey", "survey"]
+__all__ = ["Blocking", "Line", "LockId", "Survey", "survey"]
 
-Place: TypeAlias = tuple[str, str]
+LockId: TypeAlias = tuple[str, str]
 """The alias and the name of a lock."""
 
 
@@ -38,7 +38,7 @@ class Line:
     """
 
     depth: int
-    place: Place
+    lock: LockId
     lease: LeaseInfo | None = None
     waiter: Waiter | None = None
     in_deadlock: bool = False
@@ -55,49 +55,49 @@ class Blocking:
     """
 
     def __init__(
-        self, leases: Iterable[LeaseInfo], waiters: Mapping[Place, Sequence[Waiter]]
+        self, leases: Iterable[LeaseInfo], waiters: Mapping[LockId, Sequence[Waiter]]
     ) -> None:
         self.leases = {(info.alias, info.name): info for info in leases}
-        self.waiters = {place: list(found) for place, found in waiters.items() if found}
+        self.waiters = {lock: list(found) for lock, found in waiters.items() if found}
         # Parked and reserved leases have no caller that could wait, and the dead do not wait.
         self._by_owner = {
-            info.owner[:OWNER_PART]: place
-            for place, info in self.leases.items()
+            info.owner[:OWNER_PART]: lock
+            for lock, info in self.leases.items()
             if info.kind == "held" and info.holder_state != "dead"
         }
-        self._waits_for: dict[Place, list[Waiter]] = {}
+        self._waits_for: dict[LockId, list[Waiter]] = {}
         for found in self.waiters.values():
             for waiter in found:
-                for place in self.held_by(waiter):
-                    self._waits_for.setdefault(place, []).append(waiter)
+                for lock in self.held_by(waiter):
+                    self._waits_for.setdefault(lock, []).append(waiter)
         self.deadlocks = self._deadlocks()
         """The locks of each deadlock: the holder of each one waits for the next one, and that of
         the last one for the first one."""
-        self._in_deadlock = {place for deadlock in self.deadlocks for place in deadlock}
+        self._in_deadlock = {lock for deadlock in self.deadlocks for lock in deadlock}
 
-    def held_by(self, waiter: Waiter) -> list[Place]:
+    def held_by(self, waiter: Waiter) -> list[LockId]:
         """The locks that the waiter holds; none if its process is dead, as it waits no more."""
         if waiter.state == "dead":
             return []
         found = (self._by_owner.get(owner) for owner in waiter.holding)
-        return [place for place in found if place is not None]
+        return [lock for lock in found if lock is not None]
 
-    def waits_for(self, place: Place) -> list[Waiter]:
+    def waits_for(self, lock: LockId) -> list[Waiter]:
         """What the holder of the lock waits for: itself, as a waiter of other locks."""
-        return self._waits_for.get(place, [])
+        return self._waits_for.get(lock, [])
 
-    def chain(self, place: Place) -> list[Waiter]:
+    def chain(self, lock: LockId) -> list[Waiter]:
         """What the holder waits for, what the holder of that waits for, and so on.
 
         In a deadlock, it ends with the wait that closes the circle.
         """
-        found, seen = list[Waiter](), {place}
-        while waits := self.waits_for(place):
+        found, seen = list[Waiter](), {lock}
+        while waits := self.waits_for(lock):
             found.append(waits[0])
-            place = waits[0].alias, waits[0].name
-            if place in seen:
+            lock = waits[0].alias, waits[0].name
+            if lock in seen:
                 break
-            seen.add(place)
+            seen.add(lock)
         return found
 
     def lines(self) -> list[Line]:
@@ -106,84 +106,84 @@ class Blocking:
         Those whose holder waits for nothing are at the left, because they block all others.
         """
         found: list[Line] = []
-        seen: set[Place] = set()
-        first = [place for place in self.waiters if not self.waits_for(place)]
-        for place in (*first, *(deadlock[0] for deadlock in self.deadlocks), *self.waiters):
-            if place not in seen:
-                found.extend(self._lines_of(place, seen))
+        seen: set[LockId] = set()
+        first = [lock for lock in self.waiters if not self.waits_for(lock)]
+        for lock in (*first, *(deadlock[0] for deadlock in self.deadlocks), *self.waiters):
+            if lock not in seen:
+                found.extend(self._lines_of(lock, seen))
         return found
 
-    def _lines_of(self, place: Place, seen: set[Place]) -> Iterator[Line]:
+    def _lines_of(self, lock: LockId, seen: set[LockId]) -> Iterator[Line]:
         # Without recursion, because a chain may be long.
-        to_do: list[Line] = [Line(0, place)]
+        to_do: list[Line] = [Line(0, lock)]
         while to_do:
             line = to_do.pop()
             if line.waiter is not None:
                 yield line
                 continue
-            place, waiters = line.place, self.waiters.get(line.place, [])
-            lease, repeated = self.leases.get(place), place in seen
+            lock, waiters = line.lock, self.waiters.get(line.lock, [])
+            lease, repeated = self.leases.get(lock), lock in seen
             more = max(0, lease.waiting - len(waiters)) if lease and waiters else 0
             yield Line(
                 line.depth,
-                place,
+                lock,
                 lease,
-                in_deadlock=place in self._in_deadlock,
+                in_deadlock=lock in self._in_deadlock,
                 repeated=repeated and bool(waiters),
                 more=0 if repeated else more,
             )
             if repeated:
                 continue
-            seen.add(place)
+            seen.add(lock)
             for waiter in reversed(waiters):
                 holds = self.held_by(waiter)
                 to_do += [Line(line.depth + 2, each) for each in reversed(holds)]
-                stuck = place in self._in_deadlock and any(it in self._in_deadlock for it in holds)
-                to_do.append(Line(line.depth + 1, place, waiter=waiter, in_deadlock=stuck))
+                stuck = lock in self._in_deadlock and any(it in self._in_deadlock for it in holds)
+                to_do.append(Line(line.depth + 1, lock, waiter=waiter, in_deadlock=stuck))
 
-    def _deadlocks(self) -> list[list[Place]]:
+    def _deadlocks(self) -> list[list[LockId]]:
         """One circle for each lock that is in one and not in an earlier one."""
-        found: list[list[Place]] = []
-        known: set[Place] = set()
-        for place in self._candidates():
-            if place not in known and (circle := self._circle(place)):
+        found: list[list[LockId]] = []
+        known: set[LockId] = set()
+        for lock in self._candidates():
+            if lock not in known and (circle := self._circle(lock)):
                 known.update(circle)
                 found.append(circle)
         return found
 
-    def _candidates(self) -> list[Place]:
+    def _candidates(self) -> list[LockId]:
         """The locks whose holders wait, without those from which no circle can be reached."""
         after = {
-            place: {(it.alias, it.name) for it in waits} for place, waits in self._waits_for.items()
+            lock: {(it.alias, it.name) for it in waits} for lock, waits in self._waits_for.items()
         }
-        before: dict[Place, list[Place]] = {}
-        for place, nexts in after.items():
+        before: dict[LockId, list[LockId]] = {}
+        for lock, nexts in after.items():
             for each in nexts:
-                before.setdefault(each, []).append(place)
-        ends = deque(place for place in before if place not in after)
+                before.setdefault(each, []).append(lock)
+        ends = deque(lock for lock in before if lock not in after)
         while ends:
             end = ends.popleft()
-            for place in before.get(end, []):
-                after[place].discard(end)
-                if not after[place]:
-                    ends.append(place)
-        return [place for place, nexts in after.items() if nexts]
+            for lock in before.get(end, []):
+                after[lock].discard(end)
+                if not after[lock]:
+                    ends.append(lock)
+        return [lock for lock, nexts in after.items() if nexts]
 
-    def _circle(self, start: Place) -> list[Place]:
+    def _circle(self, start: LockId) -> list[LockId]:
         """The shortest way from a lock back to it; empty if there is none."""
-        came_from: dict[Place, Place] = {}
+        came_from: dict[LockId, LockId] = {}
         to_do = deque([start])
         while to_do:
-            place = to_do.popleft()
-            for waiter in self.waits_for(place):
+            lock = to_do.popleft()
+            for waiter in self.waits_for(lock):
                 after = waiter.alias, waiter.name
                 if after == start:
-                    circle = [place]
+                    circle = [lock]
                     while circle[-1] != start:
                         circle.append(came_from[circle[-1]])
                     return circle[::-1]
                 if after not in came_from:
-                    came_from[after] = place
+                    came_from[after] = lock
                     to_do.append(after)
         return []
 
@@ -217,7 +217,7 @@ def survey(
     pages = alias_query.ask(lambda backend: backend.page(by_waiting, limit=names))
     infos = [info for page in pages.values() for info in page.infos]
     infos.sort(key=lambda info: -info.waiting)
-    found: dict[Place, list[Waiter]] = {}
+    found: dict[LockId, list[Waiter]] = {}
 
     def read(backend: BaseLockBackend) -> None:
         for info in infos:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from django.utils.translation import gettext
 
-from ..blocking import Place
+from ..blocking import LockId
 from ..core.held_lease import RENEWALS_PER_TTL
 from ..inspection import duration, is_running
 from ..lease import LeaseInfo, Waiter
@@ -108,7 +108,7 @@ def _reserved(info: LeaseInfo) -> str:
 _OF_KIND = {"parked": _parked, "cooling": _cooling, "reserved": _reserved}
 
 
-def steps_for(place: Place, reading: Reading, *, in_deadlock: bool, release_url: str) -> list[Step]:
+def steps_for(lock: LockId, reading: Reading, *, in_deadlock: bool, release_url: str) -> list[Step]:
     """The steps that make sense now, the least harmful one first.
 
     Args:
@@ -116,7 +116,7 @@ def steps_for(place: Place, reading: Reading, *, in_deadlock: bool, release_url:
     """
     info = reading.info
     if reading.problem:
-        return [_diagnose(place)]
+        return [_diagnose(lock)]
     if info is None:
         return []
     steps = [_wait(info, in_deadlock)]
@@ -125,16 +125,16 @@ def steps_for(place: Place, reading: Reading, *, in_deadlock: bool, release_url:
     if release_url:
         steps.append(_release(info, release_url))
     if info.holder_state in ("dead", "silent") or info.ttl is None:
-        steps.append(_clear(place, info))
+        steps.append(_clear(lock, info))
     return steps
 
 
-def _diagnose(place: Place) -> Step:
+def _diagnose(lock: LockId) -> Step:
     return Step(
         gettext("Find out why the alias does not answer"),
         gettext("Nothing. It keeps its lock if it reaches the backend again in time."),
         gettext("They wait for the backend as long as their settings allow."),
-        f"python manage.py diagnose_locks --using {shlex.quote(place[0])}",
+        f"python manage.py diagnose_locks --using {shlex.quote(lock[0])}",
     )
 
 
@@ -241,8 +241,8 @@ def _release(info: LeaseInfo, url: str) -> Step:
     )
 
 
-def _clear(place: Place, info: LeaseInfo) -> Step:
-    alias, name = map(shlex.quote, place)
+def _clear(lock: LockId, info: LeaseInfo) -> Step:
+    alias, name = map(shlex.quote, lock)
     silent = " --silent-for 60" if info.holder_state == "silent" else ""
     holder = gettext("Nothing; it is over.")
     if silent:

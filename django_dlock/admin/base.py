@@ -155,25 +155,25 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg] # as ReadOnlyAdmin
     """Pages of the first rows of a table that may have millions.
 
     Attributes:
-        LONGEST: How many rows can be paged through; further rows are not counted.
+        MAX_ROWS: How many rows can be paged through; further rows are not counted.
         is_cut: Whether there are further rows.
     """
 
-    LONGEST = 10_000
+    MAX_ROWS = 10_000
     object_list: models.QuerySet[Any]
 
     @functools.cached_property
     def _keys(self) -> list[Any]:
         # Cached, because even a query that finds nothing may read the whole table.
-        return list(self.object_list.values_list("pk", flat=True)[: self.LONGEST + 1])
+        return list(self.object_list.values_list("pk", flat=True)[: self.MAX_ROWS + 1])
 
     @functools.cached_property
     def count(self) -> int:
-        return min(len(self._keys), self.LONGEST)
+        return min(len(self._keys), self.MAX_ROWS)
 
     @property
     def is_cut(self) -> bool:
-        return len(self._keys) > self.LONGEST
+        return len(self._keys) > self.MAX_ROWS
 
     def page(self, number: int | str) -> Any:
         number = self.validate_number(number)

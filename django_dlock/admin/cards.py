@@ -83,15 +83,15 @@ def percent(share: float) -> str:
     return f"{round(100 * share)} %"
 
 
-def _local(moment: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(moment, get_current_timezone())
+def _local(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, get_current_timezone())
 
 
-def clock_time(moment: float) -> str:
-    return f"{_local(moment):%H:%M}"
+def clock_time(seconds: float) -> str:
+    return f"{_local(seconds):%H:%M}"
 
 
-def _moment(figures: Figures, start: int) -> str:
+def _label_of_time(figures: Figures, start: int) -> str:
     local = _local(start)
     if figures.range.key == "hour":
         return f"{local:%H:%M}"
@@ -167,7 +167,7 @@ def _levels(figures: Figures) -> Card:
     }
     picture = Picture("dlock-levels", gettext("Held and waiting"), lead, _ticks(figures), amount)
     rows = [
-        (_moment(figures, start), (Cell(amount(a)), Cell(amount(b))))
+        (_label_of_time(figures, start), (Cell(amount(a)), Cell(amount(b))))
         for start, a, b in zip(figures.starts, held, waiting, strict=True)
         if a is not None and b is not None
     ]
@@ -216,7 +216,7 @@ def _durations(found: Distribution, name: str, title: Any, style: str) -> Card:
 def _over_time(
     figures: Figures, picture: Picture, values: Sequence[float], style: str
 ) -> tuple[SafeString, Table]:
-    names = [_moment(figures, start) for start in figures.starts]
+    names = [_label_of_time(figures, start) for start in figures.starts]
     shown = ((name, value) for name, value in zip(names, values, strict=True) if value)
     rows = [(name, (Cell(picture.show(value)),)) for name, value in shown]
     table = Table([_("from"), picture.title], rows)
@@ -229,10 +229,9 @@ def _losses(figures: Figures) -> Card:
     title = _("Losses")
     total = figures.total(instruments.LOSSES)
     lead = (
-        ngettext("%s lock ended under its holder.", "%s locks ended under their holders.", total)
-        % amount(total)
+        ngettext("%s lock ended while held.", "%s locks ended while held.", total) % amount(total)
         if total
-        else gettext("No lock ended under its holder.")
+        else gettext("No lock ended while held.")
     )
     values = figures.sums(instruments.LOSSES)
     picture, table = _over_time(

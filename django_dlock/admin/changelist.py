@@ -20,7 +20,7 @@ from .base import may_see_users
 from .filters import LeaseFilter, TextFilter, known_aliases
 from .links import id_of
 
-__all__ = ["HeldLockChangeList", "as_row", "place_of"]
+__all__ = ["HeldLockChangeList", "alias_and_name", "as_row"]
 
 
 def as_row(info: LeaseInfo, request: HttpRequest) -> HeldLock:
@@ -33,13 +33,13 @@ def as_row(info: LeaseInfo, request: HttpRequest) -> HeldLock:
     return row
 
 
-def place_of(object_id: str) -> tuple[str, str]:
+def alias_and_name(object_id: str) -> tuple[str, str]:
     """Alias and name from an id that ``id_of`` has made."""
     alias, _slash, name = object_id.partition("/")
     return unquote(alias), name
 
 
-def places_named(name: str, aliases: Sequence[str]) -> list[tuple[str, str]]:
+def ids_of_name(name: str, aliases: Sequence[str]) -> list[tuple[str, str]]:
     """The ids that a lock of this name has in each alias; none if it cannot be a name."""
     try:
         check_name(name)
@@ -95,7 +95,7 @@ class HeldLockChangeList(ChangeList):
         self.problems = alias_query.problems
         self._show_page(request, infos)
         self.not_held = (
-            [] if infos or self.problems else places_named(self.query, alias_query.aliases)
+            [] if infos or self.problems else ids_of_name(self.query, alias_query.aliases)
         )
 
     @property

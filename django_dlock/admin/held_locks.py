@@ -26,7 +26,7 @@ from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
 from .base import CHANGE, badge, breakable, log
 from .cells import holder_of, time_left
-from .changelist import HeldLockChangeList, as_row, place_of
+from .changelist import HeldLockChangeList, alias_and_name, as_row
 from .filters import (
     HOLDER_STATES,
     KINDS,
@@ -148,7 +148,7 @@ class HeldLockAdmin(WhyAdmin):
         # Check this before asking a backend, so that nobody can find out which locks exist.
         if not self.has_view_permission(request):
             raise PermissionDenied
-        alias, name = place_of(object_id)
+        alias, name = alias_and_name(object_id)
         try:
             info = locks[alias].get(name) if alias in locks else None
         except (BackendUnavailable, InvalidLockBackend) as error:
@@ -302,15 +302,15 @@ class HeldLockAdmin(WhyAdmin):
 
     def _held(self, request: HttpRequest, object_ids: list[str]) -> list[HeldLock]:
         """The chosen locks that are still held; shows a message about each of the others."""
-        places = list(dict.fromkeys(map(place_of, object_ids)))
-        alias_query = AliasQuery(dict.fromkeys(alias for alias, _name in places))
+        chosen = list(dict.fromkeys(map(alias_and_name, object_ids)))
+        alias_query = AliasQuery(dict.fromkeys(alias for alias, _name in chosen))
         found = alias_query.ask(
-            lambda backend: {n: backend.get(n) for alias, n in places if alias == backend.alias}
+            lambda backend: {n: backend.get(n) for alias, n in chosen if alias == backend.alias}
         )
         for problem in alias_query.problems.values():
             self.message_user(request, problem, messages.ERROR)
         rows = []
-        for alias, name in places:
+        for alias, name in chosen:
             info = found.get(alias, {}).get(name)
             if info is not None:
                 rows.append(as_row(info, request))

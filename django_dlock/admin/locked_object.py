@@ -28,7 +28,7 @@ from ..keys import Key, MissingValue, compile_key
 from ..log import logger
 from ..models import HeldLock
 from .base import remember, request_of
-from .changelist import as_row, place_of
+from .changelist import alias_and_name, as_row
 from .held_locks import HeldLockAdmin
 
 __all__ = ["LockedObjectAdmin"]
@@ -246,7 +246,7 @@ class LockedObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generi
             return page.release(request, [lock.pk for lock in held])
         names, _problems = self._names_of(obj)
         aliases = self._aliases()
-        if not all(a in aliases and n in names for a, n in map(place_of, chosen)):
+        if not all(a in aliases and n in names for a, n in map(alias_and_name, chosen)):
             text = gettext("This object has changed since the page was loaded. Nothing was done.")
             self.message_user(request, text, messages.WARNING)
             return page.to_list(request)

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 
-from ..blocking import Blocking, Line, Place
+from ..blocking import Blocking, Line, LockId
 from ..inspection import duration
 from ..lease import HolderState, LeaseInfo, Waiter
 from ..process import ProcessIdentity, death_proof
@@ -53,30 +53,30 @@ class People:
             "state": _state(waiter.state),
             "since": _moment(waiter.since),
             "waited": duration(waiter.waited),
-            "holds": [self._link(place) for place in blocking.held_by(waiter)],
+            "holds": [self._link(lock) for lock in blocking.held_by(waiter)],
             "is_gone": waiter.state == "dead",
         }
 
     def wait(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
         """One link of a chain: whom a holder waits for, and since when."""
-        place = waiter.alias, waiter.name
-        lease = blocking.leases.get(place)
+        lock = waiter.alias, waiter.name
+        lease = blocking.leases.get(lock)
         return {
-            "link": self._link(place),
+            "link": self._link(lock),
             "waited": duration(waiter.waited),
             "who": self._who(lease.metadata, lease.process) if lease is not None else "",
             "state": _state(lease.holder_state) if lease is not None else "",
         }
 
-    def deadlock(self, blocking: Blocking, circle: Sequence[Place]) -> list[dict[str, Any]]:
+    def deadlock(self, blocking: Blocking, circle: Sequence[LockId]) -> list[dict[str, Any]]:
         """The locks of a circle, each with its holder and with what that waits for."""
         found = []
-        for place, after in zip(circle, [*circle[1:], circle[0]], strict=True):
-            lease = blocking.leases[place]
-            wait = next(it for it in blocking.waits_for(place) if (it.alias, it.name) == after)
+        for lock, after in zip(circle, [*circle[1:], circle[0]], strict=True):
+            lease = blocking.leases[lock]
+            wait = next(it for it in blocking.waits_for(lock) if (it.alias, it.name) == after)
             found.append(
                 {
-                    "link": self._link(place),
+                    "link": self._link(lock),
                     "who": self._who(lease.metadata, lease.process),
                     "waits_for": self._link(after),
                     "waited": duration(wait.waited),
@@ -106,15 +106,15 @@ class People:
             notes.append(text % {"count": line.more})
         return {
             **row,
-            "what": self._link(line.place),
+            "what": self._link(line.lock),
             "notes": notes,
             "who": self._who(lease.metadata, lease.process) if lease else gettext("nobody"),
             "state": _state(lease.holder_state) if lease else "",
             "for": duration(lease.age) if lease else "",
         }
 
-    def _link(self, place: Place) -> SafeString:
-        alias, name = place
+    def _link(self, lock: LockId) -> SafeString:
+        alias, name = lock
         return format_html(
             '<a href="{}">{}</a> <span class="dlock-quiet">{}</span>',
             why_url(self._site, alias, name),

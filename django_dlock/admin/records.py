@@ -98,7 +98,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
     search_help_text = _(
         "All records by the whole key or scope; the latest %(count)d also by a part of the key, "
         "scope or lock, or by the task id"
-    ) % {"count": BoundedPaginator.LONGEST}
+    ) % {"count": BoundedPaginator.MAX_ROWS}
     ordering = ("-id",)
     change_list_template = "admin/django_dlock/idempotencyrecord/change_list.html"
     change_form_template = "admin/django_dlock/idempotencyrecord/change_form.html"
@@ -144,7 +144,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         digests = [IdempotencyRecord.digest_of(scope, search_term) for scope in scopes]
         exactly = queryset.filter(Q(digest__in=digests) | Q(scope=search_term))
         newest = IdempotencyRecord.objects.using(queryset.db).aggregate(pk=Max("pk"))["pk"] or 0
-        latest = queryset.filter(pk__gt=newest - self.paginator.LONGEST)
+        latest = queryset.filter(pk__gt=newest - self.paginator.MAX_ROWS)
         return exactly | super().get_search_results(request, latest, search_term)[0], False
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[RecordChangeList]:

@@ -61,7 +61,7 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
         records = IdempotencyRecord.objects.using(database)
         try:
             newest = records.aggregate(pk=Max("pk"))["pk"] or 0
-            latest = records.filter(wanted, pk__gt=newest - BoundedPaginator.LONGEST)
+            latest = records.filter(wanted, pk__gt=newest - BoundedPaginator.MAX_ROWS)
             found = list(latest.defer("message", "result", "error").order_by("-pk")[:100])
         except DatabaseError:
             # Another page says so; this one is about the lock.

@@ -15,7 +15,7 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from ..blocking import Blocking, Place, survey
+from ..blocking import Blocking, LockId, survey
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery
@@ -24,7 +24,7 @@ from ..models import IdempotencyRecord, LockEvent
 from ..names import check_name
 from .advice import Reading, steps_for, verdict
 from .base import BoundedPaginator, GuardedAdmin, may_see_users
-from .changelist import place_of
+from .changelist import alias_and_name
 from .events import LockEventAdmin
 from .filters import known_aliases
 from .links import id_of, page_url, why_url
@@ -80,7 +80,7 @@ class WhyAdmin(GuardedAdmin):
         # Check this before asking a backend, so that nobody can find out which locks exist.
         if not self.has_view_permission(request):
             raise PermissionDenied
-        alias, name = place = place_of(unquote(object_id))
+        alias, name = lock = alias_and_name(unquote(object_id))
         aliases, _settings_problem = known_aliases()
         try:
             check_name(name)
@@ -89,16 +89,16 @@ class WhyAdmin(GuardedAdmin):
         except (TypeError, ValueError) as error:
             self.message_user(request, str(error), messages.WARNING)
             return self.to_list(request)
-        reading, query = read(place), AliasQuery(aliases)
+        reading, query = read(lock), AliasQuery(aliases)
         if reading.problem:
             # Every further question to a dead server would take its whole command timeout.
             query.problems[alias] = reading.problem
         blocking, _names_read, is_complete = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
-        blocking = _with(blocking, place, reading)
+        blocking = _with(blocking, lock, reading)
         info, waiters = reading.info, reading.waiters
         people, site = People(request, self.admin_site.name), self.admin_site.name
-        in_deadlock = any(place in circle for circle in blocking.deadlocks)
-        waits = blocking.chain(place)
+        in_deadlock = any(lock in circle for circle in blocking.deadlocks)
+        waits = blocking.chain(lock)
         release = "release" if self.may_take_step(request, "release") else ""
         return self._page(
             request,
@@ -107,7 +107,7 @@ class WhyAdmin(GuardedAdmin):
             name=name,
             alias=alias,
             info=info,
-            change_url=page_url(site, "heldlock", "change", id_of(*place))
+            change_url=page_url(site, "heldlock", "change", id_of(*lock))
             if info is not None
             else "",
             problem=reading.problem,
@@ -121,19 +121,21 @@ class WhyAdmin(GuardedAdmin):
             waiters=[people.waiter(blocking, waiter) for waiter in waiters],
             more_waiters=max(0, info.waiting - len(waiters)) if info and waiters else 0,
             steps=steps_for(
-                place,
+                lock,
                 reading,
                 in_deadlock=in_deadlock,
-                release_url=release and page_url(site, "heldlock", release, id_of(*place)),
+                release_url=release and page_url(site, "heldlock", release, id_of(*lock)),
             ),
-            **self._past(request, place, info),
+            **self._past(request, lock, info),
         )
 
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponseRedirect:
         # A lock that nobody holds any more still has a past, and perhaps waiters.
-        return HttpResponseRedirect(why_url(self.admin_site.name, *place_of(unquote(object_id))))
+        return HttpResponseRedirect(
+            why_url(self.admin_site.name, *alias_and_name(unquote(object_id)))
+        )
 
     def _page(self, request: HttpRequest, page: str, **facts: Any) -> TemplateResponse:
         request.current_app = self.admin_site.name
@@ -147,18 +149,18 @@ class WhyAdmin(GuardedAdmin):
 
     # -- tables --------------------------------------------------------------------------
 
-    def _past(self, request: HttpRequest, place: Place, info: LeaseInfo | None) -> dict[str, Any]:
+    def _past(self, request: HttpRequest, lock: LockId, info: LeaseInfo | None) -> dict[str, Any]:
         """The events of the last day, and the records; ``None`` if the visitor may not see them."""
         events = records = None
         problems: dict[str, str] = {}
         if request.user.has_perm("django_dlock.view_lockevent"):
             try:
-                events = self._events(request, place)
+                events = self._events(request, lock)
             except DatabaseError as error:
                 problems[gettext("The lock events cannot be read.")] = str(error)
         if request.user.has_perm("django_dlock.view_idempotencyrecord"):
             try:
-                records = self._records(place, info)
+                records = self._records(lock, info)
             except DatabaseError as error:
                 problems[gettext("The idempotency records cannot be read.")] = str(error)
         more_events = events is not None and len(events) > EVENTS
@@ -170,8 +172,8 @@ class WhyAdmin(GuardedAdmin):
             "past_problems": problems,
         }
 
-    def _events(self, request: HttpRequest, place: Place) -> list[dict[str, Any]]:
-        alias, name = place
+    def _events(self, request: HttpRequest, lock: LockId) -> list[dict[str, Any]]:
+        alias, name = lock
         since = timezone.now() - dt.timedelta(days=1)
         # A failed statement must not spoil a transaction of the request.
         with transaction.atomic(using=router.db_for_read(LockEvent)):
@@ -190,15 +192,15 @@ class WhyAdmin(GuardedAdmin):
             for event in events
         ]
 
-    def _records(self, place: Place, info: LeaseInfo | None) -> list[dict[str, Any]]:
-        alias, name = place
+    def _records(self, lock: LockId, info: LeaseInfo | None) -> list[dict[str, Any]]:
+        alias, name = lock
         using = router.db_for_read(IdempotencyRecord)
         with transaction.atomic(using=using):
             records = IdempotencyRecord.objects.using(using).defer("message", "result", "error")
             newest = records.order_by("-pk").values_list("pk", flat=True).first() or 0
             of_lock = records.filter(lock_alias=alias, lock_name=name)
             # The name of a lock has no index.
-            latest = of_lock.filter(pk__gt=newest - BoundedPaginator.LONGEST)
+            latest = of_lock.filter(pk__gt=newest - BoundedPaginator.MAX_ROWS)
             found = {record.pk: record for record in latest.order_by("-pk")[:RECORDS]}
             task = info.metadata.get("task_name") if info is not None else None
             if isinstance(task, str):
@@ -219,9 +221,9 @@ class WhyAdmin(GuardedAdmin):
         ]
 
 
-def read(place: Place) -> Reading:
+def read(lock: LockId) -> Reading:
     """Ask the backend of one alias; never raises for one that does not answer."""
-    alias, name = place
+    alias, name = lock
     info: LeaseInfo | None = None
     try:
         backend = locks[alias]
@@ -233,12 +235,12 @@ def read(place: Place) -> Reading:
         return Reading(info, problem=str(error))
 
 
-def _with(blocking: Blocking, place: Place, reading: Reading) -> Blocking:
+def _with(blocking: Blocking, lock: LockId, reading: Reading) -> Blocking:
     """What was read of all locks, with what was read of this one."""
     if reading.problem:
         return blocking
     leases = {**blocking.leases}
-    leases.pop(place, None)
+    leases.pop(lock, None)
     if reading.info is not None:
-        leases[place] = reading.info
-    return Blocking(leases.values(), {**blocking.waiters, place: reading.waiters})
+        leases[lock] = reading.info
+    return Blocking(leases.values(), {**blocking.waiters, lock: reading.waiters})

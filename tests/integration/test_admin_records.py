@@ -284,7 +284,7 @@ def test_the_page_of_a_record_shows_its_result(admin_client):
 
 
 def test_only_as_many_records_are_counted_as_the_pages_can_show(admin_client, monkeypatch):
-    monkeypatch.setattr(BoundedPaginator, "LONGEST", 3)
+    monkeypatch.setattr(BoundedPaginator, "MAX_ROWS", 3)
     monkeypatch.setattr(IdempotencyRecordAdmin, "list_per_page", 2)
     for number in range(5):
         make_record(str(number))
@@ -332,7 +332,7 @@ def test_a_search_reads_only_the_latest_records_and_those_found_by_an_index(
     admin_client, monkeypatch
 ):
     """Searching for part of a text would read every row of a table with millions."""
-    monkeypatch.setattr(BoundedPaginator, "LONGEST", 2)
+    monkeypatch.setattr(BoundedPaginator, "MAX_ROWS", 2)
     make_record("order 7", task_id="old", scope="shop.refund")
     for number in range(3):
         make_record(f"order {number}", task_id="new")

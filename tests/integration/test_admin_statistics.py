@@ -99,7 +99,7 @@ def test_the_page_shows_what_was_counted(admin_client):
         "Averages over a minute: at most 1.5 held, 0.5 waiting.",
         "Half within 5 ms, 95 % within 3 s, the longest 3 s.",
         "Half within 4 s, 95 % within 4 s, the longest 4 s.",
-        "1 lock ended under its holder.",
+        "1 lock ended while held.",
         "7 renewals; the renewal thread woke at most 250 ms too late.",
         "5 deliveries of tasks were put back into their queues. 1 lock was kept for a retry.",
         "Most often found held: order.",

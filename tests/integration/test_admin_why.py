@@ -279,7 +279,7 @@ def test_the_record_of_the_lock_is_linked(admin_client, monkeypatch):
     assert all(links[0] % it.pk in page for it in (by_key, by_lock))
     assert links[0] % other.pk not in page
     # The latest records are searched; that of the task itself is found by its key.
-    monkeypatch.setattr(BoundedPaginator, "LONGEST", 1)
+    monkeypatch.setattr(BoundedPaginator, "MAX_ROWS", 1)
     page = admin_client.get(why_page("a")).content.decode()
     assert links[0] % by_key.pk in page
     assert links[0] % by_lock.pk not in page

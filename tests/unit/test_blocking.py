@@ -28,8 +28,8 @@ def held(name, alias="default", waiting=0, kind="held"):
     )
 
 
-def waiter(place, holds=(), state="alive", number=0):
-    alias, name = place
+def waiter(lock, holds=(), state="alive", number=0):
+    alias, name = lock
     holding = " ".join(owner_of(held_name, held_alias)[:16] for held_alias, held_name in holds)
     metadata = {HOLDING: holding} if holding else {}
     return Waiter(name, alias, f"w{number}", NOW, 1.0, None, state, metadata)
@@ -44,8 +44,8 @@ def blocking(edges, extra=()):
         held_places = [("default", it) for it in holds.split(",") if it]
         waiting.append(waiter(("default", name), held_places, number=len(waiting)))
         names.update(dict.fromkeys([name, *(it for _, it in held_places)]))
-    for place, found in extra:
-        waiters.setdefault(place, []).extend(found)
+    for lock, found in extra:
+        waiters.setdefault(lock, []).extend(found)
     infos = [held(name, waiting=len(waiters.get(("default", name), ()))) for name in names]
     return Blocking(infos, waiters)
 
@@ -54,7 +54,7 @@ def shown(found):
     """The lines as text: ``*`` marks a deadlock, ``^`` a lock whose waiters are elsewhere."""
     return [
         " " * line.depth
-        + (line.waiter.owner if line.waiter else line.place[1])
+        + (line.waiter.owner if line.waiter else line.lock[1])
         + "*" * line.in_deadlock
         + "^" * line.repeated
         for line in found.lines()
@@ -84,12 +84,12 @@ def test_a_deadlock_of_many_and_those_who_wait_behind_it():
     assert sorted(circle) == sorted(("default", f"n{number}") for number in range(size))
     following = dict(zip(circle, [*circle[1:], circle[0]], strict=True))
     assert all(
-        [(it.alias, it.name) for it in found.waits_for(place)] == [after]
-        for place, after in following.items()
+        [(it.alias, it.name) for it in found.waits_for(lock)] == [after]
+        for lock, after in following.items()
     )
     lines = found.lines()
-    assert len({line.place for line in lines}) == size + 1
-    assert [line.in_deadlock for line in lines if line.place[1] == "outside"] == [False, False]
+    assert len({line.lock for line in lines}) == size + 1
+    assert [line.in_deadlock for line in lines if line.lock[1] == "outside"] == [False, False]
 
 
 def test_a_chain_that_ends_in_a_deadlock_is_followed_once_around():
@@ -159,9 +159,9 @@ def test_a_lease_whose_holder_is_dead_is_in_no_deadlock():
 
 
 def test_a_lease_that_changed_hands_is_not_the_waiters_any_more():
-    place = ("default", "a")
+    lock = ("default", "a")
     old = Waiter("a", "default", "w", NOW, 1.0, None, "alive", {HOLDING: "0123456789abcdef 7"})
-    found = Blocking([held("a"), held("b")], {place: [old]})
+    found = Blocking([held("a"), held("b")], {lock: [old]})
     assert found.held_by(old) == []
     assert shown(found) == ["a", " w"]
 
@@ -173,8 +173,8 @@ def test_odd_metadata_names_no_lease(value):
 
 
 def test_a_name_that_nobody_holds_is_shown_with_its_waiters():
-    place = ("default", "free")
-    found = Blocking([], {place: [waiter(place)]})
+    lock = ("default", "free")
+    found = Blocking([], {lock: [waiter(lock)]})
     assert [line.lease for line in found.lines()] == [None, None]
 
 
@@ -191,7 +191,7 @@ def test_a_survey_follows_real_waiters_over_aliases(settings):
         assert found.names_read == 2
         assert found.is_complete
         # The thread that holds both is not the one that waits, so there is no circle.
-        assert [line.place for line in found.blocking.lines()] == [
+        assert [line.lock for line in found.blocking.lines()] == [
             ("billing", "b"),
             ("billing", "b"),
             ("default", "a"),
@@ -213,10 +213,10 @@ def test_a_survey_reads_the_names_that_most_wait_for_and_says_what_is_missing(mo
             queue_up("default", "busier")
         queue_up("default", "busy")
         found = survey(AliasQuery(["default"]), names=1)
-        assert [line.place[1] for line in found.blocking.lines() if not line.waiter] == ["busier"]
+        assert [line.lock[1] for line in found.blocking.lines() if not line.waiter] == ["busier"]
         assert not found.is_complete
         found = survey(AliasQuery(["default"]), waiters=2)
-        (line,) = [line for line in found.blocking.lines() if line.place[1] == "busier"][:1]
+        (line,) = [line for line in found.blocking.lines() if line.lock[1] == "busier"][:1]
         assert line.more == 1
         assert not found.is_complete
         found = survey(AliasQuery(["default"]), seconds=0)
