@@ -17,7 +17,7 @@ from testproject.processes import OwnProcess
 from . import processor, tasks
 from .counting import server_commands
 
-__all__ = ["Batch", "CeleryWorker", "Crew"]
+__all__ = ["Batch", "CeleryWorker", "SharedWorker"]
 
 PATIENCE = 60.0
 
@@ -58,7 +58,7 @@ class Batch:
     at_server: float
 
 
-class Crew:
+class SharedWorker:
     """A worker shared by the subjects of one row; started by the first batch.
 
     Messages published before that wait for it, so that commands can be counted at a server that

@@ -13,7 +13,7 @@ from ..model import OURS, Metric, Readings, Role, Row, Session, Subject, Unavail
 from ..peers import no_postgres
 
 if TYPE_CHECKING:
-    from ..celery_worker import Crew
+    from ..celery_worker import SharedWorker
 
 PLAIN = "plain Celery"
 
@@ -47,15 +47,15 @@ METRICS = (
 
 
 class _Task(Session):
-    def __init__(self, crew: Crew, task: str, messages: int) -> None:
-        self._crew, self._task, self._messages = crew, task, messages
+    def __init__(self, worker: SharedWorker, task: str, messages: int) -> None:
+        self._worker, self._task, self._messages = worker, task, messages
 
     def once(self) -> Readings:
-        extra = self._crew.commands(self._task) - self._crew.commands("plain")
+        extra = self._worker.commands(self._task) - self._worker.commands("plain")
         return {"publish_commands": extra}
 
     def round(self) -> Readings:
-        batch = self._crew.batch(self._task, self._messages)
+        batch = self._worker.batch(self._task, self._messages)
         return {**dataclasses.asdict(batch), "total": batch.publish + batch.run}
 
 
@@ -79,15 +79,15 @@ def row(
     pool: str = "prefork",
     concurrency: int = 1,
 ) -> Row:
-    crews: list[Crew] = []
+    workers: list[SharedWorker] = []
 
-    def crew() -> Crew:
+    def worker() -> SharedWorker:
         # Not before the row runs, because the import sets up Django and Celery.
-        if not crews:
-            from ..celery_worker import Crew
+        if not workers:
+            from ..celery_worker import SharedWorker
 
-            crews.append(Crew(pool, concurrency, bench.server_spent))
-        return crews[0]
+            workers.append(SharedWorker(pool, concurrency, bench.server_spent))
+        return workers[0]
 
     def subject(subject: str, role: Role, task: str, options: str) -> Subject:
         # A record is written three times: fewer of them take as long as the others' batch.
@@ -100,8 +100,8 @@ def row(
                 raise Unavailable(no_postgres())
             if package and importlib.util.find_spec(package) is None:
                 raise Unavailable(f"{package} is not installed")
-            with crew().joined():
-                yield _Task(crew(), task, messages)
+            with worker().joined():
+                yield _Task(worker(), task, messages)
 
         return Subject(subject, role, options, ready)
 

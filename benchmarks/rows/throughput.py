@@ -72,7 +72,7 @@ def rows(bench: Bench) -> Iterator[Row]:
 def subject(bench: Bench, kind: Kind, load: Load, store: str = "redis") -> Subject:
     @contextmanager
     def open_() -> Iterator[Session]:
-        yield _Crowd(bench, kind, load, store)
+        yield _Contenders(bench, kind, load, store)
 
     return Subject(kind.name, kind.role, kind.options, open_)
 
@@ -93,10 +93,10 @@ class _Gained:
     cpu: float
 
 
-class _Crowd(Session):
+class _Contenders(Session):
     def __init__(self, bench: Bench, kind: Kind, load: Load, store: str) -> None:
         self._bench, self._kind, self._load, self._store = bench, kind, load, store
-        self._name = f"crowd:{kind.name}"
+        self._name = f"contended:{kind.name}"
         peers.prime(kind, self._name)
         self._contend(DIRECT, 0.05)
 

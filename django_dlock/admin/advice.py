@@ -208,7 +208,7 @@ def _stop(info: LeaseInfo) -> Step:
         gettext("Stop the process on %(host)s") % {"host": host} if host else gettext("Stop it"),
         gettext("The process ends with all that it does, not only with this work."),
         gettext(
-            "The first one gets the lock when the process ends in order; after a kill -9, in "
+            "The first one gets the lock when the process ends normally; after a kill -9, in "
             "at most %(time)s."
         )
         % {"time": duration(info.ttl or 0)},

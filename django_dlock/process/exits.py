@@ -1,4 +1,4 @@
-"""What a process does when it ends in order: a main process, a forked child, a child of a pool."""
+"""What a process does when it ends normally: a main process, a forked child, a child of a pool."""
 
 from __future__ import annotations
 

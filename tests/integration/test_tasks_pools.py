@@ -221,7 +221,7 @@ def test_a_hard_limit_of_a_greenlet_ends_its_run_and_reports_no_dead_process(
 
 
 def test_each_replacement_of_a_child_renews_and_releases(site, place):
-    """One child per task: each starts without threads and ends in order."""
+    """One child per task: each starts without threads and ends normally."""
     options = {"full": "--max-memory-per-child=1", "done": "--max-tasks-per-child=1"}
     workers = [site.worker("prefork", 1, option, "-Q", why) for why, option in options.items()]
     pids = [result(site.send("leaves", why, queue=why)) for why in options]

@@ -83,7 +83,7 @@ class LoopThread:
 
 
 class Awaited:
-    """Goes before a backend class: its methods await those of ``awaited`` on one event loop.
+    """A mixin for a backend class: its methods await those of ``awaited`` on one event loop.
 
     ``awaited`` is another backend of that class.
     """

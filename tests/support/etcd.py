@@ -116,7 +116,7 @@ class EtcdServer(OwnProcess):
 
     def _answers(self) -> bool:
         if self.tls is not None:
-            # Nothing else is worth the certificates.
+            # The log is enough; a request would need the certificates.
             return "serving client traffic" in self._logged
         try:
             return "leader" in self.call("maintenance/status")

@@ -16,7 +16,7 @@ from tests.support.turns import configure
 
 THREADS, CHILDREN, TIMES = 2, 8, 5
 INCREMENTS = (THREADS + 1) * CHILDREN * TIMES
-"""Of one such process and its children."""
+"""Increments made by one process and its children."""
 
 
 def main(database: str, file: str) -> None:

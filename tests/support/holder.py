@@ -152,7 +152,7 @@ class Holder:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def end(self) -> int:
-        """Let it end in order; return its exit code."""
+        """Let it shut down normally; return its exit code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(PATIENCE)

@@ -55,20 +55,20 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
 
     armed = False
 
-    def strike(*_: Any) -> None:
+    def interrupt(*_: Any) -> None:
         # A signal may arrive late, from another thread.
         if armed:
             raise kind
 
-    signal.signal(signal.SIGALRM, strike)
+    signal.signal(signal.SIGALRM, interrupt)
     one(name or "storm", how)
     started = time.perf_counter()
     for _ in range(10):
         one(name or "storm", how)
     usual = (time.perf_counter() - started) / 10
-    struck = 0
+    interrupted = 0
     for number in range(rounds):
-        # An interrupted call drops its connection; the next call shall not have to reconnect.
+        # An interrupted call drops its connection; the next call should not have to reconnect.
         one(name or "storm", how)
         armed = True
         try:
@@ -79,11 +79,11 @@ def storm(error: str, how: How, *, rounds: int, seed: int, name: str = "") -> in
             # An interrupt inside one of Python's own waits becomes "release unlocked lock".
             if not isinstance(caught, kind) and not isinstance(caught.__context__, kind):
                 raise
-            struck += 1
+            interrupted += 1
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
     gc.collect()
-    return struck
+    return interrupted
 
 
 class _Nth:
@@ -116,7 +116,7 @@ def walk(how: How) -> dict[str, str]:
 
     The handles stay alive. Returns the names and where they were interrupted.
     """
-    struck: dict[str, str] = {}
+    interrupted: dict[str, str] = {}
     for number in itertools.count(1):
         # The last interrupt may have dropped the connection. Opening a new one passes additional
         # points, which would shift all others.
@@ -134,12 +134,12 @@ def walk(how: How) -> dict[str, str]:
                 lock.release()
         except (KeyboardInterrupt, RuntimeError):
             # The latter is "release unlocked lock", which Python's own waits make of it.
-            struck[lock.name] = nth.where
+            interrupted[lock.name] = nth.where
         finally:
             sys.setprofile(None)
         if not nth.where:
             break
-    return struck
+    return interrupted
 
 
 kept: list[Lock] = []
@@ -170,7 +170,7 @@ async def cancellations(how: How, *, rounds: int, seed: int) -> int:
         return count
 
     usual = statistics.median([await turns(asyncio.create_task(body("storm"))) for _ in range(10)])
-    struck = 0
+    interrupted = 0
     for number in range(rounds):
         task = asyncio.create_task(body(f"storm:{number}"))
         await turns(task, moments.uniform(0, usual))
@@ -178,10 +178,10 @@ async def cancellations(how: How, *, rounds: int, seed: int) -> int:
         try:
             await task
         except asyncio.CancelledError:
-            struck += 1
+            interrupted += 1
     del task
     gc.collect()
-    return struck
+    return interrupted
 
 
 def all_free(rounds: int, timeout: float) -> bool:

@@ -21,7 +21,7 @@ __all__ = ["RedisCluster"]
 SLOTS = [(0, 5460), (5461, 10922), (10923, 16383)]
 Certificates: TypeAlias = tuple[Path, Path, Path]
 BUS = 10_000
-"""The port of a node's cluster bus is so much higher than its own."""
+"""A node's cluster bus uses a port this much higher than its own."""
 
 
 def _node(tls: Certificates | None, more: Sequence[str]) -> RedisServer:

@@ -280,7 +280,7 @@ class Worker:
         return self.log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """End it in order; kill it if that takes too long."""
+        """Shut it down normally; kill it if that takes too long."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

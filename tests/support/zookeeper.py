@@ -17,7 +17,7 @@ __all__ = ["ServerNotFound", "ZooKeeperServer", "ensemble"]
 JAR = "/usr/share/java/zookeeper.jar"
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK = 200
-"""Milliseconds: sessions are noticed to be over a tick late, and are at least two ticks long."""
+"""Milliseconds per tick. A session ends up to one tick late, and lasts at least two."""
 
 
 def find_jar() -> str | None:

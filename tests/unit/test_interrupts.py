@@ -113,10 +113,10 @@ def everywhere(prepare: Callable[[], Callable[[], object]], check: Callable[[str
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     locks.reset()
     # At once, because nothing here shall wait for another thread.
-    monkeypatch.setattr(cleanup, "cancel_later", undo_now)
+    monkeypatch.setattr(cleanup, "cancel_later", cancel_now)
 
 
-def undo_now(backend: Any, request: Any, *, min_hold: float = 0.0) -> None:
+def cancel_now(backend: Any, request: Any, *, min_hold: float = 0.0) -> None:
     backend.cancel_acquire(request, deadline=backend.call_deadline())
 
 
