@@ -161,7 +161,7 @@ def test_g1_a_lease_is_granted_and_guarded_by_a_majority_only(nodes, down, how):
         acquire(backend)
     assert nodes[min(down)].proxy.url.split("/")[2] in str(caught.value)
     if how != "kill":
-        # What a node granted, or grants when it wakes up, is taken back.
+        # What a node granted, or grants when it wakes up, is withdrawn.
         nodes.heal()
         eventually(lambda: nodes.owners_of("name") == [""] * 3)
 
@@ -254,7 +254,7 @@ def test_g5_an_acquire_is_repeated_after_a_majority_of_its_replies_was_lost(node
     asked = request()
     with pytest.raises(QuorumNotReached):
         acquire(backend, asked)
-    # It was granted there, and that was taken back without a trace.
+    # It was granted there, and that was withdrawn without a trace.
     lease = retried(lambda: grant(backend, asked))
     assert lease.owner == asked.owner
     assert isinstance(retried(lambda: acquire(backend)), Contention)
@@ -285,7 +285,7 @@ def test_g7_an_interrupted_acquire_is_cancelled(nodes, monkeypatch):
     eventually(lambda: nodes.owners_of("name") == [""] * 3)
 
 
-# -- what is granted without a quorum is taken back ----------------------------------------
+# -- what is granted without a quorum is withdrawn -----------------------------------------
 
 
 def test_g5_a_grant_without_a_quorum_is_withdrawn_at_once(nodes):
