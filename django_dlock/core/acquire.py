@@ -11,6 +11,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from .. import clock, signals
@@ -193,15 +194,19 @@ class AcquireFlows:
             )
         started, outer = clock.now(), transactions.outermost()
         self.contention = None
+        # Of this acquire alone: several threads may share the handle.
+        contentions: list[Contention] = []
         trace = tracing.begin(self.name, self.alias)
         try:
-            lease, backend = yield from self._granted_flow(requests, started, patience)
+            lease, backend = yield from self._granted_flow(
+                requests, started, patience, partial(self._met, contentions)
+            )
         except BaseException as error:
-            self._stop_waiting()
+            self._stop_waiting(contentions)
             if trace is not None:
                 trace.failed(error)
             raise
-        self._stop_waiting()
+        self._stop_waiting(contentions)
         if lease is None:
             if trace is not None:
                 trace.contended()
@@ -227,14 +232,14 @@ class AcquireFlows:
         return self
 
     def _granted_flow(
-        self, requests: list[LeaseRequest], started: float, patience: float | None
+        self, requests: list[LeaseRequest], started: float, patience: float | None, met: Met
     ) -> Flow[tuple[Lease | None, BaseLockBackend]]:
         """The lease, ``None`` if the patience ended, and which backend has it."""
         left = patience
         while True:
             try:
                 lease = yield from grant_flow(
-                    self._backend, requests[-1], patience=left, met=self._met, broke=self._broke
+                    self._backend, requests[-1], patience=left, met=met, broke=self._broke
                 )
             except BackendUnavailable as error:
                 try:
@@ -271,16 +276,16 @@ class AcquireFlows:
                 signals.gave_up, self._sender, owner=None, reason=reason, **self._signal_kwargs()
             )
 
-    def _stop_waiting(self) -> None:
-        met = self.contention is not None
-        if met and dispatch.has_receivers(signals.stopped_waiting, self._sender):
+    def _stop_waiting(self, contentions: list[Contention]) -> None:
+        if contentions and dispatch.has_receivers(signals.stopped_waiting, self._sender):
             dispatch.send(
                 signals.stopped_waiting, self._sender, owner=None, **self._signal_kwargs()
             )
 
-    def _met(self, contention: Contention) -> None:
-        first, self.contention = self.contention is None, contention
-        if first:
+    def _met(self, contentions: list[Contention], contention: Contention) -> None:
+        self.contention = contention
+        if not contentions:
+            contentions.append(contention)
             logger.info(
                 "Lock %r (alias %r) is held by someone else",
                 self.name,

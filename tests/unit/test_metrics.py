@@ -154,6 +154,30 @@ def test_a_waiter_is_counted_until_its_wait_ends(seen, monkeypatch, end):
         held.release()
 
 
+def test_threads_that_share_a_handle_are_counted_each(seen, monkeypatch):
+    """What one of them has met says nothing about the others."""
+    held, shared = Lock("order:1", bound=False), Lock("order:1", wait=20)
+    assert held.acquire()
+    wait = locks["default"].wait
+
+    def other_thread():
+        assert shared.acquire(blocking=False)
+        shared.release()
+
+    def overtaken(*args, **kwargs):
+        held.release()
+        other = threading.Thread(target=other_thread)
+        other.start()
+        other.join(20)
+        return wait(*args, **kwargs)
+
+    monkeypatch.setattr(locks["default"], "wait", overtaken)
+    with shared:
+        dispatch.flush()
+    assert seen.counter("acquire.contentions", **ORDER) == 1
+    assert seen.gauge("waiting", **ORDER) == 0
+
+
 def test_a_backend_that_does_not_answer_is_counted(seen, monkeypatch):
     def acquire(request, *, deadline):
         raise BackendUnavailable("gone", request.name, "default")
