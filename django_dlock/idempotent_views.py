@@ -83,8 +83,9 @@ def idempotent_view(
     The first answer is stored in the idempotency table, in the transaction of the view, and sent
     again, with its own status and headers, to every later request with the key. Answers of 500
     and above, and those that may change (401, 403, 408, 409, 423, 425, 429), are not stored: the
-    transaction is rolled back, and the key may be tried again. An async view has no transaction:
-    its effects are committed before its answer is stored.
+    transaction is rolled back, and the key may be tried again; likewise where the view itself has
+    called ``set_rollback``. An async view has no transaction: its effects are committed before its
+    answer is stored.
 
     Requests that do not run:
 
@@ -183,7 +184,9 @@ def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Respons
 
             def store() -> Response:
                 response: Response = _rendered(answer())
-                if not started.store(claim, response):
+                # REST framework rolls back what its exceptions have left, and returns an answer.
+                undone = any(transaction.get_rollback(using=name) for name in databases)
+                if undone or not started.store(claim, response):
                     for database in databases:
                         transaction.set_rollback(True, using=database)
                 return response
@@ -370,7 +373,7 @@ class _Run:
 
     def finished(self, claim: Claim, response: Response) -> None:
         """The answer is stored, or its transaction was rolled back."""
-        if not stored_responses.is_final(response):
+        if self._stored is None:
             self._mark_failed(claim, f"HTTP {response.status_code}")
 
     def failed(self, claim: Claim, error: BaseException) -> Response:
@@ -388,7 +391,7 @@ class _Run:
                     return self._stored
             except DatabaseError:
                 raise error from None
-        self._mark_failed(claim, f"{type(error).__name__}: {error}")
+        self._mark_failed(claim, stored_responses.describe(error))
         raise error
 
     def _mark_failed(self, claim: Claim, error: str) -> None:

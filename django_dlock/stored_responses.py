@@ -1,22 +1,23 @@
-"""Requests as fingerprints, and responses as text that can be stored and sent again."""
+"""Requests as fingerprints; responses and errors as text that can be stored."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.http.request import RawPostDataException
 
-__all__ = ["decode", "encode", "fingerprint", "is_final"]
+__all__ = ["decode", "describe", "encode", "fingerprint", "is_final"]
 
 TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Statuses of answers that may be others later, although the request stays the same."""
 MOST_BYTES = 1_000_000
 """A larger body is not stored."""
+LONGEST_ERROR = 1000
 
 
 def fingerprint(request: HttpRequest) -> str:
@@ -30,17 +31,22 @@ def fingerprint(request: HttpRequest) -> str:
 
 
 def _body(request: HttpRequest) -> Iterator[str | bytes]:
-    try:
+    # REST framework passes its views a wrapper around Django's request.
+    request = getattr(request, "_request", request)
+    if request.method != "POST" or request.content_type != "multipart/form-data":
+        # If something has read it as a stream, this raises, because requests with the same key
+        # could not be compared.
         yield request.body
-    except RawPostDataException:
-        # A form with files that something has read already, such as the CSRF middleware.
-        for name, values in sorted(request.POST.lists()):
-            yield from (name, *(str(value) for value in values))
-        for name, files in sorted(request.FILES.lists()):
-            for file in files:
-                yield from (name, file.name or "")
-                yield from file.chunks()
-                file.seek(0)
+        return
+    # By its parts, because a client chooses another boundary each time; and the whole body may be
+    # larger than Django reads into memory.
+    for name, values in sorted(request.POST.lists()):
+        yield from (name, *values)
+    for name, files in sorted(request.FILES.lists()):
+        for file in files:
+            yield from (name, file.name or "")
+            yield from file.chunks()
+            file.seek(0)
 
 
 def is_final(response: HttpResponseBase) -> bool:
@@ -88,3 +94,13 @@ def decode(text: str) -> HttpResponse:
         response.cookies.load(cookie)
     response["Idempotent-Replayed"] = "true"
     return response
+
+
+def describe(error: BaseException) -> str:
+    """The error as text that every database can store; never raises."""
+    text = type(error).__name__
+    with contextlib.suppress(Exception):
+        text = f"{text}: {error}"
+    # PostgreSQL stores no NUL, and no database stores a lone surrogate.
+    text = text[:LONGEST_ERROR].replace("\0", "\\x00")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.request import RawPostDataException
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
+from django.test.client import encode_multipart
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -200,6 +203,25 @@ def test_g13_an_answer_that_is_not_final_is_not_stored(make: Any, status: int) -
     assert effects() == (1 if make is idempotent_view else 2)
 
 
+@pytest.mark.parametrize("status", [200, 400])
+def test_g13_an_answer_whose_transaction_the_view_has_rolled_back_is_not_stored(
+    status: int,
+) -> None:
+    statuses = iter([status, 201])
+
+    def view(request: HttpRequest) -> HttpResponse:
+        response = charge(request, next(statuses))
+        # As the exceptions of REST framework do with ATOMIC_REQUESTS.
+        transaction.set_rollback(response.status_code == status)
+        return response
+
+    guarded = idempotent_view(view)
+    assert guarded(post()).status_code == status
+    assert (effects(), states()) == (0, ["failed"])
+    assert guarded(post()).status_code == 201
+    assert (effects(), states()) == (1, ["succeeded"])
+
+
 def test_a_client_error_is_an_answer() -> None:
     view = idempotent_view(lambda request: HttpResponse("no such card", status=400))
     view(post())
@@ -224,6 +246,33 @@ def test_g13_an_exception_lets_the_key_be_tried_again(make: Any) -> None:
     assert guarded(post()).status_code == 201
     assert effects() == (1 if make is idempotent_view else 2)
     assert locks["default"].list() == []
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError("no file \udc80"), r"OSError: no file \udc80"),
+        (ValueError("a\0b"), r"ValueError: a\x00b"),
+        (_Unprintable(), "_Unprintable"),
+    ],
+    ids=["surrogate", "nul", "unprintable"],
+)
+def test_g13_an_error_whose_text_no_database_stores_is_raised_and_recorded(
+    error: Exception, text: str
+) -> None:
+    def view(request: HttpRequest) -> HttpResponse:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        idempotent_view(view)(post())
+    assert caught.value is error
+    record = IdempotencyRecord.objects.get()
+    assert (record.state, record.error) == ("failed", text)
 
 
 def test_g12_a_lost_lease_turns_no_committed_answer_into_a_failure() -> None:
@@ -309,18 +358,25 @@ def test_a_template_is_rendered_before_it_is_stored() -> None:
     assert view(post()).content == b"7"
 
 
-def test_a_form_with_a_file_that_was_read_before_is_compared_by_content() -> None:
-    def upload(content: bytes) -> HttpRequest:
-        request = RequestFactory().post(
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_form_is_compared_by_its_fields_and_the_contents_of_its_files(read_before: bool) -> None:
+    def upload(content: bytes, name: str = "a") -> HttpRequest:
+        boundary = f"b{next(boundaries)}"
+        form = {"name": name, "file": SimpleUploadedFile("a.txt", content)}
+        request = RequestFactory().generic(
+            "POST",
             "/pay/",
-            {"name": "a", "file": SimpleUploadedFile("a.txt", content)},
+            encode_multipart(boundary, form),
+            content_type=f"multipart/form-data; boundary={boundary}",
             headers={"idempotency-key": "k1"},
         )
         request.user = User(pk=1)
-        # As the CSRF middleware does.
-        assert request.POST["name"] == "a"
+        if read_before:
+            # As the CSRF middleware does.
+            assert request.POST["name"] == name
         return request
 
+    boundaries = itertools.count()
     read: list[bytes] = []
 
     def view(request: HttpRequest) -> HttpResponse:
@@ -329,9 +385,33 @@ def test_a_form_with_a_file_that_was_read_before_is_compared_by_content() -> Non
 
     guarded = idempotent_view(view)
     assert guarded(upload(b"one")).status_code == 200
+    # A client that repeats a form chooses another boundary.
     assert guarded(upload(b"one")).status_code == 200
     assert guarded(upload(b"two")).status_code == 422
+    assert guarded(upload(b"one", "b")).status_code == 422
     assert read == [b"one"]
+
+
+def test_a_file_may_be_larger_than_what_is_read_into_memory() -> None:
+    request = RequestFactory().post(
+        "/pay/",
+        {"file": SimpleUploadedFile("a.txt", b"x" * 2000)},
+        headers={"idempotency-key": "k1"},
+    )
+    request.user = User(pk=1)
+    with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=1000):
+        response = idempotent_view(lambda request: HttpResponse(request.FILES["file"].read()))(
+            request
+        )
+    assert response.content == b"x" * 2000
+
+
+def test_g14_a_body_that_was_read_as_a_stream_is_not_taken_for_an_empty_one() -> None:
+    request = post(body='{"amount": 5}')
+    request.read()
+    with pytest.raises(RawPostDataException):
+        idempotent_view(charge)(request)
+    assert effects() == 0
 
 
 def test_class_based_views() -> None:
