@@ -6,6 +6,7 @@ those of tasks: the lock keeps two requests with one key apart, the record decid
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import functools
 import hashlib
@@ -220,7 +221,12 @@ def _async(view: Callable[..., Any], rules: _Rules) -> Callable[..., Any]:
         try:
             if refusal is not None:
                 return refusal
-            claim = await sync_to_async(started.claim)()
+            try:
+                claim = await sync_to_async(started.claim)()
+            except asyncio.CancelledError:
+                # The client has gone, but the claim is made all the same.
+                await sync_to_async(started.withdraw)()
+                raise
             if isinstance(claim, HttpResponseBase):
                 return claim
             try:
@@ -310,6 +316,7 @@ class _Run:
 
     def __init__(self, rules: _Rules, request: HttpRequest, key: str) -> None:
         self._rules, self._request, self._key = rules, request, key
+        self._claim: Claim | None = None
         self._stored: Response | None = None
         metadata = {"path": request.path, **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
@@ -357,7 +364,15 @@ class _Run:
             return refusal_responses.problem(self._request, HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         if isinstance(claim, Finished):
             return stored_responses.decode(claim.result)
-        return claim if isinstance(claim, Claim) else self._in_progress()
+        if not isinstance(claim, Claim):
+            return self._in_progress()
+        self._claim = claim
+        return claim
+
+    def withdraw(self) -> None:
+        """Let the key be tried again: nobody waits for the claim any more."""
+        if self._claim is not None:
+            self._mark_failed(self._claim, "cancelled before the view began")
 
     def store(self, claim: Claim, response: Response) -> bool:
         """Record the answer; ``False`` if it is none that is stored.

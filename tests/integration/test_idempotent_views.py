@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import DatabaseError, connection, connections, transaction
@@ -22,7 +23,7 @@ from django.test.client import encode_multipart
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_dlock import BackendUnavailable, Lock, idempotent_view, locked_view, locks
+from django_dlock import BackendUnavailable, Lock, idempotency, idempotent_view, locked_view, locks
 from django_dlock.inspection import break_lease
 from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
@@ -248,6 +249,40 @@ def test_g13_an_exception_lets_the_key_be_tried_again(make: Any) -> None:
     assert locks["default"].list() == []
 
 
+def test_g13_a_request_that_is_cancelled_while_it_claims_the_key_leaves_no_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claimed, go_on, claim = threading.Event(), threading.Event(), idempotency.claim
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        answer = claim(*args, **kwargs)
+        claimed.set()
+        assert go_on.wait(20)
+        return answer
+
+    @idempotent_view
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    async def client_disconnects() -> None:
+        running = asyncio.create_task(view(post()))
+        assert await asyncio.to_thread(claimed.wait, 20)
+        running.cancel()
+        # Let the task notice, while the thread is still at work.
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with monkeypatch.context() as patched:
+        patched.setattr(idempotency, "claim", slow)
+        asyncio.run(client_disconnects())
+    assert states() == ["failed"]
+    assert locks["default"].list() == []
+    assert asyncio.run(view(post())).content == b"ok"
+    assert IdempotencyRecord.objects.get().deaths == 0
+
+
 class _Unprintable(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -453,6 +488,16 @@ class _atomic_requests:
 
     def __exit__(self, *_: object) -> None:
         connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+
+def test_checks_of_access_may_go_above() -> None:
+    """Inside, their redirect to the login page would be the stored answer."""
+    view = login_required(idempotent_view(client=lambda request: "shop")(charge))
+    with _atomic_requests():
+        assert "default" in view._non_atomic_requests  # type: ignore[attr-defined]
+        assert view(post(user=AnonymousUser())).status_code == 302
+        assert view(post()).status_code == 201
+    assert effects() == 1
 
 
 def test_a_locked_view_goes_above() -> None:
