@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .. import clock
-from ..exceptions import BackendUnavailable, LockError
+from ..exceptions import BackendUnavailable, LockError, LockNotAcquired
 from . import dispatch
 
 __all__ = ["LockTrace", "Tracer", "begin", "step", "use"]
@@ -79,7 +79,8 @@ class LockTrace:
 
     def failed(self, error: BaseException) -> None:
         """The acquire was not answered, or it was interrupted."""
-        unavailable = isinstance(error, BackendUnavailable)
+        # With ``if_unavailable="skip"``, the latter.
+        unavailable = isinstance(error, BackendUnavailable | LockNotAcquired)
         self._end_acquire("unavailable" if unavailable else "interrupted", _text(error))
 
     def renewed(self, sent_at: float, error: str = "") -> None:
