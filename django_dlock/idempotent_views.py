@@ -131,7 +131,8 @@ def idempotent_view(
         ttl = dt.timedelta(seconds=ttl)
     if ttl <= dt.timedelta():
         raise ValueError(f"idempotency_ttl is {idempotency_ttl!r}; it takes a positive duration")
-    keywords = cast("LockKeywords", {**options, "wait": 0})
+    # Not what the alias says: a lock of this process only would let two of them run.
+    keywords = cast("LockKeywords", {**options, "wait": 0, "if_unavailable": "raise"})
     check_options(keywords)
     of_client = compile_key(client, CLASS_BASED, what="client of @idempotent_view")
     rules = _Rules(

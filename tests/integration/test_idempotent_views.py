@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import itertools
 import threading
@@ -362,12 +363,19 @@ def test_an_anonymous_client_has_to_log_in(make: Any) -> None:
     assert effects() == 0
 
 
+@pytest.mark.parametrize("of_alias", ["raise", "local", "skip"])
 @pytest.mark.parametrize("status", ["raise", 503])
-def test_a_backend_that_does_not_answer(status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_g14_a_backend_that_does_not_answer(
+    status: Any, of_alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock of this process only would let two processes run the same request."""
+
     def acquire(*args: Any, **kwargs: Any) -> Any:
         raise BackendUnavailable("No answer", "it", "default")
 
     monkeypatch.setattr(locks["default"], "acquire", acquire)
+    options = dataclasses.replace(locks["default"].options, if_unavailable=of_alias)
+    monkeypatch.setattr(locks["default"], "options", options)
     view = idempotent_view(if_unavailable=status)(charge)
     if status == "raise":
         with pytest.raises(BackendUnavailable):
