@@ -103,6 +103,7 @@ LEFT_TO_ROW: States = {
     "cancelled": lambda now: changed(released(now), cancelled=f"{now + SECOND} {ME}\n"),
     "free, but somebody waits": lambda now: changed(waited_for(now), ended="r"),
     "its memory is full": lambda now: changed(released(now), past="r" * LONG),
+    "the last ticket is incomplete": lambda now: changed(waited_for(now), queue="not a ticket"),
     "the clock was set back": lambda now: changed(held(now), ends_at=now + 99 * SECOND),
 }
 

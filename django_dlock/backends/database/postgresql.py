@@ -31,6 +31,8 @@ HELD = (
     "AND (l.kind = 'cooling' OR l.ends_at - excluded.granted_at <= l.ttl)"
 )
 """Another lease lives, and the clock has not stepped back since; see ``Row._limit_to_ttl``."""
+WHOLE = r"(l.queue = '' OR right(l.queue, 1) = E'\n')"
+"""The last line of the queue is complete. Otherwise another ticket would become a part of it."""
 GRANTED = {
     "owner": "excluded.owner",
     "kind": "excluded.kind",
@@ -77,7 +79,7 @@ TRY_OR_QUEUE = Prepared(
             for column, value in GRANTED.items()
         )
     }
-WHERE ({FREE} AND length(l.past) < {LONG} OR {HELD})
+WHERE ({FREE} AND length(l.past) < {LONG} OR {HELD} AND {WHOLE})
   AND strpos(l.owner || l.past || l.cancelled || l.queue, excluded.owner) = 0
 RETURNING token,
   CASE WHEN l.owner <> $4 THEN json_build_array({NOW}, row_to_json(l))::text END""",
