@@ -276,6 +276,48 @@ def test_g10_a_call_at_its_deadline_leaves_no_statement_that_waits_at_the_server
     assert backend.release("name", lease.owner, min_hold=0.0, deadline=clock.now() + 20.0)
 
 
+def test_g10_a_statement_that_waits_in_line_for_a_row_ends_at_its_deadline(
+    bed: Bed, postgres_alias: str
+) -> None:
+    # It waits for two locks: first for its turn, then for the transaction that has locked the row.
+    patience = 2.0
+    backend = bed.backend(postgres_alias, command_timeout=patience)
+    lease = grant(backend, request())
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            ask(backend, request(waits=True))
+        except BaseException as error:
+            failed.append(error)
+
+    with transaction.atomic(using=postgres_alias), connections[postgres_alias].cursor() as cursor:
+        row = "SELECT 1 FROM django_dlock_leaserecord WHERE owner = %s FOR UPDATE"
+        cursor.execute(row, [lease.owner])
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        threads[0].start()
+        databases.until(lambda: longest_wait(cursor) > patience / 2, 30.0)
+        threads[1].start()
+        longest = 0.0
+        for thread in threads:
+            while thread.is_alive() or waiting(cursor):
+                longest = max(longest, longest_wait(cursor))
+                thread.join(0.02)
+    assert len(failed) == 2
+    assert longest < 1.3 * patience
+
+
+def longest_wait(cursor: Any) -> float:
+    """For how long a statement that waits for a lock has been at the server."""
+    # Otherwise the view stays the same for the whole transaction.
+    cursor.execute("SELECT pg_stat_clear_snapshot()")
+    cursor.execute(
+        "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - query_start)), 0) "
+        "FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    )
+    return float(cursor.fetchone()[0])
+
+
 def waiting(cursor: Any) -> int:
     cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
     return int(cursor.fetchone()[0])
@@ -308,7 +350,7 @@ def test_sessions_of_a_pooler_are_shared_and_keep_their_settings(
         thread.join(120)
     assert not failed
     with connections["pooled"].cursor() as cursor:
-        for name, value in (("lock_timeout", "0"), ("enable_seqscan", "on")):
+        for name, value in (("statement_timeout", "0"), ("enable_seqscan", "on")):
             cursor.execute(f"SHOW {name}")
             assert cursor.fetchone() == (value,)
 

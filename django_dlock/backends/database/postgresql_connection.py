@@ -1,8 +1,10 @@
 """A connection to PostgreSQL through psycopg 3 or psycopg 2.
 
-**Waits for locks.** Each statement is sent with ``SET LOCAL lock_timeout``, in one message and so
-in one transaction. So when another session keeps a row or the table locked, the server ends the
+**Deadlines.** Each statement is sent with ``SET LOCAL statement_timeout``, in one message and so in
+one transaction. So when another session keeps a row or the table locked, the server ends the
 statement at the call's deadline, and executes nothing later. A pooler's sessions are not changed.
+``lock_timeout`` would not do: it begins again with each lock, and a statement that waits for a row
+behind another one waits for two.
 
 **Prepared statements.** PostgreSQL needs longer to plan most of our statements than to execute
 them. So the frequent ones are prepared, once in each session. Their names contain a digest of their
@@ -66,7 +68,7 @@ class PostgreSQLConnection(Connection):
     def _execute(self, statement: str, parameters: Sequence[Any]) -> None:
         patience = max(1, round(1000 * (self.deadline - clock.now())))
         # As a parameter: psycopg remembers how it has parsed a text.
-        super()._execute(f"SET LOCAL lock_timeout = %s; {statement}", [patience, *parameters])
+        super()._execute(f"SET LOCAL statement_timeout = %s; {statement}", [patience, *parameters])
         # psycopg 2 keeps the last result only.
         while self._has_results and self._cursor.nextset():
             pass
