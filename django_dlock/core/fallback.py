@@ -21,7 +21,7 @@ from .held_lease import registry
 if TYPE_CHECKING:
     from ..backends.local import LocalBackend
 
-__all__ = ["apply_policy", "grant_flow", "of", "replacements"]
+__all__ = ["apply_policy", "grant_flow", "granted_before", "of", "replacements"]
 
 PAUSE = 0.02
 """Seconds between two tries for a name that is locked in this process only."""
@@ -83,6 +83,11 @@ def apply_policy(policy: str, lock: Any, error: BackendUnavailable) -> None:
     ) from error
 
 
+def granted_before(backend: BaseLockBackend, name: str) -> bool:
+    """Whether this process has the name from the backend itself, which counts to its end."""
+    return any(held.name == name and held.active for held in registry.leases_of(backend))
+
+
 def grant_flow(
     backend: BaseLockBackend, request: LeaseRequest, *, until: float
 ) -> Flow[Lease | None]:
@@ -91,10 +96,7 @@ def grant_flow(
     The calls do no I/O, so they are made at once, for coroutines, too.
     """
     while True:
-        # A lease that the backend granted to this process counts to its end.
-        if not any(
-            held.name == request.name and held.active for held in registry.leases_of(backend)
-        ):
+        if not granted_before(backend, request.name):
             answer = of(backend).acquire(request, deadline=clock.now())
             if isinstance(answer, Lease):
                 return answer

@@ -269,8 +269,11 @@ def lock_of(context: DeliveryContext) -> Guard:
 
 def _acquire_locally(lock: Lock, ttl: float) -> LocalGuard | Contention:
     """Lock the name within this process, for at most ``ttl`` seconds."""
+    backend = locks[lock.alias]
+    if fallback.granted_before(backend, lock.name):
+        return Contention("", "held", 0.0, 0.0)
     request = LeaseRequest(lock.name, secrets.token_hex(16), ttl)
-    answer = fallback.of(locks[lock.alias]).acquire(request, deadline=clock.now())
+    answer = fallback.of(backend).acquire(request, deadline=clock.now())
     if isinstance(answer, Contention):
         return answer
     logger.warning(
