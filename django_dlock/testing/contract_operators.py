@@ -175,13 +175,18 @@ class OperatorContract(ContractTools):
             infos = backend.list(prefix=base, older_than=older_than, **kwargs)
             return [info.name for info in infos]
 
-        # The ages of both have grown since, but not by as much.
-        assert found(info.age) == [old.name]
-        assert found(info.age, kind="held", task="sho", host=current().host) == [old.name]
-        assert found(info.age, task="shop.") == []
+        # Parts of a store may differ by a moment about when they granted it.
+        limit = info.age - self.SHORT / 4
+        assert old.name in found(limit)
+        assert found(limit, kind="held", task="sho", host=current().host) == [old.name]
+        assert found(limit, task="shop.") == []
+        names, newer = found(limit), backend.get(new.name)
+        assert newer is not None
+        # On a busy machine, the other one may have become as old by now.
+        assert names == [old.name] or newer.age >= limit
         assert found(0.0, sort=["age"]) == [new.name, old.name]
         assert found(3600.0) == []
-        assert backend.count(prefix=base, older_than=info.age, holder_state="alive") == 1
+        assert backend.count(prefix=base, older_than=limit, task="sho", holder_state="alive") == 1
 
     def test_a_search_can_be_combined_with_a_filter(self, backend: BaseLockBackend) -> None:
         self.needs(backend, "listing", "parking")

@@ -51,7 +51,7 @@ broker does not redeliver them."""
 QUIET = 1.0
 """Seconds without a message after which the run is over. For a moment, a message on its way to a
 worker is counted neither in the queue nor at the worker."""
-LONGEST = 45.0
+LONGEST = 90.0
 """Seconds after which waiting for the workers, or for the stream, ends with a failure."""
 
 

@@ -7,12 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.lease import Contention
+from tests.support import databases
 from tests.support.database_bed import Bed, ask, grant, release, renew, request
 
 Stepped = Callable[[int], DatabaseBackend]
+
+
+def at_another_time(bed: Bed, database: str, seconds: int) -> str:
+    """An alias of the same PostgreSQL, in whose sessions the clock is so many seconds ahead."""
+    schema = f"clock_{secrets.token_hex(4)}"
+    with connections[database].cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA {schema}")
+        cursor.execute(
+            f"CREATE FUNCTION {schema}.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
+            f"$$ SELECT pg_catalog.clock_timestamp() + interval '{seconds} s' $$"
+        )
+    settings = connections.settings[database]
+    # Before the function of the same name that PostgreSQL has.
+    path = f"-c search_path={schema},pg_catalog,public"
+    changed = {**settings, "OPTIONS": {**settings.get("OPTIONS", {}), "options": path}}
+    return bed.stack.enter_context(databases.added(f"{database}-{schema}", changed))
 
 
 @pytest.fixture
@@ -22,9 +40,13 @@ def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped
     true, prefix = dialect.NOW, f"test-{secrets.token_hex(4)}"
 
     def make(seconds: int) -> DatabaseBackend:
-        # A private name: a standing server's clock cannot be set.
-        monkeypatch.setattr(dialect, "NOW", f"({true} + {seconds * 1_000_000})")
-        return bed.backend(database, key_prefix=prefix, command_timeout=5.0)
+        alias = database
+        if connections[database].vendor == "postgresql":
+            alias = at_another_time(bed, database, seconds)
+        else:
+            # A private name: a standing server's clock cannot be set.
+            monkeypatch.setattr(dialect, "NOW", f"({true} + {seconds * 1_000_000})")
+        return bed.backend(alias, key_prefix=prefix, command_timeout=5.0)
 
     return make
 

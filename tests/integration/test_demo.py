@@ -75,7 +75,7 @@ def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
         env=environment(directory),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
         check=False,
     )
     output = done.stdout

@@ -26,7 +26,7 @@ from kombu.exceptions import OperationalError
 
 from django_dlock import Lock, LockedTask, locks
 from django_dlock.celery.options import UniqueOptions
-from django_dlock.celery.publishing.reservation import BEYOND, UNCONFIRMED, CarriedReservation
+from django_dlock.celery.publishing.reservation import BEYOND, UNCONFIRMED, MessageReservation
 from django_dlock.lease import LeaseInfo
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
@@ -142,14 +142,14 @@ def test_g13_the_lost_reply_of_a_confirmation(app, proxy, how, before_publishing
 def test_g13_the_lost_reply_of_a_release_of_a_reservation(app, proxy, how, monkeypatch):
     made = task(app, unique_until="start")
     sent = made.delay(1)
-    release = CarriedReservation.release_before_body
+    release = MessageReservation.release_before_body
 
-    def lose(self: CarriedReservation, unique: UniqueOptions) -> bool:
+    def lose(self: MessageReservation, unique: UniqueOptions) -> bool:
         proxy.drop_replies(how=how)
         return release(self, unique)
 
     with monkeypatch.context() as patched:
-        patched.setattr(CarriedReservation, "release_before_body", lose)
+        patched.setattr(MessageReservation, "release_before_body", lose)
         work(app)
     proxy.wait_until(lambda proxy: proxy.replies_dropped == 1)
     if how == "swallow":
