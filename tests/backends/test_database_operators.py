@@ -51,7 +51,7 @@ def locked(alias: str, lease: Lease) -> Iterator[None]:
 def test_a_statement_that_a_timeout_of_the_projects_ended_is_repeated(
     bed: Bed, postgres_alias: str
 ) -> None:
-    alias = with_options(bed, postgres_alias, options="-c statement_timeout=50ms")
+    alias = with_options(bed, postgres_alias, options="-c lock_timeout=50ms")
     backend = bed.backend(alias, command_timeout=20.0)
     lease = grant(backend, request())
     repeated = threading.Event()

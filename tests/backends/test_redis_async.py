@@ -78,17 +78,20 @@ async def test_a_handed_over_lock_costs_its_waiter_one_command(
     entry = {"TTL": 30, "WAIT": 60, "OPTIONS": {"command_timeout": 1.0}}
     direct = alias(own_redis.url, **PATIENT)
 
+    def asked(commands: list[str]) -> list[str]:
+        return [c for c in commands if c in ("EVAL", "EVALSHA", "SUBSCRIBE")]
+
     async def hand_over(least: int) -> list[str]:
         await holder.aacquire()
         passed, waiter = len(proxy.commands), Lock("it")
         waiting = asyncio.create_task(waiter.aacquire())
         await asyncio.to_thread(
-            proxy.wait_until, lambda proxy: len(proxy.commands) >= passed + least
+            proxy.wait_until, lambda proxy: len(asked(proxy.commands[passed:])) >= least
         )
         await until_waiting("it", 1, using="direct")
         await holder.arelease()
         assert await waiting
-        seen = [c for c in proxy.commands[passed:] if c in ("EVAL", "EVALSHA", "SUBSCRIBE")]
+        seen = asked(proxy.commands[passed:])
         await waiter.arelease()
         return seen
 
