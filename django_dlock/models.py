@@ -307,7 +307,7 @@ class LockEvent(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.event} {self.name}"
+        return f"{self.get_event_display()}: {self.name}"
 
 
 class LockStatistics(models.Model):

@@ -245,17 +245,20 @@ def _clear(lock: LockId, info: LeaseInfo) -> Step:
     alias, name = map(shlex.quote, lock)
     silent = " --silent-for 60" if info.holder_state == "silent" else ""
     holder = gettext("Nothing; it is over.")
+    waiters = gettext("The first one gets the lock at once.")
     if silent:
         holder = gettext(
             "It is treated as dead after a minute without a sign of life. If it wakes "
             "up, it learns that it has lost the lock."
         )
+        waiters += " " + gettext("Until the holder learns of it, two are at work at once.")
+    elif info.holder_state == "dead":
+        waiters += " " + gettext(
+            "The command finds the proof of a death only on the machine of the holder."
+        )
     return Step(
         gettext("Clear stale locks"),
         holder,
-        gettext(
-            "The first one gets the lock at once. The command finds the proof of a death only "
-            "on the machine of the holder."
-        ),
+        waiters,
         f"python manage.py clear_stale_locks --using {alias} --name {name}{silent}",
     )

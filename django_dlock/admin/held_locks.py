@@ -76,9 +76,10 @@ class HeldLockAdmin(WhyAdmin):
         "lock_name",
         "state",
         "age",
-        "ttl",
-        "holder",
+        # Who waits and who holds it are read first, so they come before what may be out of view.
         "waiting",
+        "holder",
+        "ttl",
         "kind",
         "alias",
         "renewals",

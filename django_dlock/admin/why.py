@@ -27,7 +27,7 @@ from .base import BoundedPaginator, GuardedAdmin, may_see_users
 from .changelist import alias_and_name
 from .events import LockEventAdmin
 from .filters import known_aliases
-from .links import id_of, page_url, why_url
+from .links import events_url, id_of, page_url, why_url
 from .people import People
 from .related import record_of, record_url
 
@@ -143,6 +143,7 @@ class WhyAdmin(GuardedAdmin):
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
+            "read_at": f"{timezone.localtime():%H:%M:%S}",
             **facts,
         }
         return TemplateResponse(request, f"admin/django_dlock/heldlock/{page}.html", context)
@@ -153,7 +154,8 @@ class WhyAdmin(GuardedAdmin):
         """The events of the last day, and the records; ``None`` if the visitor may not see them."""
         events = records = None
         problems: dict[str, str] = {}
-        if request.user.has_perm("django_dlock.view_lockevent"):
+        may_see_events = request.user.has_perm("django_dlock.view_lockevent")
+        if may_see_events:
             try:
                 events = self._events(request, lock)
             except DatabaseError as error:
@@ -168,6 +170,7 @@ class WhyAdmin(GuardedAdmin):
             "events": events and events[:EVENTS],
             "events_known": events is not None,
             "more_events": more_events,
+            "events_url": events_url(self.admin_site.name, *lock) if may_see_events else "",
             "records": records,
             "past_problems": problems,
         }
