@@ -82,7 +82,6 @@ def record(
 
 def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
     """Write the row about a lease that an operator breaks; see ``record``."""
-    process = info.process
     record(
         LockEvent.Event.BROKEN,
         name=info.name,
@@ -94,8 +93,7 @@ def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
         detail={
             "holder_state": info.holder_state,
             "held_for": info.age,
-            "host": process.host if process else None,
-            "pid": process.pid if process else None,
+            **_place(info.process),
             **_context(info.metadata),
         },
     )
@@ -107,18 +105,26 @@ def _context(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(metadata[key]) for key in keys if metadata.get(key)}
 
 
+def _place(of: process.ProcessIdentity | None) -> dict[str, str | int | None]:
+    """Where the holder runs, or ran."""
+    return {"host": of.host if of else None, "pid": of.pid if of else None}
+
+
 def _on_lost(sender: object, *, reason: str, **facts: Any) -> None:
     event = LockEvent.Event.MAX_HOLD if reason == "max_hold" else LockEvent.Event.LOST
-    _record_later(event, reason=reason, **facts)
+    _record_later(event, reason=reason, process=process.current(), **facts)
 
 
 def _on_broken(sender: object, *, reason: str, **facts: Any) -> None:
     if reason not in BY_HAND:
+        if "held_for" not in facts:
+            # Sent by the waiter that takes over; its metadata says nothing of the dead holder.
+            facts["metadata"] = None
         _record_later(LockEvent.Event.TAKEN_OVER, reason=reason, **facts)
 
 
 def _on_long_wait(sender: object, **facts: Any) -> None:
-    _record_later(LockEvent.Event.LONG_WAIT, **facts)
+    _record_later(LockEvent.Event.LONG_WAIT, process=process.current(), **facts)
 
 
 def _record_later(event: str, **facts: Any) -> None:
@@ -134,7 +140,8 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
     close_old_connections()
     try:
         with not_while_forking(router.db_for_write(LockEvent)):
-            record(event, **columns, detail={**times, **_context(metadata or {})})
+            place = _place(facts.get("process"))
+            record(event, **columns, detail={**times, **place, **_context(metadata or {})})
     except DatabaseError as error:
         logger.warning(
             "The lock event '%s' of lock %r was not written: %s",

@@ -88,6 +88,7 @@ def break_lease(info: LeaseInfo, *, reason: str) -> bool:
         token=info.token,
         metadata=info.metadata,
         reason=reason,
+        process=info.process,
         held_for=info.age,
     )
     return True

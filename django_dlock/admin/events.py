@@ -121,5 +121,7 @@ class LockEventAdmin(LinkedToLock):
 
     @admin.display(description=_("holder"))
     def holder(self, event: LockEvent) -> str | None:
-        facts = (event.detail.get(key) for key in ("task_name", "path", "host"))
-        return next((lines(str(fact)) for fact in facts if fact), None)
+        facts = event.detail
+        texts = [f"{facts['host']} · {facts['pid']}"] if facts.get("host") else []
+        texts += [str(facts[key]) for key in ("task_name", "path") if facts.get(key)]
+        return lines(*texts) if texts else None

@@ -303,6 +303,7 @@ class AcquireFlows:
             self._sender,
             owner=contention.owner,
             reason="holder_dead",
+            process=contention.process,
             **self._signal_kwargs(),
         )
 

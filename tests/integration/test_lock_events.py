@@ -10,7 +10,7 @@ import threading
 import pytest
 from django.db import DatabaseError
 
-from django_dlock import Lock, audit, locks, signals
+from django_dlock import Lock, audit, locks, process, signals
 from django_dlock.core import dispatch
 from django_dlock.models import LockEvent
 
@@ -39,7 +39,9 @@ def test_a_loss_is_recorded():
     event = LockEvent.objects.get(name="order:1")
     assert (event.event, event.name, event.alias) == ("lost", "order:1", "default")
     assert (event.owner, event.token, event.reason) == ("o", 7, "expired")
-    assert event.detail == {"held_for": 31.5, "task_name": "shop.charge"}
+    me = process.current()
+    where = {"host": me.host, "pid": me.pid}
+    assert event.detail == {"held_for": 31.5, "task_name": "shop.charge", **where}
 
 
 @pytest.mark.django_db(transaction=True)
@@ -50,13 +52,16 @@ def test_reaching_max_hold_is_a_separate_event():
 
 @pytest.mark.django_db(transaction=True)
 def test_a_take_over_from_a_dead_holder_is_recorded():
-    send(signals.broken, reason="holder_dead", owner="the dead one")
+    dead = process.current()._replace(host="web-1", pid=7)
+    send(signals.broken, reason="holder_dead", owner="the dead one", process=dead)
     event = LockEvent.objects.get(name="order:1")
     assert (event.event, event.owner, event.reason) == (
         "taken_over",
         "the dead one",
         "holder_dead",
     )
+    # Not the task of the waiter, which sends this.
+    assert event.detail == {"host": "web-1", "pid": 7}
 
 
 @pytest.mark.django_db(transaction=True)
