@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING
 __all__ = ["HOST", "OwnProcess", "ServerNotFound", "free_port"]
 
 HOST = "127.0.0.1"
+BELOW_EPHEMERAL = 10_000, 32_000
+"""Ports that Linux and macOS give to no connection unasked."""
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,10 +31,17 @@ class ServerNotFound(RuntimeError):
 
 
 def free_port() -> int:
-    """A free TCP port."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A free TCP port, which no outgoing connection takes before its server starts, or restarts."""
+    while True:
+        port = random.SystemRandom().randrange(*BELOW_EPHEMERAL)
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, port)) == 0:
+                continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((HOST, port))
+                return port
 
 
 class OwnProcess:

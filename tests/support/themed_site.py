@@ -5,9 +5,10 @@ Its clock stands still, so that locks neither expire nor look different in each 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import sys
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from django_dlock.testing.clock import FakeClock
@@ -48,8 +49,14 @@ class ThemedSite(OwnProcess):
         self._spawn(command, environment)
 
     def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex((HOST, self.port)) == 0
+        # Something else may listen there.
+        with (
+            contextlib.suppress(OSError, HTTPException),
+            contextlib.closing(HTTPConnection(HOST, self.port, timeout=20)) as asking,
+        ):
+            asking.request("GET", "/admin/login/")
+            return asking.getresponse().status == 200
+        return False
 
 
 def serve(port: str, theme: str, outage: str, directory: str) -> None:
