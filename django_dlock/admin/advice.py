@@ -29,12 +29,17 @@ class Reading(NamedTuple):
     problem: str = ""
     untold: str = ""
 
+    @property
+    def nobody_waits(self) -> bool:
+        return not (self.waiters or self.untold or self.problem)
+
 
 class Step(NamedTuple):
     """Something that an operator can do.
 
     Attributes:
         holder, waiters: What it does to them.
+        danger: What the step risks, also if nobody waits now.
         code: What to type, if it is a command.
         url: The page that does it, if there is one.
     """
@@ -42,6 +47,7 @@ class Step(NamedTuple):
     title: str
     holder: str
     waiters: str
+    danger: str = ""
     code: str = ""
     url: str = ""
 
@@ -67,7 +73,8 @@ def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> 
     if in_deadlock:
         return gettext(
             "Deadlock: the holder waits for a lock whose holder waits, perhaps through further "
-            "locks, for this one. Neither moves until one of them gives up or is stopped."
+            "locks, for this one. Neither moves until one of them gives up or is stopped: best "
+            "the one whose work is easiest to do again."
         )
     if waits:
         text = gettext("The holder waits for another lock itself, “%(name)s”. Look there.")
@@ -126,6 +133,8 @@ def steps_for(lock: LockId, reading: Reading, *, in_deadlock: bool, release_url:
         steps.append(_release(info, release_url))
     if info.holder_state in ("dead", "silent") or info.ttl is None:
         steps.append(_clear(lock, info))
+    if reading.nobody_waits:
+        return [step._replace(waiters=gettext("Nobody waits now.")) for step in steps]
     return steps
 
 
@@ -134,7 +143,7 @@ def _diagnose(lock: LockId) -> Step:
         gettext("Find out why the alias does not answer"),
         gettext("Nothing. It keeps its lock if it reaches the backend again in time."),
         gettext("They wait for the backend as long as their settings allow."),
-        f"python manage.py diagnose_locks --using {shlex.quote(lock[0])}",
+        code=f"python manage.py diagnose_locks --using {shlex.quote(lock[0])}",
     )
 
 
@@ -146,7 +155,7 @@ def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
         return Step(
             title,
             gettext("It goes on once another one of the circle gives up."),
-            gettext("They wait for that, too. With wait=None, nobody ever gives up."),
+            gettext("They wait for that, too. One that waits without a limit never gives up."),
         )
     if info.kind == "cooling":
         return Step(title, gettext("Nothing; it has released the lock."), _first_after(left))
@@ -200,9 +209,12 @@ def _stop(info: LeaseInfo) -> Step:
                 "Its message is acknowledged: start the task again if it must run."
             ),
             gettext("The first one gets the lock when that process is gone."),
-            f"app.control.revoke({task!r}, terminate=True)",
+            code=f"app.control.revoke({task!r}, terminate=True)",
         )
-    where = f"kill {process.pid}" if process is not None else ""
+    command = f"kill {process.pid}" if process is not None else ""
+    if process is not None and info.holder_state == "silent":
+        # A paused process gets the first signal only when it continues.
+        command += f" && kill -CONT {process.pid}"
     host = process.host if process is not None else ""
     return Step(
         gettext("Stop the process on %(host)s") % {"host": host} if host else gettext("Stop it"),
@@ -212,8 +224,12 @@ def _stop(info: LeaseInfo) -> Step:
             "at most %(time)s."
         )
         % {"time": duration(info.ttl or 0)},
-        where,
+        code=command,
     )
+
+
+def _two_at_work() -> str:
+    return gettext("Until the holder learns of it, two may be at work at once.")
 
 
 def _release(info: LeaseInfo, url: str) -> Step:
@@ -236,7 +252,8 @@ def _release(info: LeaseInfo, url: str) -> Step:
             "%(time)s; a LockedTask is interrupted then, and delivered again."
         )
         % {"time": renewal},
-        next_one + " " + gettext("Until the holder learns of it, two are at work at once."),
+        next_one,
+        _two_at_work(),
         url=url,
     )
 
@@ -245,20 +262,21 @@ def _clear(lock: LockId, info: LeaseInfo) -> Step:
     alias, name = map(shlex.quote, lock)
     silent = " --silent-for 60" if info.holder_state == "silent" else ""
     holder = gettext("Nothing; it is over.")
-    waiters = gettext("The first one gets the lock at once.")
+    waiters, danger = gettext("The first one gets the lock at once."), ""
     if silent:
         holder = gettext(
             "It is treated as dead after a minute without a sign of life. If it wakes "
             "up, it learns that it has lost the lock."
         )
-        waiters += " " + gettext("Until the holder learns of it, two are at work at once.")
+        danger = _two_at_work()
     elif info.holder_state == "dead":
-        waiters += " " + gettext(
+        holder += " " + gettext(
             "The command finds the proof of a death only on the machine of the holder."
         )
     return Step(
         gettext("Clear stale locks"),
         holder,
         waiters,
+        danger,
         f"python manage.py clear_stale_locks --using {alias} --name {name}{silent}",
     )

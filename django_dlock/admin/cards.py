@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..metrics import instruments
 from ..metrics.instruments import DURATIONS
 from ..models import LockStatistics
+from .base import breakable
 from .figures import Distribution, Figures, Group
 from .pictures import Line, Picture, Tick, bar, columns, lines
 
@@ -36,6 +37,10 @@ class Table(NamedTuple):
 
     heads: Sequence[Any]
     rows: Sequence[tuple[str, Sequence[Cell]]]
+
+    @property
+    def shown(self) -> list[tuple[SafeString, Sequence[Cell]]]:
+        return [(breakable(name), cells) for name, cells in self.rows]
 
 
 class Card(NamedTuple):

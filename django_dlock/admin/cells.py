@@ -45,6 +45,12 @@ def who(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> str:
     return lines(*texts) if texts else ""
 
 
+def _style_of(info: LeaseInfo) -> str:
+    if info.holder_state == "dead":
+        return "bad"
+    return "warn" if info.is_late or info.holder_state == "silent" else "good"
+
+
 def time_left(info: LeaseInfo) -> SafeString:
     """The time left as text and, if the whole TTL is known, as a bar that ``refresh.js`` shortens.
 
@@ -55,7 +61,7 @@ def time_left(info: LeaseInfo) -> SafeString:
     left, whole, bar, late = duration(info.ttl), info.granted_ttl, "", ""
     if whole:
         share = min(1.0, max(0.0, info.ttl / whole))
-        bar = format_html(_BAR, "warn" if info.is_late else "good", f"{100 * share:.1f}")
+        bar = format_html(_BAR, _style_of(info), f"{100 * share:.1f}")
     if info.is_late:
         ago = gettext("last renewed %s ago") % duration(info.renewed_ago or 0.0)
         late = format_html('<span title="{}">{}</span>', ago, badge("warn", _("renewal late")))

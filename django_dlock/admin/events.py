@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -42,7 +43,7 @@ _STYLES = {
 class LockEventAdmin(LinkedToLock):
     """Losses, take-overs, breaks, ``max_hold`` and long waits."""
 
-    list_display = ("at", "what", "lock_name", "holder", "why", "duration", "alias", "token")
+    list_display = ("at", "what_and_why", "lock_name", "holder", "duration", "alias", "token")
     list_filter = ("event", "alias", "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
@@ -90,12 +91,16 @@ class LockEventAdmin(LinkedToLock):
 
     @admin.display(description=_("detail"))
     def facts(self, event: LockEvent) -> str:
-        return long_text(json.dumps(event.detail, indent=2, ensure_ascii=False))
+        return long_text(json.dumps(_rounded(event.detail), indent=2, ensure_ascii=False))
 
     @admin.display(description=_("event"), ordering="event")
     def what(self, event: LockEvent) -> str:
         style = _STYLES.get(LockEvent.Event(event.event), "plain")
         return badge(style, event.get_event_display())
+
+    @admin.display(description=_("event"), ordering="event")
+    def what_and_why(self, event: LockEvent) -> str:
+        return lines(self.what(event), self.why(event)) if event.reason else self.what(event)
 
     @admin.display(description=_("name"), ordering="name")
     def lock_name(self, event: LockEvent) -> str:
@@ -125,3 +130,10 @@ class LockEventAdmin(LinkedToLock):
         texts = [f"{facts['host']} · {facts['pid']}"] if facts.get("host") else []
         texts += [str(facts[key]) for key in ("task_name", "path") if facts.get(key)]
         return lines(*texts) if texts else None
+
+
+def _rounded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds to the millisecond."""
+    return {
+        name: round(fact, 3) if isinstance(fact, float) else fact for name, fact in facts.items()
+    }

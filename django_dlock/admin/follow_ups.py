@@ -103,6 +103,14 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer("message")
 
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        titles = {"yes": _("Published follow-ups"), "all": _("Follow-ups")}
+        chosen = request.GET.get(PublishedFilter.parameter_name, "")
+        title = titles.get(chosen, _("Pending follow-ups"))
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
         return BoundedChangeList
 

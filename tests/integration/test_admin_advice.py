@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from django_dlock.admin.advice import steps_for
@@ -22,9 +24,9 @@ def posed(settings):
 @pytest.mark.parametrize(
     ("name", "state", "told", "untold"),
     [
-        ("stock:7", "dead", "finds the proof of a death only", "two are at work"),
+        ("stock:7", "dead", "finds the proof of a death only", "two may be at work"),
         # Nothing is proven of a silent holder, on whichever machine: it may still be at work.
-        ("report:daily", "silent", "two are at work", "proof of a death"),
+        ("report:daily", "silent", "two may be at work", "proof of a death"),
     ],
 )
 def test_clearing_says_what_it_relies_on(posed, name, state, told, untold):
@@ -35,5 +37,34 @@ def test_clearing_says_what_it_relies_on(posed, name, state, told, untold):
     clear = steps_for(lock, reading, in_deadlock=False, release_url="")[-1]
     assert "clear_stale_locks" in clear.code
     assert ("--silent-for" in clear.code) == (state == "silent")
-    assert told in clear.waiters
-    assert untold not in clear.waiters
+    text = f"{clear.holder} {clear.waiters} {clear.danger}"
+    assert told in text
+    assert untold not in text
+
+
+def test_a_paused_process_is_told_to_continue_so_that_it_can_end(posed):
+    # Without a task, the way to stop the holder is a signal to its process.
+    reading = read(("default", "report:daily"))
+    assert reading.info is not None
+    reading = reading._replace(info=replace(reading.info, metadata={}))
+    stop = steps_for(("default", "report:daily"), reading, in_deadlock=False, release_url="")[1]
+    assert reading.info.process is not None
+    pid = reading.info.process.pid
+    assert stop.code == f"kill {pid} && kill -CONT {pid}"
+
+
+@pytest.mark.parametrize("name", ["stock:7", "report:daily", "invoice:2281"])
+def test_no_step_promises_anything_to_waiters_that_do_not_exist(posed, name):
+    lock, reading = ("default", name), read(("default", name))._replace(waiters=[])
+    steps = steps_for(lock, reading, in_deadlock=False, release_url="/release/")
+    assert {step.waiters for step in steps} == {"Nobody waits now."}
+    # What a step risks does not depend on them.
+    release = next(step for step in steps if step.url)
+    assert bool(release.danger) == (reading.info.holder_state != "dead")
+
+
+@pytest.mark.parametrize("unknown", [{"untold": "Not told."}, {"problem": "No answer."}])
+def test_waiters_that_are_not_known_are_not_denied(posed, unknown):
+    reading = read(("default", "stock:7"))._replace(waiters=[], **unknown)
+    steps = steps_for(("default", "stock:7"), reading, in_deadlock=False, release_url="")
+    assert all("Nobody" not in step.waiters for step in steps)

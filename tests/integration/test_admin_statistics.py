@@ -210,7 +210,7 @@ def test_names_are_only_text(admin_client):
             }
         )
     response = admin_client.get(PAGE)
-    body = response.content.decode()
+    body = response.content.decode().replace("<wbr>", "")
     assert "<script>alert" not in body
     for name in AWKWARD:
         assert html.escape(name) in body
