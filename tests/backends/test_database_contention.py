@@ -328,7 +328,9 @@ def test_g5_a_copy_of_an_acquire_that_arrives_many_leases_later_is_granted_nothi
     used_by_many(backend)
     copy = partial(plain_acquire, lost[0])
     assert backend._table.call(copy, backend.call_deadline()) == 0
-    late = ask(bed.backend(database, key_prefix=backend.options.key_prefix), attempt)
+    late = ask(
+        bed.backend(database, key_prefix=backend.options.key_prefix, command_timeout=20.0), attempt
+    )
     assert isinstance(late, Contention)
     assert late.owner == ""
     assert not backend.locked("name", deadline=backend.call_deadline())

@@ -185,7 +185,9 @@ def test_g2_a_broken_lock_is_reported(dlocks: Dlocks, recorder: Recorder) -> Non
     lock.acquire()
     assert locks["default"].break_("it", owner=lock.owner or "")
     recorder.wait_for_loss()
-    assert recorder.calls == recorder.told == ["broken"]
+    assert recorder.calls == ["broken"]
+    # On a machine that stalls, a late renewal may come first.
+    assert [told for told in recorder.told if told != "in_doubt"] == ["broken"]
     with pytest.raises(LeaseLost):
         lock.check()
 

@@ -61,10 +61,12 @@ def test_g6_an_outage_shorter_than_the_lease_loses_nothing(
 def test_g6_repeatedly_lost_replies_lose_no_lock(through_proxy: Proxy) -> None:
     lock = Lock("it")
     lock.acquire()
-    for how in ("close", "swallow", "close", "swallow", "close", "close"):
-        # The renewal whose reply is lost, and one that confirms the lease.
-        with another(through_proxy, commands=2):
-            through_proxy.drop_replies(how=how)
+    for number, how in enumerate(("close", "swallow", "close", "swallow", "close", "close"), 1):
+        through_proxy.drop_replies(how=how)
+        through_proxy.wait_until(lambda proxy, number=number: proxy.replies_dropped == number)
+        # The renewal after it confirms the lease.
+        with another(through_proxy):
+            pass
     assert not stranger().acquire(timeout=TTL)
     assert lock.held
     assert through_proxy.replies_dropped == 6

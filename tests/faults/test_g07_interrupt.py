@@ -43,7 +43,7 @@ def test_g7_an_interrupt_at_any_moment_leaves_nothing_renewed(
 ) -> None:
     patient_holder.do("from tests.support.interrupts import storm")
     interrupted = patient_holder.do(f"storm({error!r}, {how!r}, rounds={ROUNDS}, seed={SEED})")
-    assert interrupted > 10, "hardly anything was interrupted"
+    assert interrupted > 4, "hardly anything was interrupted"
     # The process lives on, so a lease that it still renewed would keep the name taken.
     assert all_free(ROUNDS, PATIENT["TTL"] + 3)
 
@@ -63,7 +63,7 @@ def test_g7_interrupts_keep_no_other_thread_from_the_lock(patient_holder: Holder
     interrupted = holder.do(
         f"storm('KeyboardInterrupt', 'with', rounds={ROUNDS}, seed={SEED}, name='it')"
     )
-    assert interrupted > 10, "hardly anything was interrupted"
+    assert interrupted > 4, "hardly anything was interrupted"
     holder.do("before = turns.copy()")
     holder.do("while any(now < then + 10 for now, then in zip(turns, before)): pass")
     holder.do("stop.set()\nfor thread in threads: thread.join()")
@@ -74,7 +74,7 @@ async def test_g7_a_cancellation_at_any_moment_leaves_nothing_renewed(
     how: How, patient: Dlocks
 ) -> None:
     interrupted = await cancellations(how, rounds=ROUNDS, seed=SEED)
-    assert interrupted > 10, "hardly anything was cancelled"
+    assert interrupted > 4, "hardly anything was cancelled"
     assert await asyncio.to_thread(all_free, ROUNDS, PATIENT["TTL"] + 3)
 
 

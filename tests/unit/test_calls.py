@@ -247,8 +247,9 @@ def test_an_answer_after_the_loop_was_closed_is_ignored(
         pass
     backend.hangs.clear()
     assert not asyncio.run(backend.acall("locked", "other", deadline=clock.now() + 10))
-    # Not the lines of the package: locks of other tests may be collected during this one.
-    assert [record for record in caplog.records if record.name != "django_dlock"] == []
+    # Locks of other tests may be collected, and their clients connect, during this one.
+    others = "django_dlock", "kazoo"
+    assert [one for one in caplog.records if not one.name.startswith(others)] == []
 
 
 async def test_idle_threads_end(backend: Blocking) -> None:

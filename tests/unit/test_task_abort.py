@@ -6,6 +6,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
+from queue import SimpleQueue
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,23 @@ from testproject.shop.models import Effect
 
 
 def interrupt(guard: BodyRunner) -> None:
-    guard.interrupt(None, "broken")
+    # Not in the body's own thread: ``Thread.start`` turns an exception within it into a KeyError.
+    done = threading.Event()
+    asked.put((guard, done))
+    done.wait()
+
+
+asked: SimpleQueue[tuple[BodyRunner, threading.Event]] = SimpleQueue()
+
+
+def interrupt_those_that_ask() -> None:
+    while True:
+        guard, done = asked.get()
+        guard.interrupt(None, "broken")
+        done.set()
+
+
+threading.Thread(target=interrupt_those_that_ask, daemon=True).start()
 
 
 def spin_until(stop: threading.Event) -> None:
