@@ -17,6 +17,12 @@ SHORT = 0.2
 LONG = 6.0
 """Seconds that a slow body takes: longer than the lease (3 s) and visibility timeout (4 s)."""
 
+VICTIM = 10.0
+"""Seconds of a body that is killed meanwhile, also by a killer that a slow machine delays."""
+
+STOPPED = 4.0
+"""Seconds of the body that is stopped; over when it continues."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -57,11 +63,11 @@ def orders(*, redelivers: bool = True) -> Iterator[Order]:
         yield Order(next(number), work=LONG, copies=2)
         yield Order(next(number), copies=2)
         yield Order(next(number), later=True)
-    yield Order(next(number), work=2.0, copies=2, fault="kill")
-    yield Order(next(number), tail=2.0, copies=2, fault="kill after the effect")
-    yield Order(next(number), work=1.0, again=not redelivers, fault="stop")
+    yield Order(next(number), work=VICTIM, copies=2, fault="kill")
+    yield Order(next(number), tail=VICTIM, copies=2, fault="kill after the effect")
+    yield Order(next(number), work=STOPPED, again=not redelivers, fault="stop")
     # Sent after the stopped child continues, because it may belong to the same worker.
-    yield Order(next(number), work=2.0, fault="kill the worker")
+    yield Order(next(number), work=VICTIM, fault="kill the worker")
     for _ in range(4):
         yield Order(next(number), copies=2)
         yield Order(next(number), later=True)
