@@ -62,11 +62,8 @@ REASONS = {
     ("local", "G6"): "yes: the same watchdog as with Redis, and no server that could hang",
     ("local", "G10"): "yes: no call leaves the process",
     ("local", "G2"): "yes: the watchdog's own tests use this backend",
-    ("Redis Sentinel", ""): "yes: the same code as Redis; only the fail-over is tested here",
-    (
-        "Redis Cluster",
-        "",
-    ): "yes: the same code as Redis; only routing and fail-over are tested here",
+    ("Redis Sentinel", ""): "yes: the same code as Redis, where it is tested",
+    ("Redis Cluster", ""): "yes: the same code as Redis, where it is tested",
     ("SQLite", "G10"): "yes: a file on the same machine, which no network can cut off",
     ("fail-over", "G10"): "yes: its calls are those of its stores",
     ("", "G11"): (
@@ -83,6 +80,7 @@ CLUES: tuple[tuple[str, str], ...] = (
     ("failover_switch", "fail-over"),
     ("test_failover", "fail-over"),
     ("redis_cluster", "Redis Cluster"),
+    ("redis_sentinel", "Redis Sentinel"),
     ("redlock", "Redlock"),
     ("zookeeper", "ZooKeeper"),
     ("etcd", "etcd"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.process import current
 from django_dlock.testing import BackendContract, FakeClock
+from tests.support.awaited import AwaitedLocalBackend
 
 
 @pytest.fixture
@@ -17,6 +21,14 @@ def backend(local_backend: LocalBackend) -> LocalBackend:
 
 class TestLocal(BackendContract):
     pass
+
+
+class TestAwaitedLocal(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Iterator[AwaitedLocalBackend]:
+        backend = AwaitedLocalBackend(AliasOptions("local", "local"))
+        yield backend
+        backend.close()
 
 
 def test_it_declares_that_other_processes_do_not_see_its_leases(local_backend):

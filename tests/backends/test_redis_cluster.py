@@ -14,11 +14,13 @@ from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.testing import BackendContract
 from testproject.servers import ServerNotFound
 from tests.conftest import missing
+from tests.support.awaited import AwaitedRedisBackend
 from tests.support.databases import until
 from tests.support.redis_calls import (
     backend_for,
     client,
     grant,
+    options_for,
     refuse,
     release,
     renew,
@@ -86,6 +88,14 @@ class TestRedisCluster(BackendContract):
     @pytest.fixture
     def backend(self, shared_cluster: RedisCluster) -> RedisBackend:
         return backend_for(shared_cluster.stranger.url)
+
+
+class TestAwaitedRedisCluster(BackendContract):
+    @pytest.fixture
+    def backend(self, shared_cluster: RedisCluster) -> Iterator[AwaitedRedisBackend]:
+        backend = AwaitedRedisBackend(options_for(shared_cluster.stranger.url))
+        yield backend
+        backend.close()
 
 
 @pytest.mark.parametrize("number", range(6))

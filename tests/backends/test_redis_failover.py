@@ -17,6 +17,7 @@ from tests.support.aliases import alias, configured
 from tests.support.databases import until
 from tests.support.redis_calls import client
 from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_sentinel import RedisSentinel
 
 TTL = 12.0
 
@@ -37,23 +38,9 @@ class Failing(NamedTuple):
 
 @contextlib.contextmanager
 def with_sentinel() -> Iterator[Failing]:
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(RedisServer(args=["--repl-diskless-sync-delay", "0"]))
-        args = ["--replicaof", "127.0.0.1", str(server.port)]
-        heir = stack.enter_context(RedisServer(args=args))
-        asking = stack.enter_context(client(server))
-        until(lambda: asking.info("replication").get("slave0", {}).get("state") == "online")
-        lines = [
-            f"sentinel monitor mymaster 127.0.0.1 {server.port} 1",
-            "sentinel down-after-milliseconds mymaster 1000",
-            "sentinel failover-timeout mymaster 5000",
-        ]
-        conf = "\n".join(lines) + "\n"
-        sentinel = stack.enter_context(RedisServer(sentinel=conf))
-        watching = stack.enter_context(client(sentinel))
-        until(lambda: watching.sentinel_master("mymaster")["num-slaves"] == 1)
-        options = {"sentinels": [("127.0.0.1", sentinel.port)]}
-        yield Failing({"location": "redis://mymaster/0", "OPTIONS": options}, server, heir)
+    with RedisSentinel(patience=1) as watched:
+        entry = {"location": watched.LOCATION, "OPTIONS": watched.options}
+        yield Failing(entry, watched.primary, watched.replica)
 
 
 @contextlib.contextmanager

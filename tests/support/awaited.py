@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.local import LocalBackend
 from django_dlock.backends.redis import RedisBackend
 
 METHODS = ("acquire", "wait", "renew", "release", "cancel_acquire", "locked", "break_")
@@ -121,6 +122,13 @@ class Awaited:
 
 for _method in METHODS:
     setattr(Awaited, _method, functools.partialmethod(Awaited._await, _method))
+
+
+class AwaitedLocalBackend(Awaited, LocalBackend):
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        # Both are one store.
+        self.awaited.__dict__ = self.__dict__
 
 
 class AwaitedRedisBackend(Awaited, RedisBackend):

@@ -20,11 +20,15 @@ MADE: list[RedisBackend] = []
 
 
 def backend_for(location: str | None = None, **kwargs: Any) -> RedisBackend:
-    """A backend with enough time for commands, unless ``command_timeout`` is given."""
-    kwargs = {"command_timeout": 20.0, **kwargs}
-    options = AliasOptions(alias="redis", backend="redis", location=location, **kwargs)
-    MADE.append(RedisBackend(options))
+    """A backend with the settings of ``options_for``."""
+    MADE.append(RedisBackend(options_for(location, **kwargs)))
     return MADE[-1]
+
+
+def options_for(location: str | None = None, **kwargs: Any) -> AliasOptions:
+    """Settings with enough time for commands, unless ``command_timeout`` is given."""
+    kwargs = {"command_timeout": 20.0, **kwargs}
+    return AliasOptions(alias="redis", backend="redis", location=location, **kwargs)
 
 
 def request(name: str = "name", ttl: float = 30.0, **kwargs: Any) -> LeaseRequest:
