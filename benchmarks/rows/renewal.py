@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import keepers, peers
 from ..keepers import NODE_SCRIPTS, SCRIPT, UPDATE
@@ -21,6 +21,9 @@ from ..processes import Worker, WorkerFailed
 
 if TYPE_CHECKING:
     from ..bench import Bench
+
+Connections: TypeAlias = frozenset[int]
+"""What the server calls them."""
 
 MANY = 10_000
 SESSION = "django-pglock"
@@ -135,7 +138,9 @@ class _Keeping(Session):
             return {"cpu": cpu / renewed, **self._state(worker, connections)}
 
     @contextmanager
-    def _holding(self, route: Route, *, fresh: bool = False) -> Iterator[tuple[Worker, float, int]]:
+    def _holding(
+        self, route: Route, *, fresh: bool = False
+    ) -> Iterator[tuple[Worker, float, Connections]]:
         """A process that holds them, the MiB by which it has grown, and the earlier connections."""
         many, connections = self._many, self._connections()
         try:
@@ -147,11 +152,11 @@ class _Keeping(Session):
         finally:
             self._bench.clear()
 
-    def _state(self, worker: Worker, connections: int) -> dict[str, float]:
+    def _state(self, worker: Worker, earlier: Connections) -> dict[str, float]:
         now = self._connections()
         threads, lost = self._call(worker, "state", self._many.count)
         state = {"threads": threads, "lost": lost}
-        return state if self._store in STORES else {**state, "connections": now - connections}
+        return state if self._store in STORES else {**state, "connections": len(now - earlier)}
 
     def _round_trips(self, worker: Worker) -> float:
         """For all of them once; counted from one pause between renewals to another."""
@@ -176,8 +181,14 @@ class _Keeping(Session):
     def _call(self, worker: Worker, function: str, *args: Any) -> Any:
         return worker.call(f"{keepers.__name__}:{function}", *args, timeout=self._timeout)
 
-    def _connections(self) -> int:
+    def _connections(self) -> Connections:
+        """The server's, without that which asks; those of an earlier process may end meanwhile."""
         if self._store == "postgres":
-            return int(self._bench.sql("SELECT count(*) FROM pg_stat_activity")[0])
+            (pids,) = self._bench.sql(
+                "SELECT array_agg(pid) FROM pg_stat_activity "
+                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            return frozenset(pids or ())
         with peers.client(DIRECT) as asking:
-            return int(asking.info("clients")["connected_clients"])
+            mine = asking.client_id()
+            return frozenset(int(one["id"]) for one in asking.client_list()) - {mine}
