@@ -53,8 +53,10 @@ class ProcessIdentity(NamedTuple):
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
+        with open(path, "rb") as file:
+            # As text, the first one would import its codec; a child that is forked meanwhile by
+            # another thread would wait for that import for ever.
+            return file.read().decode("ascii", "replace").strip()
     except OSError:
         return ""
 
