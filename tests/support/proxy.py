@@ -219,6 +219,9 @@ class Proxy:
 
     def heal(self) -> None:
         """Forward again; connections that may have lost bytes are cut."""
+        # Cut first: what a client sends between these lines must not arrive on a connection that
+        # has lost something.
+        self.cut()
         self.black_holed = False
         self.cut()
 
