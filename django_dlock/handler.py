@@ -52,6 +52,10 @@ class LockHandler:
             backend.close()
 
     def _build(self, alias: str) -> BaseLockBackend:
+        # Python imports it when it first connects by a host's name. A child that is forked while
+        # another thread connects would wait for that import for ever.
+        import encodings.idna  # noqa: F401
+
         options = conf.alias_options(alias)
         backend: BaseLockBackend = import_string(options.backend)(options)
         backend.other = self.__getitem__

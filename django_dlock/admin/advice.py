@@ -73,8 +73,8 @@ def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> 
     if in_deadlock:
         return gettext(
             "Deadlock: the holder waits for a lock whose holder waits, perhaps through further "
-            "locks, for this one. Neither moves until one of them gives up or is stopped: best "
-            "the one whose work is easiest to do again."
+            "locks, for this one. Neither moves until one of them gives up or is stopped. Stop the "
+            "one whose work is easiest to do again."
         )
     if waits:
         text = gettext("The holder waits for another lock itself, “%(name)s”. Look there.")
@@ -211,11 +211,12 @@ def _stop(info: LeaseInfo) -> Step:
             gettext("The first one gets the lock when that process is gone."),
             code=f"app.control.revoke({task!r}, terminate=True)",
         )
-    command = f"kill {process.pid}" if process is not None else ""
-    if process is not None and info.holder_state == "silent":
-        # A paused process gets the first signal only when it continues.
-        command += f" && kill -CONT {process.pid}"
-    host = process.host if process is not None else ""
+    command = host = ""
+    if process is not None:
+        command, host = f"kill {process.pid}", process.host
+        if info.holder_state == "silent":
+            # A paused process gets the first signal only when it continues.
+            command += f" && kill -CONT {process.pid}"
     return Step(
         gettext("Stop the process on %(host)s") % {"host": host} if host else gettext("Stop it"),
         gettext("The process ends with all that it does, not only with this work."),

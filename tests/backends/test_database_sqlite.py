@@ -293,27 +293,6 @@ def test_g8_increments_are_exact_while_processes_fork(project_file: Path, tmp_pa
     assert integrity(project_file) == "ok"
 
 
-def test_g8_the_first_acquire_imports_nothing(project_file: Path) -> None:
-    # A child that is forked while another thread imports a module waits for that module for ever.
-    command = [sys.executable, "-c", IMPORTS, str(project_file)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.split() == ["imported:"]
-
-
-IMPORTS = """
-import sys
-from tests.support.turns import configure
-configure(sys.argv[1])
-from django_dlock import Lock, clock, locks
-# Imports the backend.
-locks["default"].locked("name", deadline=clock.now() + 10)
-before = set(sys.modules)
-with Lock("name"):
-    pass
-print("imported:", *set(sys.modules) - before)
-"""
-
-
 def test_g8_other_fork_hooks_may_take_locks(project_file: Path) -> None:
     command = [sys.executable, "-c", HOOKS, str(project_file)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
