@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from django_dlock.admin.advice import steps_for
+from django_dlock.admin.cells import time_left
 from django_dlock.admin.why import read
 from django_dlock.handler import locks
 from tests.support.posed import pose_locks
@@ -68,3 +69,10 @@ def test_waiters_that_are_not_known_are_not_denied(posed, unknown):
     reading = read(("default", "stock:7"))._replace(waiters=[], **unknown)
     steps = steps_for(("default", "stock:7"), reading, in_deadlock=False, release_url="")
     assert all("Nobody" not in step.waiters for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "style"), [("stock:7", "bad"), ("report:daily", "warn"), ("import:1207", "good")]
+)
+def test_the_time_left_has_the_colour_of_the_holder(posed, name, style):
+    assert f"dlock-bar dlock-{style}" in time_left(read(("default", name)).info)

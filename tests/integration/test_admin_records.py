@@ -506,3 +506,13 @@ def test_the_page_of_a_record_shows_the_follow_ups_of_its_runs(operator):
         assert text in page
     assert "the message itself" not in page
     assert "follow_ups-0-error" not in page
+
+
+def test_an_event_is_listed_with_its_reason_and_shown_with_short_numbers():
+    detail = {"held_for": 1.2000000000000002, "host": "h", "pid": 7}
+    event = make_event(event="lost", reason="holder_dead", detail=detail)
+    client = visitor("view_lockevent")
+    assert "holder dead" in client.get(EVENTS).content.decode()
+    page = client.get(f"{EVENTS}{event.pk}/change/").content.decode()
+    assert "1.2" in page
+    assert "1.2000" not in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -495,3 +496,12 @@ def test_without_the_permission_follow_ups_are_not_published(app):
     row.refresh_from_db()
     assert row.published_at is None
     assert visitor("publish_followup").get(FOLLOW_UPS).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("query", "title"),
+    [("", "Pending"), ("?published=yes", "Published"), ("?published=all", "Follow-ups")],
+)
+def test_the_list_of_follow_ups_says_which_it_shows(app, query, title):
+    page = visitor("view_followup").get(FOLLOW_UPS + query).content.decode()
+    assert title in re.search("<title>(.*?)[|]", page, re.DOTALL)[1]
