@@ -171,13 +171,13 @@ class OperatorContract(ContractTools):
         new = self.grant(backend, self.request(f"{base}:new"))
         info = backend.get(old.name)
         assert info is not None
-        assert info.age >= self.SHORT
+        # Parts of a store may differ by a moment about when they granted it.
+        assert info.age > self.SHORT / 2
 
         def found(older_than: float, **kwargs: Any) -> list[str]:
             infos = backend.list(prefix=base, older_than=older_than, **kwargs)
             return [info.name for info in infos]
 
-        # Parts of a store may differ by a moment about when they granted it.
         limit = info.age - self.SHORT / 4
         assert old.name in found(limit)
         assert found(limit, kind="held", task="sho", host=current().host) == [old.name]
