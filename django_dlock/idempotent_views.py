@@ -92,7 +92,7 @@ def idempotent_view(
 
     * Another request with the key is in progress: 409 with ``Retry-After``.
     * The key was used with another method, path, query or body: 422.
-    * The header is missing and ``required``, or it is not 1 to 255 visible ASCII characters: 400.
+    * The header is missing and ``required``, or it is not 1 to 200 visible ASCII characters: 400.
     * The client is anonymous, and ``client`` needs a user: as ``login_required``; 403 for JSON.
 
     Args:
