@@ -2,7 +2,7 @@
 #   make demo   shows what goes wrong without django-dlock, and that it does not with it
 #   make test   runs everything
 
-# PYTHON=python3.13 chooses another one; otherwise the first that is new enough.
+# PYTHON=python3.13 chooses an interpreter; otherwise the first one that is new enough is used.
 SUITABLE := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && { echo $$p; break; }; done)
@@ -12,8 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 ARGS ?=
 HIREDIS := hiredis==3.5.0
-# Most of the tests' time is waiting for servers, workers and leases. Files are begun in their
-# order, faults before units: by their number of tests, the longest would be the last.
+# Tests mostly wait for servers, workers and leases. Files start in their order, faults before unit
+# tests: sorted by their number of tests, as xdist does by default, the slowest would come last.
 JOBS ?= 4
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
@@ -45,7 +45,7 @@ coverage: $(VENV)/.dev ## Run the tests and list the lines that none of them ent
 celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the lock and with records; half an hour
 	@$(BIN)/python -m tests.celery_own $(ARGS)
 
-backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; ten minutes
+backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; 15 minutes
 	@$(BIN)/python -m tests.backends.matrix --jobs $(JOBS) $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
@@ -63,7 +63,7 @@ failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a se
 # Each goes on when another fails; the last line names those that have failed.
 NIGHTLY := celery-own faults faults-database soak backend-matrix failover-load
 .PHONY: faults-database
-nightly: $(VENV)/.dev ## Run everything that is too long for make test, one after the other; four hours
+nightly: $(VENV)/.dev ## Run everything that is too long for make test, one after the other; two and a half hours
 	@failed=; for each in $(NIGHTLY); do echo "== make $$each"; $(MAKE) --no-print-directory $$each || failed="$$failed $$each"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 
@@ -71,7 +71,7 @@ faults-database: $(VENV)/.dev
 	@mkdir -p build
 	@$(BIN)/python -m tests.faults.suite --backend database --brokers rabbitmq --table build/faults-database.md $(ARGS)
 
-bench: $(VENV)/.bench ## Measure it beside its peers, 25 minutes; ARGS="--rows cycle --beds idle"
+bench: $(VENV)/.bench ## Measure the package and its peers, 25 minutes; ARGS="--rows cycle --beds idle"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-bloat: $(VENV)/.bench ## Look at PostgreSQL's table of leases after CYCLES=1000000
@@ -124,9 +124,10 @@ $(VENV)/.dev: setup.cfg pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.bench: setup.cfg pyproject.toml | $(BIN)/python
-	@echo "Installing the peers that it is measured with"
+	@echo "Installing the peers that the benchmark compares"
 	@$(PIP) --editable '.[bench]'
-# Out of the way: redis-py uses it wherever it can import it, and most rows measure without it.
+# In a folder of its own: redis-py uses hiredis whenever it can import it, and most rows measure
+# without it.
 	@$(PIP) --upgrade --target $(VENV)/hiredis $(HIREDIS) || echo "Measuring without hiredis"
 	@$(call carry_redis)
 	@touch $@

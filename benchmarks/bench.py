@@ -83,7 +83,7 @@ class Bench:
         django.setup()
         from django.core.management import call_command
 
-        # A lost lease, or a long wait, is recorded.
+        # Needed for lock events, too: a lost lease, or a long wait, writes a row.
         call_command("migrate", verbosity=0)
         if self.postgres_url:
             call_command("migrate", database=DIRECT.database, verbosity=0)

@@ -1,4 +1,4 @@
-"""The budgets of the specification, section 10, as data, and their verdicts.
+"""The budgets, which limit what the benchmark measures, and the verdicts on them.
 
 If a row or metric named here was not measured, its budget does not hold, unless the row was not
 chosen.
@@ -54,7 +54,7 @@ class Verdict:
 
     Attributes:
         value: ``None`` if it was not measured.
-        ahead: By which part of the limit it is better; negative if it is worse.
+        ahead: By what fraction of the limit it is better; negative if it is worse.
         peers_ahead: Name and value of each peer that does better, the best first.
     """
 
@@ -77,7 +77,7 @@ CYCLE = {
     "distant-1": (1.10, 1.15),
 }
 HIREDIS_EXTRA = 0.15
-"""Higher with hiredis in both, because it makes bare commands cheaper."""
+"""Added to both limits with hiredis, which makes the bare commands cheaper."""
 
 
 def _cycle() -> Iterator[Budget]:

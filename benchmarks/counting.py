@@ -85,7 +85,7 @@ def http_commands(data: bytes) -> tuple[int, bytes]:
 
 
 def zookeeper_commands(data: bytes) -> tuple[int, bytes]:
-    """As ``redis_commands``: requests, without the handshake and signs of life."""
+    """As ``redis_commands``: requests, without the handshake and pings."""
     commands = 0
     while len(data) >= 8:
         size, number = struct.unpack_from("!ii", data)

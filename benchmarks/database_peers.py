@@ -1,4 +1,4 @@
-"""The peers of leases in a database; as ``peers``.
+"""The floors and peers for leases in a database; see ``peers``.
 
 The floors use PostgreSQL through psycopg and SQLite through sqlite3. Each has its own table with
 only a name, an owner, a token and an end.
@@ -117,7 +117,7 @@ _heard: dict[str, int] = {}
 
 
 class _Notified:
-    """For two that alternate: each waits for the other's notification."""
+    """For two processes that alternate: each waits for the other's notification."""
 
     def __init__(self, connection: Any, name: str) -> None:
         self._connection, self._name = connection, name

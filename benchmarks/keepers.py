@@ -25,7 +25,7 @@ __all__ = ["BATCH", "NODE_SCRIPTS", "SCRIPT", "UPDATE", "hold", "renewed", "stat
 
 SCRIPT, UPDATE = "one script per 500", "one statement per 500"
 NODE_SCRIPTS = "one script per 500 on each node"
-"""The floors: no renewal needs fewer calls of that size."""
+"""The floors: so many leases cannot be renewed with fewer calls."""
 BATCH = 500
 RENEW = """
 local outcomes, ttl = {}, ARGV[#ARGV]
@@ -85,7 +85,7 @@ class _Ours(Keeper):
         from django_dlock import locks
 
         if self._route.store == ZOOKEEPER:
-            # It counts no renewals: whoever renews finds the session alive.
+            # It counts no renewals: a renewal only checks that the session is alive.
             return self._extended()
         sample = self._names[:: -(-len(self._names) // 10)]
         # Not through a counting proxy.

@@ -5,7 +5,6 @@ server) and peers. They are measured in interleaved rounds of one run, so that d
 machine affect all of them alike. The result is the ratio to the row's floor within each round, and
 the spread of that ratio over the rounds.
 
-
 To add a row: a module in ``benchmarks/rows`` with a function ``rows(bench) -> Iterable[Row]``,
 named in ``benchmarks/rows/__init__.py``; its limits go into ``benchmarks/budgets.py``.
 """

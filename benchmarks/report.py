@@ -15,7 +15,7 @@ __all__ = ["MUCH_STOLEN", "amount", "render", "row_table", "table", "verdict_lin
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 MUCH_STOLEN = 0.01
-"""The share of stolen processor time from which on it is reported."""
+"""Stolen processor time is reported from this share on."""
 
 
 def amount(value: float, unit: str = "") -> str:

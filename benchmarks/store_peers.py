@@ -1,4 +1,4 @@
-"""The floors and peers of Redlock, ZooKeeper, etcd and fail-over; as ``peers``.
+"""The floors and peers of Redlock, ZooKeeper, etcd and fail-over; see ``peers``.
 
 The floors use the same client and the same server as our backend: redis-py, kazoo, and urllib3's
 connection to etcd's JSON gateway.
@@ -136,7 +136,7 @@ def _bare_zookeeper(route: Route) -> Callable[[str], None]:
 
 
 class _WatchedNode:
-    """A node that whoever wants it watches, and then creates."""
+    """A lock that is a node: its waiters watch the node, and create it once it is gone."""
 
     def __init__(self, client: Any, name: str) -> None:
         self._client, self._path = client, _node(name)
@@ -166,7 +166,7 @@ def _kazoo_lock(route: Route) -> Callable[[str], Handle]:
     made = functools.cache(client.ensure_path)
 
     def make(name: str) -> Handle:
-        # The handle would ask for it each time.
+        # Created once; each handle still asks the server whether it exists.
         made(path := f"/kazoo/{quote(name, safe='')}")
         return client.Lock(path)
 
@@ -225,13 +225,13 @@ _seen: dict[str, int] = {}
 
 
 class _WatchedKey:
-    """For two that alternate: each waits until the other has written the key."""
+    """For two processes that alternate: each waits until the other has written the key."""
 
     def __init__(self, url: str, name: str) -> None:
         self._call, self._key = _Gateway(url), _encoded(f"watched/{name}")
         self._watch = _Gateway(url)
         self._lines = iter(self._watch.ask("watch", {"create_request": {"key": self._key}}))
-        # The answer that says that it watches.
+        # The first answer says that the watch has been created.
         next(self._lines)
 
     def acquire(self) -> None:

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .beds import BEDS
@@ -43,7 +43,7 @@ def _amount(value: float, unit: str = "") -> str:
 
 
 def _whole(text: str) -> str:
-    """Must not be broken between two lines."""
+    """The text with spaces at which a line does not break."""
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
@@ -134,7 +134,7 @@ def ahead(result: Result) -> str:
                 one = (verdict.budget, theirs, verdict.value)
                 found.setdefault(name.partition(",")[0], []).append(one)
     if not found:
-        return "None is, in any row that has a budget."
+        return "No peer is ahead in any row that has a budget."
     head = ["", "figures", "the largest difference, theirs against ours", "why"]
     return _table(head, [_line(name, better, result) for name, better in found.items()], words=True)
 
@@ -277,43 +277,45 @@ def _time(row: RowResult) -> str:
 
 
 def rows(result: Result) -> str:
-    """Every row with every subject."""
-    return "\n\n".join(
-        _row(row)
-        for row in result.rows.values()
-        if not row.family and row.name != "scale" and not row.name.startswith(("db.", "stores."))
+    """Every row with every subject, and when it was measured."""
+    return _with_beds(
+        result,
+        lambda row: (
+            not row.family and row.name != "scale" and not row.name.startswith(("db.", "stores."))
+        ),
     )
 
 
 def database(result: Result) -> str:
     """The rows about leases in a database, and the systems they were measured on."""
-    return _family(result, "db.")
+    return _with_beds(result, lambda row: row.name.startswith("db."))
 
 
 def stores(result: Result) -> str:
     """The rows about other stores; as ``database``."""
-    return _family(result, "stores.")
+    return _with_beds(result, lambda row: row.name.startswith("stores."))
 
 
-def _family(result: Result, prefix: str) -> str:
+def _with_beds(result: Result, chosen: Callable[[RowResult], bool]) -> str:
     whole = {**result.environment, "started": result.started, "quick": result.quick}
-    added, parts = result.environment.get("added", {}), list[str]()
+    added, parts, told = result.environment.get("added", {}), list[str](), ""
     for row in result.rows.values():
-        if row.name.startswith(prefix):
+        if chosen(row):
             bed = _bed(added.get(row.name, whole))
-            # Once for all rows of one run.
-            parts += [_row(row)] if bed in parts else [bed, _row(row)]
+            # Once for successive rows of one run.
+            parts += [_row(row)] if bed == told else [bed, _row(row)]
+            told = bed
     return "\n\n".join(parts) or "Not measured."
 
 
 def _bed(about: Mapping[str, Any]) -> str:
     quick = ", a quick run" if about["quick"] else ""
-    servers = ", ".join(
-        f"{name} {version}" for name, version in (about.get("stores") or {}).items()
-    )
-    servers = servers or f"PostgreSQL {about['postgresql']}, fsync off"
+    stores = {"Redis": about["redis_server"], **(about.get("stores") or {})}
+    servers = [f"{name} {version}" for name, version in stores.items()]
+    if about["postgresql"]:
+        servers.append(f"PostgreSQL {about['postgresql']} with fsync off")
     return (
-        f"Measured on {about['started'].partition('T')[0]}{quick}: {servers}, all else as shipped; "
+        f"Measured on {about['started'].partition('T')[0]}{quick}: {', '.join(servers)}; "
         f"load {about['load_at_start']} at "
         f"the start; the host kept {about['stolen'] or 0:.1%} of the processor time wanted."
     )

@@ -130,7 +130,7 @@ class DuplicateRun(IdempotencyConflict):
 
 
 class AttemptsExhausted(LockError):
-    """``max_attempts`` runs of the key died in the middle."""
+    """``max_attempts`` runs of the key in a row died in the middle or lost their lease."""
 
 
 class BackendUnavailable(LockError):

@@ -20,7 +20,7 @@ __all__ = ["HOST", "OwnProcess", "ServerNotFound", "free_port"]
 
 HOST = "127.0.0.1"
 BELOW_EPHEMERAL = 10_000, 32_000
-"""Ports that Linux and macOS give to no connection unasked."""
+"""Ports that Linux and macOS do not choose by themselves for a connection."""
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -143,7 +143,8 @@ def test_rows_are_added_with_the_systems_they_were_measured_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(publish, "KEPT", tmp_path)
-    about = {"packages": {"django-dlock": "1.0"}, "postgresql": "14", "load_at_start": 0.5}
+    about = {"packages": {"django-dlock": "1.0"}, "redis_server": "7", "load_at_start": 0.5}
+    about["postgresql"] = "14"
     whole = result(bare=1, django_dlock=0.8, django_redis=1.3)
     whole.environment |= {**about, "stolen": 0.0}
     publish.keep(whole)
@@ -155,6 +156,8 @@ def test_rows_are_added_with_the_systems_they_were_measured_on(
     assert list(found.rows) == ["cycle.idle.same", "db.cycle.same"]
     assert (found.started, found.environment["postgresql"]) == (whole.started, "14")
     told = tables.database(found)
-    assert "Measured on 2026-02-03: PostgreSQL 17, fsync off" in told
+    assert "Measured on 2026-02-03: Redis 7, PostgreSQL 17 with fsync off" in told
     assert "kept 4.0% of the" in told
-    assert "db.cycle.same" not in tables.rows(found)
+    told = tables.rows(found)
+    assert "db.cycle.same" not in told
+    assert "PostgreSQL 14 with fsync off" in told

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..bench import Bench
 
 Connections: TypeAlias = frozenset[int]
-"""What the server calls them."""
+"""The ids that the server has given them."""
 
 MANY = 10_000
 SESSION = "django-pglock"
@@ -106,7 +106,7 @@ class _Keeping(Session):
         )
         # A peer that takes longer is reported as unable.
         self._timeout = 60.0 if subject in (*FLOORS, OURS) else 10.0
-        # Its failure takes long to detect, and a session shows nothing to measure.
+        # python-redis-lock takes long to detect a failure, and a session renews nothing.
         self._once_only = subject == SESSION or (subject == RENEWING and many.count == MANY)
 
     def once(self) -> Readings:
@@ -159,7 +159,7 @@ class _Keeping(Session):
         return state if self._store in STORES else {**state, "connections": len(now - earlier)}
 
     def _round_trips(self, worker: Worker) -> float:
-        """For all of them once; counted from one pause between renewals to another."""
+        """How many renew all of them once; counted from one pause between renewals to another."""
         self._await_pause()
         before: float = self._call(worker, "renewed")
         with self._bench.counting() as counted:
@@ -171,7 +171,7 @@ class _Keeping(Session):
         return counted.round_trips / renewed
 
     def _await_pause(self) -> None:
-        """With a thread per lease there is no such pause."""
+        """Wait for a pause between renewals; with a thread per lease there may be none."""
         patience, passed = time.monotonic() + self._many.ttl / 3, None
         while passed != (passed := [proxy.total for proxy in self._bench.proxies]):
             if time.monotonic() > patience:
@@ -182,7 +182,7 @@ class _Keeping(Session):
         return worker.call(f"{keepers.__name__}:{function}", *args, timeout=self._timeout)
 
     def _connections(self) -> Connections:
-        """The server's, without that which asks; those of an earlier process may end meanwhile."""
+        """The server's clients without this one; those of an earlier process may end meanwhile."""
         if self._store == "postgres":
             (pids,) = self._bench.sql(
                 "SELECT array_agg(pid) FROM pg_stat_activity "

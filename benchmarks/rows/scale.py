@@ -257,7 +257,7 @@ class _Held(Among):
         return {**readings, "memory": self._bytes} if self._size >= 1000 else readings
 
     def _longest_stop(self) -> float:
-        """For all of our commands that list."""
+        """The longest of all our commands that list locks."""
         from django_dlock.lease import SORT_KEYS
 
         self._page()

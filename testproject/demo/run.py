@@ -255,8 +255,8 @@ class Show:
             self._later(NOTICED, partial(self._send, event.column, order))
 
     def _wake(self, event: Event) -> None:
-        # Only after the other run has ended: no lock can prevent that a process which continues
-        # runs at the same time as its successor, until it checks.
+        # Only after the other run has ended: no lock can keep a process that continues from running
+        # at the same time as its successor, until it checks.
         self._note("woken", event)
         os.kill(event.pid, signal.SIGCONT)
         self._tell(event, f"let it continue: another run has charged order {event.order}")

@@ -45,7 +45,7 @@ CAPABILITIES: dict[str, Collection[str]] = {
     "ZooKeeper": ZooKeeperBackend.capabilities,
     "etcd": EtcdBackend.capabilities,
 }
-"""Of the backends that do not have all of them."""
+"""The capabilities of the backends that do not have all of them."""
 WORDS = {
     "min_hold": ("min_hold",),
     "parking": ("passes_to_a_request_that_names", "names_an_owner"),
@@ -178,7 +178,7 @@ def page(recorder: Recorder) -> str:
     return f"""# What was tested on which backend
 
 This page is written by `make backend-matrix`, which runs the tests and counts those that passed.
-Each test talks to real servers: it kills, pauses and restarts them, and cuts their connections.
+The tests use real servers, which they kill, pause and restart, and whose connections they cut.
 
 ## Guarantees
 

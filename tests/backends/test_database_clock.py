@@ -1,4 +1,4 @@
-"""The database's clock steps, as the test changes what the statements take for the time."""
+"""The database's clock steps; the tests change the time that the statements see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Stepped = Callable[[int], DatabaseBackend]
 
 
 def at_another_time(bed: Bed, database: str, seconds: int) -> str:
-    """An alias of the same PostgreSQL, in whose sessions the clock is so many seconds ahead."""
+    """An alias of the same PostgreSQL, whose sessions see a clock that is ``seconds`` ahead."""
     schema = f"clock_{secrets.token_hex(4)}"
     with connections[database].cursor() as cursor:
         cursor.execute(f"CREATE SCHEMA {schema}")
@@ -27,7 +27,7 @@ def at_another_time(bed: Bed, database: str, seconds: int) -> str:
             f"$$ SELECT pg_catalog.clock_timestamp() + interval '{seconds} s' $$"
         )
     settings = connections.settings[database]
-    # Before the function of the same name that PostgreSQL has.
+    # The schema comes first, so its function is found before PostgreSQL's own.
     path = f"-c search_path={schema},pg_catalog,public"
     changed = {**settings, "OPTIONS": {**settings.get("OPTIONS", {}), "options": path}}
     return bed.stack.enter_context(databases.added(f"{database}-{schema}", changed))
@@ -35,7 +35,7 @@ def at_another_time(bed: Bed, database: str, seconds: int) -> str:
 
 @pytest.fixture
 def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped:
-    """Makes backends over the same leases at a database whose clock is so many seconds ahead."""
+    """Makes backends over the same leases; the database's clock is ``seconds`` ahead."""
     dialect: Any = type(bed.backend(database)._store.dialect)
     true, prefix = dialect.NOW, f"test-{secrets.token_hex(4)}"
 
@@ -44,7 +44,7 @@ def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped
         if connections[database].vendor == "postgresql":
             alias = at_another_time(bed, database, seconds)
         else:
-            # A private name: a standing server's clock cannot be set.
+            # A private name, because the clock of a running server cannot be set.
             monkeypatch.setattr(dialect, "NOW", f"({true} + {seconds * 1_000_000})")
         return bed.backend(alias, key_prefix=prefix, command_timeout=5.0)
 
@@ -52,7 +52,7 @@ def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped
 
 
 def sweep(backend: DatabaseBackend, name: str, *, stays: bool = False) -> None:
-    """Delete the row of a name, which must be old enough, unless it stays."""
+    """Sweep the row of a name, and check that it is gone, or that it ``stays``."""
     # By private names, because a sweep begins at a random row.
     backend._table.ask(
         lambda one, store, key: store.dialect.sweep(one, key), name, backend.call_deadline()
@@ -80,7 +80,7 @@ def test_g3_tokens_of_a_name_that_was_swept_rise_when_the_clock_steps_back(
     release(backend, lease)
     sweep(stepped(3600), "name")
     back = stepped(-7200)
-    # One that has waited before reads the row first.
+    # An attempt that has waited before reads the row first.
     attempt = request(waits=waits, since=1.0 if waits else 0.0)
     assert grant(back, attempt).token > lease.token
 
@@ -112,7 +112,7 @@ def test_g5_a_row_that_remembers_how_a_lease_ended_is_not_swept(stepped: Stepped
 
 
 def test_g7_a_row_that_remembers_a_cancelled_attempt_is_not_swept(stepped: Stepped) -> None:
-    # cancelled while another one holds the name, which has a much shorter TTL
+    # The attempt is cancelled while another owner, with a much shorter TTL, holds the name.
     backend = stepped(0)
     lease, attempt = grant(backend, request(ttl=1.0)), request(ttl=600.0)
     backend.cancel_acquire(attempt, deadline=backend.call_deadline())

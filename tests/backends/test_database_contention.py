@@ -23,14 +23,14 @@ from tests.support.proxy import Proxy
 
 
 def overtaken(backend: DatabaseBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, whoever reads a row finds it changed when it writes it.
+    """From now on, every write finds that the row has changed since it was read.
 
-    By private names, because nothing else makes others quicker each time.
+    This uses private names, because nothing else lets other callers be faster each time.
     """
     dialect = backend._store.dialect
     for method in ("write", "insert"):
         monkeypatch.setattr(dialect, method, lambda *args: False)
-    # On PostgreSQL, they could change a row with waiters in one statement.
+    # On PostgreSQL, these two would change a row in one statement, without reading it before.
     monkeypatch.setattr(dialect, "acquire", lambda *args: 0)
     monkeypatch.setattr(dialect, "release", lambda *args: None)
 
@@ -57,7 +57,7 @@ def test_a_caller_that_is_overtaken_on_a_free_name_is_told_of_its_last_owner(
     lease = grant(backend, request())
     release(backend, lease)
     overtaken(backend, monkeypatch)
-    # One that has waited reads the row at once.
+    # An attempt that has waited reads the row at once.
     answer = ask_briefly(backend, request(waits=True, since=1.0))
     assert isinstance(answer, Contention)
     assert (answer.owner, answer.remaining) == (lease.owner, 0.0)
@@ -99,10 +99,10 @@ def test_a_caller_that_conflicts_always_refuse_is_told_of_contention(
 def test_g7_a_caller_that_is_overtaken_until_a_reply_comes_too_late_leaves_no_lease(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    # overtaken ──► the name is granted, and the time is over before the reply
+    # overtaken ──► granted the name, but the deadline passes before the reply
     backend = bed.backend(database, command_timeout=20.0)
     release(backend, grant(backend, request()))
-    # One that has waited reads the row at once.
+    # An attempt that has waited reads the row at once.
     attempt, over = request(waits=waits, since=1.0), clock.now() + 4.0
     dialect = backend._store.dialect
     write, calls = dialect.write, list[str]()
@@ -125,7 +125,7 @@ def test_g7_a_caller_that_is_overtaken_until_a_reply_comes_too_late_leaves_no_le
     if waits:
         assert grant(backend, attempt).owner == attempt.owner
     else:
-        # Nobody would take the lease.
+        # Nobody asks again, so the lease is given back.
         databases.until(lambda: not backend.locked("name", deadline=backend.call_deadline()))
 
 
@@ -356,7 +356,7 @@ def test_g5_a_copy_of_an_acquire_that_was_repeated_in_another_call_is_granted_no
         assert isinstance(met, Contention)
     release(backend, lease)
     if waits:
-        # It was handed the lease. The row must be told before the lease is used.
+        # The lease was handed over to it. The row must record that before the lease is used.
         until = clock.now() + 20.0
         assert backend.wait(attempt, met, until=until, interrupted=lambda: False) is None
         release(backend, grant(backend, attempt))

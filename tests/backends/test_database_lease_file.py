@@ -48,7 +48,7 @@ def test_g2_a_holder_is_told_when_the_file_of_leases_is_gone(
             path.with_name(path.name + suffix).unlink()
     if how == "replaced by an empty file":
         path.touch()
-    # Both look into the new file.
+    # Both use the new file.
     successor = grant(other, request())
     assert renew(backend, lease) == ["refused"]
     assert release(backend, lease) == "refused"
@@ -114,7 +114,7 @@ def test_the_file_of_leases_can_be_used_by_whoever_can_use_the_projects(
 
 
 def as_another_user(work: Callable[[], object]) -> Any:
-    """What ``work`` returns for a user who may do only what modes allow."""
+    """What ``work`` returns if it runs as a user who, unlike root, is bound by file modes."""
 
     def step() -> object:
         if os.geteuid() == 0:
@@ -139,7 +139,7 @@ def refusal(backend: DatabaseBackend) -> str:
 
 
 def in_the_way(obstacle: str, project_file: Path) -> tuple[str, str]:
-    """Put it there; what was tried in vain and the cure."""
+    """Create the obstacle; return the two parts of the error: what failed, and the cure."""
     path = LeaseFile(project_file).path
     if obstacle == "directory":
         path.mkdir()

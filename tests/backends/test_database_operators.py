@@ -45,7 +45,7 @@ def locked(alias: str, lease: Lease) -> Iterator[None]:
         yield
 
 
-# -- settings of the project's ----------------------------------------------------------------
+# -- the project's settings -------------------------------------------------------------------
 
 
 def test_a_statement_that_a_timeout_of_the_projects_ended_is_repeated(

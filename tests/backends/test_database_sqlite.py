@@ -50,7 +50,7 @@ def test_threads_that_use_an_alias_first_at_the_same_time_share_its_store(
         made.append(options)
         if len(made) > 1:
             second.set()
-        # Over at once if another thread makes a store, too.
+        # Returns at once if another thread also makes a store.
         second.wait(0.3)
         return real(options)
 
@@ -104,7 +104,7 @@ def test_every_one_of_several_processes_gets_its_share_of_turns(
     try:
         for process in running:
             assert process.stdout.readline() == "ready\n"
-        # All of them wait before the first one releases: none has turns because others start late.
+        # All others wait before the first one releases, so none gets turns by starting earlier.
         first, *others = running
         print(len(others), file=first.stdin, flush=True)
         assert first.stdout.readline() == "holding\n"

@@ -111,7 +111,7 @@ LEFT_TO_ROW: States = {
 def in_table(
     backend: DatabaseBackend, make: Callable[[int], Row], use: Callable[[Any, Any, Any], Any]
 ) -> tuple[int, Row, Any, Row]:
-    """Store a row and do something; return the time, the row before, the answer and the row."""
+    """Store a row and use it; return the time, the row before, the answer and the row after."""
 
     def run(one: Connection, store: Store, key: Any) -> tuple[int, Row, Any, Row]:
         now, _, _ = store.dialect.read_or_new(one, key)

@@ -75,8 +75,8 @@ def test_g1_a_leader_that_was_paused_ends_no_lease_that_was_renewed_meanwhile(
         paused = leader(members)
         others = [member for member in members if member is not paused]
         paused.pause()
-        # Not while they elect: a call that loses time there, too, may fail, and before the lease
-        # ends there is time for two or three.
+        # Not during the election, which would take the rest of a call's time: before the lease ends
+        # there is time for two or three calls.
         eventually(lambda: any(member.leads for member in others))
         renewed(lock)
         eventually(lambda: clock.now() > granted_at + 9.0)

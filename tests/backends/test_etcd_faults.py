@@ -61,7 +61,7 @@ def make(stack: ExitStack) -> Make:
 
 @pytest.fixture
 def etcd_proxy(own_etcd: EtcdServer) -> Iterator[Proxy]:
-    """A proxy before ``own_etcd``."""
+    """A proxy in front of ``own_etcd``."""
     with Proxy("127.0.0.1", own_etcd.port, speaks="etcd") as proxy:
         yield proxy
 
@@ -210,7 +210,7 @@ def test_g5_an_acquire_whose_reply_was_lost_finds_its_own_grant(
     info = backend.get("name")
     assert info is not None
     assert (info.owner, info.token) == (lease.owner, lease.token)
-    # And where the whole call ends without an answer, the next one finds it, too.
+    # If a whole call ends without an answer, the next call finds the grant, too.
     assert grant(backend, LeaseRequest(lease.name, lease.owner, lease.ttl)).token == lease.token
 
 
@@ -400,14 +400,14 @@ def test_g8_a_child_of_a_process_that_waits_can_wait_too(
         status = 1
         try:
             acquired = Lock("name").acquire(timeout=PATIENCE)
-            # Otherwise it would have asked at the end of its patience only.
+            # Without a watch of its own, it would have asked again only when its patience ended.
             watches = {thread.name for thread in threading.enumerate()}
             status = 0 if acquired and "dlock-listener-etcd" in watches else 2
         finally:
             os._exit(status)
     etcd_proxy.wait_until(lambda proxy: proxy.count("watch") == 2)
     release(alias, lease)
-    # The child ends without a release, which its parent takes for a proof of death.
+    # The child ends without a release. It is proven dead, so the parent's waiter gets the lock.
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert waiting.end()
 
@@ -438,7 +438,7 @@ def test_all_waiters_of_a_process_share_one_watch(alias: EtcdBackend, etcd_proxy
         return names
 
     names = asyncio.run(main())
-    # A few threads make the calls of coroutines, and none waits.
+    # A few threads make the calls of the coroutines; none of them waits for the lock.
     assert names["dlock-listener-etcd"] == 1
     assert names["dlock-call"] <= 16
     assert all(thread.end() for thread in threads)
@@ -475,7 +475,7 @@ def test_a_compaction_while_the_watch_is_cut_makes_waiters_ask_again(
     own_etcd.call("kv/compaction", revision=str(own_etcd.revision), physical=True)
     etcd_proxy.accept()
     assert waiting.end()
-    # The second was compacted, and the third goes on behind that.
+    # The second watch asked for a revision that was compacted; the third begins after it.
     etcd_proxy.wait_until(lambda proxy: proxy.count("watch") == 3)
     again = Waiting("kept")
     eventually(lambda: alias._watch._works and alias._watch._waiters)
@@ -497,7 +497,7 @@ def test_a_store_that_begins_anew_makes_waiters_ask_again(
         shutil.rmtree(path)
     own_etcd.restart()
     assert waiting.end()
-    # Its revisions are lower than those that the watch has seen, and it is not deaf to them.
+    # The new store's revisions are lower than those seen before; the watch accepts them.
     lease, again = grant(alias, request(ttl=3600.0)), Waiting()
     eventually(lambda: alias._watch._works and alias._watch._waiters)
     release(alias, lease)

@@ -85,7 +85,7 @@ def test_a_waiter_of_a_user_is_woken(guarded: EtcdServer) -> None:
 
 
 def test_a_user_is_authenticated_again_after_a_restart(guarded: EtcdServer, make: Make) -> None:
-    # etcd forgets its tokens, and after a while without use, too.
+    # A restart makes etcd forget its tokens; so does a while without use.
     backend = make(guarded.url, **USER)
     lease = grant(backend, attempt())
     guarded.restart()

@@ -88,7 +88,7 @@ class Shop:
         return FailoverRecord.objects.using(self.database).filter(key_prefix=self.prefix)
 
     def switch_long_ago(self, backend: FailoverBackend, to: str) -> None:
-        """Switch, and let the time after it be over for this process."""
+        """Switch as if long ago; wait until this process grants in the new store."""
         switch(backend, to)
         self.row.update(switched_at=0)
         epoch = self.row.get().epoch
@@ -207,7 +207,7 @@ def test_g1_a_grant_that_comes_after_the_view_has_ended_does_not_count(shop, mon
     acquire = store.acquire
 
     def late(attempt: LeaseRequest, *, deadline: float) -> Any:
-        # The process stood still after it had looked at the view.
+        # As if the process had been stopped after it looked at the view.
         asked.append(attempt)
         answer = acquire(attempt, deadline=deadline)
         return answer._replace(asked_at=answer.asked_at + VIEW_TTL)

@@ -46,14 +46,14 @@ def _shared_cluster() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def shared_cluster(_shared_cluster: RedisCluster) -> RedisCluster:
-    """One that stays as it is; without locks."""
+    """A cluster that the tests do not damage; it begins without locks."""
     _shared_cluster.ask(_shared_cluster.owner, "FLUSHALL")
     return _shared_cluster
 
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """One that may be damaged."""
+    """A cluster that the test may damage."""
     yield from started()
 
 

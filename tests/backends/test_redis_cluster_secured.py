@@ -34,7 +34,7 @@ def started(**options: object) -> Iterator[RedisCluster]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """For the address and the name of this machine, signed by itself."""
+    """A self-signed certificate for the address and the name of this machine."""
     if shutil.which("openssl") is None:
         missing("no openssl")
     folder = tmp_path_factory.mktemp("tls")

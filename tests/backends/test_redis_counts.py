@@ -365,7 +365,7 @@ def many(backend, own_redis):
 
 @pytest.mark.parametrize("sort", [["-age"], ["age"]])
 def test_the_first_page_costs_no_more_among_more_locks(backend, own_redis, proxy, sort):
-    """That of a hundred thousand costs what that of a few thousand does, in commands and bytes."""
+    """Among 6000 locks it runs as many commands, and sends as many requests, as among 1500."""
     costs, held = [], 0
     for size in (100, 1500, 6000):
         for number in range(held, size):

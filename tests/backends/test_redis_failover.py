@@ -27,7 +27,7 @@ class Failing(NamedTuple):
 
     Attributes:
         entry: In ``DLOCKS``.
-        server: That has the locks.
+        server: The one that has the locks.
         heir: Its replica.
     """
 
@@ -96,7 +96,7 @@ def test_g1_a_lock_is_kept_renewed_and_waited_for_through_a_fail_over(failing, h
     ends = clock.now() + holder.remaining
     try:
         until(lambda: is_primary(failing.heir), 60)
-        # By a renewal that the new primary has answered.
+        # Held again, because the new primary has answered a renewal.
         until(lambda: holder.state == "held" and clock.now() + holder.remaining > ends + 0.5, 60)
         order.append("released")
         holder.release()

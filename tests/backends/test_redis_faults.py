@@ -292,7 +292,7 @@ def test_g5_a_release_whose_reply_was_lost_is_a_success(proxy, how):
 
 
 def many_turns(backend):
-    """More leases than the server remembers the ends of."""
+    """Take turns until the server no longer remembers the end of an earlier lease."""
     for _ in range(40):
         release(backend, grant(backend, request()))
 

@@ -28,7 +28,7 @@ from tests.support.redis_calls import (
     request,
 )
 
-# More than one sweep samples.
+# Both are more than one sweep samples.
 FEW, MANY = 30, 1500
 NOT_COUNTED = {"client", "eval", "evalsha", "hello", "info"}
 """Commands that run other commands, and the one that counts them."""
@@ -53,7 +53,7 @@ def hold(backend: RedisBackend, count: int, base: str = "held") -> None:
 
 
 def operations(backend: RedisBackend) -> dict[str, Callable[[], Any]]:
-    """Each uses its own name, and its first call happens there."""
+    """Calls by title; those that end a lease have a lease of their own for it."""
     holder = {name: grant(backend, request(name)) for name in ("a", "b", "c", "d", "e")}
     undone, attempt = request("f"), request("g")
     grant(backend, undone)

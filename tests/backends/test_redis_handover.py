@@ -134,7 +134,7 @@ def test_a_cooling_name_is_not_handed_over(direct, listener):
     (met,) = queue(listener, attempt)
     deadline = direct.call_deadline()
     assert direct.release("name", lease.owner, min_hold=0.8, deadline=deadline) == "released"
-    # It learns that the name is free earlier than it knew.
+    # The message says that the name will be free earlier than the waiter was told before.
     assert wait(listener, attempt, met, PATIENCE) is None
     assert direct.get("name").waiting == 1
     met = refuse(listener, attempt)

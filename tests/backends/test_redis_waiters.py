@@ -1,4 +1,4 @@
-"""What Redis tells of the waiters of a name."""
+"""What the Redis backend says about the waiters for a name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUE, PROCESS, CHANNEL = "{dlock:0}:2:q:name", "{dlock:0}:2:p:other", "{dlock:0
 
 
 def wait_elsewhere(server: redis.Redis, *, heard: float, owner: str = "stranger") -> None:
-    """A waiter of a process of another machine, last heard of so many seconds ago."""
+    """Queue a waiter of another machine, last heard from ``heard`` seconds ago."""
     now = server.time()[0]
     server.zadd(QUEUE, {f"{owner}\n30001\nheld\nother\n{{}}": now * 1_000_000 - 5_000_000})
     identity = current()._replace(id="other", host="elsewhere", boot_id="another")
@@ -71,6 +71,6 @@ def test_all_waiters_are_read_by_one_command_and_no_more_than_asked_for(
         assert len(backend.waiters("name", limit=200)) == 200
         calls = {name: facts["calls"] for name, facts in server.info("commandstats").items()}
     assert calls.pop("cmdstat_evalsha") == 1
-    # One process is asked about once.
+    # All are of one process, whose state is read once.
     assert calls["cmdstat_get"] == 1
     assert not any("scan" in name or "keys" in name for name in calls)

@@ -99,7 +99,7 @@ def eventually(condition):
 
 
 def retried(call):
-    """Its result, once a quorum is reached: a node that is back takes a moment to be found."""
+    """The result of ``call`` once a quorum is reached: it takes a moment to find a node again."""
     give_up_at = time.monotonic() + PATIENCE
     while time.monotonic() < give_up_at:
         with contextlib.suppress(QuorumNotReached):
@@ -183,7 +183,7 @@ def test_g5_a_lease_outlives_an_outage_shorter_than_itself(nodes, down, how):
         with pytest.raises(QuorumNotReached):
             acquire(backend)
     nodes.heal()
-    # The release was told to those that could not be reached, too, as soon as they were.
+    # The release also reaches the nodes that were down when it was called.
     if len(down) < 2:
         assert release(backend, lease) == "released"
     eventually(lambda: nodes.owners_of("name") == [""] * 3)
@@ -336,7 +336,7 @@ def test_g1_a_grant_that_took_longer_than_its_lease_does_not_count(nodes):
         acquire(backend, request(ttl=0.3))
 
 
-def test_g9_what_clocks_may_drift_is_taken_off(nodes):
+def test_g9_the_possible_clock_drift_is_subtracted(nodes):
     options = {"max_ttl": 100.0, "clock_drift": 0.2}
     backend = nodes.backend(options=options)
     lease = grant(backend, request(ttl=50.0))
@@ -430,7 +430,7 @@ def test_g1_a_node_that_lost_its_leases_grants_nothing_until_they_are_over(nodes
             assert answer or clock.now() >= lease.deadline
     assert not any(isinstance(answer, Lease) for answer in answers)
     eventually(lambda: isinstance(acquire(others, request(ttl=4.0)), Lease))
-    # The first answer after the loss, by which the node learns of it, came later.
+    # The node waits from its first answer after the loss on, which came later.
     while True:
         known = nodes[1].client.get(f"{{{nodes.prefix}:0}}:2:node")
         if known is not None and known.endswith(b" joined"):
@@ -446,7 +446,7 @@ def test_g1_a_node_that_was_restarted_with_its_data_is_kept_out_too(nodes):
         node.client.set(f"{{{nodes.prefix}:0}}:2:node", f"{'a' * 40} joined")
     with pytest.raises(QuorumNotReached, match=r"grants nothing for 3600\.0 s"):
         acquire(backend)
-    # The third node's grant is undone behind the caller's back.
+    # The third node's grant is cancelled in the background.
     eventually(lambda: nodes.owners_of("name") == ["", "", ""])
 
 
@@ -492,7 +492,7 @@ def test_g1_the_loss_of_a_minority_is_survived(nodes):
 
 def test_g2_a_first_release_of_a_lease_that_left_no_trace_is_refused(nodes):
     backend = nodes.backend()
-    # More than the nodes remember the ends of.
+    # More leases than the nodes remember.
     for _ in range(20):
         release(backend, grant(backend))
     assert release(backend, grant(backend)._replace(owner="unknown to the nodes")) == "refused"
@@ -625,7 +625,7 @@ def test_g10_calls_end_by_their_deadline_while_nobody_answers(nodes):
         began = clock.now()
         with pytest.raises(QuorumNotReached):
             call(backend)
-        # Less than a second timeout for each node after the other.
+        # Waiting for one node after the other would take three timeouts.
         assert clock.now() - began < 1.0 + 2.0
 
 

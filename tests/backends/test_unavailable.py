@@ -86,7 +86,7 @@ def redis_down() -> Iterator[None]:
 
 @contextmanager
 def hearing(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    """What the signal tells."""
+    """Collects what is sent with the signal."""
     heard: list[dict[str, Any]] = []
 
     def receive(**kwargs: Any) -> None:
@@ -128,7 +128,7 @@ class TestPolicies:
                 lock.renew()
                 lock.check()
             assert lock.state == "free"
-            # Whoever holds it no longer counts, also for another thread.
+            # The name is free again, also for another thread.
             assert in_thread(lambda: Lock("name", if_unavailable="local").acquire()) is True
             assert dispatch.flush(PATIENCE)
         assert {(told["token"], told["reason"]) for told in acquired} == {(None, "unavailable")}
@@ -221,7 +221,7 @@ def test_g1_a_lease_that_this_process_got_before_the_outage_excludes_local_locks
         assert lock.held
 
 
-def test_a_backend_that_is_back_is_used_again_and_never_hears_of_local_locks(
+def test_a_backend_that_is_back_is_used_again_and_is_never_told_of_local_locks(
     own_redis: RedisServer,
 ) -> None:
     own_redis.kill()

@@ -25,9 +25,9 @@ from tests.support.zookeeper import ZooKeeperServer
 BACKEND = "django_dlock.backends.zookeeper.ZooKeeperBackend"
 TIMEOUT = 1.5
 SESSION = 9.0
-"""Of which a half is granted."""
+"""Seconds of the session; half of it is the longest lease."""
 LONG = 60.0
-"""A session whose half no test outlives."""
+"""Seconds of a session so long that no test takes half of it."""
 SLACK = 2.0
 """Seconds that a busy machine may add to a call."""
 
@@ -98,7 +98,7 @@ def take(backend: ZooKeeperBackend, name: str = "it", patience: float = 40.0) ->
 
 
 class Ear:
-    """What is told of losses and doubts."""
+    """Records the losses and doubts that are reported."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -411,7 +411,7 @@ def test_a_waiter_that_has_lost_its_session_is_last_and_blocks_nobody(
     end_session(first, server)
     eventually(lambda: not getattr(lost, "session", 0))
     assert isinstance(ask(first, one), Contention)
-    # The node before its own is gone, although there is one of the same path again.
+    # The node ahead of its own is gone, although a new one has the same path.
     until = clock.now() + 20
     second.wait(two, behind_first, until=until, interrupted=lambda: False)
     assert clock.now() < until

@@ -171,7 +171,7 @@ def test_directories_that_somebody_has_deleted_are_made_again(
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate that signs itself, as files for both sides."""
+    """A key and a self-signed certificate, as files for client and server."""
     directory = tmp_path_factory.mktemp("tls")
 
     def openssl(*arguments: str) -> None:

@@ -77,7 +77,7 @@ def test_a_lock_is_released_with_tab_space_and_enter(listed):
 
 def test_several_locks_are_ticked_and_released_with_the_keyboard(listed):
     tab_to(listed, "select[name=action]")
-    # The only key besides Tab, Space and Enter: it chooses out of the list.
+    # The only other key besides Tab, Space and Enter; it chooses an action.
     press(listed, Keys.ARROW_DOWN)
     for name in ("stock:7", "order:5519"):
         tab_to(listed, f".action-select[value='default/{name}']")

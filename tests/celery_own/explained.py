@@ -26,7 +26,7 @@ LATE = (
     "inspection says so"
 )
 DUPLICATE = (
-    "succeeded means the recorded result for the same task id: the tasks of a chord that was "
+    "a task id that has succeeded gets its recorded result: the tasks of a chord that was "
     "frozen keep their ids, so the second application is a duplicate and runs nothing"
 )
 

@@ -73,7 +73,7 @@ def new_writer(new_holder: NewHolder, database: str) -> NewWriter:
     """Starts processes that can hold the lock and write to the database."""
     told = connections[database].settings_dict
     entry = {name: told[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
-    # The only transaction mode of SQLite in Django that locks at the first write.
+    # SQLite's default transaction mode, the only one in Django that locks only at the first write.
     options = {"timeout": 20} if told["ENGINE"].endswith("sqlite3") else {}
     settings: dict[str, Any] = {
         "DATABASES": {"default": {**entry, "NAME": str(entry["NAME"]), "OPTIONS": options}},

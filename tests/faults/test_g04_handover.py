@@ -1,4 +1,4 @@
-"""G4: waiters that die or stop delay the waiters behind them not at all, or by one TTL."""
+"""G4: waiters that die or stop delay the waiters behind them by one TTL at most."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TTL = 4.0
 
 
 def listening(holder: Holder) -> Holder:
-    """Make it listen and ask once: a later request meets whoever has the name by then."""
+    """Make it wait once for another name: from then on, it listens."""
     with Lock("warm", ttl=LONG):
         assert not holder.do("Lock('warm').acquire(timeout=0.1)")
     return holder
@@ -96,7 +96,7 @@ def test_g4_a_process_that_does_not_use_its_leases_costs_a_name_only_one_ttl(
             " for _ in range(3)]; [thread.start() for thread in threads]"
         )
         waiting(stopped, 4, TTL).pause()
-    # The lease of the first is waited for, but no lease of the other waiters of its process.
+    # Only the first waiter's lease has to expire; the process's other waiters are skipped.
     other = waiting(new_holder(), 4, TTL)
     other.answer()
     assert other.do("lock.held")

@@ -26,7 +26,7 @@ def posed(settings):
     ("name", "state", "told", "untold"),
     [
         ("stock:7", "dead", "finds the proof of a death only", "two may be at work"),
-        # Nothing is proven of a silent holder, on whichever machine: it may still be at work.
+        # Nothing is proven about a silent holder, on any machine: it may still be running.
         ("report:daily", "silent", "two may be at work", "proof of a death"),
     ],
 )

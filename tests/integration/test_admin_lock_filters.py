@@ -294,7 +294,7 @@ def test_a_name_is_shown_as_it_is_and_changes_nothing_beside_it(admin_client, na
         assert response.status_code == 200
         assert "<b onclick" not in page
         assert "<i>משימה" not in page
-        # A direction of its own, so that it does not reorder what stands beside it.
+        # Isolated by <bdi>, so that its direction does not reorder the text beside it.
         shown = [
             unescape(re.sub("<.*?>", "", text)) for text in re.findall("<bdi>(.*?)</bdi>", page)
         ]

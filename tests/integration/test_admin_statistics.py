@@ -128,7 +128,7 @@ def test_every_picture_stands_beside_its_numbers(admin_client, chosen):
     assert len(ids) == len(set(ids)) == 12
 
 
-def test_nothing_is_a_page_too(admin_client, settings):
+def test_without_counts_the_page_says_so(admin_client, settings):
     text = text_of(admin_client.get(PAGE))
     assert "Nothing was counted in this time." in text
     assert 'add "admin" to DLOCK_METRICS["EXPORTERS"]' in text
@@ -136,8 +136,8 @@ def test_nothing_is_a_page_too(admin_client, settings):
     assert "DLOCK_METRICS" not in text_of(admin_client.get(PAGE))
 
 
-def test_what_has_just_begun_is_no_level_yet(admin_client):
-    """Processes write within a minute, so that the last minutes would look like a fall."""
+def test_unfinished_minutes_have_no_level(admin_client):
+    """Processes write about once a minute, so the last minutes would look like a drop."""
     for before in (30, 90, 150):
         write(
             {series(instruments.HELD): point(0, 60.0), series(instruments.LOSSES, "x"): point(1)},
@@ -150,7 +150,7 @@ def test_what_has_just_begun_is_no_level_yet(admin_client):
 
 
 def test_a_killed_process_is_not_counted_for_ever(admin_client):
-    """What it held counts for as long as it said so, whatever it never said of its end."""
+    """What it held counts only for the time that it reported, although it reported no end."""
     write({series(instruments.HELD): point(0, 60.0)}, 600)
     held = Figures(RANGES["hour"]).level(instruments.HELD)
     assert [value for value in held if value] == [1.0]

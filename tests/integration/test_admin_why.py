@@ -402,7 +402,7 @@ def test_steps_events_records_and_users_need_their_permissions():
 # -- all names ----------------------------------------------------------------------------
 
 
-def test_nobody_who_waits_is_told(admin_client):
+def test_the_page_says_so_when_nobody_waits(admin_client):
     hold("a")
     page = text_of(admin_client.get(BLOCKING))
     assert "Nobody waits for a lock now." in page

@@ -30,7 +30,7 @@ ZOOKEEPER = "django_dlock.backends.zookeeper.ZooKeeperBackend"
 
 @pytest.fixture(autouse=True)
 def _databases(django_db_setup, django_db_blocker):
-    """On all threads, and also those that a test adds."""
+    """Databases may be used on all threads, including databases that a test adds."""
     with django_db_blocker.unblock():
         yield
 

@@ -30,7 +30,7 @@ TTL, VIEW_TTL, FAILOVER_AFTER = 4.0, 2.0, 2.0
 PER_SECOND = 50
 """Tasks that are published; each order is sent twice."""
 SECONDS = float(os.environ.get("DLOCK_LOAD_SECONDS", "0"))
-"""For which each store works once it is active; ``make failover-load`` sets it."""
+"""How long each store stays active before the next switch; ``make failover-load`` sets it."""
 ACCOUNTS = 10
 LONG = 120.0 + SECONDS
 """Seconds of bodies that go on until their lock is lost."""
@@ -76,7 +76,7 @@ class Load:
 
     @property
     def sent(self) -> int:
-        """Tasks."""
+        """How many tasks were published."""
         return 2 * len(self.orders) + len(self.locked)
 
     def lock(self, account: int, *more: float) -> str:

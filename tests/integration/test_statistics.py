@@ -108,7 +108,7 @@ def test_many_rows_are_added_all_or_none(target, monkeypatch):
             raise OperationalError("in the middle")
         add(connection, rows)
 
-    # Between two statements, no event of a database can be waited for.
+    # A private name, because a test cannot interfere between two statements otherwise.
     monkeypatch.setattr(table, "_add", fail_in_the_middle)
     with pytest.raises(OperationalError, match="in the middle"):
         table.write(minutes())
@@ -200,7 +200,7 @@ def test_a_lock_is_counted_from_its_acquire_to_its_release(target):
         found[metric, row.group, row.label] += row.count
         seconds[metric] += row.total
     assert 0 < seconds["waiting"] <= seconds["held"]
-    # Nothing is counted of what is held and waits, only the time.
+    # For held locks and waiters, only the time is added up; there is no count.
     assert found == {
         ("wait.duration", "order", ""): 1,
         ("hold.duration", "order", "released"): 1,

@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def place(site: Site) -> Place:
-    """The notes of the time when both ran for some ticks, and then the slower one alone."""
+    """What the tasks noted while both beats ran for some ticks, and then the slower one alone."""
     preload = library()
     if preload is None:
         missing(f"libfaketime is not installed: there is no {LIBRARY}")

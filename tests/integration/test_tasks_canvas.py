@@ -25,7 +25,7 @@ POINTS = ("recorded", "stored", "sending", "sent", "counted")
 the body will be sent next; the body is sent; only the acknowledgement is missing."""
 
 CLAIMS = hasattr(RedisBackend, "_chord_cleanup_script")
-"""Since 5.7 a worker first claims the sending of the body; others then wait some seconds."""
+"""Since Celery 5.7 a worker first claims the sending of the body; others wait some seconds."""
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])

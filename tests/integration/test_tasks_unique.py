@@ -1,6 +1,6 @@
 """``unique_until`` over a real Redis: lost replies, dead publishers, real workers.
 
-A dropped message has another one that will run after it; in doubt, the message is published.
+A message is dropped only if another one will still run; in doubt, it is published.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def reserved(using: str = "direct", order: int | str = "") -> list[LeaseInfo]:
 @pytest.fixture
 def app(own_redis: RedisServer, proxy: Proxy, transactional_db: None) -> Iterator[Celery]:
     """Messages in memory, locks behind the proxy; ``direct`` does not use it."""
-    # Long enough for a busy machine: a late answer counts as none, and then all is published.
+    # Long enough for a busy machine: after a late answer, every message would be published.
     slow = {"TTL": 10.0, "OPTIONS": {"command_timeout": 0.5}}
     entries = {"default": alias(proxy.url, **slow), "direct": alias(own_redis.url, **slow)}
     with in_memory() as app, configured(entries):

@@ -217,7 +217,7 @@ def run_all(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
 
         with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
             results = list(pool.map(one, mutants))
-        # A break that shows in a race may be missed on a busy machine. The table says so.
+        # On a busy machine, a test of a race may miss its mutant, so it runs again alone.
         return [alone(result, tree) if result.verdict == "GREEN" else result for result in results]
 
 

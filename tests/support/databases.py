@@ -34,7 +34,7 @@ WAITING = {
 def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -> None:
     """Block until somebody waits for a lock of this database, or ``over()`` is true.
 
-    SQLite does not report waiters; a test must then be correct whether they wait yet or not.
+    SQLite does not report waiters; a test must then be correct whether they already wait or not.
     """
     statement = WAITING.get(connections[alias].vendor)
     give_up = time.monotonic() + 20
@@ -49,8 +49,8 @@ def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -
 
 
 def until(condition: Callable[[], bool], patience: float = 20.0) -> None:
-    """Block until the condition holds, for so many seconds at the most."""
+    """Block until the condition holds, for at most ``patience`` seconds."""
     give_up = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < give_up, "it does not come true"
+        assert time.monotonic() < give_up, "the condition did not become true"
         time.sleep(0.01)

@@ -46,7 +46,7 @@ class EtcdServer(OwnProcess):
         return f"http{'s' if self.tls else ''}://{HOST}:{self.port}"
 
     def call(self, path: str, *, token: str = "", **body: Any) -> dict[str, Any]:
-        """What it answers to a call that no client of ours makes."""
+        """The answer to a call of the gateway; for calls that the backend does not make."""
         request = urllib.request.Request(f"{self.url}/v3/{path}", json.dumps(body).encode())
         if token:
             request.add_header("Authorization", token)
@@ -55,7 +55,7 @@ class EtcdServer(OwnProcess):
         return answer
 
     def token_of(self, name: str, password: str) -> str:
-        """By which a user makes calls."""
+        """The token with which a user makes calls."""
         token: str = self.call("auth/authenticate", name=name, password=password)["token"]
         return token
 
@@ -80,7 +80,7 @@ class EtcdServer(OwnProcess):
         return status.get("leader") == status["header"]["member_id"]
 
     def pause(self) -> None:
-        """Returns when none of its threads runs any more: one might still answer a call."""
+        """Pause it; return once all its threads have stopped, so that none answers a call."""
         super().pause()
         for task in Path(f"/proc/{self.pid}/task").glob("*/stat"):
             while task.read_text().rpartition(")")[2].split()[0] not in "Tt":
@@ -147,7 +147,7 @@ def cluster() -> Iterator[list[EtcdServer]]:
 
 
 def certificates(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine that signs itself, and its key."""
+    """A self-signed certificate for this machine, and its key."""
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     command += ["-subj", "/CN=dlock", "-addext", f"subjectAltName=IP:{HOST}"]

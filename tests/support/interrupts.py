@@ -105,7 +105,7 @@ class _Nth:
 
 
 def _before(frame: FrameType) -> bool:
-    """Whether a release has only just been entered, which is as if it was not called yet."""
+    """Whether a release has only just been entered, which counts as not called yet."""
     back = frame.f_back
     return back is not None and back.f_code is walk.__code__ and frame.f_code in _ENDS
 
@@ -135,7 +135,8 @@ def walk(how: How) -> dict[str, str]:
                 lock.acquire()
                 lock.release()
         except (KeyboardInterrupt, RuntimeError):
-            # The latter is "release unlocked lock", which Python's own waits make of it.
+            # An interrupt inside one of Python's own waits becomes the RuntimeError "release
+            # unlocked lock".
             interrupted[lock.name] = nth.where
         finally:
             sys.setprofile(None)

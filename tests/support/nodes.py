@@ -26,17 +26,17 @@ class AwaitedRedlockBackend(Awaited, RedlockBackend):
 
 @final
 class Node:
-    """One server and the proxy before it."""
+    """One server and the proxy in front of it."""
 
     def __init__(self) -> None:
         self.server = RedisServer().start()
         self.proxy = Proxy("127.0.0.1", self.server.port)
         self.is_damaged = self._is_paused = False
-        # It goes around the proxy.
+        # It bypasses the proxy.
         self.client: Any = redis.Redis.from_url(self.server.url)
 
     def join(self, prefix: str) -> None:
-        """Let it vote at once, as if it had been up for long."""
+        """Let it vote at once, as if it had been up for a long time."""
         run_id = self.client.info("server")["run_id"]
         self.client.set(f"{Keys(prefix).base}node", f"{run_id} joined")
 

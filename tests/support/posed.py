@@ -46,7 +46,7 @@ class PictureBackend(local.LocalBackend):
         return lease
 
     def pose_waiter(self, name, host, pid, *, waited, holds=(), state="alive", **metadata):
-        """One who has been waiting for ``waited`` seconds, and holds these locks."""
+        """A waiter that has waited for ``waited`` seconds, and holds these locks."""
         if holds:
             metadata[HOLDING] = " ".join(owner_of(held)[:OWNER_PART] for held in holds)
         process_ = process.current()._replace(id=f"{host}-{pid}", host=host, pid=pid, boot_id="x")

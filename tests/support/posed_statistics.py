@@ -15,7 +15,7 @@ __all__ = ["NOW", "pose_statistics"]
 
 NOW = int(dt.datetime(2026, 11, 24, 16, 42, 30, tzinfo=dt.timezone.utc).timestamp())
 GROUPS = {
-    # Acquires in a minute, share that finds it held, seconds of waiting and of holding.
+    # Acquires per minute, the share that finds the lock held, seconds of waiting and of holding.
     "order": (90, 0.08, 0.4, 0.3),
     "checkout": (40, 0.03, 0.1, 0.9),
     "invoice": (25, 0.2, 2.0, 1.5),
@@ -26,7 +26,7 @@ GROUPS = {
 REASONS = {"expired": 0.012, "broken": 0.004, "max_hold": 0.0015}
 TASKS = {"shop.tasks.reprice": 2.5, "shop.tasks.send_invoice": 0.6}
 PARTS = ((7 * 86_400, 86_400, 3600), (86_400, 3600, 600), (3600, 0, 60))
-"""Of the time before now: from when, until when, and how much at once."""
+"""Periods, in seconds before now: start, end, and the length of a row."""
 
 
 def pose_statistics(now: int = NOW) -> None:
@@ -68,7 +68,7 @@ def _pose_group(points, group, acquired, rates, chance):
             chance.lognormvariate(math.log(wait), 0.8) if waits else chance.uniform(0.0003, 0.002)
         )
         series(instruments.HOLDS, "released").observe(chance.lognormvariate(math.log(hold), 0.9))
-    # Drawn for some, counted for all.
+    # Durations are drawn for 200 acquires at most, and scaled to all of them.
     for instrument, label in ((instruments.WAITS, ""), (instruments.HOLDS, "released")):
         point, factor = series(instrument, label), acquired / min(acquired, 200)
         point.count = acquired

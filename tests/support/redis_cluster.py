@@ -87,7 +87,7 @@ class RedisCluster:
 
     @property
     def slot(self) -> int:
-        """Of the keys of an alias with the usual prefix."""
+        """The hash slot of the keys of an alias with the usual prefix."""
         return int(key_slot(Keys("dlock").index.encode()))
 
     @property
@@ -130,7 +130,7 @@ class RedisCluster:
             until(lambda node=node: self.info(node).get("slave0", {}).get("state") == "online")
         for node in self.nodes:
             until(lambda node=node: b"cluster_state:ok" in self.raw(node, "CLUSTER INFO"))
-            # Each must know the others' replicas, which vote for none but take over.
+            # Each must know the others' replicas, which have no vote, but take over.
             until(lambda node=node: self._known(node).count("slave") == 3)
 
     def _known(self, node: RedisServer) -> str:

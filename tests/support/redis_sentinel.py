@@ -22,8 +22,8 @@ class RedisSentinel:
         patience: Seconds without an answer after which the Sentinel promotes the replica.
 
     Attributes:
-        primary: That has the locks, until a fail-over.
-        replica: That has them after it.
+        primary: The server that has the locks until a fail-over.
+        replica: The server that has them afterwards.
     """
 
     LOCATION = "redis://mymaster/0"

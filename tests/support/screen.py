@@ -33,7 +33,7 @@ def text_of(page):
 
 def complaints(page):
     """What the browser refused, such as an inline script under the strict policy."""
-    # A theme's scripts may also tell that they are there.
+    # A theme's scripts may also log that they were loaded.
     entries = (entry for entry in page.get_log("browser") if entry["level"] != "INFO")
     messages = [entry["message"] for entry in entries]
     return [message for message in messages if "/favicon.ico" not in message]

@@ -1,8 +1,8 @@
 """A process that takes turns on one name, and writes into a file whose turn it is.
 
-Run as ``python -m tests.support.turns DATABASE LOG TURNS``: the project's SQLite file, where each
-turn adds a line with the process id, and how many turns. It begins when a line arrives on its
-standard input. The line says how many others it waits for, in its first turn, until they wait.
+Run as ``python -m tests.support.turns DATABASE LOG TURNS``: the project's SQLite file, the file to
+which each turn adds a line with the process id, and the number of turns. It begins when a line with
+a number arrives on its standard input. It keeps its first turn until so many others are waiting.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class ZooKeeperServer(OwnProcess):
     def pause(self) -> None:
         """Pause the process, and return once all of its threads have stopped.
 
-        Until the one that gets the signal runs, which a busy machine delays, the others go on.
+        The thread that gets the signal may run late on a busy machine; the others go on until then.
         """
         super().pause()
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
@@ -117,7 +117,7 @@ class ZooKeeperServer(OwnProcess):
             *("-Dzookeeper.forceSync=no", "-Dzookeeper.admin.enableServer=false"),
             *(f"-D{each}" for each in self._properties),
         ]
-        # TLS needs two that Debian's manifest forgets.
+        # TLS needs two jars that Debian's manifest does not name.
         jars = [jar, *(f"{Path(jar).parent}/netty-{part}.jar" for part in ("codec", "resolver"))]
         self._spawn([java, *options, "-cp", ":".join(jars), MAIN, str(config)])
 

@@ -13,8 +13,10 @@ from tests.conftest import NOBODY
 from tests.support import mariadb, postgres
 
 SERVERS = {
+    "etcd_server",
     "mariadb_alias",
     "mariadb_url",
+    "own_etcd",
     "own_redis",
     "postgres_alias",
     "postgres_url",

@@ -105,7 +105,7 @@ def test_a_long_chain_without_a_circle_is_no_deadlock():
     assert found.lines()[-1].depth == 6000
 
 
-def test_who_waits_for_the_lock_that_it_holds_is_a_deadlock():
+def test_a_waiter_for_a_lock_that_it_holds_itself_is_a_deadlock():
     assert blocking(["a<a"]).deadlocks == [[("default", "a")]]
 
 

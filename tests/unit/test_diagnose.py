@@ -105,7 +105,7 @@ class Hangs(Shared):
 
 @pytest.fixture(autouse=True)
 def _no_projects_findings(monkeypatch):
-    """Only those of the aliases; the tests of the project's own put them back."""
+    """Leave out findings about the project; tests of these findings put the checks back."""
     monkeypatch.setattr(checks, "check_project", lambda: iter(()))
     monkeypatch.setattr(checks, "check_tasks", list)
     monkeypatch.setattr(checks, "check_migrations", lambda databases: [])

@@ -85,7 +85,7 @@ def test_there_are_calls_to_look_at() -> None:
     ("place", "call", "message"), [pytest.param(*it, id=it[0]) for it in calls()]
 )
 def test_each_call_says_what_it_is_about(place: str, call: ast.Call, message: str) -> None:
-    # ``**facts`` has no name.
+    # The name of ``**facts`` is ``None``.
     given = {keyword.arg for keyword in call.keywords}
     assert (message in OF_NO_LOCK) != bool(given & {*FACTS, None}), (
         f"{place} logs {message!r}: pass about=, name=, alias= or task_id=, or list it here as a "
@@ -93,14 +93,14 @@ def test_each_call_says_what_it_is_about(place: str, call: ast.Call, message: st
     )
 
 
-def test_no_list_outlives_its_lines() -> None:
+def test_every_line_in_the_list_is_still_logged() -> None:
     assert {message for _, _, message in calls()} >= OF_NO_LOCK
 
 
 @pytest.mark.parametrize(("name", "tree"), [pytest.param(*it, id=it[0]) for it in modules()])
 def test_no_module_has_a_logger_of_its_own(name: str, tree: ast.Module) -> None:
     if name == "backends/zookeeper/session.py":
-        # It hands a logger of kazoo's to kazoo.
+        # It passes a logger to kazoo.
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -74,7 +74,7 @@ def test_a_higher_value_is_higher_up():
     assert len(set(heights)) == 3
 
 
-def test_a_column_that_is_not_nothing_can_be_seen_and_nothing_has_none():
+def test_a_small_column_can_be_seen_and_0_has_no_column():
     svg = parsed(columns(picture(), [0, 1, 1_000_000], ["none", "one", "many"], "3"))
     rects = list(svg.iter(f"{SVG}rect"))
     assert [rect.find(f"{SVG}title").text for rect in rects] == ["one: 1", "many: 1e+06"]

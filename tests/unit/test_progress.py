@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
     @property
     def shown(self):
-        """What stood in the line, one after the other."""
+        """The successive contents of the line."""
         return re.sub(r"\x1b\[K", "", self.getvalue()).split("\r")[1:]
 
 
@@ -75,7 +75,7 @@ def test_a_terminal_sees_how_many_locks_are_cleared():
 @pytest.mark.django_db
 @pytest.mark.usefixtures("dead_locks")
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_is_shown_on_a_pipe_or_if_it_shall_be_quiet(terminal):
+def test_nothing_is_shown_on_a_pipe_or_with_verbosity_0(terminal):
     events(2)
     err = Terminal() if terminal else io.StringIO()
     options = {"stdout": io.StringIO(), "stderr": err, "verbosity": 0 if terminal else 1}

@@ -48,10 +48,10 @@ def test_other_owners_are_contention_only_if_a_quorum_has_answered():
     assert THREE.contention([met(), lease(), DOWN]).owner == "rival"
 
 
-def test_the_contention_names_who_has_most_nodes():
+def test_a_contention_names_the_owner_that_has_most_nodes():
     answers = [met("a"), met("b"), met("b"), met("c"), lease()]
     assert FIVE.contention(answers).owner == "b"
-    # An owner counts for more than the memory that this request is over.
+    # A node that names an owner counts more than one that remembers that this request is over.
     assert THREE.contention([met(""), met("a"), lease()]).owner == "a"
     assert THREE.contention([met(""), met(""), met("a")]).owner == ""
 
@@ -109,5 +109,5 @@ def test_a_name_counts_as_taken_while_that_is_in_doubt():
     assert not THREE.locked_decided([True, False, PENDING])
 
 
-def test_what_clocks_may_drift_is_taken_off():
+def test_the_possible_clock_drift_is_subtracted():
     assert Votes(3, 0.1).certain(10.0) == pytest.approx(8.998)

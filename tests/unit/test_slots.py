@@ -34,7 +34,7 @@ def count_free(slots: Slots) -> int:
 
 
 def take_all(slots: Slots) -> list[Slot]:
-    """Both ordinary slots, that of an end and that of a renewal, in this order."""
+    """All four slots: both ordinary ones, then the one for ends, then the one for renewals."""
     taken = [slots.take_now(RENEW) for _ in range(4)]
     assert slots.take_now(RENEW) is None
     return [slot for slot in taken if slot is not None]
@@ -119,7 +119,7 @@ def test_g7_a_slot_that_an_interrupted_call_was_given_serves_the_next(slots: Slo
         pass
 
     class Queue(queue.SimpleQueue):  # type: ignore[type-arg]
-        """Of a call that is interrupted at the moment when it is given a slot."""
+        """The queue of a call that is interrupted at the moment when it is given a slot."""
 
         def get(self, *args: object, **kwargs: object) -> Slot:
             taken.pop().release()

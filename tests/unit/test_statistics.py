@@ -17,7 +17,7 @@ START = 1_790_000_040
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands at the start of a minute, for the wall and for durations."""
+    """The wall clock and the clock for durations, both stopped at the start of a minute."""
     with FakeClock() as fake:
         monkeypatch.setattr(counts.time, "time", lambda: START + fake() - 1000.0)
         yield fake
@@ -41,7 +41,7 @@ def totals(minutes, instrument):
     }
 
 
-def test_minutes_begin_when_the_clock_of_the_wall_says_so(counted, clock):
+def test_minutes_begin_by_the_wall_clock(counted, clock):
     assert START % MINUTE == 0
     counted.add(instruments.CONTENTIONS, 1, ORDER)
     clock.advance(59.9)
@@ -111,7 +111,7 @@ def test_a_process_that_was_suspended_held_it_for_some_minutes_only(counted, clo
     assert sum(totals(taken, instruments.HELD).values()) == KEPT
 
 
-def test_a_step_of_the_wall_moves_minutes_and_changes_no_duration(counted, clock, monkeypatch):
+def test_a_step_of_the_wall_clock_moves_minutes_but_no_duration(counted, clock, monkeypatch):
     counted.add(instruments.HELD, 1, ORDER)
     clock.advance(30)
     monkeypatch.setattr(counts.time, "time", lambda: START - 3600 + clock() - 1000.0)

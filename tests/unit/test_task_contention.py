@@ -254,7 +254,7 @@ def test_if_unavailable_local_excludes_within_the_process_and_logs_it(
     real = LocalBackend.acquire
 
     def acquire(self: LocalBackend, request: Any, *, deadline: float) -> Any:
-        # Where it begins during the first run, the backend has granted that one its lock.
+        # If the outage begins during the first run, that run has its lock from the backend.
         if self is locks["default"] and (nested or outage == "before"):
             raise BackendUnavailable("no answer")
         return real(self, request, deadline=deadline)

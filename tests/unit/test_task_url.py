@@ -27,7 +27,7 @@ def test_the_id_is_put_into_the_address(settings, template, address):
 
 
 @pytest.mark.parametrize("task_id", [None, "", 7, ["a"]])
-def test_what_is_no_id_has_no_address(settings, task_id):
+def test_a_value_that_is_no_id_has_no_address(settings, task_id):
     settings.DLOCK_ADMIN = {"TASK_URL": "https://example.com/{task_id}"}
     assert task_url.url_of_task(task_id) is None
 

@@ -49,7 +49,7 @@ def turns(monkeypatch):
             raise KeyboardInterrupt
         left.pop(0)()
 
-    # Not by time: the pauses of the watch are the turns of the test.
+    # No time passes: each pause of the watch runs the next step of the test.
     monkeypatch.setattr(watch, "time", SimpleNamespace(**vars(watch.time)))
     monkeypatch.setattr(watch.time, "sleep", sleep)
     return left
@@ -75,7 +75,7 @@ class Terminal(io.StringIO):
 
     @property
     def frames(self):
-        """What stood on the screen each time."""
+        """The successive contents of the screen."""
         text = self.getvalue().removeprefix(OPEN).removesuffix(CLOSE)
         return [frame.replace("\x1b[K", "").replace("\x1b[J", "") for frame in text.split(HOME)[1:]]
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("time")
 
 
 class Time:
-    """Hand-moved seconds."""
+    """A clock that the tests move by hand."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -67,7 +67,7 @@ class Spy:
         self.calls.append([renewal.name for renewal in renewals])
         if self.hangs:
             return SimpleNamespace(wait=lambda _: False, abandon=self._abandon)
-        # A slow backend answers not during the call, but by the next step.
+        # A slow backend does not answer during the call, but before the next step.
         answered = iter([False] if self.slow else [])
         return SimpleNamespace(
             wait=lambda _: next(answered, True),
@@ -640,7 +640,7 @@ def test_a_late_thread_is_logged(
 
 
 def test_g1_a_thread_that_sleeps_too_long_is_woken(dog, time, monkeypatch):
-    """A thread's sleep does not count suspension, but our clock does."""
+    """A thread's sleep does not include the time of a suspension, but our clock does."""
     wakes: list[float] = []
     monkeypatch.setattr(dog, "_wake", lambda: wakes.append(time.seconds))
     dog._thread, dog._wakes_at = threading.current_thread(), time.seconds + 5

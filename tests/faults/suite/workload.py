@@ -155,7 +155,7 @@ def body(task: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
     lock = current.lock if current else None
     journal = Journal(Path(plan["journal"]))
     span = _here.span = Span(journal, lock)
-    # The reason for its slowness existed only once.
+    # Only the first body of a key is slow.
     first = journal.first(f"ran-{kind}-{key}")
     work = plan["work"] if first else plan["again"]
     with span.noted(

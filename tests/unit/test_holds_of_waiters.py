@@ -125,7 +125,7 @@ def test_only_the_latest_of_many_leases_are_named() -> None:
         lock.release()
 
 
-def test_nothing_is_kept_of_those_who_hold_nothing_any_more() -> None:
+def test_holders_without_leases_are_not_kept() -> None:
     def work() -> None:
         with Lock(f"of {threading.get_ident()}"):
             pass
