@@ -155,9 +155,6 @@ def test_a_user_without_the_right_to_publish_can_release(own_redis, direct, list
     grant(direct, request())
 
 
-# -- lost replies and late packets -----------------------------------------------------
-
-
 def test_min_hold_works_for_a_handed_over_lease(direct, listener):
     lease, attempt = grant(direct, request()), waiter()
     (met,) = queue(listener, attempt)
@@ -169,6 +166,9 @@ def test_min_hold_works_for_a_handed_over_lease(direct, listener):
     )
     met = listener.acquire(request(), deadline=listener.call_deadline())
     assert (met.kind, met.owner) == ("cooling", handed.owner)
+
+
+# -- lost replies and late packets -----------------------------------------------------
 
 
 def test_g2_a_late_release_keeps_the_order_of_waiters(direct, listener, own_redis):

@@ -97,7 +97,7 @@ def take(backend: ZooKeeperBackend, name: str = "it", patience: float = 40.0) ->
     raise AssertionError("it was not granted")
 
 
-class Ear:
+class Reports:
     """Records the losses and doubts that are reported."""
 
     def __init__(self) -> None:
@@ -108,16 +108,16 @@ class Ear:
         self.told.append(reason)
         self.lost.set()
 
-    def hear(self, **facts: Any) -> None:
+    def note(self, **facts: Any) -> None:
         self.doubtful.set()
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    ear = Ear()
-    signals.in_doubt.connect(ear.hear)
-    yield ear
-    signals.in_doubt.disconnect(ear.hear)
+def reports() -> Iterator[Reports]:
+    reports = Reports()
+    signals.in_doubt.connect(reports.note)
+    yield reports
+    signals.in_doubt.disconnect(reports.note)
 
 
 # -- lost replies --------------------------------------------------------------------------
@@ -177,46 +177,50 @@ def end_session(backend: Any, server: ZooKeeperServer) -> None:
     client.close()
 
 
-def test_g2_the_end_of_the_session_is_reported_at_once(server: ZooKeeperServer, ear: Ear) -> None:
+def test_g2_the_end_of_the_session_is_reported_at_once(
+    server: ZooKeeperServer, reports: Reports
+) -> None:
     with configured({"default": alias(server.location, session=LONG)}):
         # A fixed lease: no renewal finds it out.
-        lock = Lock("it", renew=False, on_lost=ear.on_lost)
+        lock = Lock("it", renew=False, on_lost=reports.on_lost)
         assert lock.acquire()
         assert lock.remaining > LONG / 4
         end_session(locks["default"], server)
-        assert ear.lost.wait(LONG / 4), "it was not told"
-        assert (lock.state, lock.lost_reason, ear.told) == ("lost", "expired", ["expired"])
+        assert reports.lost.wait(LONG / 4), "it was not told"
+        assert (lock.state, lock.lost_reason, reports.told) == ("lost", "expired", ["expired"])
         # The next session serves at once.
         with Lock("it"):
             pass
 
 
-def test_g2_a_server_that_has_lost_its_data_is_reported(server: ZooKeeperServer, ear: Ear) -> None:
+def test_g2_a_server_that_has_lost_its_data_is_reported(
+    server: ZooKeeperServer, reports: Reports
+) -> None:
     with configured({"default": alias(server.location, session=LONG)}):
-        lock = Lock("it", on_lost=ear.on_lost)
+        lock = Lock("it", on_lost=reports.on_lost)
         assert lock.acquire()
         server.kill()
         server.lose_data()
         server.restart()
-        assert ear.lost.wait(LONG / 4), "it was not told"
+        assert reports.lost.wait(LONG / 4), "it was not told"
         assert lock.lost_reason == "expired"
         with Lock("it"):
             pass
 
 
 def test_g2_a_suspended_connection_is_in_doubt_and_back_again(
-    proxy: Proxy, other: ZooKeeperBackend, ear: Ear
+    proxy: Proxy, other: ZooKeeperBackend, reports: Reports
 ) -> None:
     with configured({"default": alias(f"127.0.0.1:{proxy.port}", session=LONG)}):
-        with Lock("it", on_lost=ear.on_lost) as lock:
+        with Lock("it", on_lost=reports.on_lost) as lock:
             token = lock.token
             proxy.refuse()
-            assert ear.doubtful.wait(LONG / 8), "the doubt was not told"
+            assert reports.doubtful.wait(LONG / 8), "the doubt was not told"
             assert lock.state == "in_doubt"
             assert not is_free(other)
             proxy.accept()
             eventually(lambda: lock.state == "held")
-            assert (lock.token, ear.told) == (token, [])
+            assert (lock.token, reports.told) == (token, [])
         assert is_free(other)
 
 
@@ -237,16 +241,16 @@ def test_g1_nobody_acquires_before_the_holder_knows_its_loss(
 
 
 def test_g1_a_holder_outlives_its_ttl_and_a_restart(
-    server: ZooKeeperServer, other: ZooKeeperBackend, ear: Ear
+    server: ZooKeeperServer, other: ZooKeeperBackend, reports: Reports
 ) -> None:
     with (
         configured({"default": alias(server.location, session=LONG)}),
-        Lock("it", on_lost=ear.on_lost) as lock,
+        Lock("it", on_lost=reports.on_lost) as lock,
     ):
         token = lock.token
         server.restart()
         lock.renew()
-        assert (lock.token, ear.told) == (token, [])
+        assert (lock.token, reports.told) == (token, [])
         assert not is_free(other)
 
 
