@@ -21,7 +21,7 @@ from .rows.scale import OPERATIONS, SIZES
 
 __all__ = ["TABLES", "all_tables", "growth"]
 
-_IMPORTED = "the module is part of what was imported before, or all there is of the package"
+_IMPORTED = "its module had already been imported, or is the only one of its package"
 
 
 def _why(budget: Budget, peer: str) -> str:
@@ -65,7 +65,7 @@ def environment(result: Result) -> str:
     quick = "A quick run, whose numbers are rough. " if result.quick else ""
     postgres = f", PostgreSQL {about['postgresql']}" if about["postgresql"] else ""
     stolen = about.get("stolen")
-    kept = "" if stolen is None else f"; the host kept {stolen:.1%} of the processor time wanted"
+    kept = "" if stolen is None else f"; the host kept {stolen:.1%} of the requested processor time"
     return (
         f"{quick}django-dlock {about['packages'][OURS]} on {result.started.partition('T')[0]}: "
         f"{about['python']}, Redis {about['redis_server']}{postgres}; {', '.join(packages)}; "
@@ -224,8 +224,8 @@ def _cycle_limit(row: RowResult, metric: str) -> str:
 
 COSTS = {
     row_name("idle", "same", PYTHON): "acquire and release, nobody waits",
-    "handover.slept": "an acquire that waits, and the release that ends it (commands: from the "
-    "release on)",
+    "handover.slept": "an acquire that waits, and the release that ends the wait (commands are "
+    "counted from the release on)",
     "renewal.10000": "renewing 10 000 leases once",
 }
 
@@ -264,7 +264,7 @@ def plain(result: Result) -> str:
             floor = row.metric(_time(row)).floor
             least = "" if floor is None else f"{_median(row, floor, _time(row))} ({floor})"
             lines.append([title, time, least, f"{about['load_at_start']:g}"])
-    head = ["", "django-dlock", "the least that it could take", "load of the machine before"]
+    head = ["", "django-dlock", "the least that it could take", "load before the run"]
     return _table(head, lines) if lines else "Not measured."
 
 
@@ -317,7 +317,7 @@ def _bed(about: Mapping[str, Any]) -> str:
     return (
         f"Measured on {about['started'].partition('T')[0]}{quick}: {', '.join(servers)}; "
         f"load {about['load_at_start']} at "
-        f"the start; the host kept {about['stolen'] or 0:.1%} of the processor time wanted."
+        f"the start; the host kept {about['stolen'] or 0:.1%} of the requested processor time."
     )
 
 

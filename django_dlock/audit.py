@@ -1,8 +1,8 @@
 """Writes the table of lock events: losses, take-overs, breaks, ``max_hold``, long waits.
 
-The receivers run on the dispatch thread, and leave the writing to a thread of its own: a database
-that does not answer, or a table that a migration has locked, delays no other receiver. If a row
-cannot be written, it is lost and a line is logged.
+The receivers run on the dispatch thread, and leave the writing to another thread, so that a
+database that does not answer, or a table that a migration has locked, delays no other receiver.
+If a row cannot be written, it is lost and a line is logged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import DatabaseError, close_old_connections, connections, router
+from django.db import Error, close_old_connections, connections, router
 from django.utils import timezone
 
 from . import process, signals
@@ -25,7 +25,7 @@ from .models import LockEvent
 __all__ = ["BY_HAND", "NO_DATABASE", "connect", "not_while_forking", "record", "record_break"]
 
 BY_HAND = frozenset({"operator", "command"})
-"""Reasons of ``broken`` for which the sender writes the row itself, so that it sees errors."""
+"""With these reasons, the sender of ``broken`` writes the row itself, so that it sees errors."""
 
 NO_DATABASE = "django.db.backends.dummy"
 """The engine that Django uses if a project defines no database; then there is no table either."""
@@ -142,7 +142,7 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
         with not_while_forking(router.db_for_write(LockEvent)):
             place = _place(facts.get("process"))
             record(event, **columns, detail={**times, **place, **_context(metadata or {})})
-    except DatabaseError as error:
+    except Error as error:
         logger.warning(
             "The lock event '%s' of lock %r was not written: %s",
             event,

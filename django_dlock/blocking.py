@@ -51,7 +51,7 @@ class Blocking:
 
     Args:
         waiters: The waiters of each lock in the order of arrival; locks without waiters may be
-            missing. The most important lock comes first in the lists.
+            missing. The lists show the locks in this order.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Blocking:
         return [lock for lock in found if lock is not None]
 
     def waits_for(self, lock: LockId) -> list[Waiter]:
-        """What the holder of the lock waits for: itself, as a waiter of other locks."""
+        """What the holder of the lock waits for: its entries among the waiters of other locks."""
         return self._waits_for.get(lock, [])
 
     def chain(self, lock: LockId) -> list[Waiter]:
@@ -142,7 +142,7 @@ class Blocking:
                 to_do.append(Line(line.depth + 1, lock, waiter=waiter, in_deadlock=stuck))
 
     def _deadlocks(self) -> list[list[LockId]]:
-        """One circle for each lock that is in one and not in an earlier one."""
+        """One circle for each lock that is in a circle, but in none of those found before."""
         found: list[list[LockId]] = []
         known: set[LockId] = set()
         for lock in self._candidates():
@@ -204,13 +204,13 @@ class Survey(NamedTuple):
 def survey(
     alias_query: AliasQuery, *, names: int = 100, waiters: int = 20, seconds: float = 3.0
 ) -> Survey:
-    """Read the locks that most wait for, and who waits for them.
+    """Read the locks with the most waiters, and these waiters.
 
     Args:
         alias_query: The aliases; its ``problems`` say which of them did not answer.
-        names: The most locks of each alias.
-        waiters: The most waiters of each lock.
-        seconds: Ask no more once so much time has passed.
+        names: How many locks of each alias are read, at most.
+        waiters: How many waiters of each lock are read, at most.
+        seconds: Stop asking once this much time has passed.
     """
     until = clock.now() + seconds
     by_waiting = LeaseQuery(sort=("-waiting",))
@@ -226,7 +226,9 @@ def survey(
 
     alias_query.ask(read)
     is_complete = all(
-        len(page.infos) == page.total or not page.infos[-1].waiting for page in pages.values()
+        # A lease may have ended after it was counted and before it was read.
+        len(page.infos) == page.total or (page.infos and not page.infos[-1].waiting)
+        for page in pages.values()
     ) and all(len(found.get((info.alias, info.name), ())) >= info.waiting for info in infos)
     # In the order of the locks.
     ordered = {(i.alias, i.name): found.get((i.alias, i.name), []) for i in infos}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -116,7 +117,7 @@ def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessag
         if sharing:
             server, database = location
             taken = {other for other_server, other in caches.values() if other_server == server}
-            free = next(number for number in range(16) if str(number) not in taken)
+            free = next(number for number in count() if str(number) not in taken)
             yield checks.Warning(
                 f"The locks of alias {options.alias!r} share database {database} of the "
                 f"Redis at {server} with the caches {sharing}: cache.clear() runs FLUSHDB, "
@@ -182,8 +183,8 @@ def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
 
 
 def check_deployment(**_: Any) -> list[checks.CheckMessage]:
-    """E010, E011, W003, W006, W008: the store; W002: locks of one process; W004: SQLite, deferred;
-    I001: where locks are kept if ``DLOCKS`` is not set.
+    """E010 to E012, W003, W006, W008 to W013: the store; W002: locks of one process only; W004:
+    SQLite with deferred transactions; I001: where locks are kept if ``DLOCKS`` is not set.
     """
     found = [warning for options in _aliases() for warning in check_alias(options)]
     return [*found, *check_project()]
@@ -209,7 +210,7 @@ def _chosen() -> Iterator[checks.CheckMessage]:
 
 
 def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
-    """What ``check_deployment`` finds of one alias."""
+    """What ``check_deployment`` finds out about one alias."""
     try:
         backend = locks[options.alias]
     except ImproperlyConfigured:

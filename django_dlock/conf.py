@@ -1,4 +1,4 @@
-"""The only reader of settings: ``DLOCKS`` → one frozen ``AliasOptions`` per alias."""
+"""Reads the setting ``DLOCKS``: makes one frozen ``AliasOptions`` per alias."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def locked(
         LockNotAcquired: In a call: someone else held the lock for longer than ``wait``, or the
             backend did not answer and ``if_unavailable`` is ``"skip"``.
         AlreadyHeld: In a call: the caller itself holds the name, and not both locks have
-            ``reentrant=True``.
+            ``reentrant=True``; with ``wait=0``, ``LockNotAcquired``.
         LeaseLost: After a call: the function ended normally, but its lease was lost.
         BackendUnavailable: In a call: the lock's backend did not answer.
     """
@@ -119,7 +119,7 @@ def check_options(options: LockKeywords) -> None:
         Lock("options", **options)
     else:
         # Values cannot be checked without valid settings of the alias. A system check reports what
-        # is wrong with those; it imports this module, so it could not if this raised.
+        # is wrong with those. It imports this module, so it could not run if this raised.
         known = inspect.signature(Lock.__init__).parameters
         if unknown := [name for name in options if name not in known]:
             raise unknown_option(*unknown)

@@ -1,7 +1,7 @@
 """What is wrong with the locks of a project, and what to do about it, for ``diagnose_locks``.
 
-Each alias and each database is asked on a thread of its own with a time limit, so that one that
-does not answer hides nothing of the others.
+Each alias and each database is asked on a separate thread with a time limit, so that one that
+does not answer does not hide the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .models import IdempotencyRecord, LockEvent
 __all__ = ["Finding", "diagnose_alias", "diagnose_project"]
 
 TIMEOUTS = 10
-"""The most ``command_timeout`` that an alias may take; one that is down takes one."""
+"""How many ``command_timeout`` an alias may take in all; one that is down takes one."""
 DATABASE_LIMIT = 5.0
 """Seconds for the questions to one database."""
 
@@ -50,7 +50,7 @@ def diagnose_alias(alias: str, *, read_only: bool = False) -> list[Finding]:
     limit = TIMEOUTS * backend.command_timeout
     trouble = _bounded(examine, limit)
     if trouble:
-        hint = f"Ask again; if it stays so, the server or BACKEND of DLOCKS[{alias!r}] is broken."
+        hint = f"Run it again; if it fails, the server or BACKEND of DLOCKS[{alias!r}] is broken."
         return [*found, Finding(alias, "error", "answer", f"the questions failed: {trouble}", hint)]
     return list(found)
 

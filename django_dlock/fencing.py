@@ -184,8 +184,8 @@ def _token_of(held: HeldLease) -> int:
     """
     if held.token is None:
         raise BackendUnavailable(
-            "The backend did not answer when this was locked, so there is no fencing token; with "
-            "if_unavailable='raise', no such body runs",
+            "The backend did not answer when this was locked, so there is no fencing token. With "
+            "if_unavailable='raise', nothing runs without a token",
             held.name,
             held.alias,
         )

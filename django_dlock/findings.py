@@ -1,4 +1,4 @@
-"""What can be found out about the store of one alias: it is asked, used once, and read."""
+"""Examines the store of one alias: asks it, takes one lock there, and reads its facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "django_dlock.diagnosis"
 """The lock that is looked up and acquired."""
 ROUND_TRIPS = 5
 SLOW = 1 / 3
-"""The fraction of ``command_timeout`` from which on answers count as slow."""
+"""The fraction of ``command_timeout`` above which answers count as slow."""
 CLOCK_TOLERANCE = 2.0
 """Seconds; some stores tell their time in whole seconds."""
 PAUSE = 0.02
@@ -121,7 +121,7 @@ class _Cycle:
             return
         if lease is None:
             message = "not tried: another process is trying it at the same time"
-            yield Finding(self._alias, "warning", "cycle", message, "Ask again.")
+            yield Finding(self._alias, "warning", "cycle", message, "Run it again.")
             return
         spent = time.perf_counter() - started
         try:

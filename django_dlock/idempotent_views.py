@@ -1,4 +1,4 @@
-"""``idempotent_view``: a view that answers each ``Idempotency-Key`` once, and then repeats itself.
+"""``idempotent_view``: a view that runs once for each ``Idempotency-Key``; its answer is repeated.
 
 The header is that of the IETF draft "The Idempotency-Key HTTP Header Field". Lock and record are
 those of tasks: the lock keeps two requests with one key apart, the record decides what counts.
@@ -100,8 +100,8 @@ def idempotent_view(
         methods: The HTTP methods that have keys; others run as usual.
         client: Whose keys these are: a template over ``request`` and the arguments of the URL,
             or a callable with the view's arguments. Two clients may use the same key.
-        idempotency_scope: The scope of the records; by default the view's name. It survives a
-            renamed view.
+        idempotency_scope: The scope of the records; by default the view's name. Set it, so that
+            records survive a new name of the view.
         idempotency_ttl: How long answers are kept: seconds or a ``timedelta``; 7 days by default.
         idempotency_using: The database of the records; by default that of the routers. It must be
             the database of the view's effects.
@@ -131,7 +131,7 @@ def idempotent_view(
         ttl = dt.timedelta(seconds=ttl)
     if ttl <= dt.timedelta():
         raise ValueError(f"idempotency_ttl is {idempotency_ttl!r}; it takes a positive duration")
-    # Not what the alias says: a lock of this process only would let two of them run.
+    # Never the alias's IF_UNAVAILABLE: with "local", two requests with one key could run at once.
     keywords = cast("LockKeywords", {**options, "wait": 0, "if_unavailable": "raise"})
     check_options(keywords)
     of_client = compile_key(client, CLASS_BASED, what="client of @idempotent_view")
@@ -255,7 +255,7 @@ def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:
 
 
 def _rendered(response: Any) -> Any:
-    """The response with its content; that of a template is rendered later otherwise."""
+    """The response with its content; without this, a template is rendered only later."""
     if callable(getattr(response, "render", None)) and not response.is_rendered:
         response.render()
     return response
@@ -376,7 +376,7 @@ class _Run:
             self._mark_failed(self._claim, "cancelled before the view began")
 
     def store(self, claim: Claim, response: Response) -> bool:
-        """Record the answer; ``False`` if it is none that is stored.
+        """Record the answer; ``False`` if answers of this kind are not stored.
 
         Raises:
             StaleToken: Another request has the key by now.

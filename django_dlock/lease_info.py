@@ -130,14 +130,14 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One who waits for a name, as an operator sees it.
+    """A thread or coroutine that waits for a name, as an operator sees it.
 
     Attributes:
         owner: The owner that its lease will have.
         since: When it began to wait, an aware datetime by the backend's clock.
         waited: Seconds since then.
         process: The waiter's process; ``None`` if it is not known.
-        state: Of that process; see ``HolderState``. One that is ``dead`` gets nothing any more.
+        state: Of that process; see ``HolderState``. A waiter that is ``dead`` gets no lease.
         metadata: As of ``LeaseInfo``.
     """
 
@@ -241,7 +241,7 @@ class LeaseQuery:
     def __post_init__(self) -> None:
         unknown = [key for key in self.sort if key.removeprefix("-") not in SORT_KEYS]
         if unknown or isinstance(self.sort, str):
-            raise ValueError(f"sort is {self.sort!r}; it takes a sequence out of {list(SORT_KEYS)}")
+            raise ValueError(f"sort is {self.sort!r}; it takes a sequence of {list(SORT_KEYS)}")
         if not 0 <= self.older_than < float("inf"):
             raise ValueError(f"older_than is {self.older_than!r}; it takes 0 or more seconds")
 

@@ -93,7 +93,7 @@ class Lock(LockFlows):
     # -- acquire -----------------------------------------------------------------------
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        """Acquire; the shape of ``threading.Lock``.
+        """Acquire; takes the arguments of ``threading.Lock.acquire``.
 
         Args:
             blocking: ``False`` tries once.
@@ -104,25 +104,27 @@ class Lock(LockFlows):
             ``if_unavailable`` is ``"skip"``.
 
         Raises:
-            AlreadyHeld: This very thread holds it, so a blocking call would never end.
+            AlreadyHeld: This very thread or handle holds it, so a blocking call would never end.
             BackendUnavailable: No answer within the waiting time (at most the alias's
-                ``outage_patience``) plus ``command_timeout``. Raised at once with
-                ``blocking=False``, or if the backend refuses (``BackendRefused``).
+                ``outage_patience``) plus ``command_timeout``; with ``blocking=False``, within
+                ``command_timeout``. Raised at once if the backend refuses (``BackendRefused``).
         """
         patience = self._patience(blocking, timeout)
         return self._acquire(self._try_flow, self._leases.caller_thread(), patience) is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        """As ``acquire``, for coroutines; the handle itself holds.
+        """As ``acquire``, for coroutines; the holder is the handle itself.
 
-        Not the task: before 3.12, ``asyncio.wait_for`` runs this in a task that ends right away.
+        It is not the task, because before Python 3.12 ``asyncio.wait_for`` runs this coroutine in
+        a task of its own, which ends right away.
         """
         patience = self._patience(blocking, timeout)
         held = await self._aacquire(self._try_flow, self._leases.caller_handle(), patience)
         return held is not None
 
     def __enter__(self) -> Self:
-        # In one line: after an interrupt behind it, the lock would be held and __exit__ not called.
+        # In one line, because an interrupt between two lines would leave the lock held, without
+        # a call of __exit__.
         return self._acquire(self._enter_flow, self._leases.caller_thread(), self._options.wait)
 
     async def __aenter__(self) -> Self:
@@ -163,9 +165,10 @@ class Lock(LockFlows):
             raise
 
     def unbind(self) -> None:
-        """Let the handle itself hold from now on, as with ``bound=False``; a no-op if not held.
+        """Make this ``Lock`` itself the holder from now on, as with ``bound=False``.
 
-        The lease then outlives its thread or task, and is renewed while the handle is alive.
+        The lease then outlives its thread or task, and is renewed while the ``Lock`` is alive.
+        Does nothing if the lock is not held, or if a reentrant lease was entered several times.
         """
         self._leases.unbind()
 
@@ -178,7 +181,7 @@ class Lock(LockFlows):
             ttl: Seconds from now, also for the renewals that follow; the present TTL by default.
 
         Raises:
-            LeaseLost: It was refused.
+            LeaseLost: The lease was lost before, or the backend refused the renewal.
             NotHeld: There is nothing to renew.
             BackendUnavailable: No answer; it may or may not be prolonged.
             TypeError, ValueError: ``ttl`` is wrong, or too short to be renewed.
@@ -248,7 +251,7 @@ class Lock(LockFlows):
                 return
             flow = self._exit_flow(held, error)
             if kind is GeneratorExit:
-                # Its loop has left this coroutine behind, which cannot await any more.
+                # The event loop has given up this coroutine, so it cannot await any more.
                 next(flow, None)
                 flow.close()
             else:
@@ -258,7 +261,7 @@ class Lock(LockFlows):
             raise
 
     def __del__(self) -> None:
-        # A handle that was refused at construction has no such attribute.
+        # It has no such attribute if ``__init__`` raised.
         leases = getattr(self, "_leases", None)
         if leases is not None:
             leases.collected(self)

@@ -121,7 +121,7 @@ class LockLogger:
 
 
 def _fields(args: tuple[object, ...], about: object, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """All ``FIELDS``; what is given by name counts more than ``about``, and that more than errors.
+    """All ``FIELDS``; keywords override ``about``, which overrides errors among the arguments.
 
     Raises:
         KeyError: A fact has an unknown name.

@@ -334,7 +334,8 @@ class LockStatistics(models.Model):
     label = models.CharField(_("label"), max_length=64)
     # Not a big integer, whose sums are slow on PostgreSQL.
     count = models.IntegerField(_("count"))
-    # Of durations, in seconds. Of what is held or waits: how many, times for how many seconds.
+    # The sum of the durations in seconds. For held locks and waiting acquires: their number,
+    # multiplied by the seconds for which it lasted.
     total = models.FloatField(_("total"))
     highest = models.FloatField(_("highest"))
     # How many durations were up to each bound of ``metrics.instruments.DURATIONS``, and above the
@@ -417,7 +418,7 @@ class LeaseRecord(models.Model):
 
 
 class ProcessRecord(models.Model):
-    """When a process that holds leases of the database backend was last heard of."""
+    """When a process that holds leases of the database backend last showed that it is alive."""
 
     id = models.CharField(max_length=64, primary_key=True, editable=False)
     seen_at = models.BigIntegerField()

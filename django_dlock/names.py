@@ -39,7 +39,7 @@ def check_name(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    # 128 bits, so that no two keys are equal by chance and names stay short.
+    # 128 bits: names stay short, and no two keys get the same digest by chance.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

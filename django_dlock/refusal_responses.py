@@ -1,4 +1,4 @@
-"""Responses to requests that do not run: the lock is held, no answer, or not logged in."""
+"""Refusals: the lock is held, its backend does not answer, or the visitor is not logged in."""
 
 from __future__ import annotations
 

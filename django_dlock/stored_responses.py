@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 __all__ = ["decode", "describe", "encode", "fingerprint", "is_final"]
 
 TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
-"""Statuses of answers that may be others later, although the request stays the same."""
+"""Statuses of answers that may be different later, although the request is the same."""
 MOST_BYTES = 1_000_000
 """A larger body is not stored."""
 LONGEST_ERROR = 1000
@@ -34,8 +34,8 @@ def _body(request: HttpRequest) -> Iterator[str | bytes]:
     # REST framework passes its views a wrapper around Django's request.
     request = getattr(request, "_request", request)
     if request.method != "POST" or request.content_type != "multipart/form-data":
-        # If something has read it as a stream, this raises, because requests with the same key
-        # could not be compared.
+        # Raises if something has read the body as a stream: without it, requests with the same
+        # key cannot be compared.
         yield request.body
         return
     # By its parts, because a client chooses another boundary each time; and the whole body may be
@@ -50,7 +50,7 @@ def _body(request: HttpRequest) -> Iterator[str | bytes]:
 
 
 def is_final(response: HttpResponseBase) -> bool:
-    """Whether the answer is stored. After another one, the same key may be tried again."""
+    """Whether the answer is stored; if it is not, the same key may be tried again."""
     return response.status_code < 500 and response.status_code not in TRANSIENT
 
 

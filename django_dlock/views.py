@@ -97,7 +97,7 @@ def locked_view(
     guarded = None if methods is None else view_methods(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
-    # Whatever else there is to do is done with the request at hand.
+    # ``without_lock`` handles the other values, because it knows the request.
     policy = "local" if if_unavailable == "local" else "raise"
     keywords = cast("LockKeywords", {**options, "wait": wait, "if_unavailable": policy})
     check_options(keywords)

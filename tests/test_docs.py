@@ -593,6 +593,14 @@ def files_by_guarantee() -> dict[str, set[str]]:
     return found
 
 
+def test_each_guarantee_says_what_it_promises() -> None:
+    table = reference("guarantees.md").partition("## The tests of each guarantee")[0]
+    rows = re.findall(r"^\| (G\d+) [^|]+\| (.+) \|$", table, re.MULTILINE)
+    assert [row[0] for row in rows] == [f"G{number}" for number in range(1, 16)]
+    for number, text in rows:
+        assert len(re.sub(r"`[^`]*`", "", text).split()) >= 7, number
+
+
 def test_the_table_of_guarantees_names_the_tests_of_each() -> None:
     tests = reference("guarantees.md").partition("## The tests of each guarantee\n")[2]
     rows = re.findall(r"^\| (G\d+) .*\| ([^|]*) \|$", tests, re.MULTILINE)

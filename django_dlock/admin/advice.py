@@ -67,7 +67,7 @@ def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> 
                 "Nobody holds this lock now, and nobody is known to wait for it. If something does "
                 "not move, it waits for something else."
             )
-        return gettext("Nobody holds this lock now. Those who wait ask again within moments.")
+        return gettext("Nobody holds this lock now. Its waiters will try again within moments.")
     if info.ttl is None:
         return gettext("The entry of this lock is damaged, and would never end by itself.")
     if in_deadlock:
@@ -94,7 +94,7 @@ def _of_process(info: LeaseInfo) -> str:
             % left
         )
     if info.holder_state == "alive":
-        return gettext("The holder is alive, and still at work or hanging.")
+        return gettext("The holder is alive: it is still working, or it hangs.")
     return gettext("The holder's process is not known. Its lease ends in %(time)s.") % left
 
 
@@ -154,8 +154,8 @@ def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
     if in_deadlock:
         return Step(
             title,
-            gettext("It goes on once another one of the circle gives up."),
-            gettext("They wait for that, too. One that waits without a limit never gives up."),
+            gettext("It goes on once another holder in the deadlock gives up."),
+            gettext("They wait for that, too. A holder that waits without a limit never gives up."),
         )
     if info.kind == "cooling":
         return Step(title, gettext("Nothing; it has released the lock."), _first_after(left))
@@ -163,8 +163,8 @@ def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
         return Step(
             title,
             gettext(
-                "The task takes the lock over when it runs. If it does not come, the lease ends "
-                "in %(time)s."
+                "The task takes the lock over when it runs. If it never runs, the lease ends in "
+                "%(time)s."
             )
             % left,
             gettext("They wait until that task has run, or the lease has ended."),
@@ -191,7 +191,7 @@ def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
     return Step(
         title,
         gettext("It finishes its work. Its lease is renewed until then, or until its max_hold."),
-        gettext("They get the lock one after the other, unless their own patience ends before."),
+        gettext("They get the lock one after the other, unless they give up first."),
     )
 
 
@@ -219,7 +219,7 @@ def _stop(info: LeaseInfo) -> Step:
             command += f" && kill -CONT {process.pid}"
     return Step(
         gettext("Stop the process on %(host)s") % {"host": host} if host else gettext("Stop it"),
-        gettext("The process ends with all that it does, not only with this work."),
+        gettext("This ends everything that the process does, not only this work."),
         gettext(
             "The first one gets the lock when the process ends normally; after a kill -9, in "
             "at most %(time)s."
@@ -230,7 +230,7 @@ def _stop(info: LeaseInfo) -> Step:
 
 
 def _two_at_work() -> str:
-    return gettext("Until the holder learns of it, two may be at work at once.")
+    return gettext("Until the holder learns of it, two may be running at once.")
 
 
 def _release(info: LeaseInfo, url: str) -> Step:
@@ -249,8 +249,8 @@ def _release(info: LeaseInfo, url: str) -> Step:
     return Step(
         title,
         gettext(
-            "It is not stopped. It learns of it at its next renewal or check, mostly within "
-            "%(time)s; a LockedTask is interrupted then, and delivered again."
+            "It is not stopped. It learns of the release at its next renewal, usually within "
+            "%(time)s; a LockedTask is then interrupted, and delivered again."
         )
         % {"time": renewal},
         next_one,

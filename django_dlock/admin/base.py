@@ -209,7 +209,8 @@ def badge(style: str, text: Any) -> SafeString:
 def breakable(text: str) -> SafeString:
     """Let a narrow column wrap ``text`` after a dot, a slash, a colon or an underscore.
 
-    The text has a direction of its own: one from right to left does not reorder what is beside it.
+    The text has its own direction, so that text from right to left does not reorder the text
+    beside it.
     """
     parts = ((part,) for part in _PARTS.findall(text))
     return format_html("<bdi>{}</bdi>", format_html_join(SafeString("<wbr>"), "{}", parts))

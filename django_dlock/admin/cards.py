@@ -76,7 +76,7 @@ def span(seconds: float) -> str:
 
 
 def amount(value: float) -> str:
-    """A number with at most three digits after those that it needs anyway."""
+    """A number with at most two decimals below 10, one below 100, and none above."""
     digits = 0 if value >= 100 or value == int(value) else 1 if value >= 10 else 2
     text = number_format(value, digits, force_grouping=True)
     return text.rstrip("0").rstrip(".,") if digits else text

@@ -48,7 +48,7 @@ def database_of(request: HttpRequest) -> str:
 
 
 class DatabaseFilter(admin.SimpleListFilter):
-    """The choice of a database; ``IdempotencyRecordAdmin.get_queryset`` applies it."""
+    """The choice of a database; ``InChosenDatabase.get_queryset`` applies it."""
 
     title = _("database")
     parameter_name = "database"

@@ -67,7 +67,7 @@ RANGES = {
 
 
 class Distribution:
-    """How many durations were how long.
+    """How long durations were: how many of them are in each bucket.
 
     Attributes:
         buckets: How many up to each of ``DURATIONS``, and how many were longer than all.
@@ -86,7 +86,7 @@ class Distribution:
             self.buckets[number] += int(row[f"sum_{number}"])
 
     def within(self, share: float) -> float:
-        """Within how many seconds this share of them was; rounded up to a bound."""
+        """Seconds that this share of the durations did not exceed, rounded up to a bound."""
         passed = 0
         for bound, count in zip(DURATIONS, self.buckets, strict=False):
             passed += count
@@ -128,7 +128,8 @@ class Figures:
     """All numbers of one page.
 
     Args:
-        alias: Of the locks; empty for all. What has no alias is always included.
+        alias: Only locks of this alias; empty for all. Metrics without an alias are always
+            included.
 
     Raises:
         django.db.Error: They could not be read.
@@ -145,12 +146,12 @@ class Figures:
         self.counts: dict[tuple[str, str, str], int] = defaultdict(int)
         self._groups: dict[tuple[str, str], Group] = {}
         database = router.db_for_read(LockStatistics)
-        # A savepoint within the transaction of a request, which an error leaves usable.
+        # A savepoint if the request has a transaction, which then stays usable after an error.
         with transaction.atomic(using=database):
             self._read(LockStatistics.objects.using(database))
 
     def _read(self, rows: Rows) -> None:
-        # Not what is still to come, by a clock that is ahead.
+        # Without rows in the future, which a process whose clock is ahead has written.
         period = self.range.period
         rows = rows.filter(LockStatistics.ids(period, self.starts[0], self.starts[-1] + period))
         if self._alias:

@@ -122,7 +122,7 @@ class TextFilter(LeaseFilter):
     title = _("name, host and task")
     template = "admin/django_dlock/heldlock/text_filter.html"
     FORM = "dlock-narrow"
-    """The id of the form, which the page has where it is in no other form."""
+    """The id of the form; the page contains it in a place that is not inside another form."""
     FIELDS = (
         ("prefix", _("Name begins with")),
         ("host", _("Host begins with")),

@@ -81,7 +81,7 @@ class PublishedFilter(admin.SimpleListFilter):
 
 @admin.register(FollowUp)
 class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
-    """Messages of committed runs, first those that no broker has confirmed."""
+    """Messages of committed runs; by default only those that no broker has confirmed."""
 
     list_display = ("task_wrapped", "state", "created", "published", "error_wrapped", "task_id")
     list_filter = (DatabaseFilter, PublishedFilter)

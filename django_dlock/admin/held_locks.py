@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import LogEntry
 from django.core.exceptions import PermissionDenied
-from django.db import DatabaseError, router, transaction
+from django.db import Error, router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.html import format_html
@@ -76,7 +78,7 @@ class HeldLockAdmin(WhyAdmin):
         "lock_name",
         "state",
         "age",
-        # Who waits and who holds it are read first, so they come before what may be out of view.
+        # These two are read first, so they come before columns that may be out of view.
         "waiting",
         "holder",
         "ttl",
@@ -223,7 +225,7 @@ class HeldLockAdmin(WhyAdmin):
     def related(self, row: HeldLock) -> str | None:
         return row.related
 
-    @admin.display(description=_("facts"))
+    @admin.display(description=_("metadata"))
     def facts(self, row: HeldLock) -> str:
         text = json.dumps(dict(row.info.metadata), indent=2, ensure_ascii=False, default=str)
         return format_html('<pre class="dlock-facts">{}</pre>', text)
@@ -254,9 +256,6 @@ class HeldLockAdmin(WhyAdmin):
         owners = request.POST.getlist("owner")
         seen = dict(zip(object_ids, owners, strict=False))
         form = ReleaseForm(request.POST if owners else None)
-        form.fields["force"].label = ngettext(
-            "Release it anyway", "Release them anyway", len(object_ids)
-        )
         force = form.is_valid() and form.cleaned_data["force"]
         left, silent, refused = [], set[str](), False
         for row in self._held(request, object_ids):
@@ -273,6 +272,7 @@ class HeldLockAdmin(WhyAdmin):
                 silent.add(info.alias)
         if not left:
             return self.to_list(request)
+        form.fields["force"].label = ngettext("Release it anyway", "Release them anyway", len(left))
         if refused:
             text = ngettext(
                 "Its holder may still be running: tick this box to release it.",
@@ -326,18 +326,28 @@ class HeldLockAdmin(WhyAdmin):
     def _release(self, request: HttpRequest, row: HeldLock) -> bool:
         """Release one lock and show the outcome; returns whether its backend answered."""
         info, names = row.info, {"name": row.info.name, "alias": row.info.alias}
+        databases = {router.db_for_write(LockEvent), router.db_for_write(LogEntry)}
+        broken = False
         try:
             # Write the rows first: a release without a record of it is worse than a transaction
             # that stays open for one command.
-            with transaction.atomic(using=router.db_for_write(LockEvent)):
+            with contextlib.ExitStack() as transactions:
+                for using in databases:
+                    transactions.enter_context(transaction.atomic(using=using))
                 self._write_down(request, row)
                 broken = break_lease(info, reason="operator")
-                transaction.set_rollback(not broken, using=router.db_for_write(LockEvent))
-        except DatabaseError as error:
-            text = gettext(
-                "The lock “%(name)s” was not released, because the release cannot be recorded. "
-                "Are all migrations applied? %(error)s"
-            )
+                for using in databases:
+                    transaction.set_rollback(not broken, using=using)
+        except Error as error:
+            if broken:
+                text = gettext(
+                    "The lock “%(name)s” was released, but the release was not recorded. %(error)s"
+                )
+            else:
+                text = gettext(
+                    "The lock “%(name)s” was not released, because the release cannot be recorded. "
+                    "Are all migrations applied? %(error)s"
+                )
             self.message_user(request, text % {**names, "error": error}, messages.ERROR)
             return True
         except BackendUnavailable as error:

@@ -55,14 +55,14 @@ def page_url(site: str, model: str, page: str, *ids: int | str) -> str:
 
 
 def why_url(site: str, alias: str, name: str) -> str:
-    """The page that says why nothing moves at a name, which nobody needs to hold."""
+    """The page that says why nothing moves at a name; the name may be free."""
     return page_url(site, "heldlock", "why", id_of(alias, name))
 
 
 def lock_link(request: HttpRequest, site: str, alias: str, name: str) -> SafeString:
-    """The name of a lock, for those who may see held locks as a link to it.
+    """The name of a lock; for those who may see held locks, it is a link to the lock's page.
 
-    If the lock is free by then, its page says so.
+    If the lock is free when the page is opened, the page says so.
     """
     text = breakable(name) if name else SafeString()
     if not (alias and name and request.user.has_perm("django_dlock.view_heldlock")):
@@ -79,5 +79,5 @@ def events_url(site: str, alias: str, name: str) -> str:
 
 
 def task_link(address: str, text: object) -> SafeString:
-    """A link to the page of a task; that site does not learn from which page one comes."""
+    """A link to the page of a task; that site is not told from which page the visitor comes."""
     return format_html('<a href="{}" rel="noreferrer">{}</a>', address, text)

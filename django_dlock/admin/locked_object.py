@@ -226,14 +226,17 @@ class LockedObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generi
     def release_locks_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
         """Ask for confirmation, then release the chosen locks of an object, or all of them."""
         obj = self.get_object(request, unquote(object_id))
+        # Before it is said whether there is such an object, as Django does.
+        if not self.has_view_or_change_permission(request, obj):
+            raise PermissionDenied
         if obj is None:
-            # A private name of Django, so that it says what it says about other pages.
+            # A private method of Django, so that the message is the one of Django's own pages.
             missing: HttpResponseBase = super()._get_obj_does_not_exist_redirect(  # type: ignore[misc]
                 request, self.opts, object_id
             )
             return missing
         page = _ObjectLocks(self, obj)
-        if not (self.has_view_or_change_permission(request, obj) and page.may_release(request)):
+        if not page.may_release(request):
             raise PermissionDenied
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME) or request.GET.getlist("lock")
         if not chosen:
@@ -307,7 +310,7 @@ class _ObjectLocks(HeldLockAdmin):
             **(page.context_data or {}),
             "back_url": self.url("change"),
             "locked_object": self.obj,
-            # For the way back, and for themes that make it of the model.
+            # For the breadcrumbs, which some themes build from the model.
             "opts": self.page.opts,
         }
         return page

@@ -158,4 +158,4 @@ def _proof(info: LeaseInfo) -> str:
         "rebooted": gettext("Proven: its machine has been rebooted since."),
     }
     found = death_proof(info.process, silent=True) if info.process is not None else None
-    return proofs[found] if found else gettext("Proven: its process has reported its end.")
+    return proofs[found] if found else gettext("Proven: the store knows that its process ended.")

@@ -1,8 +1,8 @@
 """Small pictures as SVG, made on the server: lines, columns and bars.
 
 Colours and sizes of text come from ``statistics.css``, so that a strict Content-Security-Policy
-allows them and both light and dark fit. No picture depends on colour alone, and each has a title
-and a description for those who cannot see it.
+allows them, and suit light and dark themes. No picture depends on colour alone, and each has a
+title and a description for those who cannot see it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def columns(
     """One column for each value, from left to right.
 
     Args:
-        names: What each column is about; shown when one points at it.
+        names: What each column is about; shown when the pointer is over it.
         style: The name of their colour in the style sheet.
     """
     scale = _Scale(max(values, default=0.0), picture.whole)
@@ -102,7 +102,7 @@ def columns(
             "<title>{}: {}</title></rect>",
             style,
             _number(LEFT + index * width + gap / 2),
-            # What is more than nothing can be seen.
+            # At least so high that any value above zero can be seen.
             _number(min(scale.y(value), scale.y(0) - 1.5)),
             _number(width - gap),
             _number(max(scale.y(0) - scale.y(value), 1.5)),

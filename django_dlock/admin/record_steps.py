@@ -61,8 +61,8 @@ class RecordSteps(GuardedAdmin):
         form.fields["force"].label, unforced = FORCE[step]
         if form.is_valid():
             if obstacle is None or form.cleaned_data["force"]:
-                # The statement that deletes compares them. If the run succeeds right now and its
-                # record were deleted, its work would be done twice.
+                # The statement that deletes compares them: if the run succeeded just now and its
+                # record were deleted all the same, the work would be done twice.
                 for fact in seen:
                     setattr(record, fact, form.cleaned_data[fact])
                 take = self._forget if step == "forget" else self._run_again
@@ -187,7 +187,7 @@ def obstacle_to(step: str, record: IdempotencyRecord) -> str | None:
     try:
         alive = retention.is_alive(record)
     except (BackendUnavailable, InvalidLockBackend) as error:
-        return gettext("Whether its run is still alive cannot be found out: %(error)s") % {
+        return gettext("It is not known whether its run is still alive: %(error)s") % {
             "error": error
         }
     if not alive:

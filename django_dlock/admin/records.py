@@ -211,8 +211,8 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
     def arguments(self, record: IdempotencyRecord) -> str:
         if record.message is None:
             return gettext(
-                "Not stored, so it cannot be run again here: it is no task, or has "
-                "store_arguments=False, or they are too long or cannot be written as JSON."
+                "Not stored, so the task cannot be run again here: this is not a task, or it has "
+                "store_arguments=False, or its arguments are too long or cannot be written as JSON."
             )
         return long_text(_pretty(record.message, "args", "kwargs"))
 

@@ -57,6 +57,7 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
     wanted = Q(owner=info.owner) | Q(lock_alias=info.alias, lock_name=info.name)
     if task_id := info.metadata.get("task_id"):
         wanted |= Q(task_id=str(task_id))
+    other: IdempotencyRecord | None = None
     for database in databases():
         records = IdempotencyRecord.objects.using(database)
         try:
@@ -66,9 +67,11 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
         except DatabaseError:
             # Another page says so; this one is about the lock.
             continue
-        if found:
-            return next((one for one in found if one.owner == info.owner), found[0])
-    return None
+        for record in found:
+            if record.owner == info.owner:
+                return record
+        other = other or next(iter(found), None)
+    return other
 
 
 def record_url(site: str, record: IdempotencyRecord) -> str:

@@ -212,7 +212,11 @@ class WhyAdmin(GuardedAdmin):
                 found |= {record.pk: record for record in of_lock.filter(digest=digest)}
         # Also that of the holder's task, in whichever database it is.
         of_holder = record_of(info) if info is not None else None
-        others = [] if of_holder in (None, *found.values()) else [of_holder]
+        # Django compares records without their database.
+        shown = {(record.pk, record._state.db) for record in found.values()}
+        others = (
+            [] if of_holder is None or (of_holder.pk, of_holder._state.db) in shown else [of_holder]
+        )
         return [
             {
                 "text": str(record),
@@ -220,7 +224,6 @@ class WhyAdmin(GuardedAdmin):
                 "url": record_url(self.admin_site.name, record),
             }
             for record in [*others, *found.values()]
-            if record is not None
         ]
 
 

@@ -13,8 +13,8 @@ class Problem(NamedTuple):
     """An error in the settings, reported by a system check and raised at first use.
 
     Attributes:
-        id: Of the check. Ours are short (``E006``); a backend of another package gives its own
-            in full (``shop.E001``).
+        id: The id of the check. Those of this package are short (``E006``); a backend of another
+            package gives its own in full (``shop.E001``).
     """
 
     id: str
@@ -48,7 +48,7 @@ class AliasOptions:
         outage_patience: Seconds for which an acquire that may wait keeps trying while the
             backend does not answer.
         if_unavailable: What a ``Lock`` does after that: ``raise``, ``local`` or ``skip``.
-        options: ``OPTIONS`` without these two.
+        options: ``OPTIONS`` without ``command_timeout`` and ``outage_patience``.
     """
 
     alias: str

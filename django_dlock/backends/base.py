@@ -73,8 +73,8 @@ Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "w
   ``LeaseRequest.replaces`` takes the name over in one step.
 * ``reservations``: a lease of kind ``reserved`` stands for a task that waits in its queue.
 * ``memory_of_ends``: the last owners of a name, and how their leases ended, are remembered for
-  at least one TTL; of a busy name perhaps only the last ten, and losses longer than releases.
-  Without it, a repeated release is ``unknown``, and so is the renewal of a lease
+  at least one TTL. For a busy name, perhaps only the last ten are remembered, and losses longer
+  than releases. Without it, a repeated release is ``unknown``, and so is the renewal of a lease
   that has ended; and a late copy of a request that was cancelled or released may still be granted,
   and then blocks the name until its TTL ends.
 * ``wakeup``: a release wakes a waiter. Without it, waiters ask again, with growing pauses.
@@ -100,11 +100,11 @@ class BaseLockBackend(ABC):
     """Returns the backend of another alias, one of ``aliases_named``; set by ``locks``."""
 
     report_end: Callable[[str, Outcome], object] = staticmethod(lambda owner, outcome: None)
-    """Tells the holder at once that the lease of this owner has ended, for a store that hears of
-    it before the next renewal. Set by the watchdog; any thread may call it, and it never blocks."""
+    """Tells the holder at once that the lease of this owner has ended, for a store that learns
+    of it before the next renewal. Set by the watchdog; any thread may call it; it never blocks."""
     report_doubt: Callable[[], object] = staticmethod(lambda: None)
     """Tells the holders of all renewed leases that the store does not answer; they are renewed as
-    soon as it does again. As ``report_end``."""
+    soon as it does again. The rules of ``report_end`` apply."""
 
     def __init__(self, options: AliasOptions) -> None:
         """Keep the options; connect to nothing.
@@ -185,7 +185,8 @@ class BaseLockBackend(ABC):
         """Prolong each lease whose owner still holds it, and record that ``process`` is alive.
 
         An empty sequence is only a heartbeat. A renewal never shortens a lease, because two
-        renewals may overtake each other, unless ``Renewal.shorten`` is set.
+        renewals may overtake each other, unless ``Renewal.shorten`` is set; such a renewal is
+        the only one of its call.
 
         Args:
             renewals: At most ``renewals_per_call``, in one round trip.
@@ -281,7 +282,7 @@ class BaseLockBackend(ABC):
     # -- operators ---------------------------------------------------------------------
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
-        """Present leases, including damaged ones, and the total number that the query finds.
+        """A page of the leases, including damaged ones, and the total number that the query finds.
 
         The total may include leases whose expiry has not been noticed yet.
 

@@ -55,7 +55,7 @@ class Connector(Generic[T]):
             try:
                 if not isinstance(outcome, BaseException):
                     return outcome
-                # The error of an earlier caller's attempt may be over by now.
+                # What an earlier caller's attempt met may be over by now, so try again.
                 if mine:
                     raise outcome
             finally:

@@ -19,7 +19,7 @@ SILENT_AFTER = 15.0
 def holder_state(
     kind: Kind, process: ProcessIdentity | None, silent: bool, deregistered: bool
 ) -> HolderState:
-    """Judge the holder of a lease; the only proofs of death are those of ``process``.
+    """Judge the holder of a lease: "dead" needs ``deregistered`` or a ``death_proof``.
 
     Args:
         silent: Its last heartbeat or renewal was more than ``SILENT_AFTER`` seconds ago.

@@ -1,4 +1,4 @@
-"""How long a waiter pauses that gets no wake-up."""
+"""How long a waiter that gets no wake-up pauses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 
 
 def pause(request: LeaseRequest, contention: Contention, until: float) -> float:
-    """Seconds until it tries again; they grow with the time that it has waited."""
+    """Seconds until the waiter tries again; they grow with the time that it has waited."""
     now = clock.now()
     seconds = min(max(SHORTEST_PAUSE, (now - request.since) / 8), LONGEST_PAUSE)
     # Jitter keeps many waiters from asking at once.

@@ -1,4 +1,4 @@
-"""A renewal that was sent and is answered later; for any backend, made on another thread."""
+"""Renewals that are sent now and answered later: the protocol, and a version for any backend."""
 
 from __future__ import annotations
 

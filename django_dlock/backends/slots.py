@@ -52,7 +52,7 @@ class Slots:
 
     def __init__(self, *counts: int) -> None:
         self.free: tuple[SlotQueue, ...] = tuple(queue.SimpleQueue() for _ in counts)
-        # For each urgency, the callers that wait: each has a queue to which one slot is put.
+        # For each urgency, the callers that wait: each has a queue into which one slot is put.
         self._waiting: tuple[collections.deque[SlotQueue], ...] = tuple(
             collections.deque() for _ in counts
         )

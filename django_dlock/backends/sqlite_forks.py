@@ -1,6 +1,6 @@
-"""Keeps files of leases closed while this process forks; they are SQLite's.
+"""Keeps SQLite's files of leases closed while this process forks.
 
-A child inherits SQLite's notes of the file locks that its process has, but not the locks. Its own
+A child inherits SQLite's notes of the file locks that its parent has, but not the locks. Its own
 connections to the same file would rely on locks that do not exist, so another process could delete
 the write-ahead log while the child uses it; then two processes would hold one lock.
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 PATIENCE = 1.0
-"""Seconds for which a fork waits before it interrupts statements, and once more after that."""
+"""Seconds for which a fork waits before it interrupts statements, and after that."""
 LONGEST_FORK = 10.0
 """Seconds after which a fork no longer keeps other threads from connecting, even if it hangs."""
 POLL_INTERVAL = 0.001
@@ -49,7 +49,7 @@ class Closable(Protocol):
 
 class Interruptible(Protocol):
     def interrupt(self) -> None:
-        """Make the statement fail that is under way; called from another thread."""
+        """Make the statement that is under way fail; called from another thread."""
 
 
 _numbers = itertools.count()
@@ -101,7 +101,7 @@ def note(number: int, raw: Interruptible) -> None:
 
 
 def withdraw(number: int) -> None:
-    """The connection is closed, or was not made."""
+    """Note that the connection is closed, or was not made."""
     _open.pop(number, None)
 
 
@@ -112,7 +112,7 @@ def is_inherited(path: Path) -> bool:
 
 def _others_fork() -> bool:
     now, me = clock.now(), threading.get_ident()
-    # The hook of another package may use a lock in the thread that forks.
+    # A hook of another package may take a lock, and so connect, in the thread that forks.
     return any(
         thread != me and now - since < LONGEST_FORK for thread, since in _forking.copy().items()
     )

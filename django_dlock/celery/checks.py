@@ -285,8 +285,8 @@ def _forgetful_broker(pairs: list[_Pairs]) -> Iterator[checks.CheckMessage]:
     if transport != "memory" and forgets_what_it_delivers(transport):
         yield checks.Warning(
             f"The broker {transport!r} deletes a message when a worker receives it. If the worker "
-            "is killed, what it has not finished is lost, also of tasks with an idempotency_key "
-            f"such as {recorded[0].task.name!r}.",
+            "is killed, its unfinished messages are lost, even those of tasks with an "
+            f"idempotency_key such as {recorded[0].task.name!r}.",
             hint="Use RabbitMQ or Redis; or restore the messages after a kill, see 'Brokers that "
             "forget' in the documentation, and silence this check.",
             id="django_dlock.W117",

@@ -57,9 +57,10 @@ class LockedTask(TaskWithOptions):
         lock_across_retries: Keep the lock during the countdowns of retries, so that no other
             task of the key runs in between.
         unique_until: Do not publish a task while another one with the same key is pending:
-            until that one starts (``"start"``) or is finished (``"done"``). ``delay()`` returns
-            its result. With a record, the key is that of record and payload, else the lock's.
-        unique_ttl: Seconds for which a pending task drops duplicates at most, in addition to its
+            until that one starts (``"start"``) or is finished (``"done"``). ``delay()`` then
+            returns that one's result. With a record, the key is that of record and payload, else
+            the lock's.
+        unique_ttl: The most seconds for which a pending task drops duplicates, in addition to its
             countdown; an hour by default.
     """
 

@@ -95,7 +95,7 @@ class AcquireFlows:
         """A new request.
 
         Args:
-            asking: The thread or the task that will wait: operators shall see what it holds.
+            asking: The thread or the task that will wait, so that operators see what it holds.
         """
         options = self._options
         metadata = options.metadata_json
@@ -323,8 +323,8 @@ def grant_flow(
 ) -> Flow[Lease | None]:
     """Acquire within ``patience`` seconds, ``None`` for ever.
 
-    Returns ``None`` when they are over. Also returns ``None``, earlier, if this request was granted
-    and the lease has ended before we knew; the caller may go on with a new request.
+    Returns ``None`` when that time is over; or earlier, if this request was granted and the lease
+    ended before this process knew. In that case the caller may go on with a new request.
 
     Args:
         met: Called with every contention.

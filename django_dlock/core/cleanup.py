@@ -1,4 +1,4 @@
-"""Cancels acquires in the background whose answer nobody waits for any more.
+"""Cancels, in the background, acquires that were not answered, and repeats such releases.
 
 An acquire that was interrupted or not answered may have been granted. Nobody renews such a lease,
 so it ends with its TTL at the latest; if it is cancelled, the name is free at once.
@@ -46,7 +46,7 @@ class _Job:
                 self.due, self.pause = now + self.pause, min(self.pause * 2, LONGEST_PAUSE)
                 return False
             logger.warning(
-                "Lock %r (alias %r): could not cancel an unanswered acquire: %s",
+                "Lock %r (alias %r): could not cancel an unanswered acquire or release: %s",
                 name,
                 backend.alias,
                 error,
@@ -71,7 +71,7 @@ class _Canceller:
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
         # Reentrant: a signal handler may interrupt this very thread while it schedules. Entered
-        # as it is and not as the condition, see core/dispatch.py.
+        # directly, not through the condition; see core/dispatch.py.
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
         self._worker: threading.Thread | None = None

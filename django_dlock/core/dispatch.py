@@ -60,8 +60,8 @@ class EventQueue:
         self._name, self._most_hanging = name, most_hanging
         self._queue: collections.deque[EventCall] = collections.deque()
         # Reentrant: a signal handler or a finalizer may post while its own thread posts. Always
-        # entered as it is and not as the condition, which a signal handler that raises can
-        # leave locked for ever: its ``__exit__`` is Python, and may be interrupted at its start.
+        # entered directly, not through the condition, whose ``__exit__`` is Python code: a signal
+        # handler that raises at its start would leave the lock locked for ever.
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
         self._worker: threading.Thread | None = None
@@ -93,9 +93,10 @@ class EventQueue:
         self._queue.append(delivery)
 
     def nudge(self) -> None:
-        """Let another thread take over if a delivery hangs and others wait behind it."""
+        """Wake the thread for what was ``put``; let another one take over if a delivery hangs."""
         if self._queue:
             with self._lock:
+                self._ready.notify()
                 self._ensure_worker()
 
     @property
@@ -120,8 +121,9 @@ class EventQueue:
     def before_fork(self) -> None:
         """Wait until no delivery is under way, except one that hangs, and let none begin.
 
-        A lock that one holds at the moment of the fork would stay locked in the child for ever. For
-        example, SQLite records its locks per process, and the child would wait for that record.
+        A lock that a delivery holds at the moment of the fork would stay locked in the child for
+        ever. For example, SQLite keeps a record of its process's file locks; the child would
+        inherit it, and wait for a lock that nobody releases.
         """
         give_up_at = clock.now() + FORK_PATIENCE
         while self._worker is not threading.current_thread():

@@ -1,7 +1,7 @@
 """What a ``Lock`` does while its backend does not answer: ``if_unavailable``.
 
 For ``local``, each backend has one replacement in this process, shared by locks and tasks. The
-watchdog renews its leases as any other; the backend never hears of them.
+watchdog renews its leases like all others; the backend itself never learns of them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def apply_policy(policy: str, lock: Any, error: BackendUnavailable) -> None:
         lock: The ``Lock``, for its name.
 
     Raises:
-        BackendUnavailable: The policy is ``raise``, or the backend refuses us, which no policy
-            hides: time does not mend wrong settings.
-        LockNotAcquired: It is ``skip``.
+        BackendUnavailable: The policy is ``raise``; or the backend refuses us, which no policy
+            hides, because wrong settings stay wrong.
+        LockNotAcquired: The policy is ``skip``.
     """
     if policy == "raise" or isinstance(error, BackendRefused):
         raise error
@@ -84,7 +84,7 @@ def apply_policy(policy: str, lock: Any, error: BackendUnavailable) -> None:
 
 
 def granted_before(backend: BaseLockBackend, name: str) -> bool:
-    """Whether this process has the name from the backend itself, which counts to its end."""
+    """Whether this process holds a lease of the backend itself, which is valid until it ends."""
     return any(held.name == name and held.active for held in registry.leases_of(backend))
 
 

@@ -23,7 +23,7 @@ Call: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
 Flow: TypeAlias = Generator[Call, Any, T]
 
 SLEEP = "sleep"
-"""Pause for the seconds that are the argument."""
+"""Pause; the argument is the number of seconds."""
 
 
 def drive(flow: Flow[T], backend: BaseLockBackend) -> T:

@@ -1,6 +1,6 @@
 """One lease that this process holds: its deadline, its holder, and how it ended.
 
-A ``HeldLease`` is shared by the handle, which asks it, and the watchdog, which prolongs it. It has
+A ``HeldLease`` is shared by the handle, which reads it, and the watchdog, which renews it. It has
 no thread lock: the one thing that must happen once, its end, is decided by ``dict.setdefault``,
 which is atomic and safe in signal handlers and finalizers.
 """
@@ -45,8 +45,8 @@ class HeldLease:
         planned: When the watchdog will check it next; used by the watchdog only.
         renews: Whether the watchdog (still) prolongs it.
         known_as: Another key under which the registry finds it.
-        entries: One item per entry of the holder: the owner that it requested, and the leases of
-            its handle; ``None`` if the lease is not reentrant.
+        entries: One item for each time that the holder has acquired it: the owner in that
+            request → the leases of the handle; ``None`` if the lease is not reentrant.
         failures: Renewals without an answer since the last confirmed one.
         shortenings: Renewals for which the holder named a TTL.
         trace: Its spans; ``None`` without tracing.

@@ -1,7 +1,7 @@
 """The leases that one ``Lock`` holds.
 
 Usually there is one at most. A handle may be shared, as a module-level ``threading.Lock`` is:
-then each thread or task has its own, and one that lost its lease must not take another's for it.
+then each thread or task has its own, and one that lost its lease must not use another's instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HandleLeases:
     def mine(self) -> HeldLease | None:
         """The caller's lease; else the only or latest one, because any thread may release.
 
-        With none left, the last lost one.
+        If none is left, the last one that was lost.
         """
         if not self._leases:
             return self.ended
@@ -124,7 +124,8 @@ class HandleLeases:
     def unbind(self) -> None:
         """Make the ``Lock`` itself the holder, so that the lease outlives its thread or task."""
         held = self.current()
-        # A lease that other handles share stays with their common holder.
+        # A reentrant lease that was entered several times, perhaps by other handles, stays with
+        # its holder.
         if held is None or len(held.entries or ()) > 1:
             return
         registry.discard(held)
@@ -164,9 +165,9 @@ class HandleLeases:
             warnings.warn(text, ResourceWarning, stacklevel=3, source=handle)
 
     def _drop_entries(self, held: HeldLease) -> None:
-        """Remove the entries of this handle, so that another one's release ends the lease.
+        """Remove the entries of this handle, so that the release by another handle ends the lease.
 
-        If that one was released already, the lease can only end with its TTL.
+        If no other handle has an entry left, the lease can only end with its TTL.
         """
         entries = held.entries or {}
         mine = [entry for entry, handle in entries.copy().items() if handle is self]

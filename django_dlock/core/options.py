@@ -41,7 +41,7 @@ class LockOptions:
     All durations are float seconds; ``wait`` of ``None`` waits for ever.
 
     Raises:
-        TypeError, ValueError: Naming the option, what was given and what is allowed.
+        TypeError, ValueError: The message names the option, what was given and what is allowed.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float
     """A TTL in seconds, long enough for the alias.
 
     Raises:
-        TypeError, ValueError: Saying what is allowed, and where it is set.
+        TypeError, ValueError: The message says what is allowed, and where it is set.
     """
     alias = backend.alias
     number = conf.seconds(ttl, what="ttl", minimum=0.1)
@@ -101,7 +101,7 @@ def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float
         raise ValueError(
             f"ttl is {number:g} s, but a renewed lease needs at least 3 times the "
             f"command_timeout of alias {alias!r}, {3 * backend.command_timeout:g} s: raise ttl, "
-            f"lower DLOCKS[{alias!r}]['OPTIONS']['command_timeout'], or say renew=False"
+            f"lower DLOCKS[{alias!r}]['OPTIONS']['command_timeout'], or set renew=False"
         )
     if number > backend.max_ttl:
         raise ValueError(

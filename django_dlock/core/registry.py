@@ -15,11 +15,11 @@ __all__ = ["HolderKey", "HolderRegistry", "holder_ended"]
 HolderKey: TypeAlias = object
 """The holder: a ``threading.Thread``, an ``asyncio.Task``, or an object that stands for the handle.
 
-The objects themselves and not their ids, which a later thread or task may be given again.
+The objects themselves and not their ids, because a later thread or task may get the same id.
 """
 
 MOST_TOLD = 8
-"""Leases of its caller that a request names; a deadlock rarely needs more than two."""
+"""The most leases of its caller that a request names; a deadlock rarely needs more than two."""
 
 
 class Held(Protocol):
@@ -68,7 +68,7 @@ class HolderRegistry(Generic[H]):
         self._by_holder: dict[HolderKey, dict[str, H]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any; the cheapest question."""
+        """Whether this process holds any lease; the cheapest check."""
         return bool(self._by_holder)
 
     def find(self, backend: BaseLockBackend, name: str, key: HolderKey) -> H | None:

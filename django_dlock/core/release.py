@@ -30,7 +30,7 @@ class LockFlows(AcquireFlows):
     __slots__ = ()
 
     def _current(self, verb: str) -> HeldLease:
-        """The held lease, of which a loss may not have been noticed yet."""
+        """The held lease; it may be lost without anybody having noticed yet."""
         held = self._leases.current()
         if held is None:
             raise NotHeld(f"It is not held, so it cannot be {verb}", self.name, self.alias)
@@ -65,7 +65,7 @@ class LockFlows(AcquireFlows):
     # -- release -----------------------------------------------------------------------
 
     def _exit_flow(self, held: HeldLease, error: BaseException | None) -> Flow[None]:
-        """What the end of a block does, whose body ended with ``error``."""
+        """What happens at the end of a ``with`` block that ended with ``error``."""
         if held.ended and held.lost_reason == "fork":
             # Owned by the parent process.
             self._leases.discard(held, lost=True)
@@ -98,7 +98,7 @@ class LockFlows(AcquireFlows):
                 options = {"min_hold": held.options.min_hold, "deadline": deadline}
                 outcome = yield "release", (held.name, held.owner), options
             except BaseException as error:
-                # It may be done or not: it is repeated in the background.
+                # The release may have happened or not; it is repeated in the background.
                 request = LeaseRequest(held.name, held.owner, held.ttl)
                 cleanup.cancel_later(held.backend, request, min_hold=held.options.min_hold)
                 held.end_released(reason="unanswered")
@@ -131,7 +131,7 @@ class LockFlows(AcquireFlows):
         except (LeaseLost, BackendUnavailable) as error:
             logger.warning("After the transaction: %s", error, about=held)
         except BaseException as error:
-            # Django goes on after a soft limit, too, and nobody would release it any more.
+            # Django only logs the error of a soft time limit, so nobody would release the lock.
             self._stop(held, error)
             raise
 

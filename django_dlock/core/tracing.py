@@ -42,7 +42,7 @@ _tracer: Tracer | None = None
 
 
 def use(tracer: Tracer | None) -> None:
-    """Note for this tracer from now on; ``None`` for nothing."""
+    """Record for this tracer from now on; with ``None``, record nothing."""
     global _tracer
     _tracer = tracer
 
@@ -79,7 +79,7 @@ class LockTrace:
 
     def failed(self, error: BaseException) -> None:
         """The acquire was not answered, or it was interrupted."""
-        # With ``if_unavailable="skip"``, the latter.
+        # ``LockNotAcquired`` is raised here only with ``if_unavailable="skip"``.
         unavailable = isinstance(error, BackendUnavailable | LockNotAcquired)
         self._end_acquire("unavailable" if unavailable else "interrupted", _text(error))
 
@@ -123,7 +123,7 @@ def begin(name: str, alias: str) -> LockTrace | None:
 
 @contextmanager
 def step(name: str, **facts: str | int) -> Iterator[Callable[[str], None]]:
-    """A span of this block; call what it yields with the outcome."""
+    """A span for the ``with`` block; it yields a function to call with the outcome."""
     tracer, outcomes = _tracer, list[str]()
     if tracer is None:
         yield outcomes.append
@@ -147,6 +147,6 @@ def _make(tracer: Tracer, start: Callable[[], Any], ended: int, error: str) -> N
 
 
 def _text(error: BaseException) -> str:
-    # Not the message of any other error: it may have data of the user.
+    # Not the message of any other error, because it may contain private data.
     kind = type(error).__name__
     return f"{kind}: {error}" if isinstance(error, LockError) else kind

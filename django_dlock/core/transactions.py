@@ -82,7 +82,7 @@ class _Hook:
     def __call__(self) -> None:
         function, self.function = self.function, None
         # Another database's transaction may still be open, or only a savepoint was rolled back;
-        # the new hook waits on.
+        # then a new hook waits for the end of that transaction.
         if function is not None and not run_after(function):
             function()
 

@@ -4,8 +4,8 @@ One thread per process, whatever the number of locks and aliases. It runs no use
 never waits long for one alias: a renewal is sent, and if the answer does not come at once, the
 thread turns to the others and checks again later.
 
-Leases of one alias that come due within half an interval are renewed together, so that they
-fall into step and cost one round trip for 500.
+Leases of one alias that come due within half an interval are renewed together. From then on
+they are due at the same time, and one round trip renews up to 500 of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class BackendSchedule(Schedule):
 
     Attributes:
         sent: The renewal that was sent and not answered yet.
-        latest: When the lease that was added last first needs attention; infinite after that.
+        latest: When the most recently added lease needs attention for the first time; infinite
+            once the thread has planned to wake for it.
         doubted: The backend has reported that its store does not answer.
     """
 
@@ -84,7 +85,7 @@ class Watchdog:
         self.lateness = 0.0
         self._schedules: dict[int, BackendSchedule] = {}
         # Reentrant: a signal handler may acquire or release while its own thread does. Entered
-        # as it is and not as the condition, see core/dispatch.py.
+        # directly, not through the condition; see core/dispatch.py.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None

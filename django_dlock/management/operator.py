@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
+from django.db.models import Model
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
@@ -66,19 +67,21 @@ class OperatorCommand(BaseCommand):
 
 
 class RecordCommand(OperatorCommand):
-    """A command about the tables of one database."""
+    """A command about the table of a model in one database."""
+
+    model: ClassVar[type[Model]] = IdempotencyRecord
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--using",
             metavar="DATABASE",
-            help="The database of the records (default: the one that the routers choose).",
+            help="The database of the table (default: the one that the routers choose).",
         )
         super().add_arguments(parser)
 
     def database(self, named: str | None) -> str:
         """The database to use; ends the command if it is not defined."""
-        using = named or router.db_for_write(IdempotencyRecord)
+        using = named or router.db_for_write(self.model)
         if using not in connections:
             self.wrong_usage(
                 f"There is no database {using!r}; DATABASES defines {sorted(connections)}."
@@ -165,7 +168,7 @@ class Wanted:
         return (self.name, self.host, self.task) != (None, None, None)
 
     def nothing(self) -> str:
-        """What to tell if no lock is wanted: what was looked for, and how patterns work."""
+        """The text if no lock matches: what was looked for, and how patterns work."""
         if self == Wanted():
             return "No lock is held."
         if self == Wanted(self.name) and self.name is not None:
@@ -228,7 +231,7 @@ class LockCommand(AliasCommand):
         super().add_arguments(parser)
 
     def not_negative(self, option: str, value: float | None) -> None:
-        """End the command if an option that takes seconds has none of these."""
+        """End the command if an option that takes seconds has a value that is no duration."""
         if value is not None and not 0 <= value < float("inf"):
             self.wrong_usage(f"{option} is {value}; it must be 0 or more seconds.")
 

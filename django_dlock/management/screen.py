@@ -64,7 +64,7 @@ class Screen:
 
 
 class Progress:
-    """One line on a terminal that counts up; writes nothing anywhere else.
+    """One line that counts up on a terminal; writes nothing if the output is no terminal.
 
     A context manager, which removes the line at the end.
 

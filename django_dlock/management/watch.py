@@ -77,7 +77,7 @@ class Watch:
         """Lines for a person.
 
         Args:
-            size: Columns and lines of the terminal; ``None`` for all of them.
+            size: Columns and lines of the terminal; with ``None``, nothing is cut.
         """
         locks = f"{answer.total} lock" if answer.total == 1 else f"{answer.total} locks"
         asked = f"asked in {answer.seconds * 1000:.0f} ms"

@@ -1,8 +1,8 @@
 """Counts for the page of lock statistics in the admin.
 
 What a process counts is added up in memory, and written to a table about every minute, if there is
-anything new, by a thread that ends when there is nothing to count. A database that is away delays
-nothing; after ten minutes, what could not be written is forgotten.
+anything new, by a thread that ends when there is nothing to count. A database that is down delays
+nothing; what could not be written for ten minutes is discarded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .instruments import ATTEMPTS, Instrument
 __all__ = ["AdminExporter", "make"]
 
 EVERY = (30.0, 60.0)
-"""Seconds from one statement to the next; different ones, so that processes do not meet."""
+"""Seconds between two statements; random, so that processes do not write at the same time."""
 PURGED_ONCE_IN = 100
-"""Statements of all processes to one that deletes old rows; by chance, so that nobody keeps count
-and processes that live for seconds take part."""
+"""On average, one statement in this many is followed by the deletion of old rows. By chance, so
+that no process keeps count, and processes that live for seconds take part."""
 PATIENCE_AT_EXIT = 1.0
 
 
@@ -53,7 +53,7 @@ class AdminExporter:
 
     def add(self, instrument: Instrument, value: float, labels: Mapping[str, str]) -> None:
         if self._closed or (instrument is ATTEMPTS and labels["outcome"] == "acquired"):
-            # The waiting times are as many.
+            # Each acquired lock also has a waiting time, and those are counted.
             return
         with self._lock:
             self._counts.add(instrument, value, labels)
@@ -82,7 +82,7 @@ class AdminExporter:
         dispatch.settle(PATIENCE_AT_EXIT)
         self._finish()
         if self._thread is None and not self._counts.is_idle:
-            # No thread can start any more, but that of the events is there.
+            # No thread can start any more, but the dispatch thread is still running.
             dispatch.call(self._flush_or_tell)
             dispatch.settle(PATIENCE_AT_EXIT)
 
@@ -136,7 +136,7 @@ class AdminExporter:
         try:
             table.write(minutes)
         except (OperationalError, InterfaceError):
-            # The database is away, or another process has the rows for now.
+            # The database is down, or another process has locked the rows.
             with self._lock:
                 self._counts.put_back(minutes)
             raise

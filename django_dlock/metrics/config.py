@@ -51,8 +51,7 @@ def read() -> MetricsSettings:
     exporters = value.get("EXPORTERS", ())
     if not isinstance(exporters, list | tuple) or not set(exporters) <= set(EXPORTERS):
         raise ImproperlyConfigured(
-            f"DLOCK_METRICS['EXPORTERS'] is {exporters!r}; it takes a list out of "
-            f"{sorted(EXPORTERS)}"
+            f"DLOCK_METRICS['EXPORTERS'] is {exporters!r}; it takes a list of {sorted(EXPORTERS)}"
         )
     records = value.get("RECORDS", True)
     if not isinstance(records, bool):

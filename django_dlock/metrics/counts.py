@@ -14,8 +14,8 @@ __all__ = ["KEPT", "MINUTE", "Counts", "Minutes", "Point", "Series"]
 
 MINUTE = 60
 KEPT = 600
-"""Seconds for which counts are kept that cannot be written; and the longest time for which what
-was held is counted at once, after the process was suspended."""
+"""Seconds for which counts that cannot be written are kept. Also the longest time that is counted
+at once for what was held, after the process was suspended."""
 
 
 class Series(NamedTuple):
@@ -36,7 +36,8 @@ class Point:
     """The values of one series in one period.
 
     Attributes:
-        total: The sum of durations in seconds; or how many, times for how many seconds.
+        total: The sum of durations in seconds; or, of what is held or waits, the number
+            multiplied by the seconds for which it lasted.
         buckets: How many durations were up to each of ``DURATIONS``, or longer than all.
     """
 
@@ -79,7 +80,7 @@ class Counts:
         self._set_clock()
 
     def _set_clock(self) -> None:
-        # Durations on the clock that never steps; only the minute's name from that of the wall.
+        # Durations are measured on the clock that never steps; the wall clock only names minutes.
         self._offset = time.time() - clock.now()
 
     @property
@@ -118,13 +119,13 @@ class Counts:
                     into.setdefault(series, Point()).merge(point)
 
     def _point(self, at: float, series: Series) -> Point:
-        """Of the minute of ``at``, a time of ``clock.now()``."""
+        """The point for the minute of ``at``, a time on ``clock.now()``."""
         minute = int(at + self._offset) // MINUTE * MINUTE
         points = self._minutes.get(minute)
         if points is None:
             points = self._minutes[minute] = {}
             if len(self._minutes) > KEPT // MINUTE:
-                # Nobody takes them: the statement before hangs.
+                # Nobody takes the counts, because the last statement hangs.
                 del self._minutes[min(self._minutes)]
         point = points.get(series)
         if point is None:

@@ -24,7 +24,8 @@ class Groups:
     """Finds the group of a name.
 
     Args:
-        rule: Of the project; what it raises is logged once, and counted as ``other``.
+        rule: The project's own. If it raises, that is logged once, and the name counts as
+            ``other``.
     """
 
     def __init__(self, rule: Callable[[str], str] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 __all__ = ["DURATIONS", "EVENTS", "STORES", "Instrument", "Kind", "prometheus_name"]
 
 Kind = Literal["counter", "gauge", "histogram", "up_down"]
-"""``gauge``: the last value of a process. ``up_down``: what all processes have in sum."""
+"""``gauge``: the last value of a process. ``up_down``: the sum over all processes."""
 
 DURATIONS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0)
 """Upper bounds of the buckets of histograms, in seconds."""

@@ -119,7 +119,7 @@ _connected: Recorder | None = None
 
 
 def connect(settings: MetricsSettings) -> None:
-    """Count from now on, in the exporters of the settings; in none of them before.
+    """Count from now on in the exporters of these settings, and no longer in earlier ones.
 
     Raises:
         ImproperlyConfigured: The library of an exporter is not installed.

@@ -6,12 +6,13 @@ are read, a store is asked only now and then.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django.db import DatabaseError, connections, router
+from django.db import Error, connections, router
 from django.db.models import Count
 
 from .. import clock
@@ -48,13 +49,16 @@ class StoreFacts:
 
     def __init__(self, records: bool = True) -> None:
         self._records = records
-        self._lock = threading.RLock()
+        self._lock, self._pid = threading.RLock(), os.getpid()
         self._stores: list[Sample] = []
         self._counts: list[Sample] = []
         self._stores_until = self._counts_until = 0.0
 
     def samples(self) -> list[Sample]:
         """All values; never raises because of a store or a database."""
+        if self._pid != os.getpid():
+            # A forked child: a thread of the parent may have been inside at that moment.
+            self._lock, self._pid = threading.RLock(), os.getpid()
         with self._lock:
             if clock.now() >= self._stores_until:
                 self._stores = [sample for alias in _aliases() for sample in _ask(alias)]
@@ -104,7 +108,7 @@ def _count_records() -> list[Sample]:
     try:
         rows = IdempotencyRecord.objects.values_list("state").annotate(Count("id")).order_by()
         found = dict(rows)
-    except DatabaseError as error:
+    except Error as error:
         logger.info("Idempotency records are not counted: %s", error)
         return []
     finally:

@@ -27,7 +27,7 @@ NO_BUCKETS = [0] * (len(DURATIONS) + 1)
 MOST_ROWS = 500
 """Rows of one statement."""
 BUSY_TIMEOUT = 1000
-"""Milliseconds for which a SQLite file that somebody else writes to is waited for."""
+"""Milliseconds to wait for a SQLite file that somebody else is writing to."""
 
 
 def database() -> str:
@@ -48,7 +48,7 @@ def write(minutes: Minutes) -> None:
     if connection.vendor not in VENDORS:
         raise NotSupportedError(f"no lock statistics on {connection.display_name}")
     if connection.vendor == "sqlite":
-        # A fork waits for this statement, so it does not wait for others until their end.
+        # A fork waits for this statement, so the statement must not wait long for other writers.
         with connection.cursor() as cursor:
             cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT}")
     most = MOST_ROWS
@@ -82,7 +82,7 @@ _LENGTHS = tuple(_FIELDS[name].max_length or 0 for name in Series._fields)
 
 
 def _storable(text: str, length: int) -> str:
-    """The text without what a database refuses: the project's own rule may have made it."""
+    """The text without characters that a database refuses; it may come from the project's rule."""
     text = text.encode("utf-8", "replace").decode().replace("\0", "?")
     return text[:length]
 

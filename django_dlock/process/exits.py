@@ -18,17 +18,17 @@ _finalizers: dict[tuple[Callable[[], object], str], Any] = {}
 def at_exit(hook: Callable[[], object]) -> None:
     """Call ``hook`` when this process ends; a forked child has to register it again.
 
-    Hooks run in reverse order, as with ``atexit``. To register one twice does nothing.
+    Hooks run in reverse order, as with ``atexit``. Registering one twice has no further effect.
     """
     pid = os.getpid()
     if _hooks.get(hook) != pid:
         _hooks[hook] = pid
-        # The parent's may be registered already.
+        # The parent's registration may have been inherited.
         atexit.unregister(hook)
         atexit.register(hook)
     for module in ("multiprocessing.util", "billiard.util"):
-        # Children of a pool skip atexit but run these. They forget, at their start, what was
-        # registered right after the fork.
+        # Children of a pool skip atexit but run these finalizers. At their start they discard the
+        # ones that were registered right after the fork.
         util, known = sys.modules.get(module), _finalizers.get((hook, module))
         if util is not None and (known is None or not known.still_active()):
             _finalizers[hook, module] = util.Finalize(None, hook, exitpriority=100)

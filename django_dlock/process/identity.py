@@ -54,8 +54,8 @@ class ProcessIdentity(NamedTuple):
 def _read(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            # As text, the first one would import its codec; a child that is forked meanwhile by
-            # another thread would wait for that import for ever.
+            # In text mode, the first file would import its codec; a child that is forked meanwhile
+            # by another thread would wait for that import for ever.
             return file.read().decode("ascii", "replace").strip()
     except OSError:
         return ""

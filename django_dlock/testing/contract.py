@@ -85,7 +85,7 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
         self, backend: BaseLockBackend
     ) -> None:
         # waits ──► the holder passes its lease on ──► the waiter takes it, and releases it: if the
-        # waiter were in the queue still, it would get the lease again, and nobody would know
+        # waiter were still in the queue, it would get the lease again, and nobody would know
         self.needs(backend, "parking")
         lease = self.grant(backend, self.request(self.name()))
         parked = self.request(lease.name, kind="parked", replaces=lease.owner)

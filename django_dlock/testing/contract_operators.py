@@ -263,7 +263,7 @@ class OperatorContract(ContractTools):
     # -- waiters -----------------------------------------------------------------------
 
     def waiters(self, backend: BaseLockBackend, name: str, limit: int = 100) -> list[Waiter]:
-        """Who waits; skips the test if the backend cannot tell, and need not."""
+        """The waiters; skips the test if the backend cannot list them and does not have to."""
         try:
             return backend.waiters(name, limit=limit)
         except NotImplementedError:
@@ -292,6 +292,7 @@ class OperatorContract(ContractTools):
         assert abs((found[0].since - before[0].since).total_seconds()) < 0.01
         first = backend.waiters(lease.name, limit=2)
         assert [it.owner for it in first] == [it.owner for it in requests[:2]]
+        assert backend.waiters(lease.name, limit=0) == []
 
     def test_a_waiter_that_has_given_up_is_not_told(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name()))

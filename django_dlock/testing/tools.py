@@ -78,7 +78,7 @@ class ContractTools:
 
     @staticmethod
     def outcome(backend: BaseLockBackend, outcome: Outcome) -> Outcome:
-        """The answer that the backend must give about a lease that ended so."""
+        """The answer that the backend must give about a lease that ended with this outcome."""
         return outcome if "memory_of_ends" in backend.capabilities else "unknown"
 
     def locked(self, backend: BaseLockBackend, name: str) -> bool:

@@ -183,8 +183,9 @@ The tests use real servers, which they kill, pause and restart, and whose connec
 ## Guarantees
 
 The numbers count the tests whose names begin with the [guarantee](guarantees.md).
-A note below says what a `–` means.
-G12 to G15 are about tasks and transactions, and the same for all backends.
+A `–` means that no test of this backend has that number.
+The note says whether the guarantee holds ("yes") or not ("no"), and why.
+G12 to G15 are about tasks and transactions, and are the same for all backends.
 
 {guarantees}
 

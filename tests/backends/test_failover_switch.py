@@ -323,6 +323,17 @@ def test_g3_a_record_that_was_deleted_or_restored_gives_a_later_epoch(shop, acci
         one.acquire(request(), deadline=soon())
 
 
+def test_g1_a_restored_record_that_has_shorter_leases_opens_no_earlier(shop):
+    one = shop.process()
+    shop.switch_long_ago(one, "table")
+    grant_when_open(one, request())
+    longest = shop.row.get().longest
+    # From a backup that was made when leases were shorter.
+    shop.row.update(epoch=1, active="redis", longest=1, quiet=0)
+    until(lambda: one._refresher.last.epoch == 3)
+    assert shop.row.get().quiet == longest
+
+
 def test_the_last_epoch_refuses_a_switch(shop):
     one = shop.process()
     grant(one, request())
@@ -645,4 +656,4 @@ def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
         hanging.set()
         for thread in hung:
             thread.join(20)
-    assert one._refresher._hanging == 0
+    assert one._refresher._hanging == set()

@@ -152,6 +152,18 @@ def test_g5_a_release_whose_reply_is_lost_is_a_success(
         assert is_free(other)
 
 
+def test_g5_a_break_whose_reply_is_lost_is_said_to_be_made(
+    proxy: Proxy, other: ZooKeeperBackend
+) -> None:
+    lease = take(other)
+    with configured({"default": alias(f"127.0.0.1:{proxy.port}")}):
+        proxy.drop_replies(of=("DELETE",))
+        assert locks["default"].break_("it", owner=lease.owner)
+        assert proxy.replies_dropped == 1
+        assert not locks["default"].break_("it", owner=lease.owner)
+        assert is_free(other)
+
+
 def test_g5_an_acquire_that_is_not_answered_is_cancelled(
     proxy: Proxy, other: ZooKeeperBackend
 ) -> None:

@@ -25,9 +25,9 @@ def posed(settings):
 @pytest.mark.parametrize(
     ("name", "state", "told", "untold"),
     [
-        ("stock:7", "dead", "finds the proof of a death only", "two may be at work"),
+        ("stock:7", "dead", "finds the proof of a death only", "two may be running"),
         # Nothing is proven about a silent holder, on any machine: it may still be running.
-        ("report:daily", "silent", "two may be at work", "proof of a death"),
+        ("report:daily", "silent", "two may be running", "proof of a death"),
     ],
 )
 def test_clearing_says_what_it_relies_on(posed, name, state, told, untold):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError, transaction
 from django.test import Client
 from django.urls import reverse
 
 from django_dlock import audit, locks, process, signals
+from django_dlock.admin import held_locks
 from django_dlock.backends.local import LocalBackend
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
@@ -529,6 +532,24 @@ def test_a_release_that_cannot_be_logged_is_not_made(operator, monkeypatch):
     assert "migrations" in message
     assert locks["default"].get("order:1") is not None
     assert not LogEntry.objects.exists()
+
+
+def test_a_release_whose_record_is_not_committed_is_said_to_be_made(operator, monkeypatch):
+    made = held_locks.break_lease
+
+    def then_the_commit_fails(*args, **kwargs):
+        broken = made(*args, **kwargs)
+        # As with a deferred constraint, or a connection that breaks.
+        raising = mock.Mock(side_effect=InterfaceError("connection already closed"))
+        fails = SimpleNamespace(atomic=transaction.atomic, set_rollback=raising)
+        monkeypatch.setattr(held_locks, "transaction", fails)
+        return broken
+
+    monkeypatch.setattr(held_locks, "break_lease", then_the_commit_fails)
+    hold("order:1")
+    (message,) = messages_on(release(operator, "order:1", force=True))
+    assert "was released, but the release was not recorded" in message
+    assert locks["default"].get("order:1") is None
 
 
 def test_a_release_sends_broken(operator, monkeypatch):

@@ -380,6 +380,10 @@ def test_without_the_permission_to_see_the_object_its_locks_are_not_released(ord
     assert client.get(url_of(order)).status_code == 403
     assert release(client, order, "order:5", force=True).status_code == 403
     assert locks["default"].get("order:5") is not None
+    # Nor is it told which objects there are.
+    url = url_of(order, "release_locks")
+    order.delete()
+    assert client.get(url).status_code == 403
 
 
 def test_the_user_of_a_request_is_shown_only_to_those_who_may_see_users(order):

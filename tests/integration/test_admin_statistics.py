@@ -174,7 +174,7 @@ def test_an_alias_can_be_chosen(admin_client):
     assert set(rows_of(tables_of(both)["Contention by name"])) == {"default · order", "b · x"}
     one = admin_client.get(PAGE, {"alias": "b", "range": "day"})
     assert set(rows_of(tables_of(one)["Contention by name"])) == {"x"}
-    assert "Renewal lateness and tasks are of all aliases." in text_of(one)
+    assert "Renewal lateness and put-back tasks are those of all aliases." in text_of(one)
     assert rows_of(tables_of(one)["Put back"]) == {"t · contended": ["5"]}
     assert "?range=week&amp;alias=b" in one.content.decode()
 

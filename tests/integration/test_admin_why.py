@@ -108,11 +108,11 @@ def test_the_page_tells_who_holds_and_who_waits(admin_client):
     queue_up("a", "one", task_name="shop.refund", task_id="t-2")
     queue_up("a", "two", path="/pay/", user="ann")
     page = see(admin_client, "a")
-    assert "The holder is alive, and still at work or hanging." in page
+    assert "The holder is alive: it is still working, or it hangs." in page
     assert "renewed a lock or reported within the last 15 seconds" in page
     assert page.index("shop.charge") < page.index("shop.refund") < page.index("/pay/ user ann")
     assert "app.control.revoke('t-1', terminate=True)" in page
-    assert "two may be at work at once" in page
+    assert "two may be running at once" in page
 
 
 def test_it_is_one_click_away_from_the_list_and_from_the_lock(admin_client):
@@ -214,8 +214,8 @@ def test_a_dead_holder_and_a_dead_waiter_are_told(admin_client):
     say_goodbye()
     page = see(admin_client, "a")
     assert "The holder is dead." in page
-    assert "Proven: its process has reported its end." in page
-    assert "gets nothing any more" in page
+    assert "Proven: the store knows that its process ended." in page
+    assert "will not get the lock" in page
     assert "clear_stale_locks --using default --name a" in page
     assert "Stop the" not in page
     assert "Release the lock…" in page

@@ -13,6 +13,7 @@ from django_dlock.blocking import Blocking, survey
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.inspection import AliasQuery
 from django_dlock.lease import HOLDING, LeaseInfo, LeaseRequest, Waiter
+from django_dlock.lease_info import LeasePage
 from django_dlock.testing import local_locks
 
 NOW = dt.datetime(2026, 11, 1, tzinfo=dt.timezone.utc)
@@ -205,6 +206,15 @@ def queue_up(alias, name, holding=""):
     number = len(store.waiters(name, limit=10**6))
     request = LeaseRequest(name, f"w{number}", 30.0, metadata=metadata, waits=True)
     store.acquire(request, deadline=store.call_deadline())
+
+
+def test_a_survey_whose_only_lease_ends_after_it_was_counted_is_not_complete(monkeypatch):
+    with local_locks():
+        monkeypatch.setattr(
+            type(locks["default"]), "page", lambda *args, **kwargs: LeasePage([], total=1)
+        )
+        found = survey(AliasQuery(["default"]))
+    assert (found.names_read, found.is_complete) == (0, False)
 
 
 def test_a_survey_reads_the_names_that_most_wait_for_and_says_what_is_missing(monkeypatch):

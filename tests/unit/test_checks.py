@@ -180,6 +180,13 @@ def test_w001_locks_in_the_database_of_a_cache(dlocks: Any, caches: Any) -> None
     assert "secret" not in f"{warning.msg}{warning.hint}"
 
 
+def test_w001_names_a_database_that_no_cache_uses() -> None:
+    caches = {f"c{number}": cache(f"redis://h/{number}")["default"] for number in range(16)}
+    with override_settings(DLOCKS=entry("redis://h/0"), CACHES=caches):
+        (warning,) = checks.check_shared_caches()
+    assert "16" in str(warning.hint)
+
+
 @pytest.mark.parametrize(("dlocks", "caches"), APART)
 def test_locks_and_caches_in_different_databases_give_no_warning(dlocks: Any, caches: Any) -> None:
     with override_settings(DLOCKS=dlocks, CACHES=caches):

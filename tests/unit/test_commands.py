@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError
+from django.test import override_settings
 from django.utils import timezone
 
 from django_dlock import clock, locks, process, signals
@@ -583,6 +584,22 @@ def test_purging_lock_events_keeps_the_younger_ones():
     # Meanwhile, losses of other tests' locks may be recorded.
     left = LockEvent.objects.filter(alias="one")
     assert set(left.values_list("name", flat=True)) == {"1", "20"}
+
+
+class EventsElsewhere:
+    def db_for_write(self, model, **hints):
+        return "events" if model is LockEvent else None
+
+
+@override_settings(DATABASE_ROUTERS=[f"{__name__}.EventsElsewhere"])
+def test_events_are_purged_in_their_own_database():
+    with pytest.raises(CommandError, match="There is no database 'events'"):
+        run("purge_lock_events")
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_publishing_follow_ups_refuses_wrong_usage(seconds):
+    assert exit_code("publish_pending_followups", older_than=seconds) == 2
 
 
 @pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])

@@ -26,6 +26,15 @@ def test_deliveries_are_made_in_order_on_one_thread(deliverer: EventQueue) -> No
     assert told == [(i, "dlock-dispatch") for i in range(100)]
 
 
+def test_the_idle_thread_is_woken_for_what_was_put(deliverer: EventQueue) -> None:
+    # Then it waits for as long as nobody wakes it.
+    assert deliverer.flush(30)
+    made = threading.Event()
+    deliverer.put(made.set)
+    deliverer.nudge()
+    assert made.wait(30)
+
+
 def test_a_delivery_that_raises_does_not_stop_the_next(
     deliverer: EventQueue, caplog: pytest.LogCaptureFixture
 ) -> None:

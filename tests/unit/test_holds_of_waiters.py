@@ -16,7 +16,10 @@ from django_dlock.testing import local_locks
 
 
 @pytest.fixture(autouse=True)
-def local() -> Iterator[None]:
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Without the leases that earlier tests have left to their TTL.
+    monkeypatch.setattr(registry, "_leases", {})
+    monkeypatch.setattr(registry, "_by_holder", {})
     with local_locks():
         yield
 

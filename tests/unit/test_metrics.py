@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_dlock import Lock, clock, locks
 from django_dlock.core import dispatch
-from django_dlock.exceptions import BackendUnavailable, LockNotAcquired
+from django_dlock.exceptions import BackendUnavailable, LeaseLost, LockNotAcquired
 from django_dlock.inspection import break_lease
 from django_dlock.lease import RenewalResult
 from django_dlock.metrics import config, instruments, recorder
@@ -28,6 +28,7 @@ from django_dlock.metrics.opentelemetry import OpenTelemetryExporter
 from django_dlock.metrics.prometheus import PrometheusExporter, StoreCollector, metrics_view
 from django_dlock.metrics.recorder import Recorder
 from django_dlock.metrics.stores import StoreFacts
+from django_dlock.testing import local_locks
 from tests.support.databases import until
 
 LOCAL = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend", "TTL": 3.0}}
@@ -222,12 +223,13 @@ def test_a_lost_lock_is_counted_with_its_reason(seen):
 
 
 def test_renewals_and_doubts_are_counted(seen, monkeypatch):
-    with Lock("order:1") as lock:
+    # On a stalled machine, the lease may be lost in the end.
+    with contextlib.suppress(LeaseLost), Lock("order:1"):
         until(lambda: seen.counter("renewals", alias="default") >= 1)
         backend = locks["default"]
         unanswered = lambda renewals, **_: [RenewalResult("unanswered")] * len(renewals)  # noqa: E731
         monkeypatch.setattr(backend, "renew", unanswered)
-        until(lambda: lock.state == "in_doubt" and seen.counter("doubts", **ORDER) == 1)
+        until(lambda: seen.counter("doubts", **ORDER) == 1)
         monkeypatch.undo()
 
 
@@ -326,6 +328,18 @@ def test_a_store_that_is_away_is_reported_and_hides_no_other(monkeypatch):
     locks.reset()
 
 
+def test_a_child_forked_while_the_stores_are_asked_can_ask_them():
+    with local_locks():
+        facts = StoreFacts(records=False)
+        with facts._lock:
+            # As if another process had made it: in a child, the thread inside does not exist.
+            facts._pid = -1
+            asked = threading.Thread(target=facts.samples, daemon=True)
+            asked.start()
+            asked.join(30)
+            assert not asked.is_alive()
+
+
 @pytest.mark.django_db
 def test_records_are_counted_by_state():
     samples = StoreFacts().samples()
@@ -345,8 +359,8 @@ def test_records_are_counted_by_state():
     [
         (["prometheus"], "it takes a dict"),
         ({"EXPORTER": []}, r"has \['EXPORTER'\]"),
-        ({"EXPORTERS": "prometheus"}, "it takes a list out of"),
-        ({"EXPORTERS": ["statsd"]}, "it takes a list out of"),
+        ({"EXPORTERS": "prometheus"}, "it takes a list of"),
+        ({"EXPORTERS": ["statsd"]}, "it takes a list of"),
         ({"GROUP": "nowhere.at_all"}, r"DLOCK_METRICS\['GROUP'\]"),
         ({"GROUP": 7}, "it takes a function"),
         ({"RECORDS": 1}, "it takes True or False"),

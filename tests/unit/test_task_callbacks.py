@@ -198,7 +198,7 @@ def test_g13_a_finished_member_does_not_fail_if_its_chord_cannot_be_read(monkeyp
     ("what", "warning"),
     [
         ("canvas.callbacks._name_list", "cannot get stable ids"),
-        ("canvas.chords._counting", "cannot read who is counted"),
+        ("canvas.chords._counting", "cannot read which members are counted"),
     ],
 )
 def test_g12_an_unknown_version_of_celery_does_not_fail_finished_work(

@@ -99,7 +99,7 @@ class DatabaseBackend(BaseLockBackend):
                 )
             except Failure as error:
                 if error.kind == "overtaken":
-                    # Reading the row tells by whom.
+                    # Reading the row shows who was first.
                     return 0
                 raise
 
@@ -133,8 +133,8 @@ class DatabaseBackend(BaseLockBackend):
 
         def overtaken(in_doubt: bool) -> Contention | None:
             if seen and not request.waits and (request.since or in_doubt):
-                # Its ticket may still be in the queue, or the name be granted to it; and nobody
-                # would take the lease.
+                # Its ticket may still be in the queue, or the name may have been granted to it,
+                # and nobody would use that lease.
                 late = clock.now() + self.command_timeout
                 self._submit("cancel_acquire", request, deadline=late)
             return seen[0] if seen else None
@@ -177,7 +177,7 @@ class DatabaseBackend(BaseLockBackend):
         return self._known(await expected.async_wait(request, contention, until, over))
 
     def _known(self, lease: Lease | None) -> Lease | None:
-        """``None`` if a copy of the request may still arrive: then the row must be told."""
+        """The lease; ``None`` if a copy of the request may still arrive: the row must note that."""
         return None if lease and self._table.is_repeated(lease.owner) else lease
 
     def renew(
@@ -300,7 +300,7 @@ class DatabaseBackend(BaseLockBackend):
                 except Failure as error:
                     if error.kind == "broken":
                         raise
-                    # The user may not read it.
+                    # The database user has no right to read it.
                     continue
                 found.append(Fact(topic, text.format(value)))
             return found

@@ -46,7 +46,7 @@ Kind = Literal[
 callers changed the row first. ``transient``: nothing was executed; a repetition may succeed.
 ``unprepared``: nothing was executed; the session does not have a prepared statement, or has it
 already, or cannot use it since the table was changed.
-``missing``: there is no such table or column. ``denied``: credentials or rights."""
+``missing``: there is no such table or column. ``denied``: wrong credentials or missing rights."""
 
 POSTGRES: dict[str, Kind] = {
     "40001": "overtaken",
@@ -87,6 +87,8 @@ MYSQL: dict[int, Kind] = {
 
 DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'database "')
 """Parts of PostgreSQL's messages for a connection that it refuses permanently."""
+CROWDED = "too many connections"
+"""Part of its messages that also name a role or a database, but are over soon."""
 
 
 OBSTACLES = {
@@ -228,7 +230,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def _of_text(text: str, name: str) -> Kind:
-    """The kind of an SQLite error, or of an error because the server is gone."""
+    """The kind of an SQLite error, or of an error that says that the server is gone."""
     if "is locked" in text or "busy" in text:
         return "transient"
     if "no such" in text or "has no column" in text:
@@ -244,7 +246,9 @@ def connect_failure(error: BaseException) -> Failure:
     """What an error while connecting means."""
     text = str(error).lower()
     number = error.args[0] if error.args else None
-    denied = number in (1044, 1045, 1049, 1698) or any(word in text for word in DENIED)
+    denied = number in (1044, 1045, 1049, 1698) or (
+        CROWDED not in text and any(word in text for word in DENIED)
+    )
     return Failure("denied" if denied else "unreachable", error)
 
 

@@ -58,7 +58,7 @@ class Deadlines:
             self._changed.put(None)
 
     def end(self, connection: Cuttable) -> bool:
-        """The call has ended; returns false if it was cut, so that the connection is useless."""
+        """Note that the call has ended; false if it was cut: then the connection is useless."""
         if self._calls.pop(connection, None) is not None:
             return True
         # Do not close it while it is being cut: another file may get its number at once.

@@ -80,7 +80,7 @@ class LeaseFile:
             raw, identity = self._open()
             sqlite_forks.note(number, raw)
             raw.execute("PRAGMA synchronous = NORMAL")
-            # A release of another format may have created the file.
+            # A version of django-dlock with another format may have created the file.
             sqlite.create_tables(raw, durable=True)
             raw.execute("PRAGMA busy_timeout = 0")
             return FileConnection(raw, number, self, identity)

@@ -19,7 +19,9 @@ T = TypeVar("T")
 def is_in_memory(name: object) -> bool:
     """Whether ``DATABASES[…]['NAME']`` means a database in memory."""
     text = str(name)
-    return not text or text == ":memory:" or "mode=memory" in text or text == "file::memory:"
+    return (
+        not text or text == ":memory:" or "mode=memory" in text or text.startswith("file::memory:")
+    )
 
 
 class MemoryPool:

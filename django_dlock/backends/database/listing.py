@@ -53,7 +53,7 @@ class DatabaseListing:
     def _waiter(self, name: str, ticket: Ticket, now: int) -> Waiter:
         process = process_from_json(ticket.process)
         since = max(0, min(ticket.since, now)) / SECOND
-        # Its last ask is its sign of life.
+        # Its last request is its sign of life.
         silent = (now - ticket.asked_at) / SECOND > SILENT_AFTER
         return Waiter(
             name=name,

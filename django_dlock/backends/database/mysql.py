@@ -131,9 +131,9 @@ WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 
 
 
 def _at_once(executor: Executor) -> str:
-    """What makes the statement after it fail instead of waiting for a locked row.
+    """A prefix that makes a statement fail instead of waiting for a locked row.
 
-    MySQL has no such prefix; there, the connection's own limit applies.
+    MySQL has none; there, the connection's own limit applies.
     """
     is_mariadb = "mariadb" in executor.server.lower()
     return "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " if is_mariadb else ""

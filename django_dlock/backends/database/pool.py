@@ -25,7 +25,7 @@ __all__ = ["FEWEST", "Pool", "Urgency"]
 T = TypeVar("T")
 
 Urgency = Literal["ordinary", "end", "renew"]
-"""What a call does: anything else, end a lease, or renew leases; the most urgent one last."""
+"""``ordinary`` is anything but ending a lease or renewing leases. The most urgent is last."""
 URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
 FEWEST = 3
 """The least number of connections that a pool needs."""

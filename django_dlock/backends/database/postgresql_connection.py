@@ -36,7 +36,7 @@ class PostgreSQLConnection(Connection):
 
     def __init__(self, raw: Any, driver: Any, *, prepares: bool) -> None:
         super().__init__(raw, driver)
-        # It puts the parameters into the statement, which only then may be several statements.
+        # It puts the parameters into the text, which may contain several statements only then.
         if (client_cursor := getattr(driver, "ClientCursor", None)) is not None:
             self._cursor = client_cursor(raw)
         self._has_results = client_cursor is not None

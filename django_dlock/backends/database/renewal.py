@@ -27,8 +27,8 @@ class Renewals:
 
     Rows that another transaction has locked must not keep the others from being renewed. They are
     left out and tried again a few times, because another process that writes the row is done soon.
-    A row that stays locked, as by an operator's open transaction, is answered with ``unanswered``:
-    the holder asks again soon, and its lease is in doubt after half its TTL.
+    For a row that stays locked, such as by an operator's open transaction, the answer is
+    ``unanswered``: the holder asks again soon, and its lease is in doubt after half its TTL.
     """
 
     def __init__(self, table: LeaseTable) -> None:

@@ -2,8 +2,8 @@
 
 * A process that listens takes an advisory lock in the listening session. That lock ends when the
   process does. The process then writes a claim into the table of processes. A pooler that drops
-  notifications would keep the session open, so behind one a process claims nothing.
-* Waiters of other processes watch the process that holds their lock. Once a second, their
+  notifications would keep the session open, so behind such a pooler a process claims nothing.
+* Waiters of other processes watch the process that holds their lock. Twice a second, their
   listening thread checks which of the watched processes claim a session that is gone.
 * After a cut connection, a living process takes the lock again or withdraws its claim. So it counts
   as dead only if nothing has changed, heartbeats included, for ``GRACE`` seconds.

@@ -29,7 +29,7 @@ LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Tables of ``models.LeaseRecord`` and ``models.ProcessRecord``."""
 
 HIGHEST = hashlib.blake2b(b"highest token of deleted rows", digest_size=16).digest()
-"""The key of that row is made from this. Its name is empty, and it is never held."""
+"""The key of the row for tokens is made from this; its name is empty, and it is never held."""
 FOR_EVER = 2**62
 """A time after all others, so that this row itself is never deleted."""
 
@@ -142,8 +142,8 @@ RETURNING token"""
     ) -> int | Found:
         """Grant a free name that nobody waits for; return the token, or 0.
 
-        For any other row the result is 0; ``Row.acquire`` in ``rows.py`` then decides. So it does
-        for a row whose memory of ends has to be cut, once in about 13 grants.
+        For any other row the result is 0; ``Row.acquire`` in ``rows.py`` then decides. One
+        of these is a row whose memory of ends has to be cut, as after about every 13th grant.
 
         Args:
             names: Key prefix and name.
@@ -159,8 +159,8 @@ RETURNING token"""
     def release(self, executor: Executor, key: Any, owner: str) -> Released | None:
         """Free the name; ``None`` if only ``Row.release`` can decide.
 
-        It may hand the lease over to the first waiter. What does not, frees only a name that nobody
-        waits for.
+        A dialect may hand the lease over to the first waiter. One that does not frees only a name
+        that nobody waits for.
         """
         return Released() if executor.count(self._release, (key, owner)) else None
 

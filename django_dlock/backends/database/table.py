@@ -148,9 +148,9 @@ class LeaseTable:
 
         def unless_overtaken(one: Connection, store: Store, key: Any) -> T:
             if store.vendor == "sqlite":
-                # Written in two steps, the row would often have changed while this caller waited
-                # for the right to write, and a waiter would not get into the queue. A
-                # poll, which changes nothing, does not ask for that right.
+                # If the row were read first and written later, it would often have changed while
+                # this caller waited for the right to write, and a waiter would not get into the
+                # queue. A poll, which changes nothing, does not ask for that right.
                 answer, is_done = once(one, store, key, writes=False)
                 if not is_done:
                     with sqlite.sole_writer(one):
@@ -182,7 +182,7 @@ class LeaseTable:
     def send(self, owners: Collection[str], statement: Callable[[], T]) -> T:
         """Execute the statement of these owners' acquires or releases; note if it has no answer.
 
-        It may then have been executed; or be executed later, as after a wait for the row.
+        It may then have been executed, or may be executed later, such as after a wait for the row.
         """
         first_sent = [owner for owner in owners if not self.is_repeated(owner)]
         self._unanswered.update(first_sent)
@@ -252,7 +252,7 @@ class LeaseTable:
             "overtaken": f"{database} answered, but made no change",
         }.get(error.kind, f"{database} gave no answer")
         if error.obstacle:
-            told = f"The locks of {database} cannot be kept: {error.obstacle}"
+            told = f"Locks cannot be kept in {database}: {error.obstacle}"
         refused = bool(error.obstacle) or error.kind in ("missing", "denied", "refused")
         kind = BackendRefused if refused else BackendUnavailable
         raise kind(f"{told}: {error}", name, alias) from error

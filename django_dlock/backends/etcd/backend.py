@@ -4,7 +4,8 @@
   of etcd, which deletes it when the lease ends.
 * A grant gets a lease of etcd first, and then creates the key in a transaction, if there is none.
   A copy of that transaction that arrives late, after the release, finds no such lease any more.
-  Where others were met before, the key is read first, so that who finds it taken has got no lease.
+  If others held the name before, the key is read first, so that a caller that finds it taken again
+  has not got a lease of etcd in vain.
 * A renewal gets a new lease of etcd, and attaches the keys to it. It does not keep the old one
   alive: that is answered by one member alone, which may wrongly take itself for the leader, and
   older releases of etcd revoke leases that were kept alive elsewhere. A new lease is agreed upon by
@@ -285,7 +286,7 @@ class EtcdBackend(BaseLockBackend):
         key, deadline = encoded(self._store.prefix), self.call_deadline()
         never = {"key": key, "target": "CREATE", "result": "LESS", "create_revision": "0"}
         try:
-            # etcd compares the rights for both branches, and carries out the second.
+            # etcd checks the rights for both branches, and carries out the second.
             write = {"compare": [never], "success": [put(key, "", 0)]}
             self._store.call(
                 "kv/txn", {**write, "failure": [read_all(self._store.prefix)]}, deadline
@@ -298,7 +299,7 @@ class EtcdBackend(BaseLockBackend):
         try:
             answer = self._store.call("maintenance/status", {}, deadline)
         except BackendRefused:
-            # Some versions let administrators only ask this.
+            # Some versions let only administrators ask this.
             return ()
         return config.facts(answer)
 

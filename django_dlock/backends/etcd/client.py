@@ -1,8 +1,8 @@
 """Calls etcd through its JSON gateway, each call by one deadline.
 
-urllib3 makes the connections, but not its pool: a call's deadline must cover name resolution,
-connecting and handshake too, and a forked child must be able to leave its parent's connections
-alone without waiting for a lock that one of the parent's threads held.
+urllib3 makes the connections, but its pool is not used: a call's deadline must cover name
+resolution, connecting and handshake too, and a forked child must be able to leave its parent's
+connections alone without waiting for a lock that one of the parent's threads held.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class Client:
 
         Raises:
             NotFound: etcd has no such lease.
-            BackendRefused: etcd refuses: credentials, rights, a full disk, or no etcd at all.
+            BackendRefused: Credentials or rights do not suffice, a disk is full, or it is not etcd.
             BackendUnavailable: No answer by the deadline, or no member can be reached.
         """
         failure: Exception | None = None
-        pause, unreachable, authenticated = 0.0, 0, False
+        pause, unreachable, authenticated, repeated = 0.0, 0, False, False
         while (left := deadline - clock.now()) > pause:
             if pause:
                 time.sleep(pause)
@@ -133,7 +133,7 @@ class Client:
                     self._authenticate(member, clock.now() + timeout)
                     authenticated = True
                 answer = self._answer(member, path, body, clock.now() + timeout)
-                return {**answer, "repeated": failure is not None}
+                return {**answer, "repeated": repeated}
             except _TokenOver as error:
                 if authenticated:
                     raise BackendRefused(f"etcd: {error}", "", self.alias) from error
@@ -141,6 +141,7 @@ class Client:
                 continue
             except (_NotConnected, _Repeat, *FAILURES) as error:
                 failure = error
+                repeated = repeated or not isinstance(error, _NotConnected)
                 unreachable = unreachable + 1 if _is_out_of_reach(error) else 0
                 if unreachable == len(self._members):
                     raise self._unavailable(error) from error

@@ -141,6 +141,6 @@ def facts(answer: Mapping[str, Any]) -> list[Fact]:
         hint = "Start its other members: without a majority, no lock is granted."
         found[1] = Fact("leader", "there is none", hint)
     for alarm in answer.get("errors") or ():
-        hint = "See 'etcdctl alarm list': of NOSPACE, compact and defragment, then disarm it."
+        hint = "See 'etcdctl alarm list'; for NOSPACE, compact and defragment, then disarm it."
         found.append(Fact("alarm", str(alarm), hint))
     return found

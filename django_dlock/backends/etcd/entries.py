@@ -42,7 +42,7 @@ __all__ = [
 Json: TypeAlias = dict[str, Any]
 
 FORMAT = "1"
-"""Part of every key, so that two releases never read each other's values."""
+"""Part of every key, so that incompatible versions never read each other's values."""
 
 
 def prefix_of(key_prefix: str) -> str:

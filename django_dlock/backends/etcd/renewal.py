@@ -42,7 +42,7 @@ def renew_once(
 
 
 def _seconds(store: Store, entry: Entry, renewal: Renewal, deadline: float) -> int:
-    """The TTL of the new lease, which ends no earlier than the old one unless it is to."""
+    """The TTL of the new lease, which ends no earlier than the old one unless it is shortened."""
     seconds = whole(renewal.ttl)
     if renewal.shorten > entry.number("shortened") or seconds >= entry.number("ttl"):
         return seconds

@@ -66,8 +66,8 @@ class _Waiter:
 class Watch:
     """See the module.
 
-    Every step upon a dictionary is atomic by itself, so that no lock can be left held by a fork, a
-    signal handler or a finalizer.
+    Every operation on a dictionary here is atomic by itself, so that no lock can be left held by a
+    fork, a signal handler or a finalizer.
     """
 
     def __init__(self, client: Client, prefix: str, timeout: float) -> None:

@@ -135,7 +135,7 @@ class FailoverBackend(BaseLockBackend):
         asked = request
         if request.kind == "held":
             asked = request._replace(ttl=min(request.ttl, self.max_ttl))
-        # Also before the answer: it may be lost, and the request be cancelled.
+        # Also before the answer, because that may be lost; the request is then cancelled.
         self._leases.add(request.owner, term, clock.now() + request.ttl)
 
         def meaning(answer: Lease | Contention) -> Lease | Contention:

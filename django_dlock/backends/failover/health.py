@@ -1,4 +1,4 @@
-"""When to switch by itself: slowly, and only if nobody gets an answer from the active store.
+"""When a process switches by itself: slowly, and only if no process reaches the active store.
 
 One process that cannot reach the store must not take it away from the others. So each process
 notes in the record when the active store has answered it, and none switches as long as another one

@@ -59,7 +59,7 @@ class Reading(NamedTuple):
         quiet: The same for leases of earlier epochs; nothing is granted for that long.
         elapsed: Seconds since the switch.
         silent_for: Seconds since a process last had an answer from the active store.
-        reason, switched_by: Of the switch.
+        reason, switched_by: Why the switch was made, and by whom; empty if by no person.
     """
 
     epoch: int
@@ -113,7 +113,9 @@ class Record:
             if row is None:
                 self._insert(known)
             elif known is not None and row.epoch < known.epoch:
-                self._change(row, known.epoch + 1, known.active, "an older record was restored", "")
+                reason = "an older record was restored"
+                quiet = self._quiet_after(known)
+                self._change(row, known.epoch + 1, known.active, reason, quiet=quiet)
             elif row.switched_at is None:
                 self._note_switch(row.epoch)
             elif row.longest < self._longest:
@@ -137,7 +139,7 @@ class Record:
             raise SwitchRefused(f"another process has ended epoch {seen.epoch}")
         if row.epoch >= LAST_EPOCH:
             raise SwitchRefused(f"epoch {row.epoch} is the last one that a token has room for")
-        if not self._change(row, row.epoch + 1, to, reason, by):
+        if not self._change(row, row.epoch + 1, to, reason, by=by):
             raise SwitchRefused(f"another process has changed epoch {seen.epoch}")
 
     def note_answer(self, seen: Reading) -> None:
@@ -161,21 +163,26 @@ class Record:
             epoch=1 if known is None else known.epoch + 1,
             active=self._first if known is None else known.active,
             longest=self._longest,
-            # Before the first row there were no leases.
-            quiet=0 if known is None else max(self._longest, _micros(known.longest, known.quiet)),
+            quiet=self._quiet_after(known),
             switched_at=None,
             answered_at=0,
             reason="" if known is None else "the record was deleted",
         )
         FailoverRecord.objects.using(self.database).bulk_create([row], ignore_conflicts=True)
 
-    def _change(self, row: Any, epoch: int, to: str, reason: str, by: str) -> bool:
+    def _quiet_after(self, known: Reading | None) -> int:
+        """How long leases that the row does not know of may live; none before the first row."""
+        return 0 if known is None else max(self._longest, _micros(known.longest, known.quiet))
+
+    def _change(
+        self, row: Any, epoch: int, to: str, reason: str, *, by: str = "", quiet: int = 0
+    ) -> bool:
         # If the last epoch never began, leases of the one before it may be alive, too.
         is_over = row.switched_at is not None and row.now - row.switched_at >= 2 * row.quiet
         changed = self._row.filter(epoch=row.epoch, longest=row.longest).update(
             epoch=epoch,
             active=to,
-            quiet=row.longest if is_over else max(row.longest, row.quiet),
+            quiet=max(row.longest, 0 if is_over else row.quiet, quiet),
             switched_at=None,
             answered_at=Micros(),
             reason=reason[:255],

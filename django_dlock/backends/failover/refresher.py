@@ -64,9 +64,9 @@ class ViewRefresher:
         self._changed = threading.Condition(self._lock)
         # The thread that reads now, as opposed to those that hang.
         self._thread: threading.Thread | None = None
-        self._hanging = 0
+        self._hanging = set[threading.Thread]()
         self._began_at = self._used_at = clock.now()
-        self._wanted = self._closed = False
+        self._wanted = False
         self._error: Exception | None = None
 
     def close(self) -> None:
@@ -125,10 +125,10 @@ class ViewRefresher:
 
     def _start(self) -> None:
         if self._thread is not None:
-            patience = HANGING_AFTER if self._hanging < SOON_REPLACED else LATER_AFTER
+            patience = HANGING_AFTER if len(self._hanging) < SOON_REPLACED else LATER_AFTER
             if not self._wanted or clock.now() - self._began_at < patience:
                 return
-            self._hanging += 1
+            self._hanging.add(self._thread)
         self._began_at = clock.now()
         self._thread = threading.Thread(target=self._run, name="dlock-failover", daemon=True)
         try:
@@ -144,10 +144,11 @@ class ViewRefresher:
                 pass
         finally:
             with self._lock:
+                self._hanging.discard(mine)
                 if self._thread is mine:
                     self._thread = None
-                elif self._hanging:
-                    self._hanging -= 1
+                    # A caller that came since the last read starts another thread.
+                    self._changed.notify_all()
             _close_connection(self._database)
 
     def _serve(self, mine: threading.Thread) -> bool:

@@ -29,7 +29,7 @@ class TermRenewal:
         self._call: PendingRenewal | None = None
         term, now = leases.latest, clock.now()
         if term is None:
-            # In a forked child, or before the first acquire.
+            # Before the first acquire.
             return
         left = term.latest_end - now
         for index, renewal in enumerate(renewals):

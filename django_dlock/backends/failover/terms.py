@@ -1,7 +1,7 @@
 """The stores of the epochs: each epoch has a key prefix of its own in the store that is active.
 
-So leases that were left behind in a store, such as those of tasks between two retries, do not come
-back with it.
+So leases that were left behind in a store, such as those of tasks between two retries, do not
+count again when that store becomes active again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Leases:
         self._owners.pop(owner, None)
 
     def of(self, owner: str) -> Term | None:
-        """The term in which this owner was granted its lease, or asked for it."""
+        """The term in which this owner was granted a lease or asked for it; else the latest one."""
         found = self._owners.get(owner)
         return self.latest if found is None else found[0]
 
@@ -110,7 +110,7 @@ class Leases:
 def store_for(like: BaseLockBackend, alias: str, epoch: int) -> BaseLockBackend:
     """A copy of a backend that has this alias, and the key prefix of the epoch."""
     options = like.options
-    # The first epoch has the prefix itself: processes that do not use fail-over yet, during a
-    # deployment, then still exclude those that do.
+    # The first epoch uses the prefix unchanged. So during a deployment, processes that do not use
+    # fail-over yet exclude those that do.
     prefix = options.key_prefix if epoch == 1 else f"{options.key_prefix}.{epoch}"
     return type(like)(dataclasses.replace(options, alias=alias, key_prefix=prefix))

@@ -145,7 +145,7 @@ class RedisBackend(BaseLockBackend):
             try:
                 self._confirm(connection, deadline)
             except NotConfirmed:
-                # Those that were refused are told nevertheless.
+                # The other leases get their results nevertheless.
                 return [
                     RenewalResult("unanswered") if result.outcome == "renewed" else result
                     for result in results
@@ -238,7 +238,7 @@ class RedisBackend(BaseLockBackend):
         with self._asking(deadline) as connection:
             values = self._information(connection, deadline)
             saves = self._refusable(connection, "CONFIG", "GET", "save", deadline=deadline)
-        # Of Redis, it is a name and a value; RESP3 may make it a mapping.
+        # The reply is the name of the setting, then its value.
         snapshots = None if saves is None else any(map(text, list(saves)[1:]))
         return information.facts_of(values, snapshots, max_connections(self.options))
 
@@ -318,8 +318,8 @@ class RedisBackend(BaseLockBackend):
     ) -> tuple[T, bool]:
         """Run a command about this owner; also tell whether one was sent and not answered before.
 
-        If so, a copy may still be under way after this one. The caller then says when that no
-        longer matters.
+        If so, a copy may still be under way after this one. The caller then forgets the owner when
+        that no longer matters.
         """
         repeated = owner in self._unanswered
         if len(self._unanswered) >= MOST_UNANSWERED:
@@ -355,5 +355,5 @@ class RedisBackend(BaseLockBackend):
 
 
 def _end(outcome: Outcome, repeated: bool) -> Outcome:
-    # Only an earlier attempt can have released it and no longer be remembered.
+    # Its release can have been forgotten only if an earlier attempt made it.
     return "refused" if outcome == "unknown" and not repeated else outcome

@@ -229,7 +229,8 @@ class Commands:
         if ttls.count(ttls[0] if ttls else 0) == len(ttls):
             # Nearly always; this halves the length of the command.
             del ttls[1:]
-        shorten = [renewal.shorten for renewal in renewals if renewal.shorten]
+        # Only for one lease; see ``BaseLockBackend.renew``.
+        shorten = [it.shorten for it in renewals if it.shorten] if len(renewals) == 1 else []
         return Command(
             scripts.RENEW,
             [keys.processes + process, keys.index, *[keys.locks + it.name for it in renewals]],

@@ -100,7 +100,7 @@ def store_problems(
             f"The Redis of alias {alias!r} does not let its user run INFO: whether it evicts keys, "
             "and which replicas it has, is not known."
         )
-        found.append(Problem("W012", message, "Let it run it: ACL SETUSER <user> +info"))
+        found.append(Problem("W012", message, "Allow that: ACL SETUSER <user> +info"))
     policy = values.get("maxmemory_policy", "noeviction")
     # Without a limit the memory is never full. Every lock has a TTL, so the "volatile-..." policies
     # evict locks, too.

@@ -107,7 +107,7 @@ ROWS = Script(
     COMMON
     + _COLLECT
     + """
--- ARGV: and name...
+-- ARGV: those above, then name...
 -- Returns {now, rows of the names that are held, processes}.
 for i = 3 + facts, #ARGV do collect(ARGV[i]) end
 return answer()
@@ -121,8 +121,8 @@ WALK = Script(
     COMMON
     + _COLLECT
     + """
--- ARGV: and cursor ('' at first), first rank or '' for a search, number of names to read, '1' for
---   newest first, prefix; contains and task, each also escaped as in JSON
+-- ARGV: those above, then cursor ('' at first), first rank or '' for a search, number of names to
+--   read, '1' for newest first, prefix; contains and task, each also escaped as in JSON
 -- Returns {now, rows, processes, cursor or '' at the end, names in the index}.
 local cursor, rank, size, newest, prefix, contains, quoted, task, task_quoted =
   unpack(ARGV, 3 + facts)
@@ -149,7 +149,7 @@ end
 cursor = size > 0 and #names == size and call('ZSCORE', index, names[size]) or ''
 local function metadata_with(name, text)
   local meta = call('HGET', locks .. name, 'meta') or ''
-  -- Whether it is anywhere in the text is faster to find than where.
+  -- Searching the whole text first is faster than decoding it.
   if not string.find(meta, text, 1, true) then return {} end
   local is_json, metadata = pcall(cjson.decode, meta)
   return is_json and type(metadata) == 'table' and metadata or {}

@@ -28,7 +28,7 @@ OPTIONS = (
     "sentinels",
     "service_name",
 )
-"""Keys of ``OPTIONS``, in addition to ``command_timeout``."""
+"""Keys of ``OPTIONS``, in addition to ``command_timeout`` and ``outage_patience``."""
 
 MAX_CONNECTIONS = 32
 
@@ -67,7 +67,7 @@ def connection_maker(options: AliasOptions, timeout: float) -> Route:
         if key not in OPTIONS:
             raise InvalidLockBackend(
                 f"{place}['OPTIONS'] has the unknown key {key!r}; "
-                f"known: {['command_timeout', *OPTIONS]}"
+                f"known: {['command_timeout', 'outage_patience', *OPTIONS]}"
             )
     cache = options.cache
     try:
@@ -177,7 +177,7 @@ def _sentinel_pool(
 
 
 def _cache_pool(alias: str, timeout: float) -> ConnectionPool:
-    """The pool with which the cache writes; it is only read, and its connections are not used."""
+    """The pool with which the cache writes; its settings are read, its connections not used."""
     from django.core.cache import caches
 
     cache: Any = caches[alias]

@@ -22,7 +22,7 @@ GIVE_UP = 2 * NEAR
 LONGEST = 3 * NEAR
 """Seconds. A longer round trip counts as this, because it says little about the next one."""
 GAIN = 0.8
-"""Polling costs processor time, so it must reduce round trips to this fraction."""
+"""Polling costs processor time, so it must shorten round trips to this fraction."""
 TRY_EVERY = 256
 """One reply of this many is waited for in the other way."""
 

@@ -1,7 +1,7 @@
 """Connections to one Redis, shared by the threads of this process; every call has a deadline.
 
 redis-py's pool is not used: it gives a broken connection to the next caller, and has no deadlines.
-It uses no thread lock, which a fork, a signal handler or a finalizer could find locked.
+This one uses no thread lock, which a fork, a signal handler or a finalizer could find locked.
 """
 
 from __future__ import annotations

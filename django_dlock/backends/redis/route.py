@@ -40,14 +40,14 @@ class Route:
         return len(self._named) + (self._followed is not None)
 
     def follow(self, host: str, port: int) -> None:
-        """A node says that this one has the keys."""
+        """Lead to this node from now on: another one has answered that it has the keys."""
         # Not if a Unix socket is named, or a service of Sentinels.
         if host and "host" in self._kwargs:
             self._followed = {"host": host, "port": port}
 
     def avoid(self) -> None:
         """The last server does not answer, or cannot: try the next one."""
-        # Two threads may do this at once, and leave one out; all have their turn again.
+        # Two threads may do this at once, and so skip a server; its turn comes again.
         if self._followed is not None:
             self._followed = None
         else:

@@ -120,8 +120,8 @@ class Row:
     @property
     def ttl(self) -> float | None:
         left = self._number("until") - self._answer.now
-        # It is over but still listed, so its key has no TTL and never ends. Whether a key that is
-        # not over has a TTL is only asked for rows that are shown, because sorting would be slow.
+        # It is over but still listed, so its key has no TTL and never ends. For a lease that is not
+        # over, this is asked only for rows that are shown; for sorting it would be too slow.
         endless = self._answer.column_of.get("@endless")
         if left <= 0 or (endless is not None and self._values[endless]):
             return None

@@ -1,10 +1,10 @@
 """The Lua code that the scripts of the Redis backend share; ``scripts.py`` has the scripts.
 
 All keys share the tag ``{prefix:bucket}``, so that the keys of one lock are in one slot of a
-cluster. After the tag comes ``FORMAT``, so that two releases never read each other's keys.
+cluster. After the tag comes ``FORMAT``, so that incompatible versions never share keys.
 
 * ``…:l:<name>``: hash of one name. ``owner``; ``until`` and ``at`` in milliseconds and ``token`` in
-  microseconds on the server's clock; ``ttl`` in milliseconds; ``kind``, and after its end
+  microseconds on the server's clock; ``ttl`` in milliseconds; ``kind``, or after the lease's end
   ``released`` or ``broken``; ``n``, the number of renewals, -1 for a lease that was handed over and
   that its owner has not used yet; ``short``, the last renewal for which the holder set a TTL, as
   ``<owner>:<number>``; ``proc``, the id of the holder's process; ``meta``, JSON; ``past``, earlier
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Incremented with every change that scripts of an earlier release would misread."""
+"""Incremented with every change that scripts of an earlier version would misread."""
 
 
 class Script:

@@ -281,7 +281,7 @@ for i = 1, count do
     end
     if left > ttl and left <= (whole(before) or 0) then
       -- An older renewal with a shorter TTL has arrived late: keep the end. But if the end is
-      -- further away than the TTL before, the clock has stepped back, and the end is corrected.
+      -- further away than the previous TTL, the clock has stepped back: correct the end.
       call('HSET', lock, 'ttl', text(left), 'n', n)
       call('PEXPIRE', lock, text(left + memory(left)))
     else

@@ -51,7 +51,7 @@ def read_waiters(alias: str, keys: Keys, name: str, limit: int) -> Command[list[
             # Another program may have put in something else.
             owner, _ttl, _kind, process, metadata = [*request.split("\n", 4), *("",) * 4][:5]
             of = known.get(process) or _Process("", 0, now)
-            # Never in the future, where it is if the clock stepped back.
+            # Never in the future, where it would be if the clock has stepped back.
             since = max(0.0, min(_number(arrival) / 1e6, now))
             return Waiter(
                 name=name,
@@ -64,7 +64,7 @@ def read_waiters(alias: str, keys: Keys, name: str, limit: int) -> Command[list[
                 metadata=json_object(metadata),
             )
 
-        return [waiter(*entry) for entry in found]
+        return [waiter(*entry) for entry in found[: max(0, limit)]]
 
     return Command(WAITERS, [keys.waiters + name], [keys.base, max(1, limit)], read, name)
 

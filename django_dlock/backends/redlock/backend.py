@@ -6,8 +6,8 @@ so two owners never hold the same name as long as no node forgets what it has gr
 * Every command goes to all nodes at the same time, and is decided as soon as a majority agrees.
   Later answers change nothing. But if the nodes did not agree, each node that has granted, or may
   still grant, is told to withdraw its grant.
-* The lease counts from before the first request, and is shortened by what the nodes' clocks may
-  drift.
+* The lease counts from before the first request, and is shortened by as much as the nodes' clocks
+  may drift apart.
 * The token is the highest one of those that granted. A majority must store it before the grant
   counts, so that the next grant, which needs one of these nodes, has a higher one.
 * A node that was restarted or flushed may have forgotten leases. It grants nothing until all of
@@ -256,7 +256,7 @@ class RedlockBackend(BaseLockBackend):
         deadline = self.call_deadline()
         sent = self._send(self._same(command), self._votes.has_quorum, deadline)
         answers = self._settled(sent, deadline, name)
-        return self._votes.waiters(answers)[: max(1, limit)]
+        return self._votes.waiters(answers)[: max(0, limit)]
 
     def break_(self, name: str, *, owner: str) -> bool:
         command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl

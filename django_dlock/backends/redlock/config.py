@@ -12,7 +12,7 @@ from ..base import AliasOptions, Problem
 __all__ = ["OPTIONS", "RedlockOptions", "address", "problems"]
 
 OPTIONS = ("clock_drift", "connection_kwargs", "max_ttl")
-"""Keys of ``OPTIONS``, in addition to ``command_timeout``."""
+"""Keys of ``OPTIONS``, in addition to ``command_timeout`` and ``outage_patience``."""
 
 CLOCK_DRIFT = 0.01
 FEWEST = 3
@@ -43,7 +43,8 @@ class RedlockOptions(NamedTuple):
         for key in options.options:
             if key not in OPTIONS:
                 raise InvalidLockBackend(
-                    f"{place} has the unknown key {key!r}; known: {['command_timeout', *OPTIONS]}"
+                    f"{place} has the unknown key {key!r}; "
+                    f"known: {['command_timeout', 'outage_patience', *OPTIONS]}"
                 )
         max_ttl = options.options.get("max_ttl", options.ttl)
         if not (_is_number(max_ttl) and max_ttl >= options.ttl):

@@ -81,7 +81,7 @@ class Exchange:
                 self._thread.start()
                 return
             except RuntimeError:
-                # No thread can start while the interpreter ends; talk here for a last release.
+                # No thread can start while the interpreter ends; send a last release from here.
                 self._thread = None
         self._run(waker[0], is_over)
 

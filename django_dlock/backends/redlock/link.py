@@ -41,7 +41,7 @@ def connect(route: Route, timeout: float, prefix: str, keep_out: float) -> Link:
         server = text(ask.execute("INFO", "server", deadline=clock.now() + timeout))
         facts = dict(line.split(":", 1) for line in server.splitlines() if ":" in line)
         if not facts.get("run_id"):
-            raise errors.ConnectionError("the server tells no run id in INFO")
+            raise errors.ConnectionError("the server has no run id in its INFO")
         return Link(client, facts["run_id"], prefix, keep_out)
     except BaseException:
         client.disconnect()

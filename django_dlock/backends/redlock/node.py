@@ -23,7 +23,7 @@ __all__ = ["Job", "Node"]
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.3
 """Seconds between two attempts to connect; in between, commands fail at once."""
 BREAKS = 3
-"""How many broken connections a command survives."""
+"""After this many broken connections a command fails, unless it is kept."""
 MOST_KEPT = 1000
 """The most commands that are kept for a node that cannot be reached; then the oldest are dropped,
 and the leases that they would have ended end with their TTL."""
@@ -274,7 +274,7 @@ class Node:
             try:
                 answer = one.command.read(reply, one.at)
                 if answer == "unknown" and not one.job.breaks:
-                    # Only an earlier attempt can have released it and no longer be remembered.
+                    # Its release can have been forgotten only if an earlier attempt made it.
                     answer = "refused"
             except (ValueError, TypeError, KeyError) as error:
                 answer = errors.ResponseError(f"an unreadable answer: {error}")

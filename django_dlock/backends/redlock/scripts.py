@@ -20,8 +20,8 @@ KEPT_OUT = "KEPTOUT"
 # Runs before a script whose answer may say that a name is free, in the same step. The script finds
 # its own keys and arguments only.
 _GUARD = f"""
--- KEYS: and node
--- ARGV: and ms for which a node is kept out, run id of the server
+-- KEYS: those of the script, then node
+-- ARGV: those of the script, then ms for which a node is kept out, run id of the server
 do
   local run, keep = table.remove(ARGV), tonumber(table.remove(ARGV))
   local node = table.remove(KEYS)

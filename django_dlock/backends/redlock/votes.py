@@ -76,7 +76,7 @@ class Votes(NamedTuple):
         count = Counter(one.owner for one in refusals)
         # If the counts are equal, prefer one with an owner: the others only remember this request.
         met = max(refusals, key=lambda one: (count[one.owner], one.owner != ""))
-        # So many must end before a quorum can be free.
+        # This many leases must end before the name can be free at a quorum.
         too_many = max(1, len(refusals) - (self.nodes - self.quorum))
         remaining = sorted(one.remaining for one in refusals)[too_many - 1]
         remaining = max(SHORTEST_REMAINING, self.certain(remaining))
@@ -177,7 +177,7 @@ class Votes(NamedTuple):
         return bool(count) and max(count.values()) >= self.quorum
 
     def _merged(self, infos: Sequence[LeaseInfo]) -> LeaseInfo:
-        """What the nodes know of one lease, which ends when a quorum has it no more."""
+        """What the nodes know of one lease, which ends when a quorum no longer has it."""
         from dataclasses import replace
 
         endless = float("inf")

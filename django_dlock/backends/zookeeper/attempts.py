@@ -32,7 +32,7 @@ class Attempt:
     """One request of this process.
 
     Attributes:
-        session: In which its node was created; 0 while no node is known.
+        session: The id of the session that created its node; 0 while no node is known.
         token: The node's ``czxid``.
         ahead: The nodes that were created before it and are not known to be gone, in order;
             ``None`` while that is not known. No later node comes before it.

@@ -108,7 +108,7 @@ class ZooKeeperBackend(BaseLockBackend):
                 session.delete(path, deadline)
             return self._contention(attempt.ahead, now)
 
-        # mypy joins the two named tuples.
+        # mypy infers what the two named tuples have in common.
         return cast("Lease | Contention", self._sessions.repeat(step, request.name, deadline))
 
     def _join(
@@ -318,7 +318,7 @@ class ZooKeeperBackend(BaseLockBackend):
             kind="held",
             owner=holder.owner,
             token=holder.token,
-            # When its node was created: a holder that had to wait has stood in the queue since.
+            # When its node was created; for a holder that had to wait, that was before the grant.
             acquired_at=dt.datetime.fromtimestamp(holder.at, dt.timezone.utc),
             age=now - holder.at,
             ttl=self._remaining(holder),
@@ -334,7 +334,7 @@ class ZooKeeperBackend(BaseLockBackend):
         now, line = self._sessions.call(
             lambda session: queue(session, name, deadline), name, deadline
         )
-        # The first one holds the name. A node ends with its session, so its process is there.
+        # The first one holds the name. A node ends with its session, so no waiter is silent.
         return [self._waiter(name, each, now) for each in line[1:][: max(0, limit)]]
 
     def _waiter(self, name: str, node: LockNode, now: float) -> Waiter:
@@ -351,14 +351,20 @@ class ZooKeeperBackend(BaseLockBackend):
         )
 
     def break_(self, name: str, *, owner: str) -> bool:
+        asked = False
+
         def step(session: Session) -> bool:
+            nonlocal asked
             _, line = queue(session, name, deadline)
-            if not line or line[0].owner != owner:
+            if line and line[0].owner == owner:
+                asked_before, asked = asked, True
+                try:
+                    session.answer(session.client.delete_async(line[0].path), deadline)
+                except NoNodeError:
+                    asked = asked_before
+            if not asked:
                 return False
-            try:
-                session.answer(session.client.delete_async(line[0].path), deadline)
-            except NoNodeError:
-                return False
+            # Also if the node is gone now: an earlier call, whose reply was lost, deleted it.
             if isinstance(self._attempts.find(owner), Attempt):
                 self._attempts.end(owner, "broken")
             return True

@@ -35,7 +35,7 @@ __all__ = ["SessionCalls"]
 T = TypeVar("T")
 
 PAUSE = 0.02
-"""Seconds before a call is repeated whose connection broke."""
+"""Seconds before a call whose connection broke is repeated."""
 
 BROKEN = (
     ConnectionClosedError,

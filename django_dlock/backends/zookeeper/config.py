@@ -1,4 +1,4 @@
-"""Checks an alias's settings for the ZooKeeper backend; makes the client's arguments of them."""
+"""Checks an alias's settings for ZooKeeper, and makes the client's arguments from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN_ARGUMENTS = ("hosts", "timeout", "client_id", "handler", "logger", "read_onl
 
 
 def problems(options: AliasOptions) -> list[Problem]:
-    """E006 for the location, E008 for ``OPTIONS``, E007 for a session that is too short."""
+    """E006 for the location, E008 for ``OPTIONS``, E005 and E007 for ``session_timeout``."""
     return [*_location_problems(options), *_option_problems(options)]
 
 
@@ -54,7 +54,8 @@ def _option_problems(options: AliasOptions) -> Iterator[Problem]:
     for key in given:
         if key not in OPTIONS:
             message = f"{place} has the unknown key {key!r}."
-            yield Problem("E008", message, f"The ZooKeeper backend knows {list(OPTIONS)}.")
+            known = ["command_timeout", "outage_patience", *OPTIONS]
+            yield Problem("E008", message, f"The ZooKeeper backend knows {known}.")
     credentials = given.get("credentials")
     if credentials is not None and not (isinstance(credentials, str) and ":" in credentials):
         message = f"{place}['credentials'] is not a user and a password."

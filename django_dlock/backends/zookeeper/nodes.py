@@ -113,7 +113,7 @@ def other_nodes(
         for node in nodes
         if node.startswith(f"{digest}-")
     }
-    # Not for its own node: where nobody else is, nothing is left to ask.
+    # Not for its own node: if there is no other one, no request is needed.
     asked = [
         (path, owner, session.client.get_async(path))
         for path, owner in owners.items()

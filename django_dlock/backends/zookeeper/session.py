@@ -32,9 +32,9 @@ from .config import client_arguments, root_of
 __all__ = ["NoAnswer", "Session"]
 
 VALID = 0.5
-"""The part of the session's timeout for which a lease is good. The server that leads may have
-heard of this process up to a third of the timeout, and half a tick, before the last answer, if the
-server that gave the answer dies before it passes that on."""
+"""The part of the session's timeout for which a lease is good. The leading server's last sign
+of this process may be up to a third of the timeout, and half a tick, older than the last answer:
+the server that gave that answer may have died before it told the leader."""
 
 Listener = Callable[["Session", str], None]
 """Told ``suspended`` or ``lost`` on the client's thread; never blocks."""
@@ -60,7 +60,7 @@ class Session:
 
     Attributes:
         id: Of the session; 0 while there is none.
-        timeout: Seconds that the server grants without hearing from us; it may be less than asked.
+        timeout: Seconds for which the server keeps a silent session; it may be less than asked.
         ended: The client has given up; another session is needed.
         refused: It has given up because the server did not accept our credentials.
     """
@@ -168,11 +168,11 @@ class Session:
     # -- requests ----------------------------------------------------------------------
 
     def create(self, path: str, data: bytes) -> Any:
-        """Answers path and state; the node ends with the session."""
+        """Send the request; its answer is path and state. The node ends with the session."""
         return self.client.create_async(path, data, ephemeral=True, include_data=True)
 
     def beat(self) -> Any:
-        """A write, which only a majority of the servers can confirm; answers a state.
+        """Send a write, which only a majority of the servers can confirm; its answer is a state.
 
         Reads are answered by one server, which may have lost the others without knowing it.
         """

@@ -1,7 +1,7 @@
 """Members of a chord that are delivered more than once, if Celery's Redis backend counts them.
 
-Before Celery 5.7, that backend counts a repeated member twice. Since 5.7 it does not, but the
-worker that sends the body first claims it. Counts and claims are keys beside those of the results.
+Before Celery 5.7, that backend counts a repeated member twice. Since 5.7 it does not; instead, a
+worker claims the body before it sends it. Counts and claims are keys beside those of the results.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def counted_result(task: Task[Any, Any], request: Context, result: Any) -> Any:
     except Exception:
         # If this is an outage, Celery meets it, too, when it stores the result.
         logger.warning(
-            "Chord %s: cannot read who is counted",
+            "Chord %s: cannot read which members are counted",
             request.group,
             exc_info=True,
             task_id=request.id,

@@ -104,7 +104,7 @@ class DeliveryContext:
         self.owner = owners.in_child(given, os.getpid()) if given else owners.new(request.id)
         # Celery treats unknown keys as headers, so a retry would publish this one.
         (request.headers or {}).pop(owners.KEY, None)
-        # Read before the body runs, which resets the header: it ends contention.
+        # Read before the body runs: a run ends contention, and so resets the header.
         self.header = RequeueHeader.of(request)
 
     @property

@@ -191,7 +191,8 @@ def apply_if_contended(
         # the task, the task would be lost, or the result of the other one overwritten.
         policy = "requeue"
     elif policy == "wait" and met is None:
-        # There was nothing to wait for: the record names the other run, or it holds locally.
+        # There was nothing to wait for: the record names the other run, or that one holds the
+        # name in this process only.
         policy = "requeue"
     if policy == "skip":
         raise DeliveryRefused

@@ -235,7 +235,7 @@ class RecordedRun:
         return Requeue(reason, self.context.header.after_setback())
 
     def _ends_its_process(self, error: BaseException) -> bool:
-        """Whether the body ends the process, as by ``sys.exit()``; not a worker's shutdown."""
+        """Whether the body ends the process, for example by ``sys.exit()``, and not a shutdown."""
         if self.context.eager or isinstance(error, WorkerShutdown | WorkerTerminate):
             return False
         if not isinstance(error, SystemExit):
@@ -338,8 +338,8 @@ def outcome_of_duplicate(
         task_id=request.id,
     )
     if finished.task_id == request.id:
-        # An earlier delivery of this message may have died before it published them. A message
-        # of another task must not: the first task may be publishing them right now.
+        # An earlier delivery of this message may have died before it published them. A delivery
+        # of another task must not publish them: the first task may be doing so right now.
         follow_ups = _follow_ups(task, options, finished.record_id, over=True)
         # The caller of the task may not have its result yet.
         ending = finished.ending

@@ -55,8 +55,8 @@ def is_outage(app: Celery, error: object) -> bool:
 def forgets_what_it_delivers(transport: str) -> bool:
     """Whether a broker deletes a message when a worker receives it.
 
-    That is so with those of kombu's transports that do not pass acknowledgements on: when a worker
-    shuts down, it returns its unfinished messages, but a killed worker cannot.
+    This is true of those of kombu's transports that do not pass acknowledgements on. A worker that
+    shuts down returns its unfinished messages, but a killed worker cannot.
 
     Args:
         transport: Its name in the broker's URL.

@@ -37,7 +37,7 @@ QUEUE, CONTENT_TYPE = "dlock_queue", "dlock_content_type"
 """Keys of ``delivery_info`` with which the parent passes details of a message to a pool's child."""
 
 WITH_PUBSUB = ("redis", "mongodb")
-"""Transports on which one queue of a fanout exchange cannot be published to."""
+"""Transports that cannot publish to one queue of a fanout exchange alone."""
 
 _PREFIX = "dlock:"
 
@@ -82,7 +82,7 @@ def route(app: Celery, request: Context, connection: Connection, delay: float) -
         delay: Seconds; a whole number if ``delayed_by_broker``.
 
     Raises:
-        CannotRequeue: There are none.
+        CannotRequeue: The message cannot be sent to that queue alone.
     """
     info: dict[str, Any] = dict(request.delivery_info or {})
     exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
@@ -146,7 +146,7 @@ def _queue_of(app: Celery, exchange: str, key: str) -> str:
         if word.startswith(_PREFIX):
             return unquote(word.removeprefix(_PREFIX))
     queues = {name: queue for name, queue in app.amqp.queues.items() if _bound(queue, exchange)}
-    # If this worker consumes several of them it may be the wrong one, but only one.
+    # If this worker consumes several of them, it may be the wrong queue, but it is only one.
     consumed = sorted(queues.keys() & app.amqp.queues.consume_from.keys()) or sorted(queues)
     if not consumed:
         raise CannotRequeue(

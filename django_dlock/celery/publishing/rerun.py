@@ -40,7 +40,7 @@ def encode(
 
     Returns:
         ``None`` if the task does not want it stored, or if the arguments are too long or would
-        come back from JSON as others.
+        not come back from JSON unchanged.
     """
     if not task.store_arguments:
         return None

@@ -122,7 +122,7 @@ def _dropped_for(unique: UniqueOptions, call: Call, met: Contention) -> str:
 def send_safely(task: TaskWithOptions, send: Send, call: Call) -> Any:
     """Publish, and wait until the broker has the message.
 
-    Only after that may duplicates be dropped, or, for a retry, the old message acknowledged.
+    Before that, no duplicate may be dropped, and a retry's old message must not be acknowledged.
     """
     own = write_connection(task.app).as_uri()
     producer = call.get("producer")

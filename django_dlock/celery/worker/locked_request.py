@@ -33,7 +33,7 @@ def _in_cold_shutdown() -> bool:
     """Whether the worker is in a cold shutdown.
 
     Then Celery would acknowledge a task at its hard time limit without reporting a failure. If
-    that is prevented, its message is redelivered, as those of all other running tasks.
+    that is prevented, its message is redelivered, like those of all other running tasks.
     """
     facts: Any = state
     return bool(facts.should_terminate)
@@ -42,8 +42,9 @@ def _in_cold_shutdown() -> bool:
 class LockedRequest(Request):
     """A message of a ``LockedTask`` in the process that received it.
 
-    Celery calls it when a child is lost or is about to be killed. It then starts a recovery of
-    the child's lease. Celery's own handling of a lost child waits for it, but not for long.
+    Celery calls it when a child is lost or is about to be killed. The request then starts a
+    recovery of the child's lease. Celery's own handling of a lost child waits for that recovery,
+    but not for long.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

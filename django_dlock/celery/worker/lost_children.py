@@ -1,7 +1,7 @@
 """When the worker's parent recovers the leases of dead children, and what waits for that.
 
-A child's death is noticed twice: by Celery, which reports it to ``LockedRequest``, and before the
-pool forks new children, because Celery looks for dead ones only after that.
+A child's death is noticed twice: by this module, before the pool forks new children; and by
+Celery, which looks for dead ones only after that, and reports them to ``LockedRequest``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ terminated: weakref.WeakSet[SupervisedRequest] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    """Recover locks of child processes that died while the pool is forking others.
+    """Before each fork of the pool, recover locks of child processes that have died.
 
     Celery looks for dead children only after it has forked all new ones. Its own handling of
     them comes later and is not affected.

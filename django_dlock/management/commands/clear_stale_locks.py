@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandParser
-from django.db import DatabaseError
+from django.db import Error
 
 from ... import audit
 from ...core import dispatch
@@ -75,7 +75,7 @@ class Command(LockCommand):
     def _clear_all(
         self, stale: list[LeaseInfo], alias_query: AliasQuery, *, quiet: bool
     ) -> list[LeaseInfo]:
-        """Those that were cleared."""
+        """Clear these locks; returns those that were cleared."""
         cleared: list[LeaseInfo] = []
         with Progress(self.stderr, quiet=quiet) as progress:
             for number, info in enumerate(stale, 1):
@@ -96,7 +96,7 @@ class Command(LockCommand):
             return False
         try:
             audit.record_break(info, "command")
-        except DatabaseError as error:
+        except Error as error:
             # The lock is free, which is more important than the row about it.
             self.stderr.write(
                 f"The lock event 'broken' of lock {info.name!r} was not written: {error}"

@@ -11,6 +11,9 @@ from django.db import DatabaseError
 from ...models import FollowUp
 from ..operator import FAILED, RecordCommand
 
+LONGEST = 36_500 * 86_400.0
+"""Seconds."""
+
 
 class Command(RecordCommand):
     help = "Publish the messages of committed runs that the broker has not confirmed."
@@ -30,8 +33,10 @@ class Command(RecordCommand):
         from ...celery.publishing import follow_ups
 
         using = self.database(options["using"])
-        if options["older_than"] < 0:
-            self.wrong_usage(f"--older-than is {options['older_than']:g}; it must not be negative.")
+        if not 0 <= options["older_than"] <= LONGEST:
+            self.wrong_usage(
+                f"--older-than is {options['older_than']:g}; it must be 0 to {LONGEST:g} seconds."
+            )
         age = dt.timedelta(seconds=options["older_than"])
         try:
             published = follow_ups.publish_all(using, older_than=age)

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ... import retention
+from ...models import LockEvent
 from ..operator import PurgeCommand
 
 DAYS = 90.0
@@ -17,6 +18,7 @@ LONGEST = 36_500.0
 class Command(PurgeCommand):
     help = "Delete old lock events, in batches."
     rows = "lock events"
+    model = LockEvent
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

@@ -50,9 +50,8 @@ class Command(OperatorCommand):
                 time.sleep(min(PAUSE, _quiet_left(reading)))
                 reading = backend.read_record()
         except (DatabaseError, TimeoutError, SwitchRefused) as error:
-            raise CommandError(
-                f"The switch is not confirmed: {error}", returncode=FAILED
-            ) from error
+            told = "The switch is not confirmed" if options["to"] else "The record cannot be read"
+            raise CommandError(f"{told}: {error}", returncode=FAILED) from error
         self._show(options["using"], reading, options["format"])
 
     def _backend(self, alias: str) -> FailoverBackend:
