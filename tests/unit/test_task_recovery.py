@@ -27,7 +27,7 @@ from django_dlock.celery import owners
 from django_dlock.celery.parent import LockedRequest
 from django_dlock.celery.publishing import destination
 from django_dlock.celery.worker import lost_children, recovery
-from django_dlock.celery.worker.recovery import Recovery, Suspect
+from django_dlock.celery.worker.lock_recovery import Recovery, Suspect
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.handler import locks

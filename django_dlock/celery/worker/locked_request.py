@@ -21,7 +21,7 @@ from .. import owners
 from ..canvas import callbacks
 from ..publishing import destination, reservation
 from . import lost_children
-from .recovery import Suspect
+from .lock_recovery import Suspect
 
 __all__ = ["LockedRequest"]
 

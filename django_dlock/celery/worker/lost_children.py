@@ -16,7 +16,7 @@ from kombu.asynchronous import get_event_loop
 from ... import clock, process
 from ...core import dispatch
 from ...log import logger
-from .recovery import Recovery, Suspect
+from .lock_recovery import Recovery, Suspect
 
 __all__ = ["SupervisedRequest", "recover", "terminated"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.core.management.color import no_style
 
-from ...diagnosis import Finding, diagnose_alias, diagnose_project
 from ...exceptions import InvalidLockBackend
 from ...handler import locks
+from ..diagnosis import Finding, diagnose_alias, diagnose_project
 from ..operator import FAILED, AliasCommand, printable
 
 LEVELS = {"ERROR": ("error",), "WARNING": ("error", "warning")}

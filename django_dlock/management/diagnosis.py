@@ -13,11 +13,11 @@ from functools import partial
 from django.core import checks as django_checks
 from django.db import connections, router
 
-from . import checks, conf
-from .exceptions import InvalidLockBackend
-from .findings import Finding, Severity, of_alias
-from .handler import locks
-from .models import IdempotencyRecord, LockEvent
+from .. import checks, conf
+from ..exceptions import InvalidLockBackend
+from ..findings import Finding, Severity, of_alias
+from ..handler import locks
+from ..models import IdempotencyRecord, LockEvent
 
 __all__ = ["Finding", "diagnose_alias", "diagnose_project"]
 
