@@ -65,7 +65,7 @@ def record(
             see events may see users.
 
     Raises:
-        DatabaseError: Nothing was written.
+        django.db.Error: Nothing was written.
     """
     return LockEvent.objects.create(
         when=timezone.now(),

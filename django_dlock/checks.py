@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections, router
+from django.db import Error, connections, router
 from django.db.models import Max
 
 from . import conf, task_url
@@ -117,12 +116,15 @@ def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessag
         if sharing:
             server, database = location
             taken = {other for other_server, other in caches.values() if other_server == server}
-            free = next(number for number in count() if str(number) not in taken)
+            free = next((number for number in range(16) if str(number) not in taken), None)
+            cure = "Use another server for the locks."
+            if free is not None:
+                cure = f"Use another database for the locks: {_cure(options, free)}"
             yield checks.Warning(
                 f"The locks of alias {options.alias!r} share database {database} of the "
                 f"Redis at {server} with the caches {sharing}: cache.clear() runs FLUSHDB, "
                 "so all held locks would be lost.",
-                hint=f"Use another database for the locks: {_cure(options, free)}",
+                hint=cure,
                 id="django_dlock.W001",
             )
 
@@ -313,7 +315,7 @@ def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[chec
             newest = records.aggregate(newest=Max("pk"))["newest"] or 0
             running = records.filter(pk__gt=newest - LATEST_RECORDS, state="running")
             found_here = set(running.values_list("lock_alias", flat=True).distinct())
-        except DatabaseError:
+        except Error:
             # The table does not exist; another check reports that.
             continue
         found += [

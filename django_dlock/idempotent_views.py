@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, transaction
+from django.db import Error, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext
@@ -113,7 +113,8 @@ def idempotent_view(
         TypeError, ValueError: At decoration: an option is wrong. In a request: the answer cannot
             be stored.
         BackendUnavailable: In a request; see ``if_unavailable``.
-        AttemptsExhausted: In a request: five runs of the key died in the middle.
+        AttemptsExhausted: In a request: five runs of the key in a row died in the middle or lost
+            their lease.
     """
     if if_unavailable not in ("raise", 503):
         raise ValueError(
@@ -400,12 +401,12 @@ class _Run:
         """
         if isinstance(error, StaleToken):
             return self._in_progress()
-        if self._stored is not None and isinstance(error, DatabaseError):
+        if self._stored is not None and isinstance(error, Error):
             # The COMMIT was not answered, but it may have happened.
             try:
                 if idempotency.has_succeeded(claim):
                     return self._stored
-            except DatabaseError:
+            except Error:
                 raise error from None
         self._mark_failed(claim, stored_responses.describe(error))
         raise error
@@ -413,7 +414,7 @@ class _Run:
     def _mark_failed(self, claim: Claim, error: str) -> None:
         try:
             idempotency.mark_failed(claim, error)
-        except DatabaseError as trouble:
+        except Error as trouble:
             # Its run counts as one that died in the middle, so the key can be tried again.
             logger.warning("%s: not recorded: %s", self._request.path, trouble, about=self._lock)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.contrib.auth import get_permission_codename, get_user_model
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page, Paginator
-from django.db import models
+from django.db import models, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -256,6 +257,15 @@ def time_of(field: str, description: Any) -> Any:
         return format_html_join(" ", '<span class="dlock-time">{}</span>', parts)
 
     return column
+
+
+@contextlib.contextmanager
+def atomic_in(*databases: str | None) -> Iterator[None]:
+    """A transaction in each of these databases; that of the first one is committed last."""
+    with contextlib.ExitStack() as transactions:
+        for database in dict.fromkeys(databases):
+            transactions.enter_context(transaction.atomic(using=database))
+        yield
 
 
 def log(request: HttpRequest, obj: models.Model, flag: int, message: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db import DatabaseError, connections, router
+from django.db import Error, connections, router
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseRedirect, QueryDict
 from django.utils.translation import gettext
@@ -82,7 +82,7 @@ class InChosenDatabase(admin.ModelAdmin):  # type: ignore[type-arg] # no generic
     ) -> Any:
         try:
             return super().changelist_view(request, extra_context)
-        except DatabaseError as error:
+        except Error as error:
             database = database_of(request)
             if database == databases()[0]:
                 raise

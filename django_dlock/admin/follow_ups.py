@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db import DatabaseError
+from django.db import Error
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
@@ -153,7 +153,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
             for follow_up in follow_ups.publish_chosen(queryset.db, chosen):
                 published += 1
                 log(request, follow_up, CHANGE, gettext("Published by hand."))
-        except (DatabaseError, follow_ups.Unpublished) as error:
+        except (Error, follow_ups.Unpublished) as error:
             outage = error
         text = ngettext(
             "%(count)d follow-up was published.", "%(count)d follow-ups were published.", published

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,7 @@ from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
-from .base import CHANGE, badge, breakable, log
+from .base import CHANGE, atomic_in, badge, breakable, log
 from .cells import holder_of, time_left
 from .changelist import HeldLockChangeList, alias_and_name, as_row
 from .filters import (
@@ -272,7 +271,8 @@ class HeldLockAdmin(WhyAdmin):
                 silent.add(info.alias)
         if not left:
             return self.to_list(request)
-        form.fields["force"].label = ngettext("Release it anyway", "Release them anyway", len(left))
+        # Not in ``fields``: a bound field has copied its label when the form was checked.
+        form["force"].label = ngettext("Release it anyway", "Release them anyway", len(left))
         if refused:
             text = ngettext(
                 "Its holder may still be running: tick this box to release it.",
@@ -326,14 +326,12 @@ class HeldLockAdmin(WhyAdmin):
     def _release(self, request: HttpRequest, row: HeldLock) -> bool:
         """Release one lock and show the outcome; returns whether its backend answered."""
         info, names = row.info, {"name": row.info.name, "alias": row.info.alias}
-        databases = {router.db_for_write(LockEvent), router.db_for_write(LogEntry)}
+        databases = router.db_for_write(LogEntry), router.db_for_write(LockEvent)
         broken = False
         try:
             # Write the rows first: a release without a record of it is worse than a transaction
             # that stays open for one command.
-            with contextlib.ExitStack() as transactions:
-                for using in databases:
-                    transactions.enter_context(transaction.atomic(using=using))
+            with atomic_in(*databases):
                 self._write_down(request, row)
                 broken = break_lease(info, reason="operator")
                 for using in databases:
@@ -341,7 +339,7 @@ class HeldLockAdmin(WhyAdmin):
         except Error as error:
             if broken:
                 text = gettext(
-                    "The lock “%(name)s” was released, but the release was not recorded. %(error)s"
+                    "The lock “%(name)s” was released, but this may not be recorded. %(error)s"
                 )
             else:
                 text = gettext(
@@ -355,8 +353,11 @@ class HeldLockAdmin(WhyAdmin):
                 "No answer: the lock “%(name)s” may or may not have been released. %(error)s"
             )
             text %= {**names, "error": error}
-            log(request, row, CHANGE, text)
             self.message_user(request, text, messages.ERROR)
+            try:
+                log(request, row, CHANGE, text)
+            except Error as trouble:
+                self.message_user(request, str(trouble), messages.ERROR)
             return False
         if not broken:
             self._tell_missed(request, info)

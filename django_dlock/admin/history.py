@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import DatabaseError
+from django.db import Error
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -34,7 +34,7 @@ def history_of(record: IdempotencyRecord, request: HttpRequest) -> SafeString | 
     """The latest rows as a table, the latest first; ``None`` if there are none."""
     try:
         rows = sorted((*_events(record, request), *_entries(record)), reverse=True)
-    except DatabaseError as error:
+    except Error as error:
         return format_html("<p>{}</p>", error)
     if not rows:
         return None

@@ -6,7 +6,8 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.db import DatabaseError, router, transaction
+from django.contrib.admin.models import LogEntry
+from django.db import Error, router, transaction
 from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -14,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from .. import audit, retention
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..models import FollowUp, IdempotencyRecord, LockEvent
-from .base import DELETION, GuardedAdmin, log
+from .base import DELETION, GuardedAdmin, atomic_in, log
 
 __all__ = ["RecordSteps"]
 
@@ -86,10 +87,15 @@ class RecordSteps(GuardedAdmin):
         raise NotImplementedError
 
     def _forget(self, request: HttpRequest, record: IdempotencyRecord) -> None:
-        with transaction.atomic(using=record._state.db):
-            deleted = retention.delete(record.as_it_was())
-            if deleted:
-                log(request, record, DELETION, _text_of_forgetting(record))
+        try:
+            with atomic_in(record._state.db, router.db_for_write(LogEntry)):
+                deleted = retention.delete(record.as_it_was())
+                if deleted:
+                    log(request, record, DELETION, _text_of_forgetting(record))
+        except Error as error:
+            text = gettext("“%(record)s” was not forgotten. %(error)s")
+            self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
+            return
         if not deleted:
             self._tell_changed(request, record)
             return
@@ -101,15 +107,13 @@ class RecordSteps(GuardedAdmin):
         from ..celery.publishing import rerun
 
         using = record._state.db
+        others = router.db_for_write(LockEvent), router.db_for_write(LogEntry)
         try:
-            with (
-                transaction.atomic(using=using),
-                transaction.atomic(using=router.db_for_write(LockEvent)),
-            ):
+            with atomic_in(using, *others):
                 follow_up = rerun.forget_and_write(record)
                 if follow_up is not None:
                     self._write_down(request, record, follow_up)
-        except DatabaseError as error:
+        except Error as error:
             text = gettext("“%(record)s” was not run again. Are all migrations applied? %(error)s")
             self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlencode
 
-from django.db import DatabaseError
+from django.db import Error, transaction
 from django.db.models import Max, Q
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
@@ -52,25 +52,32 @@ def _links(request: HttpRequest, site: str, info: LeaseInfo) -> Iterator[SafeStr
 def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
     """The record of the run that holds the lock; else the latest one of the lock or of its task.
 
-    Only the latest records are searched, because none of these columns has an index.
+    The latter in the first database that has one. Only the latest records are searched, because
+    none of these columns has an index.
     """
     wanted = Q(owner=info.owner) | Q(lock_alias=info.alias, lock_name=info.name)
     if task_id := info.metadata.get("task_id"):
         wanted |= Q(task_id=str(task_id))
     other: IdempotencyRecord | None = None
     for database in databases():
+        if other is not None and not {"task_id", "path"} & info.metadata.keys():
+            # Neither a task nor a request holds the lock, so no run does.
+            break
         records = IdempotencyRecord.objects.using(database)
         try:
-            newest = records.aggregate(pk=Max("pk"))["pk"] or 0
-            latest = records.filter(wanted, pk__gt=newest - BoundedPaginator.MAX_ROWS)
-            found = list(latest.defer("message", "result", "error").order_by("-pk")[:100])
-        except DatabaseError:
+            # A savepoint if the request has a transaction, which then stays usable after an error.
+            with transaction.atomic(using=database):
+                newest = records.aggregate(pk=Max("pk"))["pk"] or 0
+                latest = records.filter(wanted, pk__gt=newest - BoundedPaginator.MAX_ROWS)
+                found = list(latest.defer("message", "result", "error").order_by("-pk")[:100])
+        except Error:
             # Another page says so; this one is about the lock.
             continue
         for record in found:
             if record.owner == info.owner:
                 return record
         other = other or next(iter(found), None)
+        wanted = Q(owner=info.owner) if other is not None else wanted
     return other
 
 

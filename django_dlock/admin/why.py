@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db import DatabaseError, router, transaction
+from django.db import Error, router, transaction
 from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -158,12 +158,12 @@ class WhyAdmin(GuardedAdmin):
         if may_see_events:
             try:
                 events = self._events(request, lock)
-            except DatabaseError as error:
+            except Error as error:
                 problems[gettext("The lock events cannot be read.")] = str(error)
         if request.user.has_perm("django_dlock.view_idempotencyrecord"):
             try:
                 records = self._records(lock, info)
-            except DatabaseError as error:
+            except Error as error:
                 problems[gettext("The idempotency records cannot be read.")] = str(error)
         more_events = events is not None and len(events) > EVENTS
         return {

@@ -330,8 +330,8 @@ class BaseLockBackend(ABC):
     def waiters(self, name: str, *, limit: int = 100) -> Waiters:
         """Who waits for the name, whether it is held or not, in the order of arrival.
 
-        One round trip, which reads ``limit`` waiters at most. Waiters whose process is gone are
-        among them until the store notices; ``Waiter.state`` tells them apart.
+        One round trip, which reads ``limit`` waiters at most, none for 0. Waiters whose process is
+        gone are among them until the store notices; ``Waiter.state`` tells them apart.
 
         Raises:
             BackendUnavailable: No answer.

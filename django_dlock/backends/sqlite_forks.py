@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 PATIENCE = 1.0
-"""Seconds for which a fork waits before it interrupts statements, and after that."""
+"""Seconds for which a fork waits before it interrupts statements, and as long again after it."""
 LONGEST_FORK = 10.0
 """Seconds after which a fork no longer keeps other threads from connecting, even if it hangs."""
 POLL_INTERVAL = 0.001

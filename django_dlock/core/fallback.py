@@ -84,7 +84,7 @@ def apply_policy(policy: str, lock: Any, error: BackendUnavailable) -> None:
 
 
 def granted_before(backend: BaseLockBackend, name: str) -> bool:
-    """Whether this process holds a lease of the backend itself, which is valid until it ends."""
+    """Whether this process holds the name by a lease of the backend itself, which stays valid."""
     return any(held.name == name and held.active for held in registry.leases_of(backend))
 
 

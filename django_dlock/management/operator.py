@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections, router
+from django.db import Error, connections, router
 from django.db.models import Model
 
 from ..exceptions import InvalidLockBackend
@@ -119,7 +119,7 @@ class PurgeCommand(RecordCommand):
                 for count in self.batches(**options):
                     deleted += count
                     progress.show(f"{deleted} {self.rows} deleted so far")
-        except DatabaseError as error:
+        except Error as error:
             raise CommandError(
                 f"Stopped after {deleted} {self.rows}: {error}", returncode=FAILED
             ) from error

@@ -16,6 +16,7 @@ from django.db import Error, connections, router
 from django.db.models import Count
 
 from .. import clock
+from ..audit import NO_DATABASE
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..log import logger
@@ -103,7 +104,10 @@ def _ask(alias: str) -> Iterator[Sample]:
 def _count_records() -> list[Sample]:
     from ..models import IdempotencyRecord
 
-    connection = connections[router.db_for_read(IdempotencyRecord)]
+    database = router.db_for_read(IdempotencyRecord)
+    if connections.settings[database]["ENGINE"] == NO_DATABASE:
+        return []
+    connection = connections[database]
     was_open = connection.connection is not None
     try:
         rows = IdempotencyRecord.objects.values_list("state").annotate(Count("id")).order_by()

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db.utils import ConnectionHandler
 from django.test import RequestFactory, override_settings
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -22,7 +24,7 @@ from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable, LeaseLost, LockNotAcquired
 from django_dlock.inspection import break_lease
 from django_dlock.lease import RenewalResult
-from django_dlock.metrics import config, instruments, recorder
+from django_dlock.metrics import config, instruments, recorder, stores
 from django_dlock.metrics.groups import MOST, OTHER, Groups
 from django_dlock.metrics.opentelemetry import OpenTelemetryExporter
 from django_dlock.metrics.prometheus import PrometheusExporter, StoreCollector, metrics_view
@@ -338,6 +340,14 @@ def test_a_child_forked_while_the_stores_are_asked_can_ask_them():
             asked.start()
             asked.join(30)
             assert not asked.is_alive()
+
+
+def test_a_project_without_a_database_has_no_records_to_count():
+    nowhere = ConnectionHandler({"default": {"ENGINE": "django.db.backends.dummy"}})
+    with mock.patch.object(stores, "connections", nowhere), local_locks():
+        samples = StoreFacts().samples()
+    assert {sample.instrument for sample in samples} >= {instruments.STORE_UP}
+    assert instruments.RECORDS not in {sample.instrument for sample in samples}
 
 
 @pytest.mark.django_db

@@ -26,7 +26,7 @@ from django_dlock.backends.base import BaseLockBackend
 from django_dlock.celery import owners
 from django_dlock.celery.parent import LockedRequest
 from django_dlock.celery.publishing import destination
-from django_dlock.celery.worker import lost_children, recovery
+from django_dlock.celery.worker import lock_recovery, lost_children
 from django_dlock.celery.worker.lock_recovery import Recovery, Suspect
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
@@ -165,7 +165,7 @@ def test_g4_nothing_is_broken_before_the_process_is_known_dead(app, child, monke
 
 
 def test_a_process_that_does_not_die_keeps_its_lease(app, child, monkeypatch, caplog):
-    monkeypatch.setattr(recovery, "DYING", 0.1)
+    monkeypatch.setattr(lock_recovery, "DYING", 0.1)
     acquire("order:1", OURS)
     recovered(task(app), child)
     assert owner_of("order:1") == OURS
@@ -544,7 +544,7 @@ def test_g4_the_message_is_requeued_after_the_break(app, hub, dead):
 
 
 def test_g13_the_message_does_not_wait_forever(app, hub, dead, monkeypatch):
-    monkeypatch.setattr(recovery, "CALLS", 0.2)
+    monkeypatch.setattr(lock_recovery, "CALLS", 0.2)
     never, ended = threading.Event(), threading.Event()
 
     def key(order: int) -> str:

@@ -88,7 +88,7 @@ MYSQL: dict[int, Kind] = {
 DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'database "')
 """Parts of PostgreSQL's messages for a connection that it refuses permanently."""
 CROWDED = "too many connections"
-"""Part of its messages that also name a role or a database, but are over soon."""
+"""Part of its messages for a refusal that ends soon, although they name a role or a database."""
 
 
 OBSTACLES = {

@@ -116,7 +116,8 @@ class Client:
 
         Raises:
             NotFound: etcd has no such lease.
-            BackendRefused: Credentials or rights do not suffice, a disk is full, or it is not etcd.
+            BackendRefused: Credentials or rights do not suffice, TLS fails, an argument is bad, a
+                disk is full, or it is not etcd.
             BackendUnavailable: No answer by the deadline, or no member can be reached.
         """
         failure: Exception | None = None
@@ -128,10 +129,12 @@ class Client:
             member = self._members[self._at % len(self._members)]
             # Keep time for the other members.
             timeout = left if len(self._members) == 1 else left / 2
+            sent = False
             try:
                 if self._user is not None and not self._token:
                     self._authenticate(member, clock.now() + timeout)
                     authenticated = True
+                sent = True
                 answer = self._answer(member, path, body, clock.now() + timeout)
                 return {**answer, "repeated": repeated}
             except _TokenOver as error:
@@ -141,7 +144,7 @@ class Client:
                 continue
             except (_NotConnected, _Repeat, *FAILURES) as error:
                 failure = error
-                repeated = repeated or not isinstance(error, _NotConnected)
+                repeated = repeated or (sent and not isinstance(error, _NotConnected))
                 unreachable = unreachable + 1 if _is_out_of_reach(error) else 0
                 if unreachable == len(self._members):
                     raise self._unavailable(error) from error

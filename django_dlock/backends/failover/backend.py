@@ -338,7 +338,7 @@ class FailoverBackend(BaseLockBackend):
         """The record, read now on a connection of its own.
 
         Raises:
-            DatabaseError, TimeoutError: The database does not answer.
+            django.db.Error, TimeoutError: The database does not answer.
         """
         return self._active.read_record()
 
@@ -353,7 +353,7 @@ class FailoverBackend(BaseLockBackend):
         Raises:
             ValueError: It is not one of the two stores.
             SwitchRefused: The record has changed since it was read.
-            DatabaseError, TimeoutError: No answer: the switch may have happened or not.
+            django.db.Error, TimeoutError: No answer: the switch may have happened or not.
         """
         self._active.switch(to, seen, reason=reason, by=by)
 

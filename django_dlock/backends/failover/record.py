@@ -59,7 +59,8 @@ class Reading(NamedTuple):
         quiet: The same for leases of earlier epochs; nothing is granted for that long.
         elapsed: Seconds since the switch.
         silent_for: Seconds since a process last had an answer from the active store.
-        reason, switched_by: Why the switch was made, and by whom; empty if by no person.
+        reason: Why the switch was made; empty in the first epoch.
+        switched_by: Who made it; empty if a process did.
     """
 
     epoch: int
@@ -106,7 +107,7 @@ class Record:
                 epoch begins, which is later than all that this process knows.
 
         Raises:
-            DatabaseError: No answer, or no such table.
+            django.db.Error: No answer, or no such table.
         """
         for _ in range(ROUNDS):
             row = self._row.annotate(now=Micros()).first()
@@ -132,7 +133,7 @@ class Record:
 
         Raises:
             SwitchRefused: The row has changed since.
-            DatabaseError: No answer: the switch may have happened or not.
+            django.db.Error: No answer: the switch may have happened or not.
         """
         row = self._row.annotate(now=Micros()).first()
         if row is None or row.epoch != seen.epoch:

@@ -357,14 +357,18 @@ class ZooKeeperBackend(BaseLockBackend):
             nonlocal asked
             _, line = queue(session, name, deadline)
             if line and line[0].owner == owner:
-                asked_before, asked = asked, True
+                reply, asked_before = session.client.delete_async(line[0].path), asked
+                asked = True
                 try:
-                    session.answer(session.client.delete_async(line[0].path), deadline)
+                    session.answer(reply, deadline)
                 except NoNodeError:
                     asked = asked_before
+            elif any(node.owner == owner for node in line):
+                # It waits, so it holds nothing.
+                return False
             if not asked:
                 return False
-            # Also if the node is gone now: an earlier call, whose reply was lost, deleted it.
+            # Also if the node is gone: an earlier call, whose reply was lost, may have deleted it.
             if isinstance(self._attempts.find(owner), Attempt):
                 self._attempts.end(owner, "broken")
             return True

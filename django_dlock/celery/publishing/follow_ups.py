@@ -23,7 +23,7 @@ from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 from celery.utils import uuid
-from django.db import DatabaseError, connections, transaction
+from django.db import Error, connections, transaction
 from kombu.utils import json
 
 from ...idempotency import Now
@@ -268,7 +268,7 @@ def _mark(follow_up: FollowUp, using: str, **facts: Any) -> None:
     mine = FollowUp.objects.using(using).filter(pk=follow_up.pk, published_at__isnull=True)
     try:
         mine.update(**facts)
-    except DatabaseError as error:
+    except Error as error:
         # It will be published again, with the same id.
         logger.warning(
             "Follow-up %s: its state was not written: %s",

@@ -6,13 +6,13 @@ import datetime as dt
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import Error
 
 from ...models import FollowUp
 from ..operator import FAILED, RecordCommand
 
 LONGEST = 36_500 * 86_400.0
-"""Seconds."""
+"""Seconds: 100 years, which can still be subtracted from today."""
 
 
 class Command(RecordCommand):
@@ -34,14 +34,13 @@ class Command(RecordCommand):
 
         using = self.database(options["using"])
         if not 0 <= options["older_than"] <= LONGEST:
-            self.wrong_usage(
-                f"--older-than is {options['older_than']:g}; it must be 0 to {LONGEST:g} seconds."
-            )
+            given = options["older_than"]
+            self.wrong_usage(f"--older-than is {given:g}; it must be from 0 seconds to 100 years.")
         age = dt.timedelta(seconds=options["older_than"])
         try:
             published = follow_ups.publish_all(using, older_than=age)
             left = FollowUp.objects.using(using).filter(published_at__isnull=True).count()
-        except (DatabaseError, follow_ups.Unpublished) as error:
+        except (Error, follow_ups.Unpublished) as error:
             raise CommandError(str(error), returncode=FAILED) from error
         if options["format"] == "json":
             self.print_json({"published": published, "pending": left})

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import Error
 
 from ...backends.failover import FailoverBackend
 from ...backends.failover.record import Reading, SwitchRefused
@@ -42,15 +42,17 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         backend = self._backend(options["using"])
+        told = "The record cannot be read"
         try:
             reading = backend.read_record()
             if options["to"] is not None:
+                told = "The switch is not confirmed"
                 reading = self._switch(backend, reading, options["to"])
+                told = "The switch was made, but the record cannot be read any more"
             while options["wait"] and _quiet_left(reading) > 0:
                 time.sleep(min(PAUSE, _quiet_left(reading)))
                 reading = backend.read_record()
-        except (DatabaseError, TimeoutError, SwitchRefused) as error:
-            told = "The switch is not confirmed" if options["to"] else "The record cannot be read"
+        except (Error, TimeoutError, SwitchRefused) as error:
             raise CommandError(f"{told}: {error}", returncode=FAILED) from error
         self._show(options["using"], reading, options["format"])
 
