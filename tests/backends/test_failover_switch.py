@@ -598,7 +598,7 @@ def test_the_command_says_that_the_database_is_away(shop):
         with (
             databases.added("nowhere", nowhere),
             configured(shop.dlocks(database="nowhere")),
-            pytest.raises(CommandError, match="not confirmed") as error,
+            pytest.raises(CommandError, match="The record cannot be read") as error,
         ):
             run_command("--to", "table")
     assert error.value.returncode == 1

@@ -29,9 +29,10 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="session")
+# Not for the session: the last page would be drawn again every second while other tests run.
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """One browser for all tests, with a separate profile."""
+    """One browser for the tests of a file, with a separate profile."""
     try:
         from selenium import webdriver
     except ImportError:
