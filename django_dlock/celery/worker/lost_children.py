@@ -1,7 +1,7 @@
 """When the worker's parent recovers the leases of dead children, and what waits for that.
 
 A child's death is noticed twice: by this module, before the pool forks new children; and by
-Celery, which looks for dead ones only after that, and reports them to ``LockedRequest``.
+Celery, which searches for dead ones only after that, and reports them to ``LockedRequest``.
 """
 
 from __future__ import annotations
