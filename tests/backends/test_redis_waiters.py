@@ -66,7 +66,8 @@ def test_all_waiters_are_read_by_one_command_and_no_more_than_asked_for(
     with redis.Redis.from_url(own_redis.url) as server:
         for number in range(300):
             wait_elsewhere(server, heard=1, owner=f"n{number:03}")
-        backend.waiters("name", limit=1)
+        assert len(backend.waiters("name", limit=1)) == 1
+        assert list(backend.waiters("name", limit=0)) == []
         server.config_resetstat()
         assert len(backend.waiters("name", limit=200)) == 200
         calls = {name: facts["calls"] for name, facts in server.info("commandstats").items()}

@@ -38,7 +38,7 @@ return {moment, cjson.encode(found), cjson.encode(processes)}
 
 
 def read_waiters(alias: str, keys: Keys, name: str, limit: int) -> Command[list[Waiter]]:
-    """The command that reads the first ``limit`` waiters, at least one."""
+    """The command that reads the first ``limit`` waiters."""
 
     def read(answer: Any, sent_at: float) -> list[Waiter]:
         now, found, processes = int(answer[0]) / 1000, _json(answer[1], []), _json(answer[2], {})
@@ -64,7 +64,7 @@ def read_waiters(alias: str, keys: Keys, name: str, limit: int) -> Command[list[
                 metadata=json_object(metadata),
             )
 
-        return [waiter(*entry) for entry in found[: max(0, limit)]]
+        return [waiter(*entry) for entry in found] if limit > 0 else []
 
     return Command(WAITERS, [keys.waiters + name], [keys.base, max(1, limit)], read, name)
 
