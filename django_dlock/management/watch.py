@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..inspection import AliasQuery, duration
 from ..lease import LeaseInfo
-from .operator import printable, table
+from .table import lease_table, printable
 
 __all__ = ["Answer", "Watch", "clock_time"]
 
@@ -96,7 +96,7 @@ class Watch:
         shown = answer.infos
         if len(lines) + 1 + len(shown) > height or len(shown) < answer.total:
             shown = shown[: max(0, height - len(lines) - 2)]
-        lines += table(shown, width)
+        lines += lease_table(shown, width)
         if len(shown) < answer.total:
             lines.append(f"... and {answer.total - len(shown)} more; --name shows fewer")
         return lines

@@ -12,8 +12,9 @@ from ...core import dispatch
 from ...exceptions import BackendUnavailable
 from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
-from ..operator import LockCommand, Wanted
+from ..base import LockCommand
 from ..screen import Progress
+from ..wanted import Wanted
 
 
 class Command(LockCommand):

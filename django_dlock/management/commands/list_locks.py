@@ -11,8 +11,9 @@ from django.core.management.base import CommandParser
 from ...backends.base import BaseLockBackend
 from ...inspection import AliasQuery
 from ...lease import LeaseInfo, Waiter
-from ..operator import LockCommand, Wanted
+from ..base import LockCommand
 from ..screen import Screen
+from ..wanted import Wanted
 from ..watch import Watch, clock_time
 
 SHORTEST, USUAL = 0.1, 2.0

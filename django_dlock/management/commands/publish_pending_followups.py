@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
 from ...models import FollowUp
-from ..operator import FAILED, RecordCommand
+from ..base import FAILED, RecordCommand
 
 LONGEST = 36_500 * 86_400.0
 """Seconds: 100 years, which can still be subtracted from today."""

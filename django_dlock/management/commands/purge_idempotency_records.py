@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ... import retention
-from ..operator import PurgeCommand
+from ..base import PurgeCommand
 
 
 class Command(PurgeCommand):

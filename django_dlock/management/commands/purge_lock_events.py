@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from ... import retention
 from ...models import LockEvent
-from ..operator import PurgeCommand
+from ..base import PurgeCommand
 
 DAYS = 90.0
 LONGEST = 36_500.0

@@ -15,7 +15,7 @@ from ...backends.failover.record import Reading, SwitchRefused
 from ...backends.failover.rules import quiet_after
 from ...exceptions import InvalidLockBackend
 from ...handler import locks
-from ..operator import FAILED, OperatorCommand
+from ..base import FAILED, OperatorCommand
 
 PAUSE = 0.2
 

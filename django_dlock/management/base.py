@@ -1,4 +1,4 @@
-"""Options, output and exit codes that the commands share.
+"""Base classes of the commands: the options, output and exit codes that they share.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
@@ -6,10 +6,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -18,11 +16,13 @@ from django.db.models import Model
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
-from ..inspection import AliasQuery, duration
-from ..lease import LeaseInfo, LeaseQuery, Waiter
+from ..inspection import AliasQuery
+from ..lease import LeaseInfo, Waiter
 from ..models import IdempotencyRecord
 from .locked import WRONG_USAGE
 from .screen import Progress
+from .table import lease_table, waiter_table
+from .wanted import Wanted
 
 __all__ = [
     "FAILED",
@@ -31,15 +31,9 @@ __all__ = [
     "OperatorCommand",
     "PurgeCommand",
     "RecordCommand",
-    "Wanted",
-    "matching",
-    "printable",
-    "table",
 ]
 
 FAILED = 1
-NARROWEST = 12
-"""The minimum width of a column in characters."""
 
 
 class OperatorCommand(BaseCommand):
@@ -149,68 +143,6 @@ class AliasCommand(OperatorCommand):
         return known if alias is None else [alias]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which locks a command is about.
-
-    Attributes:
-        name, host, task: Patterns, in which ``*`` matches anything; ``None`` for any.
-        older_than: Seconds.
-    """
-
-    name: str | None = None
-    host: str | None = None
-    task: str | None = None
-    older_than: float = 0.0
-
-    @property
-    def has_patterns(self) -> bool:
-        return (self.name, self.host, self.task) != (None, None, None)
-
-    def nothing(self) -> str:
-        """The text if no lock matches: what was looked for, and how patterns work."""
-        if self == Wanted():
-            return "No lock is held."
-        if self == Wanted(self.name) and self.name is not None:
-            if "*" in self.name:
-                return f"No held lock has a name that matches {self.name!r}."
-            return (
-                f"No held lock has the name {self.name!r}. --name needs the whole name; * matches "
-                f"anything, as in --name '{self.name}*'."
-            )
-        patterns = {"--name": self.name, "--host": self.host, "--task": self.task}
-        given = {option: pattern for option, pattern in patterns.items() if pattern is not None}
-        looked_for = [f"{option} {pattern!r}" for option, pattern in given.items()]
-        if self.older_than:
-            looked_for.append(f"--older-than {self.older_than:g}")
-        text = f"No held lock matches {' and '.join(looked_for)}."
-        if all("*" in pattern for pattern in given.values()):
-            return text
-        return f"{text} A pattern is for the whole name; * matches anything."
-
-    def query(self) -> LeaseQuery:
-        """Lets backends filter as far as they can, so that they send less."""
-        parts = (self.name or "").split("*")
-        return LeaseQuery(
-            prefix=parts[0],
-            contains=max(parts, key=len),
-            host=(self.host or "").split("*")[0],
-            task=(self.task or "").split("*")[0],
-            older_than=self.older_than,
-        )
-
-    def matcher(self) -> Callable[[LeaseInfo], bool]:
-        """Checks the rest, which ``query`` has left to this process."""
-        name, host, task = map(matching, (self.name, self.host, self.task))
-
-        def matches(info: LeaseInfo) -> bool:
-            on = info.process.host if info.process else ""
-            of = info.metadata.get("task_name")
-            return bool(name(info.name) and host(on) and task(of if isinstance(of, str) else ""))
-
-        return matches
-
-
 class LockCommand(AliasCommand):
     """A command about the locks of some aliases."""
 
@@ -261,16 +193,14 @@ class LockCommand(AliasCommand):
         if output_format == "json":
             self.print_json([info.as_dict() for info in infos])
         elif infos:
-            self._write_lines(table(infos, self._width()))
+            self._write_lines(lease_table(infos, self._width()))
         else:
             self.stdout.write(nothing)
 
     def print_waiters(self, waiters: Sequence[Waiter]) -> None:
         """Print a table of waiters below that of the locks, if there are any."""
         if waiters:
-            heads = ("WAITS FOR", "STATE", "WAITER", "SINCE", "ALIAS")
-            rows = map(_waiter_cells, waiters)
-            self._write_lines(["", *_aligned(heads, rows, stretching=(0, 2), width=self._width())])
+            self._write_lines(["", *waiter_table(waiters, self._width())])
 
     def _write_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -287,77 +217,3 @@ class LockCommand(AliasCommand):
         """
         if alias_query.problems:
             raise CommandError("\n".join(alias_query.problems.values()), returncode=FAILED)
-
-
-def matching(pattern: str | None) -> Any:
-    """A function that tests whether a name matches; only ``*`` is special."""
-    if pattern is None:
-        return lambda name: True
-    parts = (re.escape(part) for part in pattern.split("*"))
-    return re.compile(".*".join(parts), re.DOTALL).fullmatch
-
-
-def table(infos: Iterable[LeaseInfo], width: int | None) -> Iterable[str]:
-    """Lines of a table of leases; no longer than ``width``, if that is possible."""
-    heads = ("NAME", "STATE", "HOLDER", "AGE", "TTL", "WAITING", "KIND", "ALIAS")
-    return _aligned(heads, map(_cells, infos), stretching=(0, 2), width=width)
-
-
-def _who(facts: Mapping[str, Any]) -> str:
-    where = f"{facts['host']}:{facts['pid']}" if facts["host"] else ""
-    what = facts["task_name"] or facts["path"] or ""
-    if facts["task_id"]:
-        what = f"{what}[{facts['task_id']}]"
-    return " ".join(part for part in (where, what) if part) or "-"
-
-
-def _waiter_cells(waiter: Waiter) -> tuple[str, ...]:
-    who, since = _who(waiter.as_dict()["waiter"]), duration(waiter.waited)
-    return tuple(map(printable, (waiter.name, waiter.state, who, since, waiter.alias)))
-
-
-def _cells(info: LeaseInfo) -> tuple[str, ...]:
-    cells = (
-        info.name,
-        info.holder_state,
-        _who(info.as_dict()["holder"]),
-        duration(info.age),
-        "never ends" if info.ttl is None else duration(info.ttl),
-        str(info.waiting),
-        info.kind,
-        info.alias,
-    )
-    # A path or a damaged entry may contain terminal escape sequences.
-    return tuple(map(printable, cells))
-
-
-def printable(text: str) -> str:
-    """The text, with a ``?`` for each character that a terminal would not print."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _aligned(
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    stretching: Sequence[int],
-    width: int | None,
-) -> Iterable[str]:
-    """Lines of aligned columns; the ``stretching`` columns are cut to fit into ``width``."""
-    lines = [tuple(heads), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    if width is not None:
-        excess = sum(widths) + 2 * (len(widths) - 1) - width
-        while excess > 0:
-            widest = max(stretching, key=lambda column: widths[column])
-            if widths[widest] <= NARROWEST:
-                break
-            widths[widest] -= 1
-            excess -= 1
-    for line in lines:
-        cells = zip(line, widths, strict=True)
-        yield "  ".join(_fit(cell, size) for cell, size in cells).rstrip()
-
-
-def _fit(cell: str, size: int) -> str:
-    return cell.ljust(size) if len(cell) <= size else cell[: size - 1] + "…"

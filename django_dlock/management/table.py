@@ -1,0 +1,86 @@
+"""Tables of leases and waiters, as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..inspection import duration
+from ..lease import LeaseInfo, Waiter
+
+__all__ = ["lease_table", "printable", "waiter_table"]
+
+NARROWEST = 12
+"""The minimum width of a column in characters."""
+
+
+def printable(text: str) -> str:
+    """The text, with a ``?`` for each character that a terminal would not print."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def lease_table(infos: Iterable[LeaseInfo], width: int | None) -> Iterable[str]:
+    """Lines of a table of leases; no longer than ``width``, if that is possible."""
+    heads = ("NAME", "STATE", "HOLDER", "AGE", "TTL", "WAITING", "KIND", "ALIAS")
+    return _aligned(heads, map(_lease_cells, infos), stretching=(0, 2), width=width)
+
+
+def waiter_table(waiters: Iterable[Waiter], width: int | None) -> Iterable[str]:
+    """Lines of a table of waiters; no longer than ``width``, if that is possible."""
+    heads = ("WAITS FOR", "STATE", "WAITER", "SINCE", "ALIAS")
+    return _aligned(heads, map(_waiter_cells, waiters), stretching=(0, 2), width=width)
+
+
+def _who(facts: Mapping[str, Any]) -> str:
+    where = f"{facts['host']}:{facts['pid']}" if facts["host"] else ""
+    what = facts["task_name"] or facts["path"] or ""
+    if facts["task_id"]:
+        what = f"{what}[{facts['task_id']}]"
+    return " ".join(part for part in (where, what) if part) or "-"
+
+
+def _waiter_cells(waiter: Waiter) -> tuple[str, ...]:
+    who, since = _who(waiter.as_dict()["waiter"]), duration(waiter.waited)
+    return tuple(map(printable, (waiter.name, waiter.state, who, since, waiter.alias)))
+
+
+def _lease_cells(info: LeaseInfo) -> tuple[str, ...]:
+    cells = (
+        info.name,
+        info.holder_state,
+        _who(info.as_dict()["holder"]),
+        duration(info.age),
+        "never ends" if info.ttl is None else duration(info.ttl),
+        str(info.waiting),
+        info.kind,
+        info.alias,
+    )
+    # A path or a damaged entry may contain terminal escape sequences.
+    return tuple(map(printable, cells))
+
+
+def _aligned(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    stretching: Sequence[int],
+    width: int | None,
+) -> Iterable[str]:
+    """Lines of aligned columns; the ``stretching`` columns are cut to fit into ``width``."""
+    lines = [tuple(heads), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if width is not None:
+        excess = sum(widths) + 2 * (len(widths) - 1) - width
+        while excess > 0:
+            widest = max(stretching, key=lambda column: widths[column])
+            if widths[widest] <= NARROWEST:
+                break
+            widths[widest] -= 1
+            excess -= 1
+    for line in lines:
+        cells = zip(line, widths, strict=True)
+        yield "  ".join(_fit(cell, size) for cell, size in cells).rstrip()
+
+
+def _fit(cell: str, size: int) -> str:
+    return cell.ljust(size) if len(cell) <= size else cell[: size - 1] + "…"
