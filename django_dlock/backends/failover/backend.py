@@ -339,6 +339,7 @@ class FailoverBackend(BaseLockBackend):
 
         Raises:
             django.db.Error, TimeoutError: The database does not answer.
+            SwitchRefused: Other processes changed the record again and again.
         """
         return self._active.read_record()
 

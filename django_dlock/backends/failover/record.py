@@ -108,19 +108,20 @@ class Record:
 
         Raises:
             django.db.Error: No answer, or no such table.
+            SwitchRefused: Other processes changed the row again and again.
         """
         for _ in range(ROUNDS):
             row = self._row.annotate(now=Micros()).first()
             if row is None:
                 self._insert(known)
-            elif known is not None and row.epoch < known.epoch:
+            elif known is not None and _is_older(row, known):
                 reason = "an older record was restored"
                 quiet = self._quiet_after(known)
                 self._change(row, known.epoch + 1, known.active, reason, quiet=quiet)
             elif row.switched_at is None:
                 self._note_switch(row.epoch)
-            elif row.longest < self._longest:
-                self._row.filter(epoch=row.epoch, longest=row.longest).update(longest=self._longest)
+            elif row.longest < (longest := self._longest_of(row.epoch, known)):
+                self._row.filter(epoch=row.epoch, longest=row.longest).update(longest=longest)
             else:
                 return _reading(row)
         raise SwitchRefused("other processes kept changing the record")
@@ -175,6 +176,12 @@ class Record:
         """How long leases that the row does not know of may live; none before the first row."""
         return 0 if known is None else max(self._longest, _micros(known.longest, known.quiet))
 
+    def _longest_of(self, epoch: int, known: Reading | None) -> int:
+        """How long the row must say that leases of the epoch may live, as far as is known here."""
+        if known is None or known.epoch != epoch:
+            return self._longest
+        return max(self._longest, _micros(known.longest))
+
     def _change(
         self, row: Any, epoch: int, to: str, reason: str, *, by: str = "", quiet: int = 0
     ) -> bool:
@@ -196,6 +203,17 @@ class Record:
     def _note_switch(self, epoch: int) -> None:
         unnoted = self._row.filter(epoch=epoch, switched_at=None)
         unnoted.update(switched_at=Micros(), answered_at=Micros())
+
+
+def _is_older(row: Any, known: Reading) -> bool:
+    """Whether the row was restored, or deleted and written anew, from something older.
+
+    Another process that knew less may have begun this epoch anew, with another store than the one
+    that it has here.
+    """
+    return bool(
+        row.epoch < known.epoch or (row.epoch == known.epoch and row.active != known.active)
+    )
 
 
 def _micros(*seconds: float) -> int:
