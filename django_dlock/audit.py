@@ -22,16 +22,19 @@ from .lease import LeaseInfo
 from .log import logger
 from .models import LockEvent
 
-__all__ = ["BY_HAND", "NO_DATABASE", "connect", "not_while_forking", "record", "record_break"]
+__all__ = ["BY_HAND", "connect", "is_defined", "not_while_forking", "record", "record_break"]
 
 BY_HAND = frozenset({"operator", "command"})
 """With these reasons, the sender of ``broken`` writes the row itself, so that it sees errors."""
 
-NO_DATABASE = "django.db.backends.dummy"
-"""The engine that Django uses if a project defines no database; then there is no table either."""
-
 COLUMNS = ("name", "alias", "owner", "token", "reason")
 """Arguments of a signal that have their own column."""
+
+
+def is_defined(database: str) -> bool:
+    """Whether the project has defined this database; it has no tables otherwise."""
+    # Django uses this engine for an empty entry of DATABASES.
+    return bool(connections.settings[database]["ENGINE"] != "django.db.backends.dummy")
 
 
 def connect() -> None:
@@ -65,7 +68,7 @@ def record(
             see events may see users.
 
     Raises:
-        django.db.Error: Nothing was written.
+        django.db.Error: The row may not have been written.
     """
     return LockEvent.objects.create(
         when=timezone.now(),
@@ -81,7 +84,12 @@ def record(
 
 
 def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
-    """Write the row about a lease that an operator breaks; see ``record``."""
+    """Write the row about a lease that an operator breaks; see ``record``.
+
+    Nothing if the project has no database.
+    """
+    if not is_defined(router.db_for_write(LockEvent)):
+        return
     record(
         LockEvent.Event.BROKEN,
         name=info.name,
@@ -132,7 +140,7 @@ def _record_later(event: str, **facts: Any) -> None:
 
 
 def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **facts: Any) -> None:
-    if connections.settings[router.db_for_write(LockEvent)]["ENGINE"] == NO_DATABASE:
+    if not is_defined(router.db_for_write(LockEvent)):
         return
     columns = {key: facts[key] for key in COLUMNS if key in facts}
     times = {key: facts[key] for key in ("held_for", "waited") if facts.get(key) is not None}

@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponseRedirect, QueryDict
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..audit import is_defined
 from ..models import IdempotencyRecord
 
 __all__ = ["DatabaseFilter", "InChosenDatabase", "database_of", "databases"]
@@ -29,7 +30,8 @@ def databases() -> list[str]:
         *(
             alias
             for alias in others
-            if router.allow_migrate(alias, "django_dlock", model_name="idempotencyrecord")
+            if is_defined(alias)
+            and router.allow_migrate(alias, "django_dlock", model_name="idempotencyrecord")
         ),
     ]
 

@@ -355,7 +355,9 @@ class HeldLockAdmin(WhyAdmin):
             text %= {**names, "error": error}
             self.message_user(request, text, messages.ERROR)
             try:
-                log(request, row, CHANGE, text)
+                # In a savepoint, so that a failure does not undo what the request has written.
+                with atomic_in(databases[0]):
+                    log(request, row, CHANGE, text)
             except Error as trouble:
                 self.message_user(request, str(trouble), messages.ERROR)
             return False

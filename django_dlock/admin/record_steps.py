@@ -87,13 +87,18 @@ class RecordSteps(GuardedAdmin):
         raise NotImplementedError
 
     def _forget(self, request: HttpRequest, record: IdempotencyRecord) -> None:
+        committing = False
         try:
             with atomic_in(record._state.db, router.db_for_write(LogEntry)):
                 deleted = retention.delete(record.as_it_was())
                 if deleted:
                     log(request, record, DELETION, _text_of_forgetting(record))
+                    committing = True
         except Error as error:
-            text = gettext("“%(record)s” was not forgotten. %(error)s")
+            if committing:
+                text = gettext("“%(record)s” may or may not have been forgotten. %(error)s")
+            else:
+                text = gettext("“%(record)s” was not forgotten. %(error)s")
             self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
             return
         if not deleted:
@@ -108,13 +113,23 @@ class RecordSteps(GuardedAdmin):
 
         using = record._state.db
         others = router.db_for_write(LockEvent), router.db_for_write(LogEntry)
+        committing = False
         try:
             with atomic_in(using, *others):
                 follow_up = rerun.forget_and_write(record)
                 if follow_up is not None:
                     self._write_down(request, record, follow_up)
+                    committing = True
         except Error as error:
-            text = gettext("“%(record)s” was not run again. Are all migrations applied? %(error)s")
+            if committing:
+                text = gettext(
+                    "“%(record)s” may or may not have been forgotten. If it was, its task is a "
+                    "pending follow-up, which runs when it is published. %(error)s"
+                )
+            else:
+                text = gettext(
+                    "“%(record)s” was not run again. Are all migrations applied? %(error)s"
+                )
             self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
             return
         if follow_up is None:

@@ -212,7 +212,8 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         if record.message is None:
             return gettext(
                 "Not stored, so the task cannot be run again here: this is not a task, or it has "
-                "store_arguments=False, or its arguments are too long or cannot be written as JSON."
+                "store_arguments=False, or its arguments are too long or cannot be written as "
+                "JSON, or an older version of django-dlock wrote the record."
             )
         return long_text(_pretty(record.message, "args", "kwargs"))
 

@@ -15,7 +15,7 @@ from django.db import Error, OperationalError, connections
 from django.db.utils import InterfaceError
 
 from .. import process, retention
-from ..audit import NO_DATABASE, not_while_forking
+from ..audit import is_defined, not_while_forking
 from ..core import dispatch
 from ..log import logger
 from . import table
@@ -118,7 +118,7 @@ class AdminExporter:
         with self._lock:
             minutes = self._counts.take()
         database = table.database()
-        if not minutes or connections.settings[database]["ENGINE"] == NO_DATABASE:
+        if not minutes or not is_defined(database):
             return
         connection = connections[database]
         try:

@@ -16,7 +16,7 @@ from django.db import Error, connections, router
 from django.db.models import Count
 
 from .. import clock
-from ..audit import NO_DATABASE
+from ..audit import is_defined
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..log import logger
@@ -105,13 +105,14 @@ def _count_records() -> list[Sample]:
     from ..models import IdempotencyRecord
 
     database = router.db_for_read(IdempotencyRecord)
-    if connections.settings[database]["ENGINE"] == NO_DATABASE:
+    if not is_defined(database):
         return []
     connection = connections[database]
     was_open = connection.connection is not None
     try:
-        rows = IdempotencyRecord.objects.values_list("state").annotate(Count("id")).order_by()
-        found = dict(rows)
+        # Named, because a router may choose another database each time that it is asked.
+        rows = IdempotencyRecord.objects.using(database).values_list("state")
+        found = dict(rows.annotate(Count("id")).order_by())
     except Error as error:
         logger.info("Idempotency records are not counted: %s", error)
         return []

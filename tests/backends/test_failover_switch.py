@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import DatabaseError, connections
 from pytest_django import DjangoDbBlocker
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, LockNotAcquired, clock, locks
@@ -596,6 +596,32 @@ def test_the_command_shows_switches_and_waits(shop):
         call_command("switch_locks", "--to", "redis", stdout=out)
         assert "default: redis is active (epoch 3; switched" in out.getvalue()
         assert "Nothing is granted for another 4 s." in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("to", "told"),
+    [
+        ("redis", "The record cannot be read: gone"),
+        ("table", "The switch was made, but the record cannot be read any more: gone"),
+    ],
+)
+def test_the_command_says_whether_a_switch_was_made_if_the_record_is_gone(
+    shop, monkeypatch, to, told
+):
+    with configured(shop.dlocks()):
+        read, left = FailoverBackend.read_record, [1]
+
+        def once(backend):
+            if left:
+                left.pop()
+                # As if it had been switched just now.
+                return read(backend)._replace(quiet=60.0, elapsed=0.0)
+            raise DatabaseError("gone")
+
+        monkeypatch.setattr(FailoverBackend, "read_record", once)
+        with pytest.raises(CommandError) as raised:
+            run_command("--to", to, "--wait")
+        assert str(raised.value) == told
 
 
 def test_diagnosis_says_which_store_is_active(shop):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import redis
 
 from django_dlock import Lock, clock, locks
 from testproject.servers import RedisServer
@@ -40,9 +41,16 @@ def held(dlocks: Dlocks) -> Lock:
     return lock
 
 
-def test_g4_a_killed_first_waiter_is_skipped_at_once(held: Lock, new_holder: NewHolder) -> None:
+def test_g4_a_killed_first_waiter_is_skipped_at_once(
+    held: Lock, own_redis: RedisServer, new_holder: NewHolder
+) -> None:
     first, second = waiting(new_holder(), 1), waiting(new_holder(), 2)
-    first.kill()
+    with redis.Redis.from_url(own_redis.url) as server:
+        listeners = len(server.pubsub_channels())
+        first.kill()
+        # Before the server has noticed, it would hand the lease to the dead process for one TTL.
+        while len(server.pubsub_channels()) == listeners:
+            pass
     held.release()
     second.answer(timeout=SOON)
     assert second.do("lock.held")

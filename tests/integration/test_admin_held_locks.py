@@ -12,7 +12,7 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, transaction
 from django.test import Client
 from django.urls import reverse
 
@@ -519,6 +519,30 @@ def test_a_release_without_an_answer_is_logged_as_uncertain(operator, settings):
     assert "may or may not have been released" in messages_on(response)[0]
     assert "may or may not" in LogEntry.objects.get().change_message
     assert not LockEvent.objects.filter(name="a").exists()
+
+
+def test_what_cannot_be_logged_undoes_nothing_that_was(operator, settings, monkeypatch):
+    use(settings, default=LOCAL, other=f"{__name__}.UnansweredBreak")
+    write = held_locks.log
+
+    def log(request, row, flag, text):
+        if text.startswith("No answer"):
+            # As Django does after any failed statement.
+            transaction.set_rollback(True)
+            raise DatabaseError("too long")
+        write(request, row, flag, text)
+
+    monkeypatch.setattr(held_locks, "log", log)
+    hold("a")
+    hold("b", alias="other")
+    answers = {"owner": "owner of b", "force": "on"}
+    release(operator, "a", force=True)
+    told = messages_on(operator.post(page_of("b", "other", "release"), answers, follow=True))
+    assert "may or may not have been released" in told[0]
+    assert told[1] == "too long"
+    # The transaction of the request can still be used, and is committed.
+    assert not transaction.get_rollback()
+    assert [entry.object_id for entry in LogEntry.objects.all()] == ["default/a"]
 
 
 def test_a_release_that_cannot_be_logged_is_not_made(operator, monkeypatch):

@@ -11,12 +11,13 @@ import pytest
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connections
+from django.db.utils import ConnectionHandler
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dlock import locks, process
-from django_dlock.admin import records
+from django_dlock import audit, locks, process
+from django_dlock.admin import databases, records
 from django_dlock.admin.base import BoundedPaginator, may_see_users
 from django_dlock.admin.records import IdempotencyRecordAdmin
 from django_dlock.backends.local import LocalBackend
@@ -391,6 +392,15 @@ def test_records_of_another_database_are_shown_and_forgotten_there(elsewhere, op
     assert keys_on(answer) == []
     assert not IdempotencyRecord.objects.using(elsewhere).exists()
     assert IdempotencyRecord.objects.get() == here
+
+
+def test_a_project_without_a_default_database_shows_those_that_it_has(monkeypatch):
+    handler = ConnectionHandler({"default": {}, "other": {"ENGINE": "django.db.backends.sqlite3"}})
+    for module in (audit, databases):
+        monkeypatch.setattr(module, "connections", handler)
+    always = SimpleNamespace(db_for_read=lambda _: "other", allow_migrate=lambda *_, **__: True)
+    monkeypatch.setattr(databases, "router", always)
+    assert databases.databases() == ["other"]
 
 
 def test_an_undefined_database_is_not_queried(admin_client):

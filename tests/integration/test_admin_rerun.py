@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 from celery import Celery
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -19,6 +20,8 @@ from kombu.exceptions import OperationalError
 from kombu.utils import json
 
 from django_dlock import audit, idempotency, locks
+from django_dlock.admin import record_steps
+from django_dlock.admin.base import atomic_in
 from django_dlock.celery.publishing import follow_ups, rerun
 from django_dlock.idempotency import ClaimRequest
 from django_dlock.lease import Lease, LeaseRequest
@@ -179,6 +182,36 @@ def test_g13_what_cannot_be_recorded_is_not_done(app, operator, monkeypatch):
     assert states() == ["succeeded"]
     assert FollowUp.objects.count() == LogEntry.objects.count() == 0
     assert waiting(app) is None
+
+
+def test_g13_a_rerun_whose_commit_is_not_answered_may_have_happened(app, operator, monkeypatch):
+    _made, record = charged(app)
+    monkeypatch.setattr(record_steps, "atomic_in", unanswered_commit)
+    (text,) = messages_on(run_again(operator, record))
+    assert "may or may not have been forgotten" in text
+    assert "the reply is lost" in text
+    assert states() == []
+    assert follow_ups.publish_all("default", older_than=dt.timedelta(0)) == 1
+    work(app)
+    assert effects() == 2
+
+
+def test_a_record_whose_deletion_is_not_answered_may_be_forgotten(app, monkeypatch):
+    _made, record = charged(app)
+    monkeypatch.setattr(record_steps, "atomic_in", unanswered_commit)
+    answers = {"attempt": record.attempt, "state": record.state, "owner": record.owner}
+    client = visitor("view_idempotencyrecord", "forget_idempotencyrecord")
+    response = client.post(f"{RECORDS}{record.pk}/forget/", answers, follow=True)
+    assert "may or may not have been forgotten" in messages_on(response)[0]
+    assert states() == []
+
+
+@contextlib.contextmanager
+def unanswered_commit(*databases):
+    """The transactions are committed, but the reply to it is lost."""
+    with atomic_in(*databases):
+        yield
+    raise InterfaceError("the reply is lost")
 
 
 def test_g12_a_record_that_has_changed_is_not_run_again(app, operator):

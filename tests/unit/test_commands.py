@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError
+from django.db.utils import ConnectionHandler
 from django.test import override_settings
 from django.utils import timezone
 
-from django_dlock import clock, locks, process, signals
+from django_dlock import audit, clock, locks, process, signals
 from django_dlock.backends.local import LocalBackend
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
@@ -343,6 +344,17 @@ def test_clear_stale_locks_frees_the_lock_of_a_dead_process_and_records_it():
     assert (event.reason, event.owner, event.token) == ("command", "owner", lease.token)
     assert event.detail["task_name"] == "shop.charge"
     assert "user" not in event.detail
+
+
+@pytest.mark.django_db
+def test_clear_stale_locks_needs_no_database(monkeypatch):
+    nowhere = ConnectionHandler({"default": {}})
+    monkeypatch.setattr(audit, "connections", nowhere)
+    for name in ("order:1", "order:2"):
+        hold(name)
+    say_goodbye()
+    assert {lock["name"] for lock in run_json("clear_stale_locks")} == {"order:1", "order:2"}
+    assert not LockEvent.objects.exists()
 
 
 @pytest.mark.django_db

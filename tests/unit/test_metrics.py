@@ -19,12 +19,12 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
-from django_dlock import Lock, clock, locks
+from django_dlock import Lock, audit, clock, locks
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable, LeaseLost, LockNotAcquired
 from django_dlock.inspection import break_lease
 from django_dlock.lease import RenewalResult
-from django_dlock.metrics import config, instruments, recorder, stores
+from django_dlock.metrics import config, instruments, recorder
 from django_dlock.metrics.groups import MOST, OTHER, Groups
 from django_dlock.metrics.opentelemetry import OpenTelemetryExporter
 from django_dlock.metrics.prometheus import PrometheusExporter, StoreCollector, metrics_view
@@ -344,7 +344,7 @@ def test_a_child_forked_while_the_stores_are_asked_can_ask_them():
 
 def test_a_project_without_a_database_has_no_records_to_count():
     nowhere = ConnectionHandler({"default": {"ENGINE": "django.db.backends.dummy"}})
-    with mock.patch.object(stores, "connections", nowhere), local_locks():
+    with mock.patch.object(audit, "connections", nowhere), local_locks():
         samples = StoreFacts().samples()
     assert {sample.instrument for sample in samples} >= {instruments.STORE_UP}
     assert instruments.RECORDS not in {sample.instrument for sample in samples}

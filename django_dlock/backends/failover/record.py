@@ -211,9 +211,8 @@ def _is_older(row: Any, known: Reading) -> bool:
     Another process that knew less may have begun this epoch anew, with another store than the one
     that it has here.
     """
-    return bool(
-        row.epoch < known.epoch or (row.epoch == known.epoch and row.active != known.active)
-    )
+    anew = row.epoch == known.epoch and row.active != known.active
+    return bool(row.epoch < known.epoch or anew)
 
 
 def _micros(*seconds: float) -> int:

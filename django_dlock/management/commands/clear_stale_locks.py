@@ -100,7 +100,7 @@ class Command(LockCommand):
         except Error as error:
             # The lock is free, which is more important than the row about it.
             self.stderr.write(
-                f"The lock event 'broken' of lock {info.name!r} was not written: {error}"
+                f"The lock event 'broken' of lock {info.name!r} may not have been written: {error}"
             )
         return True
 

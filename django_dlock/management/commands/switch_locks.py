@@ -45,10 +45,15 @@ class Command(OperatorCommand):
         told = "The record cannot be read"
         try:
             reading = backend.read_record()
-            if options["to"] is not None:
+            if options["to"] == reading.active:
+                # A script that repeats the command must not end the locks that are held now.
+                text = f"{options['to']!r} is active already; nothing was changed."
+                self.stderr.write(text, style_func=str)
+            elif options["to"] is not None:
                 told = "The switch is not confirmed"
-                reading = self._switch(backend, reading, options["to"])
+                self._switch(backend, reading, options["to"])
                 told = "The switch was made, but the record cannot be read any more"
+                reading = backend.read_record()
             while options["wait"] and _quiet_left(reading) > 0:
                 time.sleep(min(PAUSE, _quiet_left(reading)))
                 reading = backend.read_record()
@@ -71,16 +76,11 @@ class Command(OperatorCommand):
             )
         return backend
 
-    def _switch(self, backend: FailoverBackend, reading: Reading, to: str) -> Reading:
-        if to == reading.active:
-            # A script that repeats the command must not end the locks that are held now.
-            self.stderr.write(f"{to!r} is active already; nothing was changed.", style_func=str)
-            return reading
+    def _switch(self, backend: FailoverBackend, reading: Reading, to: str) -> None:
         try:
             backend.switch(to, reading, reason="switch_locks", by=_user())
         except ValueError as error:
             self.wrong_usage(f"{error}.")
-        return backend.read_record()
 
     def _show(self, alias: str, reading: Reading, output_format: str) -> None:
         left = _quiet_left(reading)
