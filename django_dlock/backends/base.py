@@ -264,8 +264,11 @@ class BaseLockBackend(ABC):
         """The lease on the name; ``None`` if it is free."""
 
     @abstractmethod
-    def break_(self, name: str, *, owner: str) -> bool:
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         """End the lease of ``owner``; the holder's next renewal gets the outcome ``broken``.
+
+        Args:
+            deadline: ``None`` for ``command_timeout`` from now.
 
         Returns:
             ``False`` if the name is free or has another owner by now; then nothing has changed.

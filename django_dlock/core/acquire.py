@@ -403,7 +403,8 @@ def _until_granted(
                 owner=broken,
                 reason="holder_dead",
             )
-            if (yield "break_", (request.name,), {"owner": broken}):
+            end = min(clock.now(), until) + timeout
+            if (yield "break_", (request.name,), {"owner": broken, "deadline": end}):
                 broke(answer)
         elif last:
             return None

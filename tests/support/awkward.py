@@ -108,7 +108,7 @@ class AwkwardBackend(BaseLockBackend):
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
         self._carry_out("cancel_acquire", lambda now: self._end(request.name, request.owner))
 
-    def break_(self, name: str, *, owner: str) -> bool:
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         return self._carry_out("break_", lambda now: self._end(name, owner))
 
     def locked(self, name: str, *, deadline: float) -> bool:

@@ -70,9 +70,11 @@ def test_g4_a_dead_holder_is_broken_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     met, broken = [dead()], []
     acquire = backend.acquire
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: met.pop() if met else acquire(*a, **k))
-    monkeypatch.setattr(backend, "break_", lambda name, **k: broken.append((name, k)) or True)
+    monkeypatch.setattr(backend, "break_", lambda *a, **k: broken.append((*a, k["owner"])) or True)
+        backend, "break_", lambda name, **k: broken.append((name, k["owner"])) or True
+    )
     assert Lock("it", using="local").acquire(blocking=False)
-    assert broken == [("it", {"owner": "owner"})]
+    assert broken == [("it", "owner")]
 
 
 @pytest.mark.parametrize("kind", ["cooling", "parked", "reserved"])
@@ -117,6 +119,17 @@ def _sleep_until(until: float) -> None:
         pass
 
 
+def test_g10_a_break_gets_only_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, timeout = clock.now(), locks["local"].command_timeout
+    flow = flow_for(patience=0)
+    next(flow)
+    # The answer took nearly all of the time.
+    monkeypatch.setattr(clock, "now", lambda: began + 0.9 * timeout)
+    method, _, kwargs = flow.send(dead())
+    assert method == "break_"
+    assert began + timeout <= kwargs["deadline"] < began + 1.5 * timeout
+
+
 # -- the end of a wait ----------------------------------------------------------------------
 
 
@@ -141,7 +154,7 @@ def test_g4_a_waiter_breaks_the_lease_when_the_holders_death_is_proven() -> None
     assert kwargs["interrupted"]()
     assert flow.send(None)[0] == "acquire"
     method, _, kwargs = flow.send(dead())
-    assert (method, kwargs) == ("break_", {"owner": "owner"})
+    assert (method, kwargs["owner"]) == ("break_", "owner")
     # It breaks once; if the name is still taken, it waits as usual.
     assert flow.send(True)[0] == "acquire"
     method, _, kwargs = flow.send(dead())

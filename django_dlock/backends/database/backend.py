@@ -204,7 +204,7 @@ class DatabaseBackend(BaseLockBackend):
         elif done.owner and is_dead(done.process):
             # The statement cannot know that. The next waiter must not wait for the end of the TTL.
             with contextlib.suppress(BackendUnavailable):
-                self.break_(name, owner=done.owner)
+                self.break_(name, owner=done.owner, deadline=deadline)
         table.answered(owner)
         return outcome
 
@@ -258,14 +258,14 @@ class DatabaseBackend(BaseLockBackend):
         now, row = self._table.read(name, self.call_deadline())
         return self._listing.waiters(now, row, name, limit)
 
-    def break_(self, name: str, *, owner: str) -> bool:
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         def change(row: Row, now: int) -> tuple[bool, list[Message]]:
             return row.end_by_break(owner, now)
 
         def done(row: Row, now: int) -> bool | None:
             return row.outcome_of(owner, now) == "broken" or None
 
-        return self._table.change(name, change, self.call_deadline(), "end", done=done)
+        return self._table.change(name, change, deadline or self.call_deadline(), "end", done=done)
 
     def deregister(self, process: str, *, deadline: float) -> None:
         def use(one: Connection, store: Store) -> None:

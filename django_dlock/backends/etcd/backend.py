@@ -273,8 +273,8 @@ class EtcdBackend(BaseLockBackend):
             metadata=json_object(entry.metadata),
         )
 
-    def break_(self, name: str, *, owner: str) -> bool:
-        key, deadline = self._store.key(name), self.call_deadline()
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        key, deadline = self._store.key(name), deadline or self.call_deadline()
         (entry,) = entries_of(self._store.transaction([read(key)], deadline))
         if entry is None or entry.owner != owner:
             return False

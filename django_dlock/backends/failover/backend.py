@@ -295,12 +295,13 @@ class FailoverBackend(BaseLockBackend):
         _, term = self._active.open_term(name, self.call_deadline())
         return term.store.waiters(name, limit=limit)
 
-    def break_(self, name: str, *, owner: str) -> bool:
-        return bool(self._ask("break_", name, owner=owner))
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        deadline = deadline or self.call_deadline()
+        return bool(self._ask("break_", name, owner=owner, deadline=deadline))
 
-    def _break_(self, name: str, *, owner: str) -> _Call:
-        _, term = self._active.open_term(name, self.call_deadline())
-        return _Call(term, (name,), {"owner": owner}, _as_it_is)
+    def _break_(self, name: str, *, owner: str, deadline: float) -> _Call:
+        _, term = self._active.open_term(name, deadline)
+        return _Call(term, (name,), {"owner": owner, "deadline": deadline}, _as_it_is)
 
     def deregister(self, process: str, *, deadline: float) -> None:
         for term in self._leases.terms():

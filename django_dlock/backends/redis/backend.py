@@ -212,8 +212,9 @@ class RedisBackend(BaseLockBackend):
         command = read_waiters(self.alias, self._commands.keys, name, limit)
         return self._run(command, self.call_deadline())
 
-    def break_(self, name: str, *, owner: str) -> bool:
-        return self._run(self._commands.break_(name, owner), self.call_deadline(), urgent=True)
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        deadline = deadline or self.call_deadline()
+        return self._run(self._commands.break_(name, owner), deadline, urgent=True)
 
     def deregister(self, process: str, *, deadline: float) -> None:
         self._run(self._commands.deregister(process), deadline, urgent=True)

@@ -258,10 +258,10 @@ class RedlockBackend(BaseLockBackend):
         answers = self._settled(sent, deadline, name)
         return self._votes.waiters(answers)[: max(0, limit)]
 
-    def break_(self, name: str, *, owner: str) -> bool:
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl
         sent = self._send(self._same(command), self._votes.has_quorum, until, keep=True)
-        answers = self._settled(sent, self.call_deadline(), name)
+        answers = self._settled(sent, deadline or self.call_deadline(), name)
         return any(answer is True for answer in answers)
 
     def deregister(self, process: str, *, deadline: float) -> None:

@@ -350,17 +350,17 @@ class ZooKeeperBackend(BaseLockBackend):
             metadata=json_object(facts.metadata),
         )
 
-    def break_(self, name: str, *, owner: str) -> bool:
+    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         asked = False
 
         def step(session: Session) -> bool:
             nonlocal asked
-            _, line = queue(session, name, deadline)
+            _, line = queue(session, name, until)
             if line and line[0].owner == owner:
                 reply, asked_before = session.client.delete_async(line[0].path), asked
                 asked = True
                 try:
-                    session.answer(reply, deadline)
+                    session.answer(reply, until)
                 except NoNodeError:
                     asked = asked_before
             elif any(node.owner == owner for node in line):
@@ -373,8 +373,8 @@ class ZooKeeperBackend(BaseLockBackend):
                 self._attempts.end(owner, "broken")
             return True
 
-        deadline = self.call_deadline()
-        return self._sessions.call(step, name, deadline)
+        until = deadline or self.call_deadline()
+        return self._sessions.call(step, name, until)
 
     # -- housekeeping ------------------------------------------------------------------
 
