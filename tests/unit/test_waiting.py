@@ -71,8 +71,6 @@ def test_g4_a_dead_holder_is_broken_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     acquire = backend.acquire
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: met.pop() if met else acquire(*a, **k))
     monkeypatch.setattr(backend, "break_", lambda *a, **k: broken.append((*a, k["owner"])) or True)
-        backend, "break_", lambda name, **k: broken.append((name, k["owner"])) or True
-    )
     assert Lock("it", using="local").acquire(blocking=False)
     assert broken == [("it", "owner")]
 
