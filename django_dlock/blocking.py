@@ -51,7 +51,7 @@ class Blocking:
 
     Args:
         waiters: The waiters of each lock in the order of arrival; locks without waiters may be
-            missing. The lists show the locks in this order.
+            missing. Locks that belong to the same group of ``lines`` keep this order.
     """
 
     def __init__(

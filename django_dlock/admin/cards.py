@@ -139,7 +139,7 @@ def facts(figures: Figures) -> list[tuple[Any, str, str]]:
         ),
         (_("Gave up"), amount(figures.total(instruments.ATTEMPTS)), ""),
         (_("Lost"), amount(lost), ""),
-        (_("Put back"), amount(figures.total(instruments.REQUEUES)), gettext("tasks")),
+        (_("Requeued"), amount(figures.total(instruments.REQUEUES)), gettext("tasks")),
     ]
 
 
@@ -271,19 +271,19 @@ def _lateness(figures: Figures) -> Card:
 
 
 def _put_back(figures: Figures) -> Card:
-    title = _("Put back")
+    title = _("Requeued")
     counts = figures.by_group_and_label(instruments.REQUEUES)
     total = sum(count for _key, count in counts)
     parked = dict(figures.by_label(instruments.HOLDS)).get("parked", 0)
     lead = (
         ngettext(
-            "%s delivery of a task was put back into its queue.",
-            "%s deliveries of tasks were put back into their queues.",
+            "%s delivery of a task was requeued.",
+            "%s deliveries of tasks were requeued.",
             total,
         )
         % amount(total)
         if total
-        else gettext("No task was put back into its queue.")
+        else gettext("No task was requeued.")
     )
     if parked:
         lead += " " + (

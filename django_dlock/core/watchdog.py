@@ -5,7 +5,7 @@ never waits long for one alias: a renewal is sent, and if the answer does not co
 thread turns to the others and checks again later.
 
 Leases of one alias that come due within half an interval are renewed together. From then on
-they are due at the same time, and one round trip renews up to 500 of them.
+they are due at the same time, and one call of the backend renews as many of them as it can take.
 """
 
 from __future__ import annotations

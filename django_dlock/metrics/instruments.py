@@ -86,7 +86,7 @@ REQUEUES = Instrument(
     "django_dlock.task.requeues",
     "counter",
     "{delivery}",
-    "Deliveries of tasks that were put back into their queue, by reason",
+    "Deliveries of tasks that were requeued, by reason",
     ("task", "reason"),
 )
 

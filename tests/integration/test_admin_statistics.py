@@ -95,19 +95,19 @@ def test_the_page_shows_what_was_counted(admin_client):
     response = admin_client.get(PAGE)
     text = text_of(response)
     for expected in (
-        "Acquired 3 Found held 2 50 % Gave up 1 Lost 1 Put back 5 tasks",
+        "Acquired 3 Found held 2 50 % Gave up 1 Lost 1 Requeued 5 tasks",
         "Averages over a minute: at most 1.5 held, 0.5 waiting.",
         "Half within 5 ms, 95 % within 3 s, the longest 3 s.",
         "Half within 4 s, 95 % within 4 s, the longest 4 s.",
         "1 lock ended while held.",
         "7 renewals; the renewal thread woke at most 250 ms too late.",
-        "5 deliveries of tasks were put back into their queues. 1 lock was kept for a retry.",
+        "5 deliveries of tasks were requeued. 1 lock was kept for a retry.",
         "Most often found held: order.",
     ):
         assert expected in text, text
     found = tables_of(response)
     assert rows_of(found["Losses"]) == {"max hold": ["1"]}
-    assert rows_of(found["Put back"]) == {"shop.charge · contended": ["5"]}
+    assert rows_of(found["Requeued"]) == {"shop.charge · contended": ["5"]}
     assert rows_of(found["Contention by name"]) == {
         "order": ["2", "50 %", "3", "1", "1", "1 s", "3 s"]
     }
@@ -175,7 +175,7 @@ def test_an_alias_can_be_chosen(admin_client):
     one = admin_client.get(PAGE, {"alias": "b", "range": "day"})
     assert set(rows_of(tables_of(one)["Contention by name"])) == {"x"}
     assert "Renewal lateness and put-back tasks are those of all aliases." in text_of(one)
-    assert rows_of(tables_of(one)["Put back"]) == {"t · contended": ["5"]}
+    assert rows_of(tables_of(one)["Requeued"]) == {"t · contended": ["5"]}
     assert "?range=week&amp;alias=b" in one.content.decode()
 
 

@@ -98,8 +98,8 @@ class DeliveryContext:
         self.eager = bool(request.is_eager)
         self.began = clock.now()
         self.body_runner = BodyRunner()
-        # The worker's parent makes it, so that it can find the lease of a child that died; in
-        # pools without child processes, it is made here.
+        # A worker's parent makes it, so that it can find the lease of a child that died. An eager
+        # task has no worker.
         given: str = vars(request).pop(owners.KEY, "")
         self.owner = owners.in_child(given, os.getpid()) if given else owners.new(request.id)
         # Celery treats unknown keys as headers, so a retry would publish this one.

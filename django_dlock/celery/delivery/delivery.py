@@ -93,7 +93,7 @@ class Delivery:
             raise Requeue(error, self.context.header.after_setback()) from error
 
     def _run_or_find_finished(self) -> Any:
-        """Run; or if the lock is not free, return the result of a recorded run."""
+        """Run; or if the delivery is refused, return the result of a recorded run."""
         try:
             return self._acquire_and_run()
         except DeliveryRefused as refused:

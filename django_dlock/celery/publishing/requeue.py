@@ -89,6 +89,8 @@ def requeue(
     Raises:
         Republished: The message was published; Celery acknowledges the old one.
         Reject: It could not be published; Celery returns the old message to the broker.
+        CannotRequeue: Its queue is not known; the task fails.
+        Exception: What publishing raised, if the message was acknowledged early; the task fails.
     """
     attempts = _PublishAttempts(task, request, began)
     while (delay := _try_to_publish(task, request, message, cause, attempts)) is None:
