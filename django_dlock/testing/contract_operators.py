@@ -345,7 +345,7 @@ class OperatorContract(ContractTools):
         lease = self.grant(backend, self.request(self.name()))
         assert not backend.break_(lease.name, owner="another")
         assert self.locked(backend, lease.name)
-        assert backend.break_(lease.name, owner=lease.owner)
+        assert backend.break_(lease.name, owner=lease.owner, deadline=self.soon(backend))
         assert not self.locked(backend, lease.name)
         assert not backend.break_(lease.name, owner=lease.owner)
         assert self.renew(backend, lease) == [self.outcome(backend, "broken")]

@@ -353,6 +353,16 @@ def test_g1_an_epoch_never_has_two_stores(shop, accident):
     assert behind.read(anew)[:2] == ahead.read(agreed)[:2] == agreed[:2]
 
 
+def test_g1_an_epoch_that_begins_without_knowing_of_longer_leases_waits_for_them(shop):
+    behind = shop.process()._active.record
+    before = behind.read()
+    longer = shop.process(ttl=3 * TTL)._active.record
+    known = longer.read()
+    shop.row.delete()
+    assert behind.read(before).quiet < known.longest
+    assert longer.read(known).quiet == known.longest
+
+
 def test_g1_a_record_restored_within_its_epoch_learns_again_of_longer_leases(shop):
     other = shop.process(ttl=3 * TTL)._active.record
     one = shop.process()._active.record
@@ -499,6 +509,12 @@ def test_g8_a_forked_child_reads_the_record_itself(shop):
             assert pipe.read() == b"fork False 1"
         os.waitpid(pid, 0)
         assert lock.held
+
+
+def test_a_coroutine_breaks_a_lease_without_giving_a_deadline(shop):
+    one = shop.process()
+    lease = grant(one, request())
+    assert asyncio.run(one.acall("break_", "name", owner=lease.owner))
 
 
 def test_operators_see_the_leases_of_the_active_store(shop):

@@ -291,6 +291,19 @@ def test_g5_a_release_whose_reply_was_lost_is_a_success(proxy, how):
     assert proxy.replies_dropped == 1
 
 
+def test_g10_a_break_ends_with_its_deadline(own_redis):
+    backend = backend_for(own_redis.url, command_timeout=60.0)
+    lease = grant(backend, request())
+    own_redis.pause()
+    try:
+        began = clock.now()
+        with pytest.raises(BackendUnavailable):
+            backend.break_("name", owner=lease.owner, deadline=began + 0.1)
+        assert clock.now() - began < 30.0
+    finally:
+        own_redis.resume()
+
+
 def many_turns(backend):
     """Take turns until the server no longer remembers the end of an earlier lease."""
     for _ in range(40):

@@ -296,10 +296,10 @@ class FailoverBackend(BaseLockBackend):
         return term.store.waiters(name, limit=limit)
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
-        deadline = deadline or self.call_deadline()
         return bool(self._ask("break_", name, owner=owner, deadline=deadline))
 
-    def _break_(self, name: str, *, owner: str, deadline: float) -> _Call:
+    def _break_(self, name: str, *, owner: str, deadline: float | None = None) -> _Call:
+        deadline = deadline or self.call_deadline()
         _, term = self._active.open_term(name, deadline)
         return _Call(term, (name,), {"owner": owner, "deadline": deadline}, _as_it_is)
 

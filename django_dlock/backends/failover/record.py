@@ -122,6 +122,8 @@ class Record:
                 self._note_switch(row.epoch)
             elif row.longest < (longest := self._longest_of(row.epoch, known)):
                 self._row.filter(epoch=row.epoch, longest=row.longest).update(longest=longest)
+            elif row.quiet < (quiet := self._quiet_before(row.epoch, known)):
+                self._row.filter(epoch=row.epoch, quiet=row.quiet).update(quiet=quiet)
             else:
                 return _reading(row)
         raise SwitchRefused("other processes kept changing the record")
@@ -181,6 +183,13 @@ class Record:
         if known is None or known.epoch != epoch:
             return self._longest
         return max(self._longest, _micros(known.longest))
+
+    def _quiet_before(self, epoch: int, known: Reading | None) -> int:
+        """How long leases may live that this process knows of, and that began before the epoch.
+
+        A process that did not know of them may have begun it, after the row was lost.
+        """
+        return 0 if known is None or epoch <= known.epoch else _micros(known.longest)
 
     def _change(
         self, row: Any, epoch: int, to: str, reason: str, *, by: str = "", quiet: int = 0
