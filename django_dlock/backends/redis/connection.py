@@ -1,8 +1,9 @@
 """One connection to a Redis: send a command, read its reply, both by a deadline.
 
 redis-py opens the connection, so every server that it can reach can be reached from here;
-``pool.py`` has ``backends/connector.py`` do so by the deadline. After that, commands and replies use the socket directly: redis-py's own methods have no deadline, and
-would double the time that a lock costs the client.
+``pool.py`` has ``backends/connector.py`` do so by the deadline. After that, commands and replies
+use the socket directly: redis-py's own methods have no deadline, and would double the time that a
+lock costs the client.
 """
 
 from __future__ import annotations
