@@ -28,7 +28,7 @@ from tests.support.redis_calls import (
 # As in docs/howto/own-redis.md.
 LEAST = (
     "~{dlock:0}:2:* &{dlock:0}:2:m:* -@all "
-    "+eval +evalsha +time +get +set +exists +pttl +pexpire +hget +hmget +hset "
+    "+eval +evalsha +time +get +set +exists +pttl +pexpire +pexpireat +hget +hmget +hset "
     "+zadd +zrem +zcard +zscore +zrandmember +zrange +zrevrange +zrangebyscore +zrevrangebyscore "
     "+subscribe +publish +pubsub|numsub +ping +info"
 )

@@ -73,7 +73,7 @@ def test_commands_that_an_uncontended_acquire_and_release_run_at_the_server(back
         "zrange": 1,
         "set": 1,
         "hset": 2,
-        "pexpire": 1,
+        "pexpireat": 1,
         "zadd": 1,
         "zrem": 1,
     }
@@ -96,7 +96,7 @@ def test_a_hand_over_runs_eleven_commands_at_the_server(own_redis):
         "set": 1,
         "publish": 1,
         "hset": 1,
-        "pexpire": 1,
+        "pexpireat": 1,
         "zadd": 1,
     }
 

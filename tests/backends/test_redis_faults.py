@@ -9,8 +9,10 @@ import threading
 import time
 
 import pytest
+import redis
 
 from django_dlock import clock
+from django_dlock.backends.redis.script_parts import MEMORY_MS
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease, ReleaseRequest, RenewalResult
 from django_dlock.process import current
@@ -302,6 +304,21 @@ def test_g10_a_break_ends_with_its_deadline(own_redis):
         assert clock.now() - began < 30.0
     finally:
         own_redis.resume()
+
+
+def test_g5_a_release_and_everybody_else_see_a_lease_end_at_the_same_moment(own_redis):
+    backend = backend_for(own_redis.url, command_timeout=20.0)
+    # So long that the script takes its time between its look at the clock and its writes.
+    grant(backend, request(metadata=" " * 50_000_000))
+    forgets_at = """
+        local time, left = redis.call('TIME'), redis.call('PTTL', KEYS[1])
+        return time[1] * 1000 + math.floor(time[2] / 1000) + left
+    """
+    with redis.Redis.from_url(own_redis.url) as server:
+        (key,) = server.keys("*:l:name")
+        # The server may pause between the two commands, which makes the sum too small.
+        forgets = max(server.eval(forgets_at, 1, key) for _ in range(50))
+        assert abs(forgets - int(server.hget(key, "until")) - MEMORY_MS) <= 2
 
 
 def many_turns(backend):

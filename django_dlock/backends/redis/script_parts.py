@@ -149,7 +149,8 @@ end
 local function grant(name, owner, token, ttl, kind, proc, meta, n, past)
   redis.call('HSET', KEYS[1], 'owner', owner, 'until', now + ttl, 'kind', kind, 'token', token,
     'ttl', ttl, 'at', moment, 'n', n, 'proc', proc, 'meta', meta, 'past', past)
-  redis.call('PEXPIRE', KEYS[1], ttl + math.max(ttl, {MEMORY_MS}))
+  -- Exactly as long after ``until`` as RELEASE relies on, however long this script takes.
+  redis.call('PEXPIREAT', KEYS[1], now + ttl + math.max(ttl, {MEMORY_MS}))
   redis.call('ZADD', KEYS[3], token, name)
 end
 """

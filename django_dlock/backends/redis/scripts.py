@@ -66,7 +66,7 @@ if mine then
   local new = math.max(till or 0, now + ttl)
   redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(longest or 0, ttl),
     'n', math.max(whole(n) or 0, 0))
-  redis.call('PEXPIRE', KEYS[1], new - now + memory(ttl))
+  redis.call('PEXPIREAT', KEYS[1], new + memory(ttl))
   mark_granted()
   return tonumber(token) or 0
 end
@@ -86,7 +86,7 @@ if living or mark or over then
   if till and longest and longest > 0 and remaining > longest and kind ~= 'cooling' then
     remaining = longest
     redis.call('HSET', KEYS[1], 'until', now + longest)
-    redis.call('PEXPIRE', KEYS[1], longest + memory(longest))
+    redis.call('PEXPIREAT', KEYS[1], now + longest + memory(longest))
   end
   local listens = ''
   if waits and not mark then
@@ -259,7 +259,7 @@ for i = 1, count do
     -- Only once if it is the same for all, because formatting numbers is half the work.
     asked = ARGV[2 + count + i]
     ttl = tonumber(asked)
-    ends, forget = text(now + ttl), text(ttl + memory(ttl))
+    ends, forget = text(now + ttl), text(now + ttl + memory(ttl))
   end
   local lock, me = KEYS[2 + i], ARGV[2 + i]
   local l = call('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
@@ -283,10 +283,10 @@ for i = 1, count do
       -- An older renewal with a shorter TTL has arrived late: keep the end. But if the end is
       -- further away than the previous TTL, the clock has stepped back: correct the end.
       call('HSET', lock, 'ttl', text(left), 'n', n)
-      call('PEXPIRE', lock, text(left + memory(left)))
+      call('PEXPIREAT', lock, text(now + left + memory(left)))
     else
       call('HSET', lock, 'until', ends, 'ttl', asked, 'n', n)
-      call('PEXPIRE', lock, forget)
+      call('PEXPIREAT', lock, forget)
     end
     outcomes[i] = 'n'
   end
