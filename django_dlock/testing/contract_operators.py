@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from typing import Any
 
 from ..backends.base import BaseLockBackend
@@ -330,6 +331,8 @@ class OperatorContract(ContractTools):
                 backend.after_fork()
                 answer = backend.acquire(gone, deadline=self.soon(backend))
                 status = 0 if isinstance(answer, Contention) else 2
+            except BaseException:  # noqa: BLE001 - ``_exit`` would hide it
+                os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
