@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import traceback
 from typing import Any
 
 from ..backends.base import BaseLockBackend
-from ..lease import SORT_KEYS, Contention, Kind, LeaseQuery, Waiter, in_order
+from ..lease import SORT_KEYS, Kind, LeaseQuery, Waiter, in_order
 from ..process import current
 from .tools import ContractTools
 
@@ -323,19 +321,7 @@ class OperatorContract(ContractTools):
         if not backend.is_shared:
             # The child would have a store of its own.
             return
-        pid = os.fork()
-        if pid == 0:
-            # The child must not run any code of the test runner, so it ends with ``_exit``.
-            status = 1
-            try:
-                backend.after_fork()
-                answer = backend.acquire(gone, deadline=self.soon(backend))
-                status = 0 if isinstance(answer, Contention) else 2
-            except BaseException:  # noqa: BLE001 - ``_exit`` would hide it
-                os.write(2, traceback.format_exc().encode())
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not self.granted_to_child(backend, gone)
         self.refuse(backend, stays)
         # A store with sessions may have noticed it by itself.
         found = {it.owner: it.state for it in backend.waiters(lease.name)}

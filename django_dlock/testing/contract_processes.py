@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from typing import Any
 
 from .. import clock
 from ..backends.base import BaseLockBackend
-from ..lease import Lease, LeaseRequest
+from ..lease import LeaseRequest
 from ..process import current
 from .tools import ContractTools
 
@@ -132,17 +131,7 @@ class ProcessContract(ContractTools):
     ) -> None:
         lease = self.grant(backend, self.request(self.name()))
         own = self.request(self.name())
-        pid = os.fork()
-        if pid == 0:
-            # The child must not run any code of the test runner, so it ends with ``_exit``.
-            status = 1
-            try:
-                backend.after_fork()
-                answer = backend.acquire(own, deadline=self.soon(backend))
-                status = 0 if isinstance(answer, Lease) else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert self.granted_to_child(backend, own)
         assert self.renew(backend, lease) == ["renewed"]
         assert self.locked(backend, own.name) == backend.is_shared
         assert self.release(backend, lease) == "released"

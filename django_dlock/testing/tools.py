@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -48,6 +50,28 @@ class ContractTools:
         answer = backend.acquire(request, deadline=self.soon(backend))
         assert isinstance(answer, Contention), answer
         return answer
+
+    def granted_to_child(self, backend: BaseLockBackend, request: LeaseRequest) -> bool:
+        """Whether a forked child, which ends at once, is granted the request."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # The child must not run any code of the test runner, so it ends with ``_exit``.
+            try:
+                try:
+                    backend.after_fork()
+                    answer = type(backend.acquire(request, deadline=self.soon(backend))).__name__
+                except BaseException:  # noqa: BLE001 - the test shows it
+                    answer = traceback.format_exc()
+                os.write(writing, answer.encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading, encoding="utf-8") as pipe:
+            answer = pipe.read()
+        os.waitpid(pid, 0)
+        assert answer in {"Lease", "Contention"}, answer
+        return answer == "Lease"
 
     def release(self, backend: BaseLockBackend, lease: Lease, min_hold: float = 0.0) -> str:
         return backend.release(
