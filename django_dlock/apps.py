@@ -20,13 +20,14 @@ class DjangoDlockConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here, because models cannot be imported before the apps are loaded.
-        from . import audit, checks
+        from . import audit, checks, process
         from .backends import sqlite_forks
         from .metrics import config
 
         checks.register()
         # Registered before all other fork hooks, because those may take locks.
         sqlite_forks.connect()
+        process.forks_wait()
         audit.connect()
         if config.read().exporters:
             _connect_metrics()

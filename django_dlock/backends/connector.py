@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .. import clock
+from .. import clock, process
 
 __all__ = ["Connector"]
 
@@ -85,7 +85,8 @@ class _Attempt(threading.Thread, Generic[T]):
 
     def run(self) -> None:
         try:
-            self.outcome = self._make()
+            with process.connecting():
+                self.outcome = self._make()
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             # The traceback refers to this frame, and so to this thread: a cycle.
             self.outcome = error.with_traceback(None)

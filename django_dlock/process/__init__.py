@@ -1,17 +1,21 @@
-"""Identifies processes, and proves that a process is dead."""
+"""Identifies processes, proves that a process is dead, and what happens at forks and exits."""
 
 from .death import DeathProof, death_proof
 from .exits import at_exit, run_exit_hooks
-from .identity import ProcessIdentity, at_fork, current, identity_of, reset
+from .forks import at_fork, connecting, forks_wait, thread_ends
+from .identity import ProcessIdentity, current, identity_of, reset
 
 __all__ = [
     "DeathProof",
     "ProcessIdentity",
     "at_exit",
     "at_fork",
+    "connecting",
     "current",
     "death_proof",
+    "forks_wait",
     "identity_of",
     "reset",
     "run_exit_hooks",
+    "thread_ends",
 ]

@@ -11,10 +11,9 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["ProcessIdentity", "at_fork", "current", "identity_of", "proc_stat", "reset"]
+__all__ = ["ProcessIdentity", "current", "identity_of", "proc_stat", "reset"]
 
 # The inode of the first PID namespace of a Linux machine (PROC_PID_INIT_INO in the kernel).
 _FIRST_PID_NAMESPACE = "4026531836"
@@ -120,19 +119,6 @@ def reset() -> None:
     """Make a new identity at the next use; called in a forked child, whose pid may be reused."""
     global _current
     _current = None
-
-
-_at_fork: list[dict[str, Callable[[], object]]] = []
-
-
-def at_fork(**hooks: Callable[[], object]) -> None:
-    """As ``os.register_at_fork``, if there is one; registers the same hooks only once.
-
-    Call it at first use and not at import, because importing the package has no side effects.
-    """
-    if hooks not in _at_fork and hasattr(os, "register_at_fork"):
-        _at_fork.append(hooks)
-        os.register_at_fork(**hooks)
 
 
 def identity_of(pid: int) -> ProcessIdentity:

@@ -427,6 +427,19 @@ def test_g4_the_check_before_a_fork_includes_requests_that_are_only_active(app, 
         state.active_requests.clear()
 
 
+def test_g8_the_pool_does_not_fork_before_the_thread_of_a_recovery_has_ended(
+    app, dead, reserved, monkeypatch
+):
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
+    names = []
+    monkeypatch.setattr(
+        process, "thread_ends", lambda: names.append(threading.current_thread().name)
+    )
+    reserved.add(Worker(app, task(app), dead.popen.pid).request)
+    fork()
+    assert names == ["dlock-recovery"]
+
+
 def test_g1_another_child_that_got_the_message_meanwhile_keeps_its_lease(app, dead, reserved):
     # If a child dies before its parent has read that it began, Celery returns the message.
     other = Child()
@@ -471,7 +484,7 @@ def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children
         "import django_dlock.celery.worker.lost_children\n"
         "from django_dlock import audit, process\n"
         "from django_dlock.core import dispatch\n"
-        "hooks = [each.get('before') for each in process.identity._at_fork]\n"
+        "hooks = [each.get('before') for each in process.forks._at_fork]\n"
         "print(dispatch._event_queue.before_fork in hooks, audit._wait in hooks)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}

@@ -22,7 +22,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from ... import clock
+from ... import clock, process
 from ...exceptions import BackendRefused, BackendUnavailable
 from ..base import AliasOptions
 from .config import Member, members, option, tls_context
@@ -261,7 +261,8 @@ class Client:
 
         def connect() -> None:
             try:
-                connection.connect()
+                with process.connecting():
+                    connection.connect()
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 outcome.append(error)
             else:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from redis import exceptions as errors
 
+from ... import process
 from ...log import logger
 from ..redis.commands import Command
 from ..redis.connection import ConnectionBroken, ErrorReply
@@ -86,7 +87,8 @@ class _Attempt(threading.Thread):
 
     def run(self) -> None:
         try:
-            outcome: Link | BaseException = self._connect()
+            with process.connecting():
+                outcome: Link | BaseException = self._connect()
         except BaseException as error:  # noqa: BLE001 - the node's commands fail with it
             # The traceback refers to this frame, and so to this thread: a cycle.
             outcome = error.with_traceback(None)

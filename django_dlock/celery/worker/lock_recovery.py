@@ -118,6 +118,7 @@ class Recovery:
                 "%s: its lock could not be recovered", self._suspect, about=self._suspect
             )
         finally:
+            process.thread_ends()
             self._ended.set()
 
     def _recover(self) -> None:

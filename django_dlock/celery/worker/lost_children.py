@@ -169,6 +169,8 @@ def _recover_early(request: SupervisedRequest) -> Recovery | None:
     return recovery
 
 
-# In this order: hooks run in reverse, so recoveries report their events before ``dispatch`` pauses.
+# In this order: hooks run in reverse, so recoveries report their events before ``dispatch`` pauses,
+# and their threads are waited for.
+process.forks_wait()
 dispatch.take_part_in_forks()
 process.at_fork(before=_before_fork)

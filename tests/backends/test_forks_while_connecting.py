@@ -1,0 +1,49 @@
+"""A fork waits while another thread connects to a store."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from django_dlock import BackendUnavailable, Lock
+from testproject.processes import HOST, free_port
+from tests.support.aliases import configured
+from tests.support.tls_lock import PATIENCE, TlsLock, noted_forks
+
+
+def _nowhere(scheme: str) -> str:
+    return f"{scheme}://{HOST}:{free_port()}"
+
+
+# Nothing listens there: each refuses, once its address is resolved.
+STORES: dict[str, Callable[[], Any]] = {
+    "redis": lambda: ("redis.RedisBackend", _nowhere("redis")),
+    "redlock": lambda: ("redlock.RedlockBackend", [_nowhere("redis") for _ in range(3)]),
+    "etcd": lambda: ("etcd.EtcdBackend", _nowhere("http")),
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_g8_a_fork_waits_while_another_thread_connects(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, location = STORES[store]()
+    entry = {"BACKEND": f"django_dlock.backends.{path}", "LOCATION": location}
+    resolve = socket.getaddrinfo
+
+    def resolve_slowly(*args: Any, **kwargs: Any) -> Any:
+        if not lock.taken.is_set():
+            lock.hold()
+        return resolve(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_slowly)
+    with noted_forks() as begun, configured({"default": entry}), ThreadPoolExecutor(1) as pool:
+        lock = TlsLock(may_end=begun)
+        call = pool.submit(Lock("it").acquire, timeout=0)
+        assert lock.taken.wait(PATIENCE)
+        assert lock.is_free_in_child()
+        assert isinstance(call.exception(PATIENCE), BackendUnavailable)
