@@ -49,6 +49,7 @@ FOR_LOCKS = {
     "django_dlock.process",
     "django_dlock.process.death",
     "django_dlock.process.exits",
+    "django_dlock.process.forks",
     "django_dlock.process.identity",
     "django_dlock.refusal_responses",
     "django_dlock.signals",

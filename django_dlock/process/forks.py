@@ -50,6 +50,7 @@ def forks_wait() -> None:
 def connecting() -> Iterator[None]:
     """For a thread that makes a connection and then ends: a fork waits for both."""
     forks_wait()
+    _forget_earlier_ones()
     _threads[threading.get_native_id()] = math.inf
     try:
         yield
@@ -65,13 +66,18 @@ def thread_ends() -> None:
 def _before_fork() -> None:
     give_up_at = time.monotonic() + PATIENCE
     while time.monotonic() < give_up_at:
-        for thread, until in _threads.copy().items():
-            # Python says that a thread has ended before its libraries have finished with it.
-            if (until != math.inf and not _runs(thread)) or until < time.monotonic():
-                _threads.pop(thread, None)
-        if not _threads:
+        _forget_earlier_ones()
+        # Python says that a thread has ended before its libraries have finished with it.
+        if not any(until == math.inf or _runs(it) for it, until in _threads.copy().items()):
             return
         time.sleep(POLL_INTERVAL)
+
+
+def _forget_earlier_ones() -> None:
+    now = time.monotonic()
+    for thread, until in _threads.copy().items():
+        if until < now:
+            _threads.pop(thread, None)
 
 
 def _runs(thread: int) -> bool:

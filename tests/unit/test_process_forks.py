@@ -74,3 +74,14 @@ def test_a_child_does_not_wait_for_threads_of_its_parent(
         return exit_code(lambda: 0)
 
     assert exit_code(fork_again) == 0
+
+
+def test_a_process_that_never_forks_forgets_threads_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "PATIENCE", -1.0)
+    connector, noted_earlier = Connector(str), len(forks._threads)
+    for _ in range(20):
+        # Not a connection, but it is made on a thread.
+        assert connector.connect(clock.now() + PATIENCE) == ""
+    assert len(forks._threads) <= noted_earlier + 2
