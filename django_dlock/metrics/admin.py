@@ -122,7 +122,7 @@ class AdminExporter:
             return
         connection = connections[database]
         try:
-            with not_while_forking(database):
+            with not_while_forking(database), process.connecting():
                 self._write(minutes)
                 self._failing = False
                 if not random.randrange(PURGED_ONCE_IN):

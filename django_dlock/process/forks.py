@@ -17,15 +17,19 @@ from collections.abc import Callable, Iterator
 __all__ = ["at_fork", "connecting", "forks_wait", "thread_ends"]
 
 PATIENCE = 0.5
-"""Seconds for which a fork waits. An attempt to connect may take longer while the server cannot be
-reached, but then it holds no such lock."""
+"""Seconds for which a fork waits for threads, and threads that would connect wait for a fork."""
 POLL_INTERVAL = 0.001
 """Seconds. An event would have a lock that the fork of another thread could find held."""
 
+TASKS = "/proc/self/task"
+"""Where Linux lists the threads of this process."""
+
 _at_fork: list[dict[str, Callable[[], object]]] = []
 _threads: dict[int, float] = {}
-"""The threads for which a fork waits, by their numbers at the system, and until when: a number may
-be used again once its thread has ended."""
+"""The threads for which a fork waits, by their native ids, and until when: an id may be used again
+once its thread has ended."""
+_forking: dict[int, float] = {}
+"""The threads that fork, by their native ids, and since when."""
 
 
 def at_fork(**hooks: Callable[[], object]) -> None:
@@ -43,16 +47,15 @@ def forks_wait() -> None:
 
     Hooks before a fork run in reverse order, so those that are registered later run before this.
     """
-    at_fork(before=_before_fork, after_in_child=_threads.clear)
+    at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_begin)
 
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """For a thread that makes a connection and then ends: a fork waits for both."""
+    """For a thread that makes a connection, and may then end: a fork waits for both."""
     forks_wait()
-    _forget_earlier_ones()
-    _threads[threading.get_native_id()] = math.inf
     try:
+        _enter()
         yield
     finally:
         thread_ends()
@@ -63,14 +66,45 @@ def thread_ends() -> None:
     _threads[threading.get_native_id()] = time.monotonic() + PATIENCE
 
 
-def _before_fork() -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while time.monotonic() < give_up_at:
+def _enter() -> None:
+    me = threading.get_native_id()
+    while True:
         _forget_earlier_ones()
-        # Python says that a thread has ended before its libraries have finished with it.
-        if not any(until == math.inf or _runs(it) for it, until in _threads.copy().items()):
+        # Note it first, then look: a fork that begins after the look finds the note.
+        _threads[me] = math.inf
+        now = time.monotonic()
+        # A hook of another package may connect in the thread that forks, or wait for this one.
+        if all(it == me or now - since > PATIENCE for it, since in _forking.copy().items()):
+            return
+        _threads.pop(me, None)
+        time.sleep(POLL_INTERVAL)
+
+
+def _before_fork() -> None:
+    me = threading.get_native_id()
+    _forking[me] = time.monotonic()
+    # Turns are counted, because a test may have stopped the clock.
+    for _ in range(round(PATIENCE / POLL_INTERVAL)):
+        _forget_earlier_ones()
+        if not any(it != me and _is_busy(it, until) for it, until in _threads.copy().items()):
             return
         time.sleep(POLL_INTERVAL)
+    # Attempts that take so long wait for a server, and hold no lock meanwhile. Later forks do not
+    # wait for them again.
+    for thread, until in _threads.copy().items():
+        if until == math.inf:
+            _threads.pop(thread, None)
+
+
+def _is_busy(thread: int, until: float) -> bool:
+    """Whether it connects, or has not quite ended.
+
+    Python says that a thread has ended before its libraries have finished with it, so the system
+    is asked; if it does not say (without Linux's ``/proc``), the time decides.
+    """
+    if until == math.inf or not os.path.exists(f"{TASKS}/{threading.get_native_id()}"):
+        return True
+    return os.path.exists(f"{TASKS}/{thread}")
 
 
 def _forget_earlier_ones() -> None:
@@ -80,6 +114,10 @@ def _forget_earlier_ones() -> None:
             _threads.pop(thread, None)
 
 
-def _runs(thread: int) -> bool:
-    """Whether the system still knows the thread; always false without Linux's ``/proc``."""
-    return os.path.exists(f"/proc/self/task/{thread}")
+def _go_on() -> None:
+    _forking.pop(threading.get_native_id(), None)
+
+
+def _begin() -> None:
+    _threads.clear()
+    _forking.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,24 +57,71 @@ def test_a_fork_does_not_wait_for_a_server_that_never_answers(never_connects: Tl
     assert not never_connects.is_free_in_child()
 
 
-def test_a_fork_forgets_a_number_that_another_thread_has_now(
-    lock: TlsLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forks, "PATIENCE", 0.05)
-    process.thread_ends()
-    monkeypatch.setattr(forks, "PATIENCE", PATIENCE)
+def test_a_fork_waits_only_once_for_a_server_that_never_answers(never_connects: TlsLock) -> None:
     assert exit_code(lambda: 0) == 0
-    assert threading.get_native_id() not in forks._threads
+    with noted_forks():
+        began = time.monotonic()
+        assert exit_code(lambda: 0) == 0
+        assert time.monotonic() - began < PATIENCE / 2
 
 
-def test_a_child_does_not_wait_for_threads_of_its_parent(
-    never_connects: TlsLock, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_does_not_wait_for_its_own_thread() -> None:
+    with noted_forks():
+        began = time.monotonic()
+        with process.connecting():
+            assert exit_code(lambda: 0) == 0
+        assert exit_code(lambda: 0) == 0
+        assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_fork_forgets_an_id_that_another_thread_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        # This thread does not end, as if it had the id of one that has ended.
+        monkeypatch.setattr(forks, "PATIENCE", 0.05)
+        pool.submit(process.thread_ends).result(PATIENCE)
+        with noted_forks():
+            began = time.monotonic()
+            assert exit_code(lambda: 0) == 0
+            assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_without_proc_a_fork_waits_for_some_time_after_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fork_again() -> int:
-        monkeypatch.setattr(forks, "PATIENCE", 10 * PATIENCE)
-        return exit_code(lambda: 0)
+    monkeypatch.setattr(forks, "TASKS", "/nowhere")
+    monkeypatch.setattr(forks, "PATIENCE", 0.2)
+    began = time.monotonic()
+    assert Connector(str).connect(clock.now() + PATIENCE) == ""
+    assert exit_code(lambda: 0) == 0
+    assert time.monotonic() - began >= 0.2
 
-    assert exit_code(fork_again) == 0
+
+def test_g8_no_thread_begins_to_connect_while_another_one_forks() -> None:
+    may_end, begun = threading.Event(), threading.Event()
+    lock = TlsLock(may_end)
+
+    def connect_meanwhile() -> None:
+        while not forks._forking:
+            time.sleep(0.001)
+        call = pool.submit(Connector(begun.set).connect, clock.now())
+        begun.wait(0.2)
+        may_end.set()
+        call.result(PATIENCE)
+
+    with noted_forks(), ThreadPoolExecutor(3) as pool:
+        held = pool.submit(Connector(lock.hold).connect, clock.now() + PATIENCE)
+        assert lock.taken.wait(PATIENCE)
+        other = pool.submit(connect_meanwhile)
+        assert exit_code(lambda: int(begun.is_set())) == 0
+        assert begun.wait(PATIENCE)
+        held.result(PATIENCE)
+        other.result(PATIENCE)
+
+
+def test_g8_a_child_connects_at_once() -> None:
+    with noted_forks():
+        connect = Connector(str).connect
+        assert exit_code(lambda: int(connect(clock.now() + PATIENCE / 2) != "")) == 0
 
 
 def test_a_process_that_never_forks_forgets_threads_that_have_ended(

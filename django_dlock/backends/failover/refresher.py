@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from django.db import connections
 
-from ... import clock
+from ... import clock, process
 from ...exceptions import BackendUnavailable
 from ...log import logger
 from .rules import View
@@ -213,8 +213,9 @@ def on_own_connection(call: Callable[[], object], database: str, patience: float
 
     def run() -> None:
         try:
-            _let_statements_commit(database)
-            call()
+            with process.connecting():
+                _let_statements_commit(database)
+                call()
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             errors.append(error)
         finally:
