@@ -76,7 +76,11 @@ def locked(backend, name="name"):
 
 
 def warm(backend):
-    """Connect to all nodes, and wait for their answers."""
+    """Connect to all nodes, and wait for their answers.
+
+    An earlier test may have left a fault behind: a node that has not answered since may break the
+    connection once more, and then it is not asked again.
+    """
 
     def is_connected():
         retried(lambda: locked(backend, "warm"))
@@ -230,8 +234,7 @@ def test_nodes_that_refuse_the_settings_are_not_asked_again_and_again(nodes):
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_g5_replies_that_are_cut_off_are_asked_for_again(nodes, lost):
-    # The last node is not asked again if it takes longer than this.
-    backend = nodes.backend(command_timeout=10.0)
+    backend = nodes.backend()
     warm(backend)
     for node in nodes.all[:lost]:
         node.proxy.drop_replies(how="close")
