@@ -25,9 +25,10 @@ class DjangoDlockConfig(AppConfig):
         from .metrics import config
 
         checks.register()
-        # Registered before all other fork hooks, because those may take locks.
+        # Registered before all other fork hooks, because those may take locks; hooks run in
+        # reverse. If SQLite's ran first, the other would wait for threads that it holds up.
         sqlite_forks.connect()
-        process.forks_wait()
+        process.take_part_in_forks()
         audit.connect()
         if config.read().exporters:
             _connect_metrics()

@@ -85,7 +85,7 @@ class _Attempt(threading.Thread, Generic[T]):
 
     def run(self) -> None:
         try:
-            with process.connecting():
+            with process.connecting(ends=True):
                 self.outcome = self._make()
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             # The traceback refers to this frame, and so to this thread: a cycle.

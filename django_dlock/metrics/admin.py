@@ -101,7 +101,8 @@ class AdminExporter:
                 if last or self._counts.is_idle:
                     self._due.clear()
                     self._thread = None
-                    return
+                    break
+        process.thread_ends()
 
     def _flush_or_tell(self) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Identifies processes, proves that a process is dead, and what happens at forks and exits."""
+"""Identifies processes, proves that a process is dead, and runs hooks at forks and exits."""
 
 from .death import DeathProof, death_proof
 from .exits import at_exit, run_exit_hooks
-from .forks import at_fork, connecting, forks_wait, thread_ends
+from .forks import at_fork, connecting, take_part_in_forks, thread_ends
 from .identity import ProcessIdentity, current, identity_of, reset
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "connecting",
     "current",
     "death_proof",
-    "forks_wait",
     "identity_of",
     "reset",
     "run_exit_hooks",
+    "take_part_in_forks",
     "thread_ends",
 ]

@@ -14,22 +14,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["at_fork", "connecting", "forks_wait", "thread_ends"]
+__all__ = ["at_fork", "connecting", "take_part_in_forks", "thread_ends"]
 
 PATIENCE = 0.5
-"""Seconds for which a fork waits for threads, and threads that would connect wait for a fork."""
+"""Seconds for which a fork waits for threads that connect or end. Threads that would connect wait
+until the fork is over, but at most this long after the fork has stopped waiting."""
 POLL_INTERVAL = 0.001
 """Seconds. An event would have a lock that the fork of another thread could find held."""
 
 TASKS = "/proc/self/task"
 """Where Linux lists the threads of this process."""
 
+
+class _Note:
+    """A thread for which a fork waits.
+
+    Attributes:
+        thread: Its native id, which another thread may have once this one has ended.
+        until: Until when it may be busy; infinite while it connects.
+    """
+
+    __slots__ = ("thread", "until")
+
+    def __init__(self) -> None:
+        self.thread, self.until = threading.get_native_id(), math.inf
+
+
 _at_fork: list[dict[str, Callable[[], object]]] = []
-_threads: dict[int, float] = {}
-"""The threads for which a fork waits, by their native ids, and until when: an id may be used again
-once its thread has ended."""
+_notes: set[_Note] = set()
 _forking: dict[int, float] = {}
-"""The threads that fork, by their native ids, and since when."""
+"""The threads that fork, by their native ids, and when each stops waiting for other threads."""
 
 
 def at_fork(**hooks: Callable[[], object]) -> None:
@@ -42,7 +56,7 @@ def at_fork(**hooks: Callable[[], object]) -> None:
         os.register_at_fork(**hooks)
 
 
-def forks_wait() -> None:
+def take_part_in_forks() -> None:
     """Let forks wait for threads; called when the apps are ready, or earlier by hooks that connect.
 
     Hooks before a fork run in reverse order, so those that are registered later run before this.
@@ -51,67 +65,96 @@ def forks_wait() -> None:
 
 
 @contextlib.contextmanager
-def connecting() -> Iterator[None]:
-    """For a thread that makes a connection, and may then end: a fork waits for both."""
-    forks_wait()
+def connecting(*, ends: bool = False) -> Iterator[None]:
+    """For a thread that makes a connection: a fork waits for it, and it waits for a fork.
+
+    Args:
+        ends: Whether the thread ends after this, so that forks wait for that, too.
+    """
+    take_part_in_forks()
+    note = _Note()
     try:
-        _enter()
+        _wait_for_forks(note)
         yield
     finally:
-        thread_ends()
+        if ends:
+            note.until = time.monotonic() + PATIENCE
+            # Again, because a fork that has waited in vain has removed it.
+            _notes.add(note)
+        else:
+            _notes.discard(note)
 
 
 def thread_ends() -> None:
     """Say that this thread, which has used connections, is about to end."""
-    _threads[threading.get_native_id()] = time.monotonic() + PATIENCE
+    with connecting(ends=True):
+        pass
 
 
-def _enter() -> None:
-    me = threading.get_native_id()
+def _wait_for_forks(note: _Note) -> None:
     while True:
         _forget_earlier_ones()
         # Note it first, then look: a fork that begins after the look finds the note.
-        _threads[me] = math.inf
+        _notes.add(note)
         now = time.monotonic()
         # A hook of another package may connect in the thread that forks, or wait for this one.
-        if all(it == me or now - since > PATIENCE for it, since in _forking.copy().items()):
+        may_go = all(
+            it == note.thread or now - ended > PATIENCE for it, ended in _forking.copy().items()
+        )
+        # A fork that ended just now may have removed the note.
+        if may_go and note in _notes:
             return
-        _threads.pop(me, None)
+        _notes.discard(note)
         time.sleep(POLL_INTERVAL)
 
 
 def _before_fork() -> None:
-    me = threading.get_native_id()
+    me, ends_at = threading.get_native_id(), time.monotonic() + PATIENCE
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            _wait_for_threads(me, ends_at)
+            break
+        except BaseException as error:  # noqa: BLE001 - raised after the wait
+            # Python reports what a signal handler raises here, and forks nevertheless.
+            interrupt = error
     _forking[me] = time.monotonic()
-    # Turns are counted, because a test may have stopped the clock.
+    if interrupt is not None:
+        raise interrupt
+
+
+def _wait_for_threads(me: int, ends_at: float) -> None:
+    busy: list[_Note] = []
+    # Turns are counted, too, because a test may have stopped the clock.
     for _ in range(round(PATIENCE / POLL_INTERVAL)):
+        # In each turn, because a fork in a signal handler would remove it.
+        _forking[me] = ends_at
         _forget_earlier_ones()
-        if not any(it != me and _is_busy(it, until) for it, until in _threads.copy().items()):
+        busy = [note for note in _notes.copy() if note.thread != me and _is_busy(note)]
+        if not busy:
             return
+        if time.monotonic() >= ends_at:
+            break
         time.sleep(POLL_INTERVAL)
-    # Attempts that take so long wait for a server, and hold no lock meanwhile. Later forks do not
-    # wait for them again.
-    for thread, until in _threads.copy().items():
-        if until == math.inf:
-            _threads.pop(thread, None)
+    # Attempts that take so long usually wait for a server, and hold no lock meanwhile. Later forks
+    # do not wait for them again, even if the server answers at last.
+    _notes.difference_update(busy)
 
 
-def _is_busy(thread: int, until: float) -> bool:
+def _is_busy(note: _Note) -> bool:
     """Whether it connects, or has not quite ended.
 
     Python says that a thread has ended before its libraries have finished with it, so the system
     is asked; if it does not say (without Linux's ``/proc``), the time decides.
     """
-    if until == math.inf or not os.path.exists(f"{TASKS}/{threading.get_native_id()}"):
+    if note.until == math.inf or not os.path.exists(f"{TASKS}/{threading.get_native_id()}"):
         return True
-    return os.path.exists(f"{TASKS}/{thread}")
+    return os.path.exists(f"{TASKS}/{note.thread}")
 
 
 def _forget_earlier_ones() -> None:
     now = time.monotonic()
-    for thread, until in _threads.copy().items():
-        if until < now:
-            _threads.pop(thread, None)
+    _notes.difference_update([note for note in _notes.copy() if note.until < now])
 
 
 def _go_on() -> None:
@@ -119,5 +162,5 @@ def _go_on() -> None:
 
 
 def _begin() -> None:
-    _threads.clear()
+    _notes.clear()
     _forking.clear()

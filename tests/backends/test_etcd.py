@@ -26,7 +26,9 @@ def backend(etcd_server: EtcdServer) -> Iterator[EtcdBackend]:
 def _made(made: type[EtcdBackend], server: EtcdServer) -> Iterator[EtcdBackend]:
     prefix = f"test-{secrets.token_hex(4)}"
     # Each test has time on a busy machine.
-    options = AliasOptions("etcd", "etcd", location=server.url, key_prefix=prefix)
+    options = AliasOptions(
+        "etcd", "etcd", location=server.url, key_prefix=prefix, command_timeout=5.0
+    )
     backend = made(options)
     yield backend
     backend.close()

@@ -51,7 +51,8 @@ def leader(members: list[EtcdServer]) -> EtcdServer:
 def test_g1_a_held_lock_survives_the_death_of_the_leader(
     backend: EtcdBackend, members: list[EtcdServer]
 ) -> None:
-    with Lock("name") as lock:
+    # Until the others have elected another leader, nothing is renewed.
+    with Lock("name", ttl=7.0) as lock:
         waiting = Waiting()
         eventually(lambda: backend._watch._works)
         leader(members).kill()
@@ -108,7 +109,8 @@ def test_g10_a_minority_grants_nothing_and_its_holders_are_told(
     began = clock.now()
     with pytest.raises(BackendUnavailable):
         backend.acquire(request("other"), deadline=backend.call_deadline())
-    assert clock.now() - began < 2 * OPTIONS["command_timeout"]
+    # A busy machine may add some seconds.
+    assert clock.now() - began < OPTIONS["command_timeout"] + 3.0
     eventually(lambda: lock.lost)
     assert lock.lost_reason == "unreachable"
 

@@ -72,13 +72,14 @@ def behind(proxy: Proxy) -> str:
 
 @pytest.fixture
 def alias(etcd_proxy: Proxy) -> Iterator[EtcdBackend]:
-    """The backend of the default alias, behind the proxy."""
-    yield from configured_alias(behind(etcd_proxy))
+    """The backend of the default alias, behind the proxy; its calls have time."""
+    options = {"command_timeout": 5.0, "outage_patience": PATIENCE}
+    yield from configured_alias(behind(etcd_proxy), TTL=15.0, OPTIONS=options)
 
 
 @pytest.fixture
 def direct(own_etcd: EtcdServer) -> Iterator[EtcdBackend]:
-    """The backend of the default alias, without a proxy."""
+    """The backend of the default alias, without a proxy; its leases end soon."""
     yield from configured_alias(own_etcd.url)
 
 
@@ -101,12 +102,14 @@ def request(name: str = "name", ttl: float = 30.0, **kwargs: Any) -> LeaseReques
     return LeaseRequest(name=name, owner=secrets.token_hex(16), ttl=ttl, **kwargs)
 
 
-def ask(backend: EtcdBackend, attempt: LeaseRequest) -> Lease | Contention:
-    return backend.acquire(attempt, deadline=backend.call_deadline())
+def ask(
+    backend: EtcdBackend, attempt: LeaseRequest, *, patience: float = 0.0
+) -> Lease | Contention:
+    return backend.acquire(attempt, deadline=backend.call_deadline() + patience)
 
 
-def grant(backend: EtcdBackend, attempt: LeaseRequest) -> Lease:
-    answer = ask(backend, attempt)
+def grant(backend: EtcdBackend, attempt: LeaseRequest, *, patience: float = 0.0) -> Lease:
+    answer = ask(backend, attempt, patience=patience)
     assert isinstance(answer, Lease), answer
     return answer
 
@@ -271,7 +274,7 @@ def test_g1_a_renewal_revives_no_lease_that_was_released_meanwhile(
 def test_g7_a_cancelled_acquire_leaves_nothing_that_a_late_copy_could_use(
     make: Make, own_etcd: EtcdServer, etcd_proxy: Proxy
 ) -> None:
-    backend, attempt = make(behind(etcd_proxy), command_timeout=0.5), request()
+    backend, attempt = make(behind(etcd_proxy), command_timeout=2.0), request()
     etcd_proxy.drop_replies(how="swallow", of=("put",))
     with pytest.raises(BackendUnavailable):
         ask(backend, attempt)
@@ -304,14 +307,16 @@ def test_g10_calls_to_a_paused_etcd_return_by_their_deadline(
     own_etcd: EtcdServer, make: Make
 ) -> None:
     backend = make(own_etcd.url, command_timeout=0.3)
-    lease = grant(backend, request())
+    # A first connection may take longer.
+    lease = grant(backend, request(), patience=PATIENCE)
     own_etcd.pause()
     # The second one needs a new connection.
     for call in (lambda: ask(backend, request()), lambda: release(backend, lease)):
         began = clock.now()
         with pytest.raises(BackendUnavailable):
             call()
-        assert clock.now() - began < 1.5
+        # A busy machine may add more than a second.
+        assert clock.now() - began < 3.0
     own_etcd.resume()
     # The call may have been carried out when etcd continued.
     backend = make(own_etcd.url)
@@ -323,13 +328,15 @@ def test_g10_a_call_into_a_black_hole_returns_by_its_deadline(
     make: Make, etcd_proxy: Proxy
 ) -> None:
     backend = make(behind(etcd_proxy), command_timeout=0.3)
-    grant(backend, request())
+    # A first connection may take longer.
+    grant(backend, request(), patience=PATIENCE)
     etcd_proxy.black_hole()
     for _ in range(2):
         began = clock.now()
         with pytest.raises(BackendUnavailable):
             locked(backend)
-        assert clock.now() - began < 1.5
+        # A busy machine may add more than a second.
+        assert clock.now() - began < 3.0
     etcd_proxy.heal()
     assert locked(make(behind(etcd_proxy)))
 
@@ -347,9 +354,10 @@ def test_an_unreachable_etcd_is_reported_at_once(make: Make) -> None:
 def test_g1_a_held_lock_survives_a_crash_and_a_restart(
     direct: EtcdBackend, own_etcd: EtcdServer
 ) -> None:
-    with Lock("name") as lock:
+    # A busy machine may take seconds to restart it.
+    with Lock("name", ttl=6.0) as lock:
         own_etcd.restart()
-        assert isinstance(ask(direct, request()), Contention)
+        assert isinstance(ask(direct, request(), patience=PATIENCE), Contention)
         renewals = renewals_of(direct)
         eventually(lambda: renewals_of(direct) > renewals + 1)
         lock.check()
@@ -359,7 +367,7 @@ def test_g1_a_held_lock_survives_a_crash_and_a_restart(
 
 
 def test_g2_a_holder_is_told_that_etcd_lost_everything(
-    alias: EtcdBackend, own_etcd: EtcdServer
+    direct: EtcdBackend, own_etcd: EtcdServer
 ) -> None:
     with pytest.raises(Exception, match="lost"), Lock("name") as lock:
         own_etcd.call("kv/deleterange", key="AA==", range_end="AA==")
@@ -379,7 +387,7 @@ def test_g2_a_holder_that_cannot_renew_is_told_by_its_deadline(
     assert lock.lost_reason == "unreachable"
     own_etcd.resume()
     # G4: nobody renews it any more.
-    eventually(lambda: not locked(direct))
+    eventually(lambda: not direct.locked("name", deadline=clock.now() + PATIENCE))
 
 
 def test_g4_the_lock_of_a_process_that_died_is_free_at_once(alias: EtcdBackend) -> None:
@@ -423,7 +431,11 @@ def test_g8_a_child_of_a_process_that_waits_can_wait_too(
 # -- waiters -----------------------------------------------------------------------------------
 
 
-def test_all_waiters_of_a_process_share_one_watch(alias: EtcdBackend, etcd_proxy: Proxy) -> None:
+def test_all_waiters_of_a_process_share_one_watch(
+    alias: EtcdBackend, etcd_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine, so many waiters take their time to come. Nothing is released meanwhile.
+    monkeypatch.setattr("django_dlock.backends.etcd.watch.SILENCE", 3 * PATIENCE)
     leases = [grant(alias, request(f"n{number}", ttl=3600.0)) for number in range(3)]
     threads = [Waiting(f"n{number % 3}") for number in range(9)]
 
@@ -461,7 +473,8 @@ def test_g5_a_release_while_the_watch_is_cut_is_not_missed(
     etcd_proxy.wait_until(lambda proxy: proxy.count("watch") == 1)
     eventually(lambda: alias._watch._works)
     etcd_proxy.refuse()
-    beside = EtcdBackend(AliasOptions("etcd", "etcd", location=own_etcd.url))
+    options = AliasOptions("etcd", "etcd", location=own_etcd.url, command_timeout=PATIENCE)
+    beside = EtcdBackend(options)
     assert release(beside, lease) == "released"
     beside.close()
     etcd_proxy.accept()
@@ -469,13 +482,16 @@ def test_g5_a_release_while_the_watch_is_cut_is_not_missed(
 
 
 def test_a_compaction_while_the_watch_is_cut_makes_waiters_ask_again(
-    own_etcd: EtcdServer, alias: EtcdBackend, etcd_proxy: Proxy
+    own_etcd: EtcdServer, alias: EtcdBackend, etcd_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Only a cut replaces the watch.
+    monkeypatch.setattr("django_dlock.backends.etcd.watch.SILENCE", 3 * PATIENCE)
     kept, lease = grant(alias, request("kept", ttl=3600.0)), grant(alias, request(ttl=3600.0))
     waiting = Waiting()
     eventually(lambda: alias._watch._works)
     etcd_proxy.refuse()
-    beside = EtcdBackend(AliasOptions("etcd", "etcd", location=own_etcd.url))
+    options = AliasOptions("etcd", "etcd", location=own_etcd.url, command_timeout=PATIENCE)
+    beside = EtcdBackend(options)
     assert release(beside, lease) == "released"
     for _ in range(3):
         release(beside, grant(beside, request("other")))

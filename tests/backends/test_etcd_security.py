@@ -75,8 +75,8 @@ def test_a_user_needs_no_more_than_its_own_keys(guarded: EtcdServer, make: Make)
 
 
 def test_a_waiter_of_a_user_is_woken(guarded: EtcdServer) -> None:
-    options = {"command_timeout": 1.0, **USER}
-    for backend in configured_alias(guarded.url, OPTIONS=options):
+    options = {"command_timeout": 5.0, **USER}
+    for backend in configured_alias(guarded.url, TTL=15.0, OPTIONS=options):
         lease = grant(backend, attempt(ttl=3600.0))
         waiting = Waiting()
         eventually(lambda backend=backend: backend._watch._works)
@@ -155,8 +155,8 @@ def shown(files: tuple[Path, Path]) -> dict[str, str]:
 def test_tls_with_a_certificate_of_the_client(
     secured: EtcdServer, files: tuple[Path, Path]
 ) -> None:
-    options = {"command_timeout": 1.0, **shown(files)}
-    for backend in configured_alias(secured.url, OPTIONS=options):
+    options = {"command_timeout": 5.0, **shown(files)}
+    for backend in configured_alias(secured.url, TTL=15.0, OPTIONS=options):
         lease = grant(backend, attempt(ttl=3600.0))
         waiting = Waiting()
         eventually(lambda backend=backend: backend._watch._works)
@@ -201,9 +201,9 @@ def test_tls_to_an_etcd_without_it_is_refused(etcd_server: EtcdServer, make: Mak
 
 
 def test_an_etcd_with_tls_is_not_taken_for_one_without(secured: EtcdServer, make: Make) -> None:
-    # etcd only closes the connection.
+    # etcd only closes the connection. The call is repeated until its time is over.
     with pytest.raises(BackendUnavailable, match="does it want https"):
-        ask(make(secured.url.replace("https:", "http:"), command_timeout=0.5), attempt())
+        ask(make(secured.url.replace("https:", "http:"), command_timeout=1.5), attempt())
 
 
 def test_a_missing_file_is_reported_before_the_first_call(make: Make) -> None:

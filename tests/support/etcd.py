@@ -92,6 +92,9 @@ class EtcdServer(OwnProcess):
         program = shutil.which("etcd")
         if program is None:
             raise ServerNotFound("no etcd: install the etcd-server package")
+        if not (self._cluster or self._fixed_port):
+            # For each attempt: another process may have taken that of the attempt before.
+            self._peers = f"http://{HOST}:{free_port()}"
         heartbeat, election = self._timing
         members = self._cluster or f"{self._name}={self._peers}"
         command = [program, "--name", self._name, "--data-dir", str(self.directory / "data")]

@@ -5,36 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
-from django_dlock import process
 from django_dlock.process import forks
 
 PATIENCE = 20.0
-_begins: list[Callable[[], object]] = []
-
-
-def _begin() -> None:
-    for call in _begins:
-        call()
 
 
 @contextmanager
 def noted_forks() -> Iterator[threading.Event]:
-    """An event that is set when a fork begins, before the fork waits for connections."""
+    """An event that is set as soon as a fork waits for a thread."""
     event = threading.Event()
-    if not _begins:
-        # Hooks before a fork run in reverse order.
-        process.forks_wait()
-        os.register_at_fork(before=_begin)
-    _begins[:] = [event.set]
+
+    def sleep(seconds: float) -> None:
+        if threading.get_native_id() in forks._forking:
+            event.set()
+        time.sleep(seconds)
+
+    usual = forks.PATIENCE
     # A busy machine may take longer than a fork waits.
-    usual, forks.PATIENCE = forks.PATIENCE, PATIENCE
+    forks.PATIENCE = PATIENCE
+    forks.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     try:
         yield event
     finally:
-        _begins[:], forks.PATIENCE = [bool], usual
+        forks.PATIENCE, forks.time = usual, time
 
 
 class TlsLock:
@@ -50,7 +48,10 @@ class TlsLock:
             assert self._may_end.wait(PATIENCE)
 
     def is_free_in_child(self) -> bool:
-        return exit_code(lambda: 0 if self._lock.acquire(blocking=False) else 1) == 0
+        code = exit_code(lambda: 0 if self._lock.acquire(blocking=False) else 1)
+        # If the fork has not waited.
+        self._may_end.set()
+        return code == 0
 
 
 def exit_code(in_child: Callable[[], int]) -> int:

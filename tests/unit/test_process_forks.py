@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -17,9 +21,9 @@ from tests.support.tls_lock import PATIENCE, TlsLock, exit_code, noted_forks
 
 @pytest.fixture
 def lock() -> Iterator[TlsLock]:
-    """A thread that holds it may end once a fork has begun."""
-    with noted_forks() as begun:
-        yield TlsLock(may_end=begun)
+    """A thread that holds it may end once a fork waits for it."""
+    with noted_forks() as waits:
+        yield TlsLock(may_end=waits)
 
 
 @pytest.fixture
@@ -31,7 +35,6 @@ def never_connects(monkeypatch: pytest.MonkeyPatch) -> Iterator[TlsLock]:
     assert Connector(lock.hold).connect(clock.now()) is None
     assert lock.taken.wait(PATIENCE)
     yield lock
-    assert not end.is_set()
     end.set()
 
 
@@ -57,9 +60,110 @@ def test_a_fork_does_not_wait_for_a_server_that_never_answers(never_connects: Tl
     assert not never_connects.is_free_in_child()
 
 
-def test_a_fork_waits_only_once_for_a_server_that_never_answers(never_connects: TlsLock) -> None:
+def test_a_fork_waits_only_once_for_an_attempt_that_never_ends(never_connects: TlsLock) -> None:
     assert exit_code(lambda: 0) == 0
     with noted_forks():
+        began = time.monotonic()
+        assert exit_code(lambda: 0) == 0
+        assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_g8_nobody_connects_because_a_fork_has_waited_in_vain(
+    never_connects: TlsLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    # Enough for a busy machine to get from the wait to the fork.
+    monkeypatch.setattr(forks, "PATIENCE", 1.0)
+
+    def connect_meanwhile() -> None:
+        while not forks._forking:
+            time.sleep(0.001)
+        Connector(begun.set).connect(clock.now() + PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(connect_meanwhile)
+        assert exit_code(lambda: int(begun.is_set())) == 0
+        other.result(PATIENCE)
+    assert begun.is_set()
+
+
+def test_a_fork_does_not_wait_longer_while_the_process_computes(
+    monkeypatch: pytest.MonkeyPatch, never_connects: TlsLock
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        # Until another thread gives way to this one.
+        sleep_for_real(10 * seconds)
+
+    sleep_for_real = time.sleep
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert exit_code(lambda: 0) == 0
+    assert 0 < len(slept) <= 0.05 / 0.01
+
+
+def test_g8_a_fork_waits_although_signal_handlers_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, handled, reported = threading.Event(), threading.Semaphore(0), list[Any]()
+    lock = TlsLock(may_end)
+
+    def interrupt(*_: object) -> None:
+        handled.release()
+        if forks._forking:
+            raise KeyboardInterrupt
+
+    def send() -> None:
+        while not forks._forking:
+            time.sleep(0.001)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert handled.acquire(timeout=PATIENCE)
+            # For a fork that waits on; one that does not is over by then, usually.
+            time.sleep(0.1)
+        may_end.set()
+
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    earlier = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with noted_forks(), ThreadPoolExecutor(2) as pool:
+            pool.submit(Connector(lock.hold).connect, clock.now() + PATIENCE)
+            assert lock.taken.wait(PATIENCE)
+            pool.submit(send)
+            assert lock.is_free_in_child()
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert [it.exc_type for it in reported] == [KeyboardInterrupt]
+
+
+def test_g8_a_fork_waits_for_the_end_of_a_thread_whose_attempt_took_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connects, goes_on = threading.Event(), threading.Event()
+
+    def connect_and_end() -> None:
+        with process.connecting(ends=True):
+            connects.set()
+            goes_on.wait(PATIENCE)
+        lock.hold()
+
+    monkeypatch.setattr(forks, "PATIENCE", 0.05)
+    threading.Thread(target=connect_and_end, daemon=True).start()
+    assert connects.wait(PATIENCE)
+    assert exit_code(lambda: 0) == 0
+    with noted_forks() as waits:
+        lock = TlsLock(may_end=waits)
+        goes_on.set()
+        assert lock.taken.wait(PATIENCE)
+        assert lock.is_free_in_child()
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_has_connected_and_goes_on() -> None:
+    def connect() -> None:
+        with process.connecting():
+            pass
+
+    with noted_forks(), ThreadPoolExecutor(1) as pool:
+        pool.submit(connect).result(PATIENCE)
         began = time.monotonic()
         assert exit_code(lambda: 0) == 0
         assert time.monotonic() - began < PATIENCE / 2
@@ -68,7 +172,7 @@ def test_a_fork_waits_only_once_for_a_server_that_never_answers(never_connects: 
 def test_a_fork_does_not_wait_for_its_own_thread() -> None:
     with noted_forks():
         began = time.monotonic()
-        with process.connecting():
+        with process.connecting(ends=True):
             assert exit_code(lambda: 0) == 0
         assert exit_code(lambda: 0) == 0
         assert time.monotonic() - began < PATIENCE / 2
@@ -128,8 +232,8 @@ def test_a_process_that_never_forks_forgets_threads_that_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forks, "PATIENCE", -1.0)
-    connector, noted_earlier = Connector(str), len(forks._threads)
+    connector, noted_earlier = Connector(str), len(forks._notes)
     for _ in range(20):
         # Not a connection, but it is made on a thread.
         assert connector.connect(clock.now() + PATIENCE) == ""
-    assert len(forks._threads) <= noted_earlier + 2
+    assert len(forks._notes) <= noted_earlier + 2

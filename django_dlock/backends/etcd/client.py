@@ -261,7 +261,7 @@ class Client:
 
         def connect() -> None:
             try:
-                with process.connecting():
+                with process.connecting(ends=True):
                     connection.connect()
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 outcome.append(error)

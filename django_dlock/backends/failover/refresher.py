@@ -150,6 +150,7 @@ class ViewRefresher:
                     # A caller that came since the last read starts another thread.
                     self._changed.notify_all()
             _close_connection(self._database)
+            process.thread_ends()
 
     def _serve(self, mine: threading.Thread) -> bool:
         """Read once, and pause; returns whether to go on."""
@@ -159,7 +160,7 @@ class ViewRefresher:
             self._began_at, self._wanted = clock.now(), False
         view, error = None, None
         try:
-            _let_statements_commit(self._database())
+            _connect(self._database())
             view = self._read()
         except Exception as failure:  # noqa: BLE001 - told to those who wait for the view
             error = failure
@@ -190,9 +191,12 @@ class ViewRefresher:
             return self._thread is mine and clock.now() - self._used_at < IDLE
 
 
-def _let_statements_commit(database: str) -> None:
+def _connect(database: str) -> None:
     # Only this thread uses the connection; the project may have set AUTOCOMMIT to False.
     connection = connections[database]
+    if connection.connection is None:
+        with process.connecting():
+            connection.ensure_connection()
     if not connection.get_autocommit():
         connection.set_autocommit(True)
 
@@ -209,22 +213,22 @@ def on_own_connection(call: Callable[[], object], database: str, patience: float
     Raises:
         TimeoutError: It takes longer than ``patience`` seconds, and goes on.
     """
-    errors: list[BaseException] = []
+    errors, done = list[BaseException](), threading.Event()
 
     def run() -> None:
         try:
-            with process.connecting():
-                _let_statements_commit(database)
-                call()
+            _connect(database)
+            call()
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             errors.append(error)
         finally:
             _close_connection(lambda: database)
+            done.set()
+            # After the answer, because this waits for a fork.
+            process.thread_ends()
 
-    thread = threading.Thread(target=run, name="dlock-failover", daemon=True)
-    thread.start()
-    thread.join(patience)
-    if thread.is_alive():
+    threading.Thread(target=run, name="dlock-failover", daemon=True).start()
+    if not done.wait(patience):
         raise TimeoutError(f"The database {database!r} did not answer within {patience:g} s")
     if errors:
         raise errors[0]

@@ -87,7 +87,7 @@ class _Attempt(threading.Thread):
 
     def run(self) -> None:
         try:
-            with process.connecting():
+            with process.connecting(ends=True):
                 outcome: Link | BaseException = self._connect()
         except BaseException as error:  # noqa: BLE001 - the node's commands fail with it
             # The traceback refers to this frame, and so to this thread: a cycle.

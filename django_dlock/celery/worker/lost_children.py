@@ -170,7 +170,7 @@ def _recover_early(request: SupervisedRequest) -> Recovery | None:
 
 
 # In this order: hooks run in reverse, so recoveries report their events before ``dispatch`` pauses,
-# and their threads are waited for.
-process.forks_wait()
+# and the fork waits for their threads.
+process.take_part_in_forks()
 dispatch.take_part_in_forks()
 process.at_fork(before=_before_fork)
