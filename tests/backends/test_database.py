@@ -47,6 +47,8 @@ def backend(leases_alias: str, django_db_blocker: DjangoDbBlocker) -> Iterator[D
             alias="database",
             backend="database",
             key_prefix=f"test-{secrets.token_hex(4)}",
+            # Each test has time on a busy machine.
+            command_timeout=5.0,
             options={"database": leases_alias},
         )
     )

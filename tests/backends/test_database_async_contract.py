@@ -26,6 +26,8 @@ def backend(database: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Datab
             alias="database",
             backend="database",
             key_prefix=f"test-{secrets.token_hex(4)}",
+            # Each test has time on a busy machine.
+            command_timeout=5.0,
             options={"database": database},
         )
     )

@@ -137,7 +137,7 @@ def test_g10_an_outage_that_follows_a_conflict_is_reported_as_an_outage(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias), command_timeout=1.0)
+    backend = bed.backend(bed.behind(postgres_proxy, postgres_alias), command_timeout=2.0)
     grant(backend, request())
 
     def overtaken_and_cut(*args: Any) -> bool:
@@ -216,8 +216,10 @@ def test_g4_a_waiter_whose_hand_over_ended_unseen_is_told_to_begin_anew(
     bed: Bed, database: str, how: str
 ) -> None:
     # W waits ──► it is handed the lease, unseen ──► that ends ──► X holds ──► W asks again
-    backend = bed.backend(database)
-    first, waiter = grant(backend, request()), request(ttl=0.2, waits=True)
+    backend = bed.backend(database, command_timeout=10.0)
+    # One that is to be broken must not end before that.
+    ttl = 0.2 if how == "expired" else 30.0
+    first, waiter = grant(backend, request()), request(ttl=ttl, waits=True)
     assert isinstance(ask(backend, waiter), Contention)
     release(backend, first)
     if how == "broken":

@@ -64,7 +64,7 @@ def test_a_waiter_that_asks_every_few_seconds_keeps_its_position() -> None:
     # A waiter that is notified asks after two fifths to a half of its ticket's life.
     row = rows.Row(version=1)
     row.acquire(request("holder"), NOW, "{}", "")
-    waits, ticket = request("waiter")._replace(waits=True), rows.micro(rows.TICKET)
+    waits, ticket = request("waiter")._replace(waits=True), rows.micro(rows.TICKET_TTL)
     row.acquire(waits, NOW, "{}", "channel")
     row.acquire(waits, NOW + ticket * 2 // 5, "{}", "channel")
     assert [it.owner for it in row.tickets(NOW + ticket * 13 // 10)] == ["waiter"]
@@ -73,7 +73,7 @@ def test_a_waiter_that_asks_every_few_seconds_keeps_its_position() -> None:
 def test_asking_again_at_once_does_not_change_the_row() -> None:
     row = rows.Row(version=1)
     row.acquire(request("holder"), NOW, "{}", "")
-    waits, ticket = request("waiter")._replace(waits=True), rows.micro(rows.TICKET)
+    waits, ticket = request("waiter")._replace(waits=True), rows.micro(rows.TICKET_TTL)
     row.acquire(waits, NOW, "{}", "")
     before = row.values()
     row.acquire(waits, NOW + ticket // 5, "{}", "")
@@ -103,7 +103,7 @@ def test_a_waiter_that_asks_again_still_waits_since_it_came() -> None:
     row = rows.Row(version=1)
     row.acquire(request("holder"), NOW, "{}", "")
     waiter = request("waiter")._replace(waits=True)
-    later = NOW + rows.micro(rows.TICKET / 2)
+    later = NOW + rows.micro(rows.TICKET_TTL / 2)
     for now in (NOW + 1, later):
         assert not row.acquire(waiter, now, "{}", "")[0]
     (ticket,) = row.tickets(later)

@@ -34,7 +34,7 @@ from .rows import SECOND, Message, Row, WaitInfo, is_dead, micro
 from .statements import Found, Released
 from .store import CONNECTIONS, POLL_INTERVAL, Store, problems
 from .table import LeaseTable
-from .waiting import Expected, pause
+from .waiting import Registration, pause
 
 __all__ = ["DatabaseBackend"]
 
@@ -84,15 +84,15 @@ class DatabaseBackend(BaseLockBackend):
         owner, table = request.owner, self._table
 
         # Registered before its ticket is stored, so that no notification is missed.
-        expected = Expected.of(self._store.wakeup, request)
-        channel = expected.channel if expected else ""
+        registration = Registration.of(self._store.wakeup, request)
+        channel = registration.channel if registration else ""
 
         def in_one_statement(one: Connection, store: Store, key: Any) -> int | Found:
             if table.is_repeated(owner):
                 # The row must remember that a copy may arrive.
                 return 0
             asked = (owner, request.kind, micro(request.ttl), process, request.metadata)
-            waits = channel if expected and not request.replaces else None
+            waits = channel if registration and not request.replaces else None
             try:
                 return table.send(
                     [owner], lambda: store.dialect.acquire(one, key, names, asked, waits)
@@ -105,31 +105,37 @@ class DatabaseBackend(BaseLockBackend):
 
         self._keep_session()
         sent_at = clock.now()
-        # After one contention on a name, another one is likely: read the row at once.
-        at_once: int | Found = 0
+        # A name that was waited for is probably still held, and only the longer way extends the
+        # ticket.
+        tried: int | Found = 0
         if not request.since:
-            at_once = table.ask(in_one_statement, request.name, deadline)
-            if isinstance(at_once, int) and at_once:
-                lease = Lease(request.name, request.owner, at_once, request.ttl, sent_at)
+            tried = table.ask(in_one_statement, request.name, deadline)
+            if isinstance(tried, int) and tried:
+                lease = Lease(request.name, request.owner, tried, request.ttl, sent_at)
                 self._sweep_if_due(request.name, deadline)
                 return lease
-        if expected:
-            expected.listen()
-        if isinstance(at_once, tuple):
-            now, row, _ = at_once
-            return self._with_proof(row.contention(owner, now, sent_at, expected))
+        if registration:
+            registration.listen()
+        if isinstance(tried, tuple):
+            now, row, _ = tried
+            # The statement may have waited for the row until the lease had ended. Then its ticket
+            # waits for a free name, and the longer way grants the name to it.
+            if row.lives(now):
+                return self._with_proof(row.contention(owner, now, sent_at, registration))
 
+        # The statement above may have waited long, and the lease counts from here at the earliest.
+        sent_at = clock.now()
         seen: list[Contention] = []
 
         def change(row: Row, now: int) -> tuple[Lease | Contention, list[Message]]:
-            # Without a ticket, no notification will come.
+            # Returned only if the row cannot be written. Then there is no ticket to notify.
             met = row.contention(owner, now, sent_at, None, overtaken=True)
             seen[:] = [] if row.owner == owner else [met]
             repeated = table.is_repeated(owner)
             granted, messages = row.acquire(request, now, process, channel, repeated=repeated)
             if granted:
                 return row.lease(request, sent_at), messages
-            return self._with_proof(row.contention(owner, now, sent_at, expected)), messages
+            return self._with_proof(row.contention(owner, now, sent_at, registration)), messages
 
         def overtaken(in_doubt: bool) -> Contention | None:
             if seen and not request.waits and (request.since or in_doubt):
@@ -154,12 +160,12 @@ class DatabaseBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        expected = cast(WaitInfo, contention.ticket).expected
-        if not isinstance(expected, Expected):
+        registration = cast(WaitInfo, contention.ticket).registration
+        if not isinstance(registration, Registration):
             time.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        return self._known(expected.wait(request, contention, until, over))
+        return self._known(registration.wait(request, contention, until, over))
 
     async def async_wait(
         self,
@@ -169,15 +175,18 @@ class DatabaseBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        expected = cast(WaitInfo, contention.ticket).expected
-        if not isinstance(expected, Expected):
+        registration = cast(WaitInfo, contention.ticket).registration
+        if not isinstance(registration, Registration):
             await asyncio.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        return self._known(await expected.async_wait(request, contention, until, over))
+        return self._known(await registration.async_wait(request, contention, until, over))
 
     def _known(self, lease: Lease | None) -> Lease | None:
-        """The lease; ``None`` if a copy of the request may still arrive: the row must note that."""
+        """The lease; ``None`` if a copy of its request may arrive.
+
+        Only an acquire can note that in the row, so the caller has to ask again.
+        """
         return None if lease and self._table.is_repeated(lease.owner) else lease
 
     def renew(

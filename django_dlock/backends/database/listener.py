@@ -19,7 +19,7 @@ from typing import Any
 from ... import clock
 from ...log import logger
 from .listen_connection import Alarm, ListeningConnection, Stopped
-from .notification import POLL_INTERVAL, State, Waiters, set_event, thread_event
+from .pending_notification import POLL_INTERVAL, State, Waiters, set_event, thread_event
 from .sessions import SessionProof
 
 __all__ = ["Listener"]
@@ -119,7 +119,7 @@ class Listener:
                 self.ensure_running()
 
     def _is_needed(self, me: threading.Thread) -> bool:
-        waited_for = self._waiters or clock.now() < self._waiters.left_at + self._linger
+        waited_for = self._waiters or clock.now() < self._waiters.needed_at + self._linger
         return bool(waited_for) and self._thread.get("") is me
 
     def _listen(self, me: threading.Thread) -> None:
@@ -156,7 +156,7 @@ class Listener:
                 self._session.withdraw()
             except Exception:  # noqa: BLE001 - see below
                 # The claim still stands, so the session must be opened again.
-                self._waiters.left_at = clock.now()
+                self._waiters.needed_at = clock.now()
 
     def _read(self, connection: ListeningConnection, me: threading.Thread) -> None:
         heard_at = looked_at = clock.now()

@@ -74,8 +74,8 @@ WHERE l.id = %s AND (l.ended <> '' OR l.ends_at <= {self.NOW}) AND l.queue = ''
         if process and not self._is_locked(executor, PROCESSES, process):
             self.beat(executor, process)
         # An UPDATE would wait for the rows that others have locked. One may be locked after this.
-        free = self._free(executor, LEASES, [key for key, _, _ in renewals])
-        renewals = [renewal for renewal in renewals if self.text(renewal[0]) in free]
+        unlocked = self._unlocked(executor, LEASES, [key for key, _, _ in renewals])
+        renewals = [renewal for renewal in renewals if self.text(renewal[0]) in unlocked]
         if not renewals:
             return set()
         keys, owners, ttls = zip(*renewals, strict=True)
@@ -108,14 +108,14 @@ WHERE l.id IN ({marks}) AND l.owner IN ({marks}) AND l.ended = '' AND l.kind <> 
             if (row := rows.get(self.text(key))) and row.outcome_of(owner, now) is None
         }
 
-    def _free(self, executor: Executor, table: str, keys: Sequence[Any]) -> set[str]:
+    def _unlocked(self, executor: Executor, table: str, keys: Sequence[Any]) -> set[str]:
         """Those of the rows that no other transaction has locked."""
         marks = ", ".join(["%s"] * len(keys))
         statement = f"SELECT id FROM {table} WHERE id IN ({marks}) ORDER BY id {self.SKIP_LOCKED}"
         return {self.text(key) for (key,) in executor.rows(statement, keys)}
 
     def _is_locked(self, executor: Executor, table: str, key: Any) -> bool:
-        if self._free(executor, table, [key]):
+        if self._unlocked(executor, table, [key]):
             return False
         return bool(executor.rows(f"SELECT 1 FROM {table} WHERE id = %s", [key]))
 

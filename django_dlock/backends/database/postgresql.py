@@ -8,7 +8,7 @@ from typing import Any
 
 from .memory import LONG
 from .prepared import Prepared
-from .rows import COLUMNS, TICKET, Message, Row, micro
+from .rows import COLUMNS, TICKET_TTL, Message, Row, micro
 from .statements import HIGHEST, LEASES, PROCESSES, Dialect, Executor, Found, Released
 
 __all__ = ["PostgreSQL"]
@@ -49,7 +49,7 @@ GRANTED = {
 }
 TICKET_LINE = (
     r"concat_ws(E'\t', $4, $7, $5, $8, $9, $10, excluded.granted_at + "
-    rf"{micro(TICKET)}, excluded.granted_at) || E'\n'"
+    rf"{micro(TICKET_TTL)}, excluded.granted_at) || E'\n'"
 )
 ACQUIRE = f"""
 INSERT INTO {LEASES} AS l (id, key_prefix, name, {", ".join(COLUMNS)})
@@ -188,12 +188,12 @@ class PostgreSQL(Dialect):
         self, executor: Executor, renewals: Sequence[tuple[Any, str, int]], process: str
     ) -> set[tuple[str, str]]:
         keys, owners, ttls = zip(*renewals, strict=True)
-        ends = self.KEPT.format(now="free.now", until="(free.now + free.ttl)")
+        ends = self.KEPT.format(now="renewable.now", until="(renewable.now + renewable.ttl)")
         beat, values = ("", []) if not process else (BEAT, [process] * 3)
         # The conditions stand inside the LATERAL, where each row is found by its key. In a join,
         # the planner would estimate them, and may compare all rows with all.
         statement = f"""
-WITH free AS (
+WITH renewable AS (
   SELECT r.id, r.ttl, r.now FROM (
     SELECT unnest(%s::text[])::uuid AS id, unnest(%s::text[]) AS owner, unnest(%s::bigint[]) AS ttl,
       {self.NOW} AS now
@@ -202,9 +202,9 @@ WITH free AS (
       AND ends_at > r.now FOR NO KEY UPDATE SKIP LOCKED
   ) unlocked
 ){beat}
-UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(free.ttl, {ends} - free.now),
+UPDATE {LEASES} l SET ends_at = {ends}, ttl = greatest(renewable.ttl, {ends} - renewable.now),
   renewals = greatest(l.renewals, 0) + 1, version = l.version + 1
-FROM free WHERE l.id = free.id
+FROM renewable WHERE l.id = renewable.id
 RETURNING l.id, l.owner"""
         arrays = [[str(key) for key in keys], list(owners), list(ttls)]
         renewed = executor.rows(statement, [*arrays, *values])

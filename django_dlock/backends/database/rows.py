@@ -7,9 +7,9 @@ A name is held while ``ended`` is empty and ``ends_at`` is in the future. If som
 lease ends, the same step grants the name to the first waiter, with the whole TTL that it asked
 for. So later callers never overtake a waiter.
 
-A waiter's ticket is valid for ``TICKET`` after it last asked. If this process knows that a waiter
-is dead, it skips it. A waiter that died elsewhere is skipped once its ticket has expired; before
-that, it costs one TTL.
+A waiter's ticket is valid for ``TICKET_TTL`` after it last asked. If this process knows that a
+waiter is dead, it skips it. A waiter that died elsewhere is skipped once its ticket has expired;
+before that, it costs one TTL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import memory
 __all__ = [
     "COLUMNS",
     "MEMORY",
-    "TICKET",
+    "TICKET_TTL",
     "Message",
     "Row",
     "Ticket",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 SECOND = 1_000_000
-TICKET = 20.0
+TICKET_TTL = 20.0
 """How long a waiter keeps its position after it last asked. It may be a quarter less, because not
 every request writes the ticket again."""
 LATE_BY = 120 * SECOND
@@ -74,8 +74,8 @@ class Ticket(NamedTuple):
 
     @property
     def asked_at(self) -> int:
-        """When it last asked, or up to a quarter of ``TICKET`` before that."""
-        return self.until - micro(TICKET)
+        """When it last asked, or up to a quarter of ``TICKET_TTL`` before that."""
+        return self.until - micro(TICKET_TTL)
 
     @property
     def line(self) -> str:
@@ -110,15 +110,15 @@ class WaitInfo(NamedTuple):
         asked_at: When the request was sent, on ``clock.now()``.
         age: Seconds since the grant of the lease in the way.
         position: Of the waiter in the queue; 0 for the first.
-        expected: The notification of a hand-over, registered before the ticket was stored; ``None``
-            if none will come.
+        registration: Of the waiter for the notification of a hand-over, made before its ticket was
+            stored; ``None`` if no notification will come.
     """
 
     token: int
     asked_at: float
     age: float = 0.0
     position: int = 0
-    expected: object = None
+    registration: object = None
 
 
 @dataclass(slots=True)
@@ -197,22 +197,24 @@ class Row:
         owner: str,
         now: int,
         asked_at: float,
-        expected: object,
+        registration: object,
         *,
         overtaken: bool = False,
     ) -> Contention:
         """What keeps this owner from the lock.
 
-        The owner in it is empty if nothing does. It is also empty if the attempt is over; its
+        The owner in it is empty if the attempt is over: it was granted or cancelled before. Its
         caller then goes on with a new attempt, which can be granted.
 
         Args:
-            overtaken: Others keep taking the name first; name the last owner of a free name.
+            overtaken: This is the answer if the row cannot be written, because others change it
+                first. A name that is free now then counts as held by its last owner, so that the
+                caller waits and asks again instead of beginning anew.
         """
         waiting = [ticket.owner for ticket in self.tickets(now)] if self.queue else []
         position = waiting.index(owner) if owner in waiting else len(waiting)
         age = max(0, now - self.granted_at) / SECOND
-        met = WaitInfo(self.token, asked_at, age, position, expected)
+        met = WaitInfo(self.token, asked_at, age, position, registration)
         if self._is_over(owner) or not self.lives(now):
             named = self.owner if overtaken and not self._is_over(owner) else ""
             return Contention(named, "held", 0.0, now / SECOND, ticket=met)
@@ -264,7 +266,7 @@ class Row:
         # A late packet of an attempt whose lease was released or broken must not revive it.
         if self._is_over(me) or self._is_cancelled(me):
             return False, self.settle(now)
-        until = now + micro(TICKET)
+        until = now + micro(TICKET_TTL)
         asked = Ticket(
             me, micro(request.ttl), request.kind, process, request.metadata, channel, until, now
         )
@@ -390,8 +392,8 @@ class Row:
         for position, ticket in enumerate(waiting):
             if ticket.owner == asked.owner:
                 # Asking again seldom needs a write: only to extend the ticket. Whoever waits for a
-                # notification asks after two quarters at the latest, so it extends it each time.
-                if asked.until - ticket.until >= micro(TICKET) / 4 or ticket[:6] != asked[:6]:
+                # notification usually asks after more than a quarter, so it extends it each time.
+                if asked.until - ticket.until >= micro(TICKET_TTL) / 4 or ticket[:6] != asked[:6]:
                     waiting[position] = asked._replace(since=ticket.since)
                     self._keep(waiting)
                 return

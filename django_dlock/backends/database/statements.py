@@ -41,7 +41,7 @@ Found: TypeAlias = tuple[int, Row, bool]
 
 
 class Released(NamedTuple):
-    """The name is free, or was handed over to a waiter of this owner and process."""
+    """Whose the name is after a release: a waiter's owner and process, or empty if it is free."""
 
     owner: str = ""
     process: str = ""

@@ -8,47 +8,47 @@ from typing import cast
 
 from ... import clock
 from ...lease import Contention, Lease, LeaseRequest
-from .notification import Notification
-from .rows import TICKET, WaitInfo
+from .pending_notification import PendingNotification
+from .rows import TICKET_TTL, WaitInfo
 from .wakeup import Wakeup
 
-__all__ = ["Expected", "pause"]
+__all__ = ["Registration", "pause"]
 
 SHORTEST_PAUSE = 0.005
 """Seconds before a waiter that gets no notification asks again."""
 
 
-class Expected:
-    """The notification of one waiter, registered before its ticket is stored.
+class Registration:
+    """The pending notification of one waiter, registered before its ticket is stored.
 
     It is unregistered after the wait, or when this object is garbage: a caller that asked may never
     wait.
     """
 
-    __slots__ = ("_notification", "channel")
+    __slots__ = ("_pending", "channel")
 
     def __init__(self, wakeup: Wakeup, owner: str) -> None:
         self.channel = wakeup.channel
-        self._notification: Notification | None = wakeup.expect(owner)
-        self._notification.__enter__()
+        self._pending: PendingNotification | None = wakeup.pending(owner)
+        self._pending.__enter__()
 
     @classmethod
-    def of(cls, wakeup: Wakeup | None, request: LeaseRequest) -> Expected | None:
+    def of(cls, wakeup: Wakeup | None, request: LeaseRequest) -> Registration | None:
         """``None`` for a caller that does not wait, and if there are no notifications."""
         return cls(wakeup, request.owner) if wakeup is not None and request.waits else None
 
     def listen(self) -> None:
         """Begin to listen, because the caller has to wait; most callers need not."""
-        if self._notification is not None:
-            self._notification.listen()
+        if self._pending is not None:
+            self._pending.listen()
 
     def __del__(self) -> None:
         self._unregister()
 
     def _unregister(self) -> None:
-        notification, self._notification = self._notification, None
-        if notification is not None:
-            notification.__exit__()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.__exit__()
 
     def wait(
         self,
@@ -58,11 +58,11 @@ class Expected:
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         """The lease that was handed over; ``None`` if the owner should ask again."""
-        notification = self._notification
-        if notification is None:
+        pending = self._pending
+        if pending is None:
             return None
         try:
-            return _handed_over(request, met, notification.wait(_patience(met, until), interrupted))
+            return _handed_over(request, met, pending.wait(_patience(met, until), interrupted))
         finally:
             self._unregister()
 
@@ -74,19 +74,19 @@ class Expected:
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         """As ``wait``, for coroutines."""
-        notification = self._notification
-        if notification is None:
+        pending = self._pending
+        if pending is None:
             return None
         try:
             patience = _patience(met, until)
-            return _handed_over(request, met, await notification.async_wait(patience, interrupted))
+            return _handed_over(request, met, await pending.async_wait(patience, interrupted))
         finally:
             self._unregister()
 
 
 def _patience(met: Contention, until: float) -> float:
     # Asking again renews the ticket.
-    ask_again = TICKET * random.uniform(0.4, 0.5)
+    ask_again = TICKET_TTL * random.uniform(0.4, 0.5)
     return max(0.0, min(until - clock.now(), met.remaining + 0.002, ask_again))
 
 

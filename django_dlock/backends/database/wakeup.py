@@ -1,7 +1,7 @@
 """Wakes the waiters of this process by PostgreSQL's notifications.
 
-* ``expect`` is called before the waiter stores its ticket in the table, so that no notification is
-  lost in between. One that arrives before ``wait`` is kept; see ``notification``.
+* A waiter registers its pending notification before it stores its ticket in the table, so that
+  none is lost in between. One that arrives before ``wait`` is kept; see ``pending_notification``.
 * A thread receives the notifications of all waiters on one connection; see ``listener``.
 * A notification may be lost before this process listens and while the connection is cut. So each
   waiter is woken and asks again when listening begins, ends or fails. While nothing listens,
@@ -15,7 +15,7 @@ from typing import Any
 
 from ... import clock
 from .listener import Listener
-from .notification import Notification, Waiters
+from .pending_notification import PendingNotification, Waiters
 from .sessions import SessionProof
 
 __all__ = ["Wakeup"]
@@ -29,8 +29,6 @@ class Wakeup:
             never hangs.
         probe: Sends a notification (channel, payload) through an ordinary connection, and never
             hangs.
-        on_unclaimed: Called with each payload whose waiter has left, on the listening thread or on
-            the waiter's; must not block.
         session: Proves to other processes that this one lives, and finds out which others are dead.
         linger: Seconds for which the connection stays open after the last waiter has left.
         test_again_after: Seconds after which notifications are tested again.
@@ -41,12 +39,11 @@ class Wakeup:
         open_connection: Callable[[], Any],
         probe: Callable[[str, str], object],
         *,
-        on_unclaimed: Callable[[str], None] = lambda payload: None,
         session: SessionProof | None = None,
         linger: float = 60.0,
         test_again_after: float = 60.0,
     ) -> None:
-        self._waiters = Waiters(self._ensure_listening, on_unclaimed)
+        self._waiters = Waiters(self._ensure_listening)
         self._listener = Listener(
             self._waiters,
             open_connection,
@@ -85,13 +82,13 @@ class Wakeup:
 
     def keep_listening(self) -> None:
         """Listen for a while, even if nobody waits; never blocks."""
-        self._waiters.left_at = clock.now()
+        self._waiters.needed_at = clock.now()
         self._listener.ensure_running()
 
-    def expect(self, ticket: str) -> Notification:
-        """Register a waiter: ``with wakeup.expect(ticket) as notification``.
+    def pending(self, owner: str) -> PendingNotification:
+        """The pending notification of a waiter: ``with wakeup.pending(owner) as pending``.
 
         Args:
-            ticket: First word of the payload; unique to the waiter.
+            owner: First word of the payload; unique to the waiter.
         """
-        return Notification(self._waiters, ticket)
+        return PendingNotification(self._waiters, owner)

@@ -1,4 +1,4 @@
-"""How a waiter of this process waits for the notification of its ticket."""
+"""Where a waiter of this process receives the notification of its lease, and waits for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import clock
-from ...log import logger
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["POLL_INTERVAL", "Notification", "State", "Waiters", "set_event", "thread_event"]
+__all__ = ["POLL_INTERVAL", "PendingNotification", "State", "Waiters", "set_event", "thread_event"]
 
 POLL_INTERVAL = 0.1, 0.5
 """Shortest and longest pause before a waiter asks again, in seconds, while nothing listens."""
@@ -48,79 +47,64 @@ class Waiters:
 
     Args:
         ensure_listening: Called for each of them, and again while nothing listens; never blocks.
-        on_unclaimed: Called with each payload whose waiter has left, on the thread that delivers or
-            on the waiter's; must not block.
 
     Attributes:
         state: Whether the process listens.
-        left_at: When the last one left.
+        needed_at: When somebody last needed the connection; it stays open for a while after that.
     """
 
-    def __init__(
-        self, ensure_listening: Callable[[], None], on_unclaimed: Callable[[str], None]
-    ) -> None:
-        self.ensure_listening, self._on_unclaimed = ensure_listening, on_unclaimed
+    def __init__(self, ensure_listening: Callable[[], None]) -> None:
+        self.ensure_listening = ensure_listening
         self.forget()
 
     def forget(self) -> None:
         """Reset in a forked child, which has no other thread."""
         self.state = State(subscribed=False, works=True)
-        self.left_at = float("-inf")
-        self._expected: dict[str, Notification] = {}
+        self.needed_at = float("-inf")
+        self._pending: dict[str, PendingNotification] = {}
 
     def __len__(self) -> int:
-        return len(self._expected)
+        return len(self._pending)
 
-    def register(self, notification: Notification) -> None:
-        self._expected[notification.ticket] = notification
+    def register(self, pending: PendingNotification) -> None:
+        self._pending[pending.owner] = pending
 
-    def unregister(self, notification: Notification) -> None:
-        """Forget it, and pass on what it has not seen; a second call does no harm."""
-        if self._expected.get(notification.ticket) is notification:
-            if notification.listened:
-                self.left_at = clock.now()
-            self._expected.pop(notification.ticket, None)
-        self._pass_on(notification)
+    def unregister(self, pending: PendingNotification) -> None:
+        """Forget it; a second call does no harm."""
+        if self._pending.get(pending.owner) is pending:
+            if pending.listened:
+                self.needed_at = clock.now()
+            self._pending.pop(pending.owner, None)
 
     def change(self, state: State) -> None:
         """Replace the state; each waiter notices and asks again."""
         self.state = state
-        for notification in self._expected.copy().values():
-            notification.wake()
+        for pending in self._pending.copy().values():
+            pending.wake()
 
     def deliver(self, payload: str) -> None:
-        """Wake the waiter whose ticket is the first word."""
-        notification = self._expected.get(payload.partition(" ")[0])
-        if notification is None:
-            self._unclaimed(payload)
-            return
-        # Store the payload first: a waiter that calls ``wait`` now finds it.
-        notification.payloads.append(payload)
-        notification.wake()
-        if self._expected.get(notification.ticket) is not notification:
-            # The waiter left before it could see the payload.
-            self._pass_on(notification)
+        """Wake the waiter whose owner is the first word.
 
-    def _pass_on(self, notification: Notification) -> None:
-        """Called by the waiter's thread and by the listening one; passes each payload on once."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self._unclaimed(notification.payloads.popleft())
-
-    def _unclaimed(self, payload: str) -> None:
-        try:
-            self._on_unclaimed(payload)
-        except Exception:
-            logger.exception("A notification without a waiter could not be passed on")
+        If it has left, the payload is dropped: a waiter that leaves asks once more or cancels its
+        acquire, and the row has the lease.
+        """
+        pending = self._pending.get(payload.partition(" ")[0])
+        if pending is not None:
+            # Store the payload first: a waiter that calls ``wait`` now finds it.
+            pending.payloads.append(payload)
+            pending.wake()
 
 
-class Notification:
-    """What one ticket waits for; a context manager, entered before the ticket is stored."""
+class PendingNotification:
+    """Receives what is sent to one waiter.
 
-    __slots__ = ("_state", "_waiters", "listened", "payloads", "ticket", "wake")
+    A context manager, entered before the ticket is stored.
+    """
 
-    def __init__(self, waiters: Waiters, ticket: str) -> None:
-        self.ticket, self.payloads = ticket, collections.deque[str]()
+    __slots__ = ("_state", "_waiters", "listened", "owner", "payloads", "wake")
+
+    def __init__(self, waiters: Waiters, owner: str) -> None:
+        self.owner, self.payloads = owner, collections.deque[str]()
         self.wake: Callable[[], None] = wake_nobody
         self._waiters, self._state = waiters, waiters.state
         # Most callers get their lease at once. They do not keep the connection open.
@@ -144,14 +128,14 @@ class Notification:
         self._waiters.ensure_listening()
 
     def wait(self, timeout: float, interrupted: Callable[[], bool] = lambda: False) -> str | None:
-        """Block until the ticket is notified; ``None`` means "ask again", and may be a false alarm.
+        """Block until the owner is notified; ``None`` means "ask again", and may be a false alarm.
 
         Args:
             timeout: Seconds; shortened to a few tenths of a second while nothing listens.
             interrupted: Called about twice a second; ends the wait if it returns true.
 
         Returns:
-            The payload as it was sent, including the ticket.
+            The payload as it was sent, including the owner.
         """
         event = thread_event()
         self.wake = partial(set_event, event)
