@@ -31,7 +31,7 @@ from .idempotency import Claim, ClaimRequest, Finished
 from .keys import Key, MissingValue, compile_key
 from .lock import Lock
 from .log import logger
-from .views import CLASS_BASED, OwnTransactions, is_async, view_methods
+from .views import CLASS_BASED, OwnTransactions, is_async, release_when_closed, view_methods
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -120,7 +120,7 @@ def idempotent_view(
         raise ValueError(
             f"if_unavailable is {if_unavailable!r}; @idempotent_view takes 'raise' or 503"
         )
-    if options.get("hold_until") == "commit" or options.get("reentrant"):
+    if "hold_until" in options or options.get("reentrant"):
         raise ValueError(
             "@idempotent_view always releases after its transaction, and its lock is that of one "
             "request: it takes neither hold_until nor reentrant"
@@ -162,6 +162,8 @@ def idempotent_view(
 
 def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Response]:
     own = _own_transactions(view)
+    # As in ``locked_view``: on a method, Django's transaction is the outer one.
+    rules = rules._replace(options={**rules.options, "hold_until": "commit"})
 
     def run(using: Sequence[str], body: Callable[[], Response]) -> Response:
         for database in using:
@@ -345,6 +347,7 @@ class _Run:
             except (BackendUnavailable, LeaseLost) as error:
                 # The record has decided whether the run counts.
                 logger.warning("After the request: %s", error, about=self._lock)
+            release_when_closed(self._request, self._lock)
 
     def claim(self) -> Claim | Response:
         """The claim of the key, or the response if it cannot be claimed."""

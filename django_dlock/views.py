@@ -18,7 +18,7 @@ from django.utils.functional import LazyObject, empty
 from . import refusal_responses
 from .core.options import Default, Seconds
 from .decorators import CommonKeywords, LockKeywords, check_options, full_name
-from .exceptions import BackendUnavailable, LeaseLost, LockError, LockNotAcquired
+from .exceptions import AlreadyHeld, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
 from .keys import Key, MissingValue, compile_key
 from .lock import Lock
 from .log import logger
@@ -26,7 +26,14 @@ from .log import logger
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CLASS_BASED", "OwnTransactions", "is_async", "locked_view", "view_methods"]
+__all__ = [
+    "CLASS_BASED",
+    "OwnTransactions",
+    "is_async",
+    "locked_view",
+    "release_when_closed",
+    "view_methods",
+]
 
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
@@ -52,9 +59,10 @@ def locked_view(
     Use it on functions, sync or async, on ``V.as_view()``, on a class-based view itself and,
     with ``method_decorator``, on its methods. Make it the outermost decorator: with
     ``ATOMIC_REQUESTS`` the transaction then begins inside the lock, ends before the release, and
-    is rolled back if the lease is lost before that. A streamed response keeps the lock until it
-    is closed. A ``TemplateResponse`` is rendered after the release, as it is after the
-    transaction.
+    is rolled back if the lease is lost before that. If it began before, as for a method, the lock
+    is released when it has ended, unless ``hold_until="release"``. A streamed response keeps the
+    lock until it is closed. A ``TemplateResponse`` is rendered after the release, as it is after
+    the transaction.
 
     If the key needs a value that an anonymous visitor does not have, such as a primary key, the
     visitor is redirected to the login page, as by ``login_required``; a client that prefers JSON
@@ -199,6 +207,9 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
     # If a locked view is inside this one, it opens the transactions, inside both locks.
     inner = marks if isinstance(marks, OwnTransactions) else None
     own = OwnTransactions(marks or ()) if inner is None else inner
+    # On a method, or below ``api_view`` of REST framework, Django does not see the mark.
+    # Then its transaction is the outer one.
+    rules = rules._replace(options={"hold_until": "commit", **rules.options})
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
@@ -208,14 +219,15 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
 
         def run() -> Response:
             response = view(request, *args, **kwargs)
-            if databases and isinstance(lock, Lock):
-                # Check now, while the transaction can still be rolled back.
+            if isinstance(lock, Lock):
+                # Check now, while transactions can still be rolled back.
                 lock.check()
             return response
 
         databases = own.databases() if inner is None else []
         with ExitStack() as held:
             if lock is not None:
+                held.callback(release_when_closed, request, lock)
                 try:
                     held.enter_context(lock)
                 except LockError as error:
@@ -316,18 +328,39 @@ def _hold_until_closed(request: HttpRequest, response: object, lock: Lock) -> bo
     # Another thread or task may send it.
     lock.unbind()
     # Response and request release when they are closed; only the first one has an effect.
-    held, whole_and_held = ExitStack(), ExitStack()
+    held = ExitStack()
     held.callback(_release, lock)
     closers: list[Callable[[], object]] = response._resource_closers  # type: ignore[attr-defined]
     closers.append(held.close)
     # A middleware may replace this response, as ConditionalGetMiddleware does with 304 (Not
     # Modified); then it is never closed. But the response that is sent closes its request.
+    _call_when_closed(request, held.close)
+    return True
+
+
+def release_when_closed(request: HttpRequest, lock: Lock) -> None:
+    """Release with the request, at the latest, a lock that waits for the end of a transaction.
+
+    After a function of ``on_commit`` has raised, Django calls no other, and in a ``TestCase`` it
+    calls none.
+    """
+    late_release = getattr(lock, "_late_release", lambda: None)
+
+    def release() -> None:
+        if hook := late_release():
+            hook()
+
+    if late_release():
+        _call_when_closed(request, release)
+
+
+def _call_when_closed(request: HttpRequest, function: Callable[[], object]) -> None:
     # REST framework passes its views a wrapper around Django's request.
     whole: HttpRequest = getattr(request, "_request", request)
-    whole_and_held.callback(whole.close)
-    whole_and_held.callback(held.close)
-    whole.close = whole_and_held.close  # type: ignore[method-assign]
-    return True
+    closing = ExitStack()
+    closing.callback(whole.close)
+    closing.callback(function)
+    whole.close = closing.close  # type: ignore[method-assign]
 
 
 def _release(lock: Lock) -> None:
@@ -372,6 +405,8 @@ class _ViewRules(NamedTuple):
         """The response if the lock could not be acquired; ``None`` to run the view without it."""
         if isinstance(error, LockNotAcquired):
             return refusal_responses.contended(request, self.status, error.info)
+        if isinstance(error, AlreadyHeld):
+            return refusal_responses.contended(request, self.status, None)
         if not isinstance(error, BackendUnavailable) or self.if_unavailable in (
             "raise",
             "local",

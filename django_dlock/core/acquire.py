@@ -1,4 +1,4 @@
-"""How a lock is acquired: try, judge the holder, wait, try again; then hold the lease.
+"""How a lock is acquired: try, wait, break the lease of a dead holder, try again; then hold it.
 
 Written as flows; see ``flow``.
 """

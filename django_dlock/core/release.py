@@ -6,6 +6,8 @@ Written once for threads and coroutines; see ``acquire``.
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Callable
 from functools import partial
 
 from .. import clock, process
@@ -27,7 +29,10 @@ _NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
 class LockFlows(AcquireFlows):
     """The mechanics of a ``Lock``, and what to do if an interrupt cuts one of its flows short."""
 
-    __slots__ = ()
+    __slots__ = ("_late_release",)
+
+    _late_release: weakref.ref[Callable[[], None]]
+    """Releases it after a transaction; unset if no release has had to wait for one."""
 
     def _current(self, verb: str) -> HeldLease:
         """The held lease; it may be lost without anybody having noticed yet."""
@@ -83,10 +88,11 @@ class LockFlows(AcquireFlows):
                 error.add_note(f"The lock was lost meanwhile: {loss}")
 
     def _release_flow(self, held: HeldLease) -> Flow[None]:
-        if self._options.hold_until == "commit" and transactions.run_after(
-            partial(self._release_late, held)
-        ):
-            return
+        if self._options.hold_until == "commit":
+            late_release = transactions.run_after(partial(self._release_late, held))
+            if late_release is not None:
+                self._late_release = weakref.ref(late_release)
+                return
         if not self._leases.exit(held):
             return
         self._warn_of_transaction(held)

@@ -61,16 +61,18 @@ def open_since(blocks: tuple[object, ...]) -> str | None:
     return None
 
 
-def run_after(function: Callable[[], object]) -> bool:
+def run_after(function: Callable[[], object]) -> Callable[[], None] | None:
     """Run ``function`` once, after this thread's transactions ended, however they end.
 
     Returns:
-        False if no transaction is open; then ``function`` is not run.
+        What runs it; to be called earlier, and kept only as a weak reference. ``None`` if no
+        transaction is open; then ``function`` is not run.
     """
     for connection, _ in _in_atomic():
-        transaction.on_commit(_Hook(function), using=connection.alias, robust=True)
-        return True
-    return False
+        hook = _Hook(function)
+        transaction.on_commit(hook, using=connection.alias, robust=True)
+        return hook
+    return None
 
 
 class _Hook:
@@ -83,7 +85,7 @@ class _Hook:
         function, self.function = self.function, None
         # Another database's transaction may still be open, or only a savepoint was rolled back;
         # then a new hook waits for the end of that transaction.
-        if function is not None and not run_after(function):
+        if function is not None and run_after(function) is None:
             function()
 
     def __del__(self) -> None:

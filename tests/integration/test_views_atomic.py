@@ -10,12 +10,13 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, TestCase
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.decorators import api_view
 
-from django_dlock import LeaseLost, locked_view, locks
+from django_dlock import LeaseLost, idempotent_view, locked_view, locks
 from django_dlock.backends.local import LocalBackend
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
@@ -82,6 +83,31 @@ class OnDispatch(Writes):
     pass
 
 
+class OnMethod(View):
+    """Django opens the transaction, because ``as_view()`` does not see how a method is marked."""
+
+    @method_decorator(locked_view("it", using="local"))
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return write(request)
+
+    @method_decorator(idempotent_view(client="all", using="local"))
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return write(request)
+
+    @method_decorator(locked_view("it", using="local", hold_until="release"))
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return write(request)
+
+
+class OnCommitRaises(View):
+    def _respond(self, request: HttpRequest) -> HttpResponse:
+        transaction.on_commit(lambda: 1 // 0)
+        return write(request)
+
+    get = method_decorator(locked_view("it", using="local"))(_respond)
+    post = method_decorator(idempotent_view(client="all", using="local"))(_respond)
+
+
 def fail(request: HttpRequest) -> HttpResponse:
     write(request)
     raise ZeroDivisionError
@@ -99,9 +125,22 @@ class AsyncWrites(View):
 in_lock = locked_view("it", using="local")
 outer = locked_view("outer", using="local")
 
+
+def key_in_transaction(request: HttpRequest) -> str:
+    return f"{connection.in_atomic_block}"
+
+
+def in_lock_name(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(next(iter(locks["local"].list())).name)
+
+
 urlpatterns = [
+    path("name/", locked_view(key_in_transaction, using="local")(in_lock_name)),
     path("function/", in_lock(write)),
     path("class/", OnClass.as_view()),
+    path("method/", OnMethod.as_view()),
+    path("api-view/", api_view(["GET"])(locked_view("it", using="local")(write))),
+    path("on-commit-raises/", OnCommitRaises.as_view()),
     path("dispatch/", OnDispatch.as_view()),
     path("as-view/", in_lock(Writes.as_view())),
     path("twice/", outer(in_lock(write))),
@@ -116,7 +155,7 @@ urlpatterns = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["function", "class", "dispatch", "as-view"])
+@pytest.mark.parametrize("kind", ["function", "class", "method", "dispatch", "as-view", "api-view"])
 def test_g15_the_commit_is_visible_when_the_lock_of_a_view_is_released(
     kind: str, seen_at_release: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +164,49 @@ def test_g15_the_commit_is_visible_when_the_lock_of_a_view_is_released(
     assert seen_at_release == [1]
     # The lock warns if it is released inside a transaction that began before the acquire.
     assert [r.message for r in caplog.records if "inside a transaction" in r.message] == []
+
+
+def test_g15_the_transaction_of_a_view_begins_inside_its_lock() -> None:
+    # What it reads first, it must not read before the lock is held.
+    assert Client().get("/name/").content == b"False"
+
+
+def test_g15_the_commit_is_visible_when_the_lock_of_an_idempotent_method_is_released(
+    seen_at_release: list[int],
+) -> None:
+    Client().post("/method/", headers={"Idempotency-Key": "one"})
+    assert seen_at_release == [1]
+
+
+def test_a_method_may_release_before_the_transaction_ends(seen_at_release: list[int]) -> None:
+    Client().put("/method/")
+    assert seen_at_release == [0]
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_g6_a_method_releases_with_its_request_if_a_function_of_on_commit_raises(
+    method: str,
+) -> None:
+    client = Client(raise_request_exception=False, headers={"Idempotency-Key": "one"})
+    response = getattr(client, method)("/on-commit-raises/")
+    # The traceback of the exception has the functions that were not called.
+    assert response.exc_info[0] is ZeroDivisionError
+    assert written() == 1
+    assert list(locks["local"].list()) == []
+
+
+class TwoRequests(TestCase):
+    def test_the_second_request_of_a_test_gets_the_lock_of_a_method(self) -> None:
+        for _ in range(2):
+            assert self.client.get("/method/").status_code == 200
+            Group.objects.all().delete()
+
+
+def test_a_method_that_is_called_twice_in_a_transaction_refuses_the_second_call() -> None:
+    options: dict[str, Any] = {"if_contended": "wait", "wait": 5, "using": "local"}
+    called = locked_view("it", **options)(write)
+    with transaction.atomic():
+        assert [called(HttpRequest()).status_code for _ in range(2)] == [200, 409]
 
 
 @pytest.mark.parametrize("kind", ["twice", "class-twice"])
@@ -142,7 +224,10 @@ def test_g15_an_exception_rolls_back_before_the_release(seen_at_release: list[in
     assert written() == 0
 
 
-def test_a_lease_that_is_lost_before_the_commit_rolls_back() -> None:
+@pytest.mark.parametrize("begun", ["in the lock", "before the lock"])
+def test_a_lease_that_is_lost_before_the_commit_rolls_back(
+    begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def view(request: HttpRequest) -> HttpResponse:
         response = write(request)
         found = locks["local"].get("short")
@@ -153,8 +238,12 @@ def test_a_lease_that_is_lost_before_the_commit_rolls_back() -> None:
 
     told = threading.Event()
     options: dict[str, Any] = {"using": "local", "ttl": 3, "on_lost": lambda *_: told.set()}
+    locked = locked_view("short", **options)(view)
+    if begun == "before the lock":
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", False)
+        locked = transaction.atomic(locked)
     with pytest.raises(LeaseLost, match="broken"):
-        locked_view("short", **options)(view)(HttpRequest())
+        locked(HttpRequest())
     assert written() == 0
 
 
