@@ -163,6 +163,8 @@ def etcd_server() -> Iterator[EtcdServer]:
 @pytest.fixture(scope="session")
 def zookeeper_server() -> Iterator[ZooKeeperServer]:
     """A ZooKeeper shared by the tests that need one, started by the first; do not stop it."""
+    # Sessions that are open at the end would write into the summary that their server is gone.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
     yield from started(ZooKeeperServer())
 
 

@@ -143,9 +143,9 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
     def test_g1_a_lease_lives_for_as_long_as_it_was_granted(self, backend: BaseLockBackend) -> None:
         lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
         # Longer, because it must be renewed before its end, on a busy machine, too.
-        renewed = self.grant(backend, self.request(self.name(), ttl=4 * self.SHORT))
+        renewed = self.grant(backend, self.request(self.name(), ttl=8 * self.SHORT))
         asked_at = clock.now()
-        ends_at = asked_at + self.prolong(backend, renewed, 4 * self.SHORT).ttl * (1 - clock.DRIFT)
+        ends_at = asked_at + self.prolong(backend, renewed, 8 * self.SHORT).ttl * (1 - clock.DRIFT)
         for name, deadline in ((lease.name, lease.deadline), (renewed.name, ends_at)):
             locked = True
             while locked:
@@ -257,7 +257,7 @@ class BackendContract(RenewalContract, OperatorContract, ProcessContract):
     ) -> None:
         self.needs(backend, "min_hold")
         # Longer than a busy machine needs for the next calls.
-        min_hold = 5 * self.SHORT
+        min_hold = 8 * self.SHORT
         lease = self.grant(backend, self.request(self.name()))
         assert self.release(backend, lease, min_hold=min_hold) == "released"
         met = self.refuse(backend, self.request(lease.name))

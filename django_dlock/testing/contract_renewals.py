@@ -19,7 +19,7 @@ class RenewalContract(ContractTools):
     def test_g1_a_renewed_lease_outlives_its_first_ttl(self, backend: BaseLockBackend) -> None:
         renewed, left = self.name(), self.name()
         # Longer than a busy machine needs until the renewal.
-        ttl = 4 * self.SHORT
+        ttl = 8 * self.SHORT
         lease = self.grant(backend, self.request(renewed, ttl=ttl))
         self.grant(backend, self.request(left, ttl=ttl))
         assert self.renew(backend, lease) == ["renewed"]

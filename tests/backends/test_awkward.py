@@ -118,7 +118,7 @@ async def test_coroutines_take_turns(store: AwkwardBackend) -> None:
 async def test_a_coroutine_renews_and_asks_whether_the_lock_is_held(store: AwkwardBackend) -> None:
     async with Lock("it", ttl=10.0) as lock:
         await lock.arenew(ttl=20.0)
-        assert 20 * GRANTED - 2 < lock.remaining <= 20 * GRANTED
+        assert 20 * GRANTED - 4 < lock.remaining <= 20 * GRANTED
         assert await lock.alocked()
     assert not await lock.alocked()
 
@@ -130,13 +130,13 @@ def test_a_waiter_gives_up_when_its_time_is_over(store: AwkwardBackend) -> None:
 
 
 def test_a_shorter_renewal_by_the_holder_counts_at_once(store: AwkwardBackend) -> None:
-    with Lock("it", ttl=20.0, renew=False) as lock:
-        lock.renew(ttl=4.0)
-        assert 4 * GRANTED - 1 < lock.remaining <= 4 * GRANTED
+    with Lock("it", ttl=60.0, renew=False) as lock:
+        lock.renew(ttl=20.0)
+        assert 20 * GRANTED - 5 < lock.remaining <= 20 * GRANTED
         info = store.get("it")
         assert info is not None
         assert info.ttl is not None
-        assert lock.remaining < info.ttl <= 4
+        assert lock.remaining < info.ttl <= 20
 
 
 def test_g1_a_manual_renewal_without_an_answer_leaves_a_safe_deadline(
@@ -174,7 +174,8 @@ def test_g5_an_acquire_that_gives_up_is_cancelled(store: AwkwardBackend) -> None
 
 
 def test_g6_a_renewal_whose_answer_is_lost_is_repeated(store: AwkwardBackend) -> None:
-    with Lock("it") as lock:
+    # Two lost answers and a pause of a busy machine are no more than its TTL.
+    with Lock("it", ttl=1.5 * TTL) as lock:
         store.lost += ["renew"] * 2
         eventually(lambda: len(store.renewed) > 4)
         assert lock.held

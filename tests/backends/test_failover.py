@@ -21,6 +21,9 @@ from tests.support.failing_over import (
     put_record,
 )
 
+PATIENCE = 20.0
+"""Seconds that a command may take: the machine may have other work."""
+
 
 @pytest.fixture
 def stores(
@@ -28,13 +31,20 @@ def stores(
 ) -> Iterator[tuple[RedisBackend, DatabaseBackend]]:
     prefix = f"test-{secrets.token_hex(4)}"
     one = RedisBackend(
-        AliasOptions(alias="one", backend="redis", location=redis_server.url, key_prefix=prefix)
+        AliasOptions(
+            alias="one",
+            backend="redis",
+            location=redis_server.url,
+            key_prefix=prefix,
+            command_timeout=PATIENCE,
+        )
     )
     two = DatabaseBackend(
         AliasOptions(
             alias="two",
             backend="database",
             key_prefix=prefix,
+            command_timeout=PATIENCE,
             options={"database": postgres_alias},
         )
     )
@@ -48,7 +58,9 @@ def stores(
 def backend(
     request: pytest.FixtureRequest, stores: tuple[RedisBackend, DatabaseBackend], postgres_alias
 ) -> Iterator[FailoverBackend]:
-    options = failover_options(postgres_alias, max_ttl=90.0)
+    options = failover_options(
+        postgres_alias, max_ttl=90.0, command_timeout=PATIENCE, view_ttl=3 * PATIENCE
+    )
     if request.param == "standby":
         put_record(options, postgres_alias, epoch=2, active="two")
     backend = failover_backend(options, *stores, kind=request.cls.kind)

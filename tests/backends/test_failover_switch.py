@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from django.db import DatabaseError, connections
 from pytest_django import DjangoDbBlocker
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, LockNotAcquired, clock, locks
-from django_dlock.backends.failover import FailoverBackend, refresher
+from django_dlock.backends.failover import FailoverBackend, active, refresher
 from django_dlock.backends.failover.backend import TOKEN_BITS
 from django_dlock.backends.failover.record import LAST_EPOCH, Micros, SwitchRefused
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
@@ -32,6 +33,8 @@ from tests.support.proxy import Proxy
 
 TTL, VIEW_TTL = 3.0, 1.0
 QUIET = (TTL + VIEW_TTL) * (1 + clock.DRIFT)
+UNHURRIED = {"ttl": 60.0, "view_ttl": 15.0, "command_timeout": 5.0}
+"""Options where no time is the subject: the machine may have other work."""
 
 
 class Shop:
@@ -43,6 +46,8 @@ class Shop:
         self.redis_url = redis_url
 
     def dlocks(self, redis_url: str = "", database: str = "", **options: Any) -> dict[str, Any]:
+        # Of calls for which the fail-over gives no deadline; none of them is to fail.
+        unhurried = {"command_timeout": UNHURRIED["command_timeout"]}
         return {
             "default": {
                 "BACKEND": "django_dlock.backends.failover.FailoverBackend",
@@ -64,12 +69,12 @@ class Shop:
                 "BACKEND": "django_dlock.backends.redis.RedisBackend",
                 "LOCATION": redis_url or self.redis_url,
                 "KEY_PREFIX": self.prefix,
-                "OPTIONS": {"command_timeout": 0.3},
+                "OPTIONS": unhurried,
             },
             "table": {
                 "BACKEND": "django_dlock.backends.database.DatabaseBackend",
                 "KEY_PREFIX": self.prefix,
-                "OPTIONS": {"database": self.database, "command_timeout": 0.3},
+                "OPTIONS": {"database": self.database, **unhurried},
             },
         }
 
@@ -91,6 +96,7 @@ class Shop:
         """Switch as if long ago; wait until this process grants in the new store."""
         switch(backend, to)
         self.row.update(switched_at=0)
+        backend._refresher.refresh()
         epoch = self.row.get().epoch
         until(lambda: (view := backend._refresher.valid()) is not None and view.epoch == epoch)
         until(
@@ -100,8 +106,13 @@ class Shop:
 
 @pytest.fixture
 def shop(
-    redis_server: RedisServer, postgres_alias: str, django_db_blocker: DjangoDbBlocker
+    redis_server: RedisServer,
+    postgres_alias: str,
+    django_db_blocker: DjangoDbBlocker,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Shop]:
+    # A switch opens a connection; with the short command timeout, 1.5 s would be left for it.
+    monkeypatch.setattr(active, "SWITCH_PATIENCE", 100)
     with django_db_blocker.unblock(), contextlib.ExitStack() as stack:
         yield Shop(redis_server.url, postgres_alias, stack)
 
@@ -111,13 +122,29 @@ def request(name: str = "name", ttl: float = TTL, **kwargs: Any) -> LeaseRequest
 
 
 def soon() -> float:
-    return clock.now() + 1.0
+    return clock.now() + 10.0
 
 
 def grant(backend: FailoverBackend, asked: LeaseRequest) -> Lease:
-    answer = backend.acquire(asked, deadline=soon())
+    try:
+        answer = backend.acquire(asked, deadline=soon())
+    except BackendUnavailable as error:
+        # Once, this thread may have stood still between its look at the view and its request.
+        if "switched meanwhile" not in str(error):
+            raise
+        answer = backend.acquire(asked, deadline=soon())
     assert isinstance(answer, Lease), answer
     return answer
+
+
+def stop_reading(backend: FailoverBackend) -> None:
+    """As if the database did not answer this process any more."""
+    thread = backend._refresher._thread
+    backend._refresher._start = lambda: None
+    backend._refresher.close()
+    if thread is not None:
+        # A read that has begun still counts.
+        thread.join(20)
 
 
 def grant_when_open(backend: FailoverBackend, asked: LeaseRequest) -> Lease:
@@ -176,21 +203,21 @@ def test_g1_leases_of_the_previous_epoch_are_not_renewed_any_more(shop):
 
 
 def test_g1_a_process_that_cannot_read_the_record_grants_and_renews_for_a_limited_time(shop):
-    one, two = shop.process(), shop.process()
-    lease = grant(one, request())
-    # As if the database did not answer any more.
-    one._refresher.close()
-    one._refresher._start = lambda: None
+    # So that the lease is not over before the view is, however late this thread goes on.
+    ttl = TTL + 1.5
+    one, two = shop.process(ttl=ttl), shop.process()
+    lease = grant(one, request(ttl=ttl))
+    stop_reading(one)
     # Of the term: the last read may have ended with the thread, too late for ``last``.
     latest = one._leases.latest.latest_end
-    assert latest <= clock.now() + VIEW_TTL + TTL
+    assert latest <= clock.now() + VIEW_TTL + ttl
     switch(two, "table")
     until(lambda: clock.now() > one._refresher.last.valid_until)
     with pytest.raises(BackendUnavailable, match="did not say which store is active"):
         one.acquire(request("other"), deadline=clock.now() + 0.1)
     sent_at = clock.now()
     (result,) = one.renew(
-        [Renewal("name", lease.owner, TTL)], process=current().id, deadline=soon()
+        [Renewal("name", lease.owner, ttl)], process=current().id, deadline=soon()
     )
     assert result.outcome == "renewed"
     assert sent_at + result.ttl <= latest + 0.01
@@ -280,10 +307,11 @@ def test_of_many_switches_at_once_one_happens(shop):
 def test_g1_a_process_that_switches_and_dies_before_the_time_is_noted_shortens_nothing(shop):
     one = shop.process()
     grant(one, request("warm"))
+    # Before the next read, which this thread may see late.
+    began = clock.now()
     # The first of the two statements of a switch, an hour ago.
     shop.row.update(epoch=2, active="table", quiet=4_000_000, switched_at=None)
     until(lambda: one._refresher.last.epoch == 2)
-    began = clock.now()
     grant_when_open(one, request())
     assert clock.now() - began >= 3.0
     assert shop.row.get().switched_at is not None
@@ -301,8 +329,7 @@ def test_g1_a_process_with_longer_leases_makes_all_wait_longer(shop):
     # A second switch does not forget the leases of the first epoch.
     for each in (one, other):
         # It would note its longer leases again just now.
-        each._refresher.close()
-        each._refresher._start = lambda: None
+        stop_reading(each)
     shop.row.update(longest=1)
     seen = one.read_record()
     one.switch("redis", seen)
@@ -389,8 +416,9 @@ def test_a_record_that_names_an_unknown_store_is_refused(shop):
     grant(one, request())
     shop.row.update(epoch=2, active="elsewhere")
     until(lambda: clock.now() > one._refresher.last.valid_until)
+    until(lambda: one._refresher._error is not None)
     with pytest.raises(BackendUnavailable, match="names the active store 'elsewhere'"):
-        one.acquire(request(), deadline=soon())
+        one.acquire(request(), deadline=clock.now() + 1.0)
 
 
 @pytest.mark.parametrize("kind", ["postgres_alias", "mariadb_alias"])
@@ -445,7 +473,8 @@ def test_g2_holders_are_told_of_a_switch_and_lose_their_leases_at_the_deadline(s
         switch(locks["default"], "table")
         until(lambda: lock.state == "in_doubt")
         assert over.wait(20)
-        assert clock.now() <= ends + 1.0
+        # This thread may be late.
+        assert clock.now() <= ends + 3.0
         assert lost == ["unreachable"]
         with Lock("name", wait=30) as successor:
             assert successor.token > lock.token if lock.token else successor.token
@@ -490,13 +519,13 @@ def test_coroutines_lock_through_a_switch(shop):
                     pass
         return tokens
 
-    with configured(shop.dlocks()):
+    with configured(shop.dlocks(**UNHURRIED)):
         tokens = asyncio.run(main())
     assert [token >> TOKEN_BITS for token in tokens] == [1, 2]
 
 
 def test_g8_a_forked_child_reads_the_record_itself(shop):
-    with configured(shop.dlocks()), Lock("name") as lock:
+    with configured(shop.dlocks(**UNHURRIED)), Lock("name") as lock:
         # Not at the same time as a read in the other thread.
         reading, writing = os.pipe()
         pid = os.fork()
@@ -522,7 +551,9 @@ def test_a_coroutine_breaks_a_lease_without_giving_a_deadline(shop):
 
 
 def test_operators_see_the_leases_of_the_active_store(shop):
-    with configured(shop.dlocks()), pytest.raises(LeaseLost), Lock("name") as lock:
+    # The next renewal notices the break.
+    options = {"ttl": 6.0, "view_ttl": 6.0, "command_timeout": 2.0}
+    with configured(shop.dlocks(**options)), pytest.raises(LeaseLost), Lock("name") as lock:
         (info,) = locks["default"].list(prefix="na")
         assert (info.alias, info.token) == ("default", lock.token)
         found = locks["default"].get("name")
@@ -571,8 +602,9 @@ def test_a_store_that_answers_nobody_is_replaced_and_comes_back(shop, own_redis,
 def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_others(shop, own_redis):
     with Proxy("127.0.0.1", own_redis.port) as proxy:
         behind = f"redis://127.0.0.1:{proxy.port}/0"
-        one = shop.process(redis_url=behind, failover_after=1.0)
-        two = shop.process(redis_url=own_redis.url, failover_after=1.0)
+        # Longer than a busy machine keeps the other process from noting an answer.
+        one = shop.process(redis_url=behind, failover_after=3.0)
+        two = shop.process(redis_url=own_redis.url, failover_after=3.0)
         grant(one, request("one"))
         grant(two, request("two"))
         proxy.refuse()
@@ -583,7 +615,7 @@ def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_other
             lambda: (
                 (two._refresher.valid() or True)
                 and one._refresher.valid() is not None
-                and clock.now() - since > 3.0
+                and clock.now() - since > 4.5
             ),
             20,
         )
@@ -615,7 +647,7 @@ def test_the_command_shows_switches_and_waits(shop):
         out = io.StringIO()
         call_command("switch_locks", "--to", "redis", stdout=out)
         assert "default: redis is active (epoch 3; switched" in out.getvalue()
-        assert "Nothing is granted for another 4 s." in out.getvalue()
+        assert re.search(r"Nothing is granted for another [1-4] s\.", out.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -645,7 +677,7 @@ def test_the_command_says_whether_a_switch_was_made_if_the_record_is_gone(
 
 
 def test_diagnosis_says_which_store_is_active(shop):
-    with configured(shop.dlocks()):
+    with configured(shop.dlocks(**UNHURRIED)):
         out = io.StringIO()
         call_command("diagnose_locks", "--using", "default", stdout=out, stderr=out)
         assert "'redis' is active (epoch 1), 'table' is the standby" in out.getvalue()
@@ -680,11 +712,11 @@ def test_the_command_says_that_the_database_is_away(shop):
 def test_a_missing_table_is_reported_by_the_check(shop, tmp_path):
     empty = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
     with databases.added("empty", empty):
-        backend = shop.process(database="empty")
+        backend = shop.process(database="empty", **UNHURRIED)
         (problem,) = backend.store_problems()
     assert problem.id == "E012"
     assert "django_dlock_failoverrecord" in problem.message
-    assert shop.process().store_problems() == []
+    assert shop.process(**UNHURRIED).store_problems() == []
 
 
 # -- the refresher ---------------------------------------------------------------------------
@@ -729,4 +761,5 @@ def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
         hanging.set()
         for thread in hung:
             thread.join(20)
-    assert one._refresher._hanging == set()
+    # A read that was only slow may have been replaced, too.
+    until(lambda: one._refresher._hanging == set())

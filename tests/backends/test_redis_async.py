@@ -75,7 +75,8 @@ async def test_awaited_acquire_and_release_are_two_commands_on_one_connection(
 async def test_a_handed_over_lock_costs_its_waiter_one_command(
     own_redis: RedisServer, proxy: Proxy
 ) -> None:
-    entry = {"TTL": 30, "WAIT": 60, "OPTIONS": {"command_timeout": 1.0}}
+    # Long enough that no request is repeated because its answer came late.
+    entry = {"TTL": 60, "WAIT": 60, "OPTIONS": {"command_timeout": 20.0}}
     direct = alias(own_redis.url, **PATIENT)
 
     def asked(commands: list[str]) -> list[str]:

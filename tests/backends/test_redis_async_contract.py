@@ -16,7 +16,14 @@ from tests.support.awaited import AwaitedRedisBackend
 @pytest.fixture
 def backend(redis_server: RedisServer) -> Iterator[AwaitedRedisBackend]:
     prefix = f"test-{secrets.token_hex(4)}"
-    options = AliasOptions("redis", "redis", location=redis_server.url, key_prefix=prefix)
+    options = AliasOptions(
+        "redis",
+        "redis",
+        location=redis_server.url,
+        key_prefix=prefix,
+        # The machine may have other work.
+        command_timeout=20.0,
+    )
     backend = AwaitedRedisBackend(options)
     yield backend
     backend.close()

@@ -197,7 +197,7 @@ def test_a_waiter_gets_the_lease_of_a_node_that_took_over(cluster):
     holder, waiting = in_cluster(cluster), in_cluster(cluster)
     lease, attempt = grant(holder, request()), request(waits=True, renewed=True)
     refuse(waiting, attempt)
-    wait(waiting, attempt, refuse(waiting, attempt), 0.5)
+    wait(waiting, attempt, refuse(waiting, attempt), 20)
     cluster.ask(cluster.owner, "WAIT", 1, 20_000)
     cluster.owner.kill()
     try_until_granted(holder, request("another"))
@@ -216,7 +216,7 @@ def test_g1_a_lease_survives_the_move_of_its_keys_to_another_node(cluster):
     backend = in_cluster(cluster)
     lease, attempt = grant(backend, request()), request(waits=True, renewed=True)
     refuse(backend, attempt)
-    wait(backend, attempt, refuse(backend, attempt), 0.5)
+    wait(backend, attempt, refuse(backend, attempt), 20)
     refuse(backend, attempt)
     slot = cluster.slot
     cluster.ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))

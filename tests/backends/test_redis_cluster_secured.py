@@ -79,7 +79,7 @@ def use(backend: RedisBackend) -> None:
     lease, attempt = grant(backend, request()), request(waits=True, renewed=True)
     refuse(backend, attempt)
     # From now on it listens.
-    wait(backend, attempt, refuse(backend, attempt), 1.0)
+    wait(backend, attempt, refuse(backend, attempt), 20.0)
     found = refuse(backend, attempt)
     assert renew(backend, lease) == ["renewed"]
     assert release(backend, lease) == "released"

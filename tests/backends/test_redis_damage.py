@@ -70,7 +70,8 @@ def test_the_holder_renews_a_completely_damaged_lock(it, own_redis, wrong):
         stranger.hset(LOCK, mapping=dict.fromkeys(("ttl", "at", "n"), wrong) | {"until": end})
     assert {info.name for info in it.list()} == {"sound", "name"}
     assert renew(it, sound, lease) == ["renewed"] * 2
-    assert it.get("name").ttl > 29
+    # The machine may have other work meanwhile.
+    assert it.get("name").ttl > 20
 
 
 @pytest.mark.parametrize(("field", "wrong"), DAMAGE)

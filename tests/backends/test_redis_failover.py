@@ -19,7 +19,7 @@ from tests.support.redis_calls import client
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinel import RedisSentinel
 
-TTL = 12.0
+TTL = 20.0
 
 
 class Failing(NamedTuple):
@@ -38,7 +38,7 @@ class Failing(NamedTuple):
 
 @contextlib.contextmanager
 def with_sentinel() -> Iterator[Failing]:
-    with RedisSentinel(patience=1) as watched:
+    with RedisSentinel(patience=3) as watched:
         entry = {"location": watched.LOCATION, "OPTIONS": watched.options}
         yield Failing(entry, watched.primary, watched.replica)
 

@@ -179,7 +179,7 @@ def test_a_waiter_is_an_entry_in_the_queue_of_its_name(backend, own_redis):
 @pytest.mark.parametrize("ending", ["min_hold", "ttl"])
 @pytest.mark.parametrize("sweeper", ["acquire", "renew"])
 def test_leases_that_expired_are_removed_from_the_index(backend, own_redis, ending, sweeper):
-    lasting = grant(backend, request("lasts"))
+    lasting = grant(backend, request("lasts", ttl=600))
     for number in range(MANY):
         if ending == "ttl":
             grant(backend, request(f"ends:{number}", ttl=0.1))

@@ -16,6 +16,7 @@ from django_dlock.core import acquire
 from django_dlock.core.flow import drive
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
+from tests.support.databases import until
 from tests.support.proxy import Proxy
 from tests.support.redis_calls import (
     backend_for,
@@ -44,7 +45,7 @@ def listener(proxy: Proxy) -> Iterator[RedisBackend]:
 
 
 def backend(url: str) -> Iterator[RedisBackend]:
-    it = backend_for(url, command_timeout=2.0)
+    it = backend_for(url, command_timeout=5.0)
     yield it
     it.close()
 
@@ -98,11 +99,12 @@ def test_a_handed_over_lease_has_all_values_of_its_waiter(direct, listener):
     assert (info.owner, info.token, info.kind) == (attempt.owner, handed.token, "parked")
     assert info.metadata == {"task_name": "x"}
     assert info.process.pid == os.getpid()
-    assert 59 < info.ttl <= 60.1
+    # Of its own 60 s, and not of the 30 s of the lease before.
+    assert 45 < info.ttl <= 60.1
     assert info.renewals == 0
     assert [info.name for info in direct.list()] == ["name"]
     assert renew(listener, handed._replace(ttl=60.0)) == ["renewed"]
-    assert direct.get("name").ttl > 59
+    assert direct.get("name").ttl > 45
     assert release(listener, handed) == "released"
     assert renew(direct, handed) == ["released"]
 
@@ -125,7 +127,7 @@ def test_a_waiter_for_a_fixed_lease_asks_again_and_gets_the_whole_ttl(direct, li
     token = direct.get("name").token
     mine = grant(listener, attempt)
     assert (mine.token, mine.ttl) == (token, 40.0)
-    assert direct.get("name").ttl > 39
+    assert direct.get("name").ttl > 33
 
 
 def test_a_cooling_name_is_not_handed_over(direct, listener):
@@ -133,7 +135,8 @@ def test_a_cooling_name_is_not_handed_over(direct, listener):
     attempt = waiter()
     (met,) = queue(listener, attempt)
     deadline = direct.call_deadline()
-    assert direct.release("name", lease.owner, min_hold=0.8, deadline=deadline) == "released"
+    # Longer than a busy machine may take until the waiter asks again.
+    assert direct.release("name", lease.owner, min_hold=2.5, deadline=deadline) == "released"
     # The message says that the name will be free earlier than the waiter was told before.
     assert wait(listener, attempt, met, PATIENCE) is None
     assert direct.get("name").waiting == 1
@@ -172,13 +175,14 @@ def test_min_hold_works_for_a_handed_over_lease(direct, listener):
 
 
 def test_g2_a_late_release_keeps_the_order_of_waiters(direct, listener, own_redis):
-    lease = grant(direct, request(ttl=0.2))
+    lease = grant(direct, request())
     queue(listener, waiter(), waiter())
     with client(own_redis) as asking:
+        # Only now, so that both had met the lease.
+        asking.hset("{dlock:0}:2:l:name", "until", "1")
         waiters = asking.zrange("{dlock:0}:2:q:name", 0, -1, withscores=True)
         assert len(waiters) == 2
-        while direct.locked("name", deadline=direct.call_deadline()):
-            pass
+        assert not direct.locked("name", deadline=direct.call_deadline())
         assert release(direct, lease) == "expired"
         assert asking.zrange("{dlock:0}:2:q:name", 0, -1, withscores=True) == waiters
         assert asking.pttl("{dlock:0}:2:q:name") > 0
@@ -373,7 +377,7 @@ def test_a_waiter_whose_patience_ends_at_the_hand_over_gets_the_lease(direct, li
     release(direct, lease)
     last = attempt._replace(waits=False)
     assert grant(listener, last).token == direct.get("name").token
-    assert direct.get("name").ttl > 29
+    assert direct.get("name").ttl > 20
 
 
 def test_a_server_without_free_memory_releases_and_hands_over(own_redis, direct, listener):
@@ -474,6 +478,7 @@ def test_g5_a_waiter_whose_message_was_lost_asks_again(direct, listener, proxy):
 
 def test_a_subscription_that_receives_nothing_is_noticed(direct, listener, proxy, monkeypatch):
     monkeypatch.setattr(handover, "SILENCE", 0.0)
+    listener._listener._timeout = 2.0
     grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
@@ -503,10 +508,15 @@ def test_a_subscription_that_answered_while_nobody_read_is_kept(
     monkeypatch.setattr(handover, "SILENCE", 0.0)
     inner = listener._listener
     lease, attempt = grant(direct, request()), waiter()
+    met = refuse(listener, attempt)
     proxy.delay = 0.1
-    # Its patience ends before the reply arrives.
-    assert wait(listener, waiter(), refuse(listener, attempt), 0.05) is None
-    assert inner._pinged_at
+
+    def asks_in_vain() -> bool:
+        assert wait(listener, waiter(), met, 0.05) is None
+        return bool(inner._pinged_at)
+
+    # Its patience ends before the reply arrives, unless this process stands still just then.
+    until(asks_in_vain)
     proxy.delay = 0.0
     met = refuse(listener, attempt)
     release(direct, lease)
@@ -608,7 +618,8 @@ def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener):
 
 
 def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):
-    leases = [grant(direct, request(f"n{number}")) for number in range(1000)]
+    # Longer than a busy machine takes to start so many threads.
+    leases = [grant(direct, request(f"n{number}", ttl=600.0)) for number in range(1000)]
     attempts = [waiter(lease.name) for lease in leases]
     results = []
     for attempt in attempts:
@@ -683,7 +694,7 @@ def test_g4_a_waiter_whose_hand_over_was_broken_unseen_is_told_to_begin_anew(dir
     assert direct.get("name").waiting == 0
 
 
-def test_g4_a_waiter_whose_hand_over_expired_unseen_waits_again(direct, listener):
+def test_g4_a_waiter_whose_hand_over_expired_unseen_waits_again(direct, listener, own_redis):
     lease, attempt = grant(direct, request()), waiter()._replace(ttl=0.1)
     queue(listener, attempt)
     release(direct, lease)
@@ -693,7 +704,9 @@ def test_g4_a_waiter_whose_hand_over_expired_unseen_waits_again(direct, listener
     refuse(listener, attempt)
     assert direct.get("name").waiting == 1
     release(direct, holder)
-    assert direct.get("name").owner == attempt.owner
+    # Its short lease may be over already, but the server still knows whose it was.
+    with client(own_redis) as asking:
+        assert asking.hget("{dlock:0}:2:l:name", "owner") == attempt.owner
 
 
 def test_g4_waiters_keep_their_order_while_a_handed_over_name_cools(direct, listener):

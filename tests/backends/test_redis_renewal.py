@@ -126,7 +126,7 @@ def test_one_thread_renews_many_leases_on_at_most_two_connections(
     own_redis: RedisServer,
 ) -> None:
     # Longer than a thread can be late on a busy machine.
-    entry = alias(own_redis.url, TTL=3.0, OPTIONS={"command_timeout": 1.0})
+    entry = alias(own_redis.url, TTL=6.0, OPTIONS={"command_timeout": 2.0})
     with configured({"default": entry}), client(own_redis) as asking:
         held = [Lock(f"n{number}") for number in range(RedisBackend.renewals_per_call + 100)]
         for lock in held:

@@ -25,8 +25,8 @@ def nodes(servers: Nodes) -> Iterator[Nodes]:
 
 
 class TestRedlock(BackendContract):
-    # Each grant takes two round trips to several servers.
-    SHORT = 0.6
+    # A grant that takes longer is withdrawn, and it takes two round trips to several servers.
+    SHORT = 1.5
 
     @pytest.fixture
     def backend(self, nodes: Nodes) -> RedlockBackend:
@@ -34,7 +34,7 @@ class TestRedlock(BackendContract):
 
 
 class TestAwaitedRedlock(BackendContract):
-    SHORT = 0.6
+    SHORT = 1.5
 
     @pytest.fixture
     def backend(self, nodes: Nodes) -> Iterator[AwaitedRedlockBackend]:

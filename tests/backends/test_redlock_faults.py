@@ -95,8 +95,8 @@ def renew(backend, *leases, ttl=60.0):
     return [it.outcome for it in backend.renew(renewals, process=current().id, deadline=deadline)]
 
 
-def eventually(condition):
-    give_up_at = time.monotonic() + PATIENCE
+def eventually(condition, patience=PATIENCE):
+    give_up_at = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < give_up_at, "it does not happen"
         time.sleep(0.01)
@@ -335,7 +335,7 @@ def test_g1_a_grant_that_took_longer_than_its_lease_does_not_count(nodes):
     backend = nodes.backend()
     warm(backend)
     for node in nodes.all[:2]:
-        node.proxy.delay = 0.4
+        node.slow_down(0.4)
     with pytest.raises(QuorumNotReached, match="longer than the lease"):
         acquire(backend, request(ttl=0.3))
 
@@ -457,12 +457,14 @@ def test_g1_a_node_that_was_restarted_with_its_data_is_kept_out_too(nodes):
 def test_new_servers_vote_when_a_ttl_is_over(nodes):
     for node in nodes.all:
         node.client.flushall()
-    backend = nodes.backend(options={"max_ttl": 1.0}, ttl=1.0)
-    with pytest.raises(QuorumNotReached, match="grants nothing"):
-        acquire(backend, request(ttl=1.0))
+    ttl = 3.0
+    backend = nodes.backend(options={"max_ttl": ttl}, ttl=ttl)
     began = clock.now()
-    retried(lambda: grant(backend, request(ttl=1.0)))
-    assert clock.now() > began + 0.5
+    with pytest.raises(QuorumNotReached, match="grants nothing"):
+        acquire(backend, request(ttl=ttl))
+    retried(lambda: grant(backend, request(ttl=ttl)))
+    # Not before, because each server has joined the quorum since then.
+    assert clock.now() > began + 0.9 * ttl
 
 
 @pytest.mark.parametrize("how", ["restart", "flush"])
@@ -534,16 +536,16 @@ def test_g6_a_lease_whose_nodes_cannot_answer_keeps_no_other_from_being_renewed(
 
 def test_g6_a_lock_survives_while_a_part_of_its_nodes_is_away(nodes):
     with configured(dlocks(nodes)):
-        nodes.fail([2])
         on_two, on_all = Lock("on two"), Lock("on all")
-        assert on_two.acquire()
-        eventually(lambda: not locks["default"]._nodes[2].is_busy)
-        nodes.heal()
-        warm(locks["default"])
         assert on_all.acquire()
         eventually(lambda: nodes.owners_of("on all") == [on_all.owner] * 3)
+        nodes.fail([2])
+        assert on_two.acquire()
+        eventually(lambda: not locks["default"]._nodes[2].is_busy)
+        # Before the third node is back, so that no renewal repairs the lease there.
         nodes.fail([0])
-        renewals = locks["default"].get("on all").renewals
+        nodes[2].heal()
+        renewals = retried(lambda: locks["default"].get("on all")).renewals
         eventually(lambda: locks["default"].get("on all").renewals > renewals)
         with pytest.raises(BackendUnavailable):
             on_two.renew()
@@ -617,8 +619,13 @@ def test_g10_a_node_that_never_connects_slows_nobody_and_costs_one_thread(nodes)
     for _ in range(20):
         assert release(backend, grant(backend)) == "released"
         assert clock.now() - began < 0.9 * SLOW
-    names = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert names.count("dlock-connect") <= 1
+
+    def are_connecting():
+        names = [thread.name for thread in threading.enumerate() if thread not in before]
+        return names.count("dlock-connect")
+
+    # Those of the other nodes are done, but may not have quite ended.
+    eventually(lambda: are_connecting() <= 1, SLOW / 2)
 
 
 def test_g10_calls_end_by_their_deadline_while_nobody_answers(nodes):

@@ -30,6 +30,7 @@ from tests.support import databases, postgres
 from tests.support.aliases import TIMEOUT, Dlocks, alias, configured
 
 PATIENCE = 20.0
+PATIENT = {"command_timeout": 10.0, "outage_patience": 0.1}
 BACKENDS = "django_dlock.backends"
 
 
@@ -183,12 +184,13 @@ def test_the_alias_has_a_default_which_a_lock_may_override() -> None:
 @pytest.mark.usefixtures("redis_down")
 def test_g6_a_local_lock_is_renewed_in_this_process_and_ends_with_max_hold() -> None:
     lost = threading.Event()
-    ttl = 3 * TIMEOUT
+    # Renewed after a third of the TTL, on a busy machine later.
+    ttl = 4.0
     with hearing(signals.renewed) as renewed:
         lock = Lock(
             "name",
             ttl=ttl,
-            max_hold=1.5 * ttl,
+            max_hold=5.0,
             if_unavailable="local",
             on_lost=lambda _lock, reason: reason == "max_hold" and lost.set(),
         )
@@ -212,7 +214,8 @@ def test_a_second_acquire_of_the_local_holder_does_not_wait_for_itself() -> None
 def test_g1_a_lease_that_this_process_got_before_the_outage_excludes_local_locks(
     own_redis: RedisServer,
 ) -> None:
-    entry = alias(own_redis.url, OPTIONS={"outage_patience": 0.1})
+    # Each call has time. A server that does not run refuses at once.
+    entry = alias(own_redis.url, TTL=60.0, OPTIONS=PATIENT)
     with configured({"default": entry}):
         lock = Lock("name", ttl=60)
         assert lock.acquire()
@@ -225,7 +228,8 @@ def test_a_backend_that_is_back_is_used_again_and_is_never_told_of_local_locks(
     own_redis: RedisServer,
 ) -> None:
     own_redis.kill()
-    entry = alias(own_redis.url, OPTIONS={"outage_patience": 0.1})
+    # Each call has time. A server that does not run refuses at once.
+    entry = alias(own_redis.url, TTL=60.0, OPTIONS=PATIENT)
     with configured({"default": {**entry, "IF_UNAVAILABLE": "local"}}):
         lock = Lock("name")
         assert lock.acquire()
@@ -239,7 +243,8 @@ def test_a_backend_that_is_back_is_used_again_and_is_never_told_of_local_locks(
 
 def test_settings_that_the_server_refuses_are_no_outage() -> None:
     with RedisServer(password="secret") as server:
-        entry = alias(f"redis://:wrong@{HOST}:{server.port}", IF_UNAVAILABLE="local")
+        url = f"redis://:wrong@{HOST}:{server.port}"
+        entry = alias(url, TTL=60.0, OPTIONS=PATIENT, IF_UNAVAILABLE="local")
         with configured({"default": entry}), pytest.raises(BackendRefused):
             Lock("name").acquire()
 

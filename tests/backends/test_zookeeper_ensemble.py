@@ -94,7 +94,9 @@ def test_g1_leases_are_kept_and_waiters_served_when_the_leader_is_killed(
         leader.kill()
 
         eventually(lambda: renewed(lock))
-        assert (lock.state, losses) == ("held", [])
+        # While the ensemble settles, its connection may be cut once more.
+        eventually(lambda: lock.state == "held")
+        assert losses == []
         assert tokens == [lock.token]
         lock.release()
         waiter.join(60)
@@ -118,7 +120,8 @@ def test_g1_a_holder_leaves_a_server_that_does_not_answer(servers: list[ZooKeepe
         silent.pause()
         # By itself the client would stay there for two thirds of the session.
         eventually(lambda: renewed(lock), SESSION / 2)
-        assert (lock.state, losses) == ("held", [])
+        eventually(lambda: lock.state == "held")
+        assert losses == []
         silent.resume()
 
 
@@ -133,12 +136,14 @@ def test_g1_a_server_that_has_lost_the_others_confirms_nothing(
         try:
             for server in others:
                 server.pause()
-            # It would still answer a read.
-            assert follower.mode == "follower"
+            # It would still answer a read, although a busy machine may answer it late.
+            eventually(lambda: follower.mode == "follower")
             with pytest.raises(BackendUnavailable):
                 lock.renew()
         finally:
             for server in others:
                 server.resume()
         eventually(lambda: sorted(server.mode for server in servers) == MODES)
+        # Its client may first have to connect again.
+        eventually(lambda: renewed(lock))
         lock.release()

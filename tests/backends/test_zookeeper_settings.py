@@ -30,7 +30,13 @@ BACKEND = "django_dlock.backends.zookeeper.ZooKeeperBackend"
 def backend_at(location: str, prefix: str = "dlock", **options: Any) -> Iterator[ZooKeeperBackend]:
     backend = ZooKeeperBackend(
         AliasOptions(
-            "default", BACKEND, location=location, key_prefix=prefix, ttl=60, options=options
+            *("default", BACKEND),
+            location=location,
+            key_prefix=prefix,
+            ttl=60,
+            # The most that the shortest session here allows.
+            command_timeout=2.0,
+            options=options,
         )
     )
     try:
@@ -131,7 +137,7 @@ def test_nodes_belong_to_the_credentials(zookeeper_server: ZooKeeperServer, clie
                     with pytest.raises(BackendRefused, match="rights on /secret: NoAuthError"):
                         call(theirs)
         with backend_at(location, "secret", credentials="ours:open sesame") as same:
-            assert same.locked("it", deadline=same.call_deadline())
+            assert same.locked("it", deadline=same.call_deadline() + 4.0)
 
 
 def test_no_rights_above_the_directory_are_needed(

@@ -11,18 +11,27 @@ import pytest
 
 from testproject.servers import RedisServer
 from tests.conftest import missing
-from tests.support.aliases import Dlocks, alias, configured
+from tests.support.aliases import LONG, Dlocks, alias, configured
 from tests.support.faketime import LIBRARY, SteppedClock, library, redis_server
 from tests.support.holder import Holder
 from tests.support.proxy import Proxy
 
 NewHolder: TypeAlias = Callable[..., Holder]
 
+LEASE = 3.0
+"""TTL of ``default``: a process or the server may stand still for two thirds of it."""
+
 
 @pytest.fixture
 def dlocks(own_redis: RedisServer) -> Iterator[Dlocks]:
-    """``default`` connects directly to ``own_redis``."""
-    entries = {"default": alias(own_redis.url)}
+    """Both connect to ``own_redis``.
+
+    ``direct`` is for those who only look on: it waits long for answers, and its leases do not end.
+    """
+    entries = {
+        "default": alias(own_redis.url, TTL=LEASE, OPTIONS={"command_timeout": LEASE / 3}),
+        "direct": alias(own_redis.url, TTL=LONG, OPTIONS={"command_timeout": LONG / 4}),
+    }
     with configured(entries):
         yield entries
 
@@ -30,8 +39,8 @@ def dlocks(own_redis: RedisServer) -> Iterator[Dlocks]:
 @pytest.fixture
 def through_proxy(dlocks: Dlocks, proxy: Proxy) -> Iterator[Proxy]:
     """``default`` goes through a proxy, ``direct`` does not; both see the same locks."""
-    entries = {"default": alias(proxy.url), "direct": dlocks["default"]}
-    with configured(entries):
+    location = {"LOCATION": proxy.url}
+    with configured({**dlocks, "default": {**dlocks["default"], **location}}):
         yield proxy
 
 

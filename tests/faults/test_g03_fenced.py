@@ -12,14 +12,14 @@ import redis
 
 from django_dlock import Lock, LockNotAcquired
 from testproject.servers import RedisServer
-from tests.faults.conftest import NewHolder
+from tests.faults.conftest import LEASE, NewHolder
 from tests.support.aliases import LONG, Dlocks, alias, configured
 from tests.support.faketime import SteppedClock
 from tests.support.holder import Holder
 
 
 def next_token(name: str = "it") -> int:
-    with Lock(name, wait=5) as lock:
+    with Lock(name, ttl=LONG, wait=20) as lock:
         assert lock.token is not None
         return lock.token
 
@@ -56,10 +56,10 @@ def test_g3_tokens_rise_across_the_crash_of_a_holder(dlocks: Dlocks, new_holder:
 
 
 def test_g3_a_renewal_and_a_reentry_keep_the_token(dlocks: Dlocks) -> None:
-    with Lock("it", reentrant=True) as lock:
+    with Lock("it", ttl=LONG, reentrant=True) as lock:
         token = lock.token
         lock.renew()
-        with Lock("it", reentrant=True) as inner:
+        with Lock("it", ttl=LONG, reentrant=True) as inner:
             assert inner.token == token
         assert lock.token == token
     assert next_token() > (token or 0)
@@ -84,11 +84,12 @@ def test_g3_tokens_rise_when_the_servers_clock_steps_back(
 def test_g3_a_step_of_the_servers_clock_does_not_free_a_held_lock(
     stepped_server: RedisServer, stepped_clock: SteppedClock
 ) -> None:
-    with configured({"default": alias(stepped_server.url)}):
+    options = {"command_timeout": LEASE / 3}
+    with configured({"default": alias(stepped_server.url, TTL=LEASE, OPTIONS=options)}):
         lock = Lock("it")
         lock.acquire()
         stepped_clock.step("-2h")
-        with pytest.raises(LockNotAcquired), Lock("it", wait=2.5, bound=False):
+        with pytest.raises(LockNotAcquired), Lock("it", wait=LEASE + 0.5, bound=False):
             pass
         assert lock.held
         lock.release()
@@ -130,7 +131,7 @@ def test_g3_a_paused_holder_cannot_overwrite_its_successor(
     assert write(stock, "first", late)
     assert write(stock, "first again", late)
     holder.pause()
-    with Lock("it", wait=5) as lock:
+    with Lock("it", ttl=LONG, wait=20) as lock:
         assert write(stock, "second", lock.token)
         holder.resume()
         assert not write(stock, "late", late)
@@ -145,9 +146,9 @@ def test_g3_no_valid_token_is_refused_after_the_server_lost_all_data(
     late = holder.do("lock.token")
     assert write(stock, "first", late)
     own_redis.restart()
-    with Lock("it") as lock:
+    with Lock("it", ttl=LONG) as lock:
         assert write(stock, "second", lock.token)
         assert not write(stock, "late", late)
-    with Lock("it") as lock:
+    with Lock("it", ttl=LONG) as lock:
         assert write(stock, "third", lock.token)
     assert value(stock) == "third"

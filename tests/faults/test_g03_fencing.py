@@ -14,6 +14,7 @@ from django.db import connections
 
 from testproject.shop.models import Effect, Stock
 from tests.faults.conftest import NewHolder
+from tests.support.aliases import LONG, Dlocks
 from tests.support.databases import wait_until_one_waits
 from tests.support.holder import Holder, HolderError
 
@@ -21,12 +22,23 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 NewWriter: TypeAlias = Callable[[], Holder]
 
+SHORT = 2.0
+"""TTL of a holder that stops."""
+
 WRITES = """
 import itertools
 from django.db import connection
+from django_dlock import BackendUnavailable
 from testproject.shop.models import Effect, Stock
 
 def stop():
+    # Not earlier, so that it cannot end before it is stopped.
+    while True:
+        try:
+            lock.renew(ttl=SHORT)
+            break
+        except BackendUnavailable:
+            pass
     os.kill(os.getpid(), signal.SIGSTOP)
 
 def stop_before(number, table="django_dlock_fence"):
@@ -64,12 +76,12 @@ def sell_one(count, pause=lambda: None):
     pause()
     lock.fence(stock).save()
 
-lock = Lock("it", wait=10)
+lock = Lock("it", ttl=LONG, wait=30)
 """
 
 
 @pytest.fixture
-def new_writer(new_holder: NewHolder, database: str) -> NewWriter:
+def new_writer(new_holder: NewHolder, dlocks: Dlocks, database: str) -> NewWriter:
     """Starts processes that can hold the lock and write to the database."""
     told = connections[database].settings_dict
     entry = {name: told[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
@@ -81,8 +93,13 @@ def new_writer(new_holder: NewHolder, database: str) -> NewWriter:
         "USE_TZ": True,
     }
 
+    # Such that ``SHORT`` can be renewed.
+    timeout = {"OPTIONS": {"command_timeout": SHORT / 3}}
+    entry_of_locks = {**dlocks["default"], **timeout}
+
     def start() -> Holder:
-        holder = new_holder(settings=settings)
+        holder = new_holder(dlocks={"default": entry_of_locks}, settings=settings)
+        holder.do(f"SHORT, LONG = {SHORT}, {LONG}")
         holder.do(WRITES)
         return holder
 

@@ -36,7 +36,7 @@ def waiting(holder: Holder, count: int, ttl: float = LONG) -> Holder:
     listening(holder)
     holder.begin(f"lock = Lock('it', ttl={ttl}); lock.acquire(timeout={LONG})")
     end = clock.now() + PATIENCE
-    while (info := locks["default"].get("it")) is None or info.waiting < count:
+    while (info := locks["direct"].get("it")) is None or info.waiting < count:
         assert clock.now() < end
     return holder
 
@@ -123,7 +123,7 @@ def test_g4_a_process_that_does_not_use_its_leases_costs_a_name_only_one_ttl(
     other = waiting(last, 4, TTL)
     other.answer()
     assert other.do("lock.held")
-    waiting_now = locks["default"].get("it")
+    waiting_now = locks["direct"].get("it")
     assert waiting_now is not None
     assert waiting_now.waiting == 0
 

@@ -12,7 +12,9 @@ import pytest
 
 from django_dlock import BackendUnavailable, Lock, signals
 from testproject.servers import RedisServer
+from tests.faults.conftest import LEASE
 from tests.support.aliases import TTL, Dlocks, alias, another, configured
+from tests.support.databases import until
 from tests.support.proxy import Proxy
 
 
@@ -47,19 +49,21 @@ def test_g6_an_outage_shorter_than_the_lease_loses_nothing(
     outage: str, own_redis: RedisServer, through_proxy: Proxy, doubted: threading.Event
 ) -> None:
     begin, end = OUTAGES[outage]
-    lock = Lock("it", ttl=2 * TTL)
+    lock = Lock("it", ttl=2 * LEASE)
     lock.acquire()
     begin(through_proxy, own_redis)
     assert doubted.wait(30)
     end(through_proxy, own_redis)
     # Longer than the rest of the lease.
     assert not stranger().acquire(timeout=2 * TTL)
-    assert lock.state == "held"
+    # A busy machine may have let it come into doubt again.
+    until(lambda: lock.state == "held")
     lock.release()
 
 
 def test_g6_repeatedly_lost_replies_lose_no_lock(through_proxy: Proxy) -> None:
-    lock = Lock("it")
+    # Enough to wait for a reply in vain, and to stand still after that.
+    lock = Lock("it", ttl=1.5 * LEASE)
     lock.acquire()
     for number, how in enumerate(("close", "swallow", "close", "swallow", "close", "close"), 1):
         through_proxy.drop_replies(how=how)
@@ -144,9 +148,10 @@ def test_g6_renewal_ends_with_the_handle(through_proxy: Proxy) -> None:
 
 
 def test_g6_renewal_ends_with_max_hold(through_proxy: Proxy) -> None:
-    lock = Lock("it", max_hold=2.5 * TTL)
+    lock = Lock("it", max_hold=2 * LEASE)
     lock.acquire()
-    assert not stranger().acquire(timeout=2 * TTL)
+    # Longer than a lease, and shorter than ``max_hold`` on a busy machine, too.
+    assert not stranger().acquire(timeout=LEASE + 0.5)
     assert lock.held
     assert ends(lock)
     assert lock.lost_reason == "max_hold"
@@ -182,16 +187,16 @@ def test_g6_renewal_ends_with_the_loss(own_redis: RedisServer, through_proxy: Pr
 def test_g6_a_paused_server_delays_no_other_alias(own_redis: RedisServer, dlocks: Dlocks) -> None:
     with (
         RedisServer() as other,
-        configured({"default": dlocks["default"], "other": alias(other.url)}),
+        configured({"default": dlocks["default"], "other": alias(other.url, TTL=LEASE)}),
     ):
         hung = [Lock(f"it:{n}") for n in range(20)]
         well = [Lock(f"it:{n}", using="other") for n in range(20)]
         for lock in hung + well:
             lock.acquire()
         own_redis.pause()
-        # As long as three leases, on the alias that works.
-        assert not Lock("it:0", using="other", bound=False).acquire(timeout=3 * TTL)
-        assert all(lock.lost for lock in hung)
+        # As long as two leases, on the alias that works.
+        assert not Lock("it:0", using="other", bound=False).acquire(timeout=2 * LEASE)
+        until(lambda: all(lock.lost for lock in hung))
         assert all(lock.held for lock in well)
         assert {lock.lost_reason for lock in hung} == {"unreachable"}
         own_redis.resume()

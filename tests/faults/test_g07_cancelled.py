@@ -98,6 +98,20 @@ async def assert_free(name: str) -> None:
     await lock.arelease()
 
 
+async def waiting(name: str) -> int:
+    """How many are queued."""
+    info = await locks["other"].acall("get", name)
+    return 0 if info is None else info.waiting
+
+
+async def assert_nobody_waits(name: str) -> None:
+    """The queue is empty once the cancellation has been sent."""
+    end = clock.now() + LONG / 2
+    while count := await waiting(name):
+        assert clock.now() < end, count
+        await asyncio.sleep(0.01)
+
+
 def renewed() -> list[str]:
     """What this process would renew."""
     return [hold.name for hold in registry._leases.values() if hold.renews and not hold.ended]
@@ -117,8 +131,14 @@ async def test_g7_an_acquire_cancelled_at_any_await_holds_nothing(how: Interrupt
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 async def test_g7_a_waiter_cancelled_at_any_await_leaves_the_queue(how: Interruption) -> None:
     releases: list[asyncio.Task[None]] = []
+    interrupted = asyncio.Event()
 
     async def release_soon(holder: Lock) -> None:
+        # Not before the other waits, however long it takes to ask.
+        while not interrupted.is_set():
+            if await waiting(holder.name):
+                break
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         await holder.arelease()
 
@@ -126,14 +146,15 @@ async def test_g7_a_waiter_cancelled_at_any_await_leaves_the_queue(how: Interrup
         name = f"it:{n}"
         holder = Lock(name, bound=False, using="other")
         assert await holder.aacquire(blocking=False)
+        interrupted.clear()
         releases.append(asyncio.create_task(release_soon(holder)))
         return Lock(name).aacquire()
 
     async def afterwards(n: int) -> None:
+        interrupted.set()
         await releases[-1]
         await assert_free(f"it:{n}")
-        info = locks["default"].get(f"it:{n}")
-        assert info is None or info.waiting == 0
+        await assert_nobody_waits(f"it:{n}")
 
     assert await everywhere(make, how, afterwards) >= 3
     await asyncio.gather(*releases)
@@ -222,8 +243,5 @@ async def test_g7_a_waiter_ended_by_a_timeout_leaves_the_queue(
         waiter = Lock("it", bound=False)
         await end(waiter)
         assert waiter.state == "free"
-        end = clock.now() + LONG / 2
-        while (info := await locks["default"].acall("get", "it")) and info.waiting:
-            assert clock.now() < end, info
-            await asyncio.sleep(0.01)
+        await assert_nobody_waits("it")
     await assert_free("it")

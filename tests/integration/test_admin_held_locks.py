@@ -139,11 +139,12 @@ def test_the_list_shows_what_an_operator_needs(admin_client):
     assert re.search(r'dlock-good">alive<', page)
     left, bar = re.search(
         r'class="field-ttl"><div class="dlock-left" data-left="([\d.]+)" data-of="30.000">'
-        r'<span class="dlock-left-text">(?:29\.\d|30\.0)s</span>.*?'
+        r'<span class="dlock-left-text">(?:2\d\.\d|30\.0)s</span>.*?'
         r'<rect class="dlock-bar-left" width="([\d.]+)"',
         page,
     ).groups()
-    assert 29 < float(left) <= 30
+    # The first page of a process may take seconds.
+    assert 20 < float(left) <= 30
     assert float(bar) == pytest.approx(float(left) / 0.3, abs=0.1)
 
 

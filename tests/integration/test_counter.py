@@ -40,7 +40,7 @@ def count_up(redis: RedisServer, **job: Any) -> None:
         for times in shares
     ]
     try:
-        assert [process.wait(60) for process in processes] == [0] * PROCESSES
+        assert [process.wait(200) for process in processes] == [0] * PROCESSES
     finally:
         for process in processes:
             process.kill()

@@ -11,7 +11,7 @@ import redis
 
 from django_dlock import Lock, locks, signals
 from testproject.servers import RedisServer
-from tests.support.aliases import alias, another, configured
+from tests.support.aliases import LONG, alias, another, configured
 from tests.support.proxy import Proxy
 
 LEASE = 6.0
@@ -21,7 +21,12 @@ LEASE = 6.0
 @pytest.fixture
 def counted(own_redis: RedisServer, proxy: Proxy) -> Iterator[Proxy]:
     """The proxy through which ``default`` connects; ``direct`` does not use it."""
-    entries = {"default": alias(proxy.url, TTL=LEASE), "direct": alias(own_redis.url)}
+    # A command that is not answered in time would be repeated.
+    patient = {"command_timeout": LEASE / 3}
+    entries = {
+        "default": alias(proxy.url, TTL=LEASE, OPTIONS=patient),
+        "direct": alias(own_redis.url, TTL=LONG, OPTIONS={"command_timeout": LONG / 6}),
+    }
     with configured(entries):
         # Connect and load the scripts.
         with Lock("warm"):
@@ -41,7 +46,8 @@ def test_an_uncontended_acquire_and_release_are_two_commands(
 ) -> None:
     passed, connections = len(counted.commands), counted.connections
     before = calls(own_redis)
-    lock = Lock("it")
+    # Not renewed meanwhile.
+    lock = Lock("it", ttl=LONG)
     assert lock.acquire()
     # One command is one round trip, although the watchdog is started.
     assert counted.commands[passed:] == ["EVALSHA"]
@@ -110,7 +116,8 @@ def hand_over(counted: Proxy, passed: int, asks: int) -> Lock:
     """Let a waiter ask so often, then release; return its lock once it holds it."""
     holder = Lock("it", using="direct", bound=False)
     holder.acquire()
-    waiter = Lock("it", bound=False)
+    # Not renewed meanwhile.
+    waiter = Lock("it", ttl=LONG, bound=False)
     thread = threading.Thread(target=waiter.acquire)
     thread.start()
     counted.wait_until(lambda proxy: proxy.commands[passed:].count("EVALSHA") == asks)
@@ -159,17 +166,18 @@ def test_one_thread_and_two_connections_renew_a_thousand_locks(counted: Proxy) -
 
 
 def test_an_unreachable_alias_loses_no_lock_of_another_alias(proxy: Proxy) -> None:
+    slow: dict[str, Any] = {"TTL": LEASE, "OPTIONS": {"command_timeout": LEASE / 3}}
     with (
         RedisServer() as other,
         # Long enough for a busy machine to renew 500 leases in time.
-        configured({"default": alias(proxy.url, TTL=4.0), "other": alias(other.url, TTL=4.0)}),
+        configured({"default": alias(proxy.url, **slow), "other": alias(other.url, **slow)}),
     ):
         hung = [Lock(f"it:{number}") for number in range(500)]
         well = [Lock(f"it:{number}", using="other") for number in range(500)]
         for lock in hung + well:
             assert lock.acquire(blocking=False)
         proxy.black_hole()
-        assert not Lock("it:0", using="other", bound=False).acquire(timeout=12.0)
+        assert not Lock("it:0", using="other", bound=False).acquire(timeout=2 * LEASE)
         assert sum(lock.lost for lock in hung) == 500
         assert sum(lock.lost for lock in well) == 0
         infos = locks["other"].list()

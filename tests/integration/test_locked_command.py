@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60
 NAME = "nightly.management.commands.import_feed"
 
+# A new process may take long to connect, and makes a single attempt.
 SETTINGS = """
 import os
 SECRET_KEY = "x"
@@ -33,6 +34,7 @@ DLOCKS = {"default": {
     "BACKEND": "django_dlock.backends.redis.RedisBackend",
     "LOCATION": os.environ["LOCKS"],
     "KEY_PREFIX": os.environ["PREFIX"],
+    "OPTIONS": {"command_timeout": 10.0},
 }}
 """
 
@@ -113,6 +115,7 @@ def cron(redis_server: RedisServer, tmp_path: Path, settings: Any) -> Iterator[C
             "BACKEND": "django_dlock.backends.redis.RedisBackend",
             "LOCATION": redis_server.url,
             "KEY_PREFIX": cron.prefix,
+            "OPTIONS": {"command_timeout": 10.0},
         }
     }
     yield cron

@@ -16,7 +16,7 @@ from django.db import OperationalError, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_dlock import Lock, locks, retention
+from django_dlock import Lock, locks, process, retention
 from django_dlock.core import dispatch
 from django_dlock.metrics import admin, instruments, table
 from django_dlock.metrics.admin import AdminExporter
@@ -27,7 +27,7 @@ from django_dlock.models import LockStatistics
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.databases import until
-from tests.support.workers import Site, result
+from tests.support.workers import PATIENCE, Site, result
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -213,12 +213,15 @@ def test_a_lock_is_counted_from_its_acquire_to_its_release(target):
 
 def test_an_idle_process_asks_nothing_of_the_database(target, monkeypatch):
     monkeypatch.setattr(admin, "EVERY", (0.001, 0.002))
-    written = []
+    written, ended = [], threading.Event()
+    monkeypatch.setattr(process, "thread_ends", ended.set)
     monkeypatch.setattr(table, "write", written.append)
     exporter = AdminExporter()
     exporter.add(instruments.CONTENTIONS, 1, ORDER)
     until(lambda: exporter._thread is None)
     assert len(written) == 1
+    # A fork has to wait for the end of a thread that has had a connection.
+    assert ended.wait(20)
     # The next count begins again.
     exporter.add(instruments.CONTENTIONS, 1, ORDER)
     until(lambda: len(written) == 2)
@@ -438,5 +441,5 @@ def test_a_worker_writes_what_its_tasks_have_counted_when_it_stops(site, pool):
     place = site.place()
     for order in range(5):
         result(site.send("locked", 8_000_000 + order, str(place)))
-    worker.stop()
+    worker.stop(PATIENCE)
     assert acquires_in(site.directory / "db.sqlite3") == 5

@@ -80,7 +80,7 @@ def state(site: Site, task_id: str) -> str:
 
 def test_g12_copies_of_a_message_with_a_countdown_run_once(site, place, order):
     """Redis redelivers a message that waits in a worker longer than the visibility timeout."""
-    sent = site.send("charge", order, str(place), queue="prefork", countdown=1.5)
+    sent = site.send("charge", order, str(place), queue="prefork", countdown=4)
     eventually(lambda: said(site, f"[{sent.id}] received") == 1)
     site.redeliver()
     eventually(lambda: said(site, f"[{sent.id}] received") == 2)
@@ -94,7 +94,7 @@ def test_g12_copies_of_a_message_with_a_countdown_run_once(site, place, order):
 
 def test_a_copy_that_arrives_after_the_expiry_does_not_change_the_result(site, place, order):
     """The original began before it expired."""
-    sent = site.send("charge", order, str(place), "go", queue="prefork", expires=1)
+    sent = site.send("charge", order, str(place), "go", queue="prefork", expires=2.5)
     place.wait(f"began-{order}")
     site.redeliver()
     discarded = f"Discarding revoked task: tests.support.tasks_app.charge[{sent.id}]"

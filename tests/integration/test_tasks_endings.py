@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
-from django_dlock import AttemptsExhausted
+from django_dlock import AttemptsExhausted, clock
 from django_dlock.lease import LeaseRequest
 from testproject.servers import RedisServer
 from tests.support.proxy import Proxy
-from tests.support.workers import Place, Site, eventually, result
+from tests.support.workers import PATIENCE, Place, Site, eventually, result
 
 FOLLOWER = 1_000_000
 
@@ -149,7 +149,8 @@ def test_a_body_that_is_always_cancelled_fails_after_max_attempts(site, place, o
 
 
 def test_a_time_limit_in_a_pool_of_threads_fails_a_task_once(site, place, order):
-    sent = site.send("overruns", order, str(place), queue="threads", time_limit=1)
+    # Longer than a body takes to begin.
+    sent = site.send("overruns", order, str(place), queue="threads", time_limit=2.5)
     with pytest.raises(TimeLimitExceeded):
         result(sent)
     assert len(place.lines(f"began-{order}")) == 1
@@ -169,7 +170,7 @@ def test_g12_a_redelivery_during_another_run_keeps_its_result(site, place, order
     sent = site.send("impatient", order, str(place), queue="prefork")
     assert result(sent) == 1
     request = LeaseRequest(f"order:{order}", "a stranger", 60)
-    site.locks.acquire(request, deadline=site.locks.call_deadline())
+    site.locks.acquire(request, deadline=clock.now() + PATIENCE)
     again = f"impatient[{sent.id}] succeeded"
     site.send("impatient", order, str(place), task_id=sent.id, queue="prefork")
     eventually(lambda: sum(worker.output.count(again) for worker in site.workers) == 2)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from celery import chain, chord, group
 
+from django_dlock import clock
 from django_dlock.lease import Lease, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
@@ -41,11 +42,11 @@ def site(
 def hold(site: Site, order: int) -> None:
     """Hold an order's lock from outside."""
     request = LeaseRequest(f"order:{order}", f"holder of {order}", 60)
-    assert isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
+    assert isinstance(site.locks.acquire(request, deadline=clock.now() + PATIENCE), Lease)
 
 
 def let_go(site: Site, order: int) -> None:
-    deadline = site.locks.call_deadline()
+    deadline = clock.now() + PATIENCE
     site.locks.release(f"order:{order}", f"holder of {order}", min_hold=0, deadline=deadline)
 
 
@@ -199,6 +200,6 @@ def test_a_pool_child_that_ends_normally_releases_its_locks(own_redis, tmp_path)
         worker = site.worker("prefork", 1)
         site.send("leaves", "left").get(timeout=PATIENCE)
         assert site.locks.get("left") is not None
-        worker.stop()
+        worker.stop(PATIENCE)
         # Its TTL is a minute.
         assert site.locks.get("left") is None

@@ -150,7 +150,8 @@ def test_g12_a_run_whose_result_cannot_be_recorded_counts_as_done(site, place, o
 
 
 def test_g13_a_soft_limit_in_the_middle_rolls_back_and_fails(site, place, order):
-    sent = site.send("limited", order, str(place), queue="prefork")
+    # Longer than a body takes to begin.
+    sent = site.send("limited", order, str(place), queue="prefork", soft_time_limit=2.5)
     with pytest.raises(SoftTimeLimitExceeded):
         result(sent)
     assert site.effects(order) == 0

@@ -27,6 +27,9 @@ TTL = 30.0
 SOON = 10.0
 """Seconds; much less than any TTL and long enough for any machine."""
 
+LIMIT = 2.5
+"""Seconds; a body has begun by then."""
+
 
 @pytest.fixture(scope="module")
 def writing(redis: RedisServer) -> Iterator[Proxy]:
@@ -62,7 +65,7 @@ def site(
         "BACKEND": "django_dlock.backends.redis.RedisBackend",
         "LOCATION": redis.url,
         "TTL": TTL,
-        "OPTIONS": {"command_timeout": 1.0},
+        "OPTIONS": {"command_timeout": 5.0},
     }
     with Site(
         redis,
@@ -137,7 +140,7 @@ TABLE = [
     Row("Reject, requeue", 0, "waiting", None, "redelivered", "PENDING"),
     # Older versions of Celery store no result.
     Row("Reject", 0, "waiting", None, "acknowledged", "FAILURE"),
-    Row("waits", 0, "failed", None, "acknowledged", "FAILURE", given={"soft_time_limit": 1}),
+    Row("waits", 0, "failed", None, "acknowledged", "FAILURE", given={"soft_time_limit": LIMIT}),
     Row("lost", 0, "waiting", None, "requeued", "RETRY"),
     Row("commit", 1, "succeeded", None, "acknowledged", "SUCCESS", "recorded", commit="done"),
     Row("commit", 0, "waiting", None, "requeued", "RETRY", "recorded", commit="not done"),
@@ -145,9 +148,17 @@ TABLE = [
     Row("commit", 1, "succeeded", None, "requeued", "RETRY", "recorded", commit="unknown"),
     Row("lost unseen", 1, "succeeded", None, "acknowledged", "SUCCESS"),
     Row("killed", 0, "running", None, "redelivered", "PENDING"),
-    Row("waits, deaf", 0, "running", None, "acknowledged", "FAILURE", given={"time_limit": 1}),
+    Row("waits, deaf", 0, "running", None, "acknowledged", "FAILURE", given={"time_limit": LIMIT}),
     # Celery sends SIGTERM first, and SIGKILL a tenth of a second later.
-    Row("waits", 0, "running or waiting", None, "acknowledged", "FAILURE", given={"time_limit": 1}),
+    Row(
+        "waits",
+        0,
+        "running or waiting",
+        None,
+        "acknowledged",
+        "FAILURE",
+        given={"time_limit": LIMIT},
+    ),
 ]
 
 
@@ -257,7 +268,8 @@ def test_g12_a_child_that_dies_after_its_retry_was_published_counts_once(site, p
 @pytest.mark.parametrize("why", ["revoked", "expired"])
 def test_a_retry_that_will_never_run_releases_the_lock_kept_for_it(site, place, order, why):
     """Long before the lease would end."""
-    given = {"expires": 1} if why == "expired" else {}
+    # After its first run has begun, and before the retry, which comes after 2 s.
+    given = {"expires": 1.9} if why == "expired" else {}
     sent = site.send("keeps", order, str(place), "late retry", **given)
     eventually(lambda: lock(site, order) == "parked")
     assert site.lease(order).ttl > 2 * TTL

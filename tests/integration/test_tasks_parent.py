@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
-from django_dlock import process
+from django_dlock import clock, process
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.proxy import Proxy
-from tests.support.workers import Place, Site, eventually, orders, result
+from tests.support.workers import PATIENCE, Place, Site, eventually, orders, result
 
 TTL = 30.0
 SOON = 10.0
@@ -106,7 +106,7 @@ def free(site: Site, order: int) -> None:
 def outsider(site: Site, order: int) -> LeaseRequest:
     """Holds an order's lock from outside."""
     request = LeaseRequest(f"order:{order}", "outsider", 60)
-    assert isinstance(site.locks.acquire(request, deadline=site.locks.call_deadline()), Lease)
+    assert isinstance(site.locks.acquire(request, deadline=clock.now() + PATIENCE), Lease)
     return request
 
 
@@ -165,7 +165,8 @@ def test_g4_only_the_message_of_the_dead_child_waits_for_the_break(
 
 
 def test_g4_after_the_hard_limit_the_lock_is_freed_once_the_child_is_dead(site, place, order):
-    sent = site.send("deaf", order, str(place), "never", time_limit=1)
+    # Longer than a body takes to begin.
+    sent = site.send("deaf", order, str(place), "never", time_limit=2.5)
     begun(place, order)
     free(site, order)
     with pytest.raises(TimeLimitExceeded):

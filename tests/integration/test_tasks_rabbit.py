@@ -164,10 +164,10 @@ def test_g13_a_message_lost_in_a_dying_connection_is_not_acknowledged(site, writ
     before = requeues(site)
     sent = site.send("charge", order, str(place), queue="prefork")
     eventually(lambda: requeues(site) > before, why="the child is connected")
+    seen = writing.swallowed
     writing.black_hole()
     before = requeues(site)
-    seen = writing.swallowed
-    writing.wait_until(lambda proxy: proxy.swallowed > seen)
+    writing.wait_until(lambda proxy: proxy.swallowed > seen, PATIENCE)
     writing.heal()
     eventually(lambda: requeues(site) > before, why="it is published again")
     let_go(site, order)
@@ -201,7 +201,7 @@ def test_g13_a_retry_lost_in_a_dying_connection_does_not_count_as_published(
     seen = writing.swallowed
     writing.black_hole()
     place.open("go")
-    writing.wait_until(lambda proxy: proxy.swallowed > seen)
+    writing.wait_until(lambda proxy: proxy.swallowed > seen, PATIENCE)
     writing.heal()
     assert result(sent) == 2
     assert site.effects(order) == 1
@@ -226,7 +226,7 @@ def test_g13_a_time_limit_that_ends_in_a_cold_shutdown_loses_nothing(
         sent = site.send("charge", order, str(place), "never", queue="cold", time_limit=1)
         place.wait(f"began-{order}")
         first.process.send_signal(signal.SIGQUIT)
-        first.process.wait(30)
+        first.process.wait(PATIENCE)
         assert site.effects(order) == 0
         site.worker("prefork", 1, "-Q", "cold")
         assert result(sent) == 2
@@ -356,7 +356,7 @@ def test_g13_a_requeue_through_an_exchange_of_two_queues_makes_no_third_message(
         let_go(site, order)
         place.wait(f"ended-{order}", 2)
         for worker in workers:
-            worker.stop()
+            worker.stop(PATIENCE)
         assert left_in(site, *names) == [0, 0]
         assert len(place.lines(f"began-{order}")) == 2
         assert "could not be requeued" not in "".join(worker.output for worker in workers)

@@ -42,7 +42,7 @@ def alias(redis: RedisServer) -> dict[str, Any]:
         "BACKEND": "django_dlock.backends.redis.RedisBackend",
         "LOCATION": redis.url,
         "TTL": 30.0,
-        "OPTIONS": {"command_timeout": 0.5},
+        "OPTIONS": {"command_timeout": 5.0},
     }
 
 

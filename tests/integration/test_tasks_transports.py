@@ -15,8 +15,18 @@ from typing import Any
 
 import pytest
 
+from testproject.demo.files import register
 from tests.integration.test_tasks_faults import hold, let_go, requeues
-from tests.support.workers import DATABASE, Place, Site, Worker, eventually, orders, result
+from tests.support.workers import (
+    DATABASE,
+    PATIENCE,
+    Place,
+    Site,
+    Worker,
+    eventually,
+    orders,
+    result,
+)
 
 pytest.importorskip("sqlalchemy")
 # A warning of SQLAlchemy about kombu's models.
@@ -52,6 +62,7 @@ def in_a_table(directory: Path) -> Transport:
 
 
 def in_files(directory: Path) -> Transport:
+    """Files that have their names only once they are complete, as documented."""
     queue, processed, results = (directory / name for name in ("queue", "processed", "results"))
     for folder in (queue, processed, results):
         folder.mkdir()
@@ -68,7 +79,7 @@ def in_files(directory: Path) -> Transport:
         "store_processed": True,
         "polling_interval": 0.1,
     }
-    return Transport("filesystem://", options, f"file://{results}", restore)
+    return Transport(register(), options, f"file://{results}", restore)
 
 
 @pytest.fixture(scope="module", params=[in_a_table, in_files], ids=lambda made: made.__name__)
@@ -162,7 +173,8 @@ def test_g13_the_messages_of_killed_children_are_redelivered(site, place):
             sent[other] = site.send("charge", other, str(place), queue="prefork")
     for order in killed:
         os.kill(begun(place, order), signal.SIGKILL)
-    assert {order: result(each) for order, each in sent.items()} == {
+    # Celery takes long on a busy machine: four children are killed one by one.
+    assert {order: result(each, 2 * PATIENCE) for order, each in sent.items()} == {
         order: 2 if order in killed else 1 for order in sent
     }
     assert {site.effects(order) for order in sent} == {1}

@@ -41,7 +41,15 @@ SOON = UNCONFIRMED / 3
 """Seconds; much less than any lease."""
 
 UNTIL = pytest.mark.parametrize("until", ["start", "done"])
-HOW = pytest.mark.parametrize("how", ["close", "swallow"])
+ANSWERED, UNANSWERED = 3.0, 0.5
+"""Command timeouts: of tests in which an answer may come late, and in which none comes."""
+HOW = pytest.mark.parametrize(
+    ("how", "command_timeout"),
+    [
+        pytest.param("close", ANSWERED, id="close"),
+        pytest.param("swallow", UNANSWERED, id="swallow"),
+    ],
+)
 
 
 def reserved(using: str = "direct", order: int | str = "") -> list[LeaseInfo]:
@@ -53,11 +61,21 @@ def reserved(using: str = "direct", order: int | str = "") -> list[LeaseInfo]:
 
 
 @pytest.fixture
-def app(own_redis: RedisServer, proxy: Proxy, transactional_db: None) -> Iterator[Celery]:
+def command_timeout() -> float:
+    """Of ``default``, in seconds; ``HOW`` overrides it."""
+    return ANSWERED
+
+
+@pytest.fixture
+def app(
+    own_redis: RedisServer, proxy: Proxy, transactional_db: None, command_timeout: float
+) -> Iterator[Celery]:
     """Messages in memory, locks behind the proxy; ``direct`` does not use it."""
     # Long enough for a busy machine: after a late answer, every message would be published.
-    slow = {"TTL": 10.0, "OPTIONS": {"command_timeout": 0.5}}
-    entries = {"default": alias(proxy.url, **slow), "direct": alias(own_redis.url, **slow)}
+    entries = {
+        "default": alias(proxy.url, TTL=10.0, OPTIONS={"command_timeout": command_timeout}),
+        "direct": alias(own_redis.url, TTL=10.0, OPTIONS={"command_timeout": ANSWERED}),
+    }
     with in_memory() as app, configured(entries):
         # Connect and load the scripts.
         task(app, nothing, unique_until="start").delay(0)
@@ -160,7 +178,13 @@ def test_g13_the_lost_reply_of_a_release_of_a_reservation(app, proxy, how, monke
     assert (sent.state, effects()) == ("SUCCESS", 1)
 
 
-@pytest.mark.parametrize("away", ["refuse", "black_hole"])
+@pytest.mark.parametrize(
+    ("away", "command_timeout"),
+    [
+        pytest.param("refuse", ANSWERED, id="refuse"),
+        pytest.param("black_hole", UNANSWERED, id="black_hole"),
+    ],
+)
 def test_g13_without_the_locks_backend_a_task_is_published(app, proxy, away):
     made = task(app, unique_until="start")
     getattr(proxy, away)()
@@ -270,7 +294,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture
 def place(site: Site) -> Iterator[Place]:
     """Makes the workers' locks the default in the tests' own process."""
-    with configured({"default": alias(site.redis.url, TTL=30.0, OPTIONS={"command_timeout": 1.0})}):
+    with configured({"default": alias(site.redis.url, TTL=30.0, OPTIONS={"command_timeout": 5.0})}):
         yield site.place()
 
 

@@ -62,6 +62,11 @@ class Node:
         else:
             self.proxy.refuse()
 
+    def slow_down(self, seconds: float) -> None:
+        """Delay each of its replies."""
+        self.is_damaged = True
+        self.proxy.delay = seconds
+
     def heal(self) -> None:
         """Make it reachable again, with its data unless it was killed."""
         if not self.is_damaged:

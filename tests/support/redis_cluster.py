@@ -28,7 +28,7 @@ def _node(tls: Certificates | None, more: Sequence[str]) -> RedisServer:
     port = free_port()
     while not _is_free(port + BUS):
         port = free_port()
-    args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+    args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "3000"]
     # A replica takes over at once, even if it has not heard from its primary for long.
     args += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
     if tls is not None:

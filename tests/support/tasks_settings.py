@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from testproject.demo.files import register
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DLOCKS
 from tests.support.postgres import settings_for
@@ -26,5 +27,7 @@ if os.environ["TASKS_LOCKS"] == "database":
 
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_SEND_TASK_EVENTS = False
+
+register()
 
 globals().update(json.loads(os.environ.get("TASKS_SETTINGS") or "{}"))

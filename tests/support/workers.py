@@ -41,13 +41,13 @@ orders, sites = itertools.count(1), itertools.count(1)
 T = TypeVar("T")
 
 
-def result(found: AsyncResult) -> object:
-    """What a task returned; waits for it.
+def result(found: AsyncResult, patience: float = PATIENCE) -> object:
+    """What a task returned; waits for it, at most ``patience`` seconds.
 
     Raises:
         Exception: What it raised, or that it took too long.
     """
-    return found.get(timeout=PATIENCE)
+    return found.get(timeout=patience)
 
 
 def eventually(ask: Callable[[], T], patience: float = PATIENCE, why: str = "") -> T:
@@ -279,12 +279,12 @@ class Worker:
         """The log so far."""
         return self.log.read_text(errors="replace")
 
-    def stop(self) -> None:
-        """Shut it down normally; kill it if that takes too long."""
+    def stop(self, patience: float = 5) -> None:
+        """Shut it down normally; kill it if that takes longer than ``patience`` seconds."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(timeout=5)
+                self.process.wait(timeout=patience)
             except subprocess.TimeoutExpired:
                 self.kill()
         self._dismiss()

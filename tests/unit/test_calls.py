@@ -68,7 +68,7 @@ def call_threads() -> list[threading.Thread]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < give_up_at
         await asyncio.sleep(0.001)
@@ -201,7 +201,8 @@ def test_a_wait_ends_when_its_time_is_over(backend: Blocking, awaited: bool) -> 
         assert asyncio.run(backend.async_wait(request(), met, **how)) is None
     else:
         assert BaseLockBackend.wait(backend, request(), met, **how) is None
-    assert end <= clock.now() < end + 0.3
+    # A busy machine may wake it late, but long before the lease in its way ends.
+    assert end <= clock.now() < end + 10
 
 
 def test_g8_a_forked_child_uses_none_of_its_parents_threads(backend: Blocking) -> None:
@@ -231,10 +232,12 @@ def test_an_answer_after_the_loop_was_closed_is_ignored(
 ) -> None:
     backend.hangs.set()
     loop = asyncio.new_event_loop()
+    # Threads of other tests' backends end after a while.
+    others = set(call_threads())
 
     async def begin() -> None:
         acquire(backend)
-        await until(call_threads)
+        await until(lambda: set(call_threads()) - others)
 
     loop.run_until_complete(begin())
     for task in asyncio.all_tasks(loop):
@@ -254,9 +257,14 @@ def test_an_answer_after_the_loop_was_closed_is_ignored(
 
 async def test_idle_threads_end(backend: Blocking) -> None:
     others = set(call_threads())
+    backend.hangs.set()
     for _ in range(3):
-        await acquire(backend)
-        assert set(call_threads()) - others
+        # A thread without a call could end before it is seen.
+        backend.goes_on.clear()
+        call = acquire(backend)
+        await until(lambda: set(call_threads()) - others)
+        backend.goes_on.set()
+        await call
         await until(lambda: not set(call_threads()) - others)
     assert backend._calls._ordinary._idle == 0
 

@@ -73,8 +73,12 @@ def fork(code: Callable[[], int] = lambda: 0) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_waits_for_the_current_delivery(deliverer: EventQueue) -> None:
+def test_a_fork_waits_for_the_current_delivery(
+    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the child would have half of it forever, for example a lock inside SQLite."""
+    # A busy machine may take longer for a delivery than a fork waits.
+    monkeypatch.setattr(dispatch, "FORK_PATIENCE", 30.0)
     began, inside = threading.Event(), [0]
 
     def deliver() -> None:
@@ -103,7 +107,7 @@ def test_a_fork_waits_only_briefly_for_a_delivery_that_hangs(
     deliverer.post(hang)
     assert hangs.wait(30)
     # The child starts its own thread.
-    assert fork(lambda: not deliverer.flush()) == 0
+    assert fork(lambda: not deliverer.flush(30)) == 0
     free.set()
     assert deliverer.flush(30)
 

@@ -258,7 +258,9 @@ def test_g7_an_interrupted_release_after_a_transaction_renews_nothing(
     def prepare() -> Callable[[], object]:
         late: list[Callable[[], object]] = []
         with monkeypatch.context() as patch:
-            patch.setattr(transactions, "run_after", lambda release: late.append(release) or True)
+            patch.setattr(
+                transactions, "run_after", lambda release: late.append(release) or release
+            )
             lock = new(hold_until="commit")
             lock.acquire()
             lock.release()

@@ -238,7 +238,7 @@ def test_dropping_a_held_lock_warns_at_once(renew: bool, caplog: pytest.LogCaptu
     assert len(caught) == 1
     # The line where the lock was made, which Python shows with -X tracemalloc.
     assert isinstance(caught[0].source, Lock)
-    assert dispatch.flush()
+    assert dispatch.flush(30)
     assert "Use `with`, or keep the Lock" in caplog.text
     assert locks["local"].locked("it", deadline=1e12), "what it guards may still run"
 
@@ -252,7 +252,7 @@ def test_the_warning_names_the_line_that_created_a_dropped_lock(
             assert local().acquire()
     finally:
         tracemalloc.stop()
-    assert dispatch.flush()
+    assert dispatch.flush(30)
     assert re.search(r"s left; created at .*\.py:\d+\)", caplog.text)
 
 
@@ -423,11 +423,11 @@ def test_renew_can_set_another_ttl() -> None:
 
 def test_a_shorter_ttl_counts_at_the_backend_too() -> None:
     with local(ttl=30, renew=False) as lock:
-        lock.renew(ttl=0.4)
+        lock.renew(ttl=10)
         info = locks["local"].get("it")
         assert info is not None
         assert info.ttl is not None
-        assert lock.remaining <= info.ttl <= 0.4
+        assert lock.remaining <= info.ttl <= 10
 
 
 @pytest.mark.parametrize("renew", [True, False])
@@ -456,9 +456,9 @@ def test_a_ttl_too_short_for_renewals_is_refused() -> None:
     with local(ttl=30) as lock:
         with pytest.raises(ValueError, match="at least 3 times the command_timeout"):
             lock.renew(ttl=1)
-        assert lock.remaining > 29
+        assert lock.remaining > 20
     with local(ttl=30, renew=False) as fixed:
-        fixed.renew(ttl=1)
+        fixed.renew(ttl=2.9)
 
 
 def test_a_lock_held_under_former_settings_does_not_affect_new_ones() -> None:

@@ -32,7 +32,6 @@ OF_NO_LOCK = {
     "The watchdog woke %.1f s late: the process was starved or suspended",
     "The thread that listens for released locks met an error",
     "Not listening for released locks; waiters poll every %s to %s s: %s",
-    "A notification without a waiter could not be passed on",
     "Redlock: the thread that talks to the nodes failed",
     "Redlock: node %s failed",
     "Redlock: node %s cannot be used: %s",

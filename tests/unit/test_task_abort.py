@@ -136,7 +136,8 @@ def test_a_body_that_runs_after_a_commit_is_stopped():
 
     def body() -> None:
         interrupt(guard)
-        for _ in range(2000):
+        # It would end by itself some time.
+        for _ in range(20_000):
             threading.Event().wait(0.001)
 
     with pytest.raises(LeaseAborted), transaction.atomic():

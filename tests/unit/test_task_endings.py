@@ -300,7 +300,7 @@ def test_a_time_limit_that_no_pool_enforces_fails_a_task_once(app, make, monkeyp
 
     monkeypatch.setattr(locking, "KILL_GRACE", 0.0)
     # Like a pool of threads, this one ends no body, and its margin at the limit is not reached.
-    made = make(app, body, time_limit=0.2)
+    made = make(app, body, time_limit=0.5)
     sent = made.delay(1)
     work(app)
     assert isinstance(sent.result, TimeLimitExceeded)

@@ -204,7 +204,7 @@ def outlasting(runs: list[str]) -> Any:
 def test_a_body_that_always_exceeds_max_hold_fails_for_good(app):
     """Without a record, too: nothing else would ever end it."""
     runs: list[str] = []
-    sent = task(app, outlasting(runs), lock_max_hold=0.1, max_attempts=2).delay(1)
+    sent = task(app, outlasting(runs), lock_max_hold=0.5, max_attempts=2).delay(1)
     work(app)
     assert sent.state == "RETRY"
     work(app)
@@ -214,7 +214,7 @@ def test_a_body_that_always_exceeds_max_hold_fails_for_good(app):
 
 
 def test_contention_between_two_runs_keeps_the_count_of_runs_ended_by_max_hold(app):
-    sent = task(app, outlasting([]), lock_max_hold=0.1, max_attempts=2).delay(1)
+    sent = task(app, outlasting([]), lock_max_hold=0.5, max_attempts=2).delay(1)
     work(app)
     with held("order:1"):
         work(app)

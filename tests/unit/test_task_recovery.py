@@ -460,6 +460,7 @@ def test_g1_another_child_that_got_the_message_meanwhile_keeps_its_lease(app, de
 
 
 def test_a_set_that_changes_while_it_is_read_is_read_again(app, dead, reserved, monkeypatch):
+    monkeypatch.setattr(lost_children, "AT_ONCE", 30)
     worker = Worker(app, task(app), dead.popen.pid)
     acquire("order:1", worker.owner)
 
