@@ -347,8 +347,8 @@ def release_when_closed(request: HttpRequest, lock: Lock) -> None:
     late_release = getattr(lock, "_late_release", lambda: None)
 
     def release() -> None:
-        if hook := late_release():
-            hook()
+        if late := late_release():
+            late.run()
 
     if late_release():
         _call_when_closed(request, release)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from functools import partial
 
 from .. import clock, process
@@ -31,7 +30,7 @@ class LockFlows(AcquireFlows):
 
     __slots__ = ("_late_release",)
 
-    _late_release: weakref.ref[Callable[[], None]]
+    _late_release: weakref.ref[transactions.AfterTransactions]
     """Releases it after a transaction; unset if no release has had to wait for one."""
 
     def _current(self, verb: str) -> HeldLease:
@@ -88,11 +87,11 @@ class LockFlows(AcquireFlows):
                 error.add_note(f"The lock was lost meanwhile: {loss}")
 
     def _release_flow(self, held: HeldLease) -> Flow[None]:
-        if self._options.hold_until == "commit":
-            late_release = transactions.run_after(partial(self._release_late, held))
-            if late_release is not None:
-                self._late_release = weakref.ref(late_release)
-                return
+        if self._options.hold_until == "commit" and self._releases_late(held):
+            if held.state == "lost":
+                # Raised now, because the transaction can still be rolled back.
+                raise held.end_error()
+            return
         if not self._leases.exit(held):
             return
         self._warn_of_transaction(held)
@@ -130,12 +129,26 @@ class LockFlows(AcquireFlows):
                 about=held,
             )
 
-    def _release_late(self, held: HeldLease) -> None:
-        """Release after a transaction; there is no caller left to raise to."""
+    def _releases_late(self, held: HeldLease) -> bool:
+        """Whether a transaction is open; then the lease is released when it has ended."""
+        told = held.state == "lost"
+        late = transactions.run_after(partial(self._release_late, held, told=told))
+        if late is not None:
+            self._late_release = weakref.ref(late)
+        return late is not None
+
+    def _release_late(self, held: HeldLease, *, told: bool) -> None:
+        """Release after a transaction; there is no caller left to raise to.
+
+        Args:
+            held: The lease.
+            told: Whether the caller has been told that it is lost.
+        """
         try:
             drive(self._release_flow(held), held.backend)
         except (LeaseLost, BackendUnavailable) as error:
-            logger.warning("After the transaction: %s", error, about=held)
+            if not told:
+                logger.warning("After the transaction: %s", error, about=held)
         except BaseException as error:
             # Django only logs the error of a soft time limit, so nobody would release the lock.
             self._stop(held, error)

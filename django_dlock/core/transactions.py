@@ -11,7 +11,7 @@ from collections.abc import Callable
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["any_open", "is_open", "open_since", "outermost", "run_after"]
+__all__ = ["AfterTransactions", "any_open", "is_open", "open_since", "outermost", "run_after"]
 
 
 def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
@@ -61,32 +61,52 @@ def open_since(blocks: tuple[object, ...]) -> str | None:
     return None
 
 
-def run_after(function: Callable[[], object]) -> Callable[[], None] | None:
+def run_after(function: Callable[[], object]) -> AfterTransactions | None:
     """Run ``function`` once, after this thread's transactions ended, however they end.
 
     Returns:
-        What runs it; to be called earlier, and kept only as a weak reference. ``None`` if no
-        transaction is open; then ``function`` is not run.
+        What runs it, to be kept only as a weak reference. ``None`` if no transaction is open; then
+        ``function`` is not run.
     """
-    for connection, _ in _in_atomic():
-        hook = _Hook(function)
-        transaction.on_commit(hook, using=connection.alias, robust=True)
-        return hook
-    return None
+    late = AfterTransactions(function)
+    return late if late.register() else None
+
+
+class AfterTransactions:
+    """A function that runs once, when no transaction of the thread is open any more."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+
+    def register(self) -> bool:
+        """Run when a transaction has ended that is open now; ``False`` if none is open."""
+        for connection, _ in _in_atomic():
+            transaction.on_commit(_Hook(self).run, using=connection.alias, robust=True)
+            return True
+        return False
+
+    def run(self) -> None:
+        """Run it now, or after the transaction that is open."""
+        if self._function is None or self.register():
+            return
+        # In one step, because another thread may drop the hook.
+        function, self._function = self._function, None
+        if function is not None:
+            function()
 
 
 class _Hook:
     """Runs when called by a commit or when dropped by a rollback."""
 
-    def __init__(self, function: Callable[[], object]) -> None:
-        self.function: Callable[[], object] | None = function
+    def __init__(self, late: AfterTransactions) -> None:
+        self.late: AfterTransactions | None = late
 
-    def __call__(self) -> None:
-        function, self.function = self.function, None
+    def run(self) -> None:
+        late, self.late = self.late, None
         # Another database's transaction may still be open, or only a savepoint was rolled back;
         # then a new hook waits for the end of that transaction.
-        if function is not None and run_after(function) is None:
-            function()
+        if late is not None:
+            late.run()
 
     def __del__(self) -> None:
-        self()
+        self.run()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 from django.db import transaction
 
-from django_dlock import Lock, locks
+from django_dlock import LeaseLost, Lock, locks
+from django_dlock.backends.local import LocalBackend
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,3 +124,37 @@ def test_a_loss_before_the_commit_is_logged(caplog: pytest.LogCaptureFixture) ->
             pass
         locks["local"].break_("it", owner=lock.owner or "")
     assert "After the transaction" in caplog.text
+
+
+def test_g2_a_loss_before_the_release_is_raised_while_the_transaction_can_be_rolled_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = threading.Event()
+    lock = guard(hold_until="commit", ttl=3, on_lost=lambda *_: told.set())
+    with pytest.raises(LeaseLost, match="broken"), transaction.atomic(), lock:
+        Group.objects.create(name="written")
+        locks["local"].break_("it", owner=lock.owner or "")
+        assert told.wait(20)
+    assert not Group.objects.exists()
+    # It is told once.
+    assert "After the transaction" not in caplog.text
+
+
+def test_g13_functions_of_on_commit_are_called_although_a_release_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SoftTimeLimit(Exception):
+        pass
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        called.append("release")
+        raise SoftTimeLimit
+
+    called: list[str] = []
+    with transaction.atomic():
+        with guard(hold_until="commit"):
+            pass
+        transaction.on_commit(lambda: called.append("publish"))
+        monkeypatch.setattr(LocalBackend, "release", interrupted)
+    assert called[0] == "release"
+    assert called[-1] == "publish"

@@ -99,6 +99,14 @@ class OnMethod(View):
         return write(request)
 
 
+class OnSavepoint(OnMethod):
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        with transaction.atomic():
+            response = super().dispatch(request, *args, **kwargs)
+            transaction.set_rollback(True)
+        return response
+
+
 class OnCommitRaises(View):
     def _respond(self, request: HttpRequest) -> HttpResponse:
         transaction.on_commit(lambda: 1 // 0)
@@ -140,6 +148,7 @@ urlpatterns = [
     path("class/", OnClass.as_view()),
     path("method/", OnMethod.as_view()),
     path("api-view/", api_view(["GET"])(locked_view("it", using="local")(write))),
+    path("savepoint/", OnSavepoint.as_view()),
     path("on-commit-raises/", OnCommitRaises.as_view()),
     path("dispatch/", OnDispatch.as_view()),
     path("as-view/", in_lock(Writes.as_view())),
@@ -196,6 +205,12 @@ def test_g6_a_method_releases_with_its_request_if_a_function_of_on_commit_raises
 
 
 class TwoRequests(TestCase):
+    def test_the_second_request_gets_the_lock_of_a_method_whose_savepoint_is_rolled_back(
+        self,
+    ) -> None:
+        for _ in range(2):
+            assert self.client.get("/savepoint/").status_code == 200
+
     def test_the_second_request_of_a_test_gets_the_lock_of_a_method(self) -> None:
         for _ in range(2):
             assert self.client.get("/method/").status_code == 200
