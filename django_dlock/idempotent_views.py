@@ -188,7 +188,7 @@ def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Respons
             databases = [*(name for name in own.databases() if name != claim.using), claim.using]
 
             def store() -> Response:
-                response: Response = _rendered(answer(), request, *args, **kwargs)
+                response: Response = _rendered(answer(), request)
                 # REST framework rolls back what its exceptions have left, and returns an answer.
                 undone = any(transaction.get_rollback(using=name) for name in databases)
                 if undone or not started.store(claim, response):
@@ -235,7 +235,7 @@ def _async(view: Callable[..., Any], rules: _Rules) -> Callable[..., Any]:
                 return claim
             try:
                 response = await view(request, *args, **kwargs)
-                response = await sync_to_async(_rendered)(response, request, *args, **kwargs)
+                response = await sync_to_async(_rendered)(response, request)
                 await sync_to_async(started.store)(claim, response)
             except BaseException as error:  # noqa: BLE001 - recorded, and raised again
                 return await sync_to_async(started.failed)(claim, error)
@@ -257,16 +257,27 @@ def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:
     return OwnTransactions(marks)
 
 
-def _rendered(response: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def _rendered(response: Any, request: Any) -> Any:
     """The response with its content; without this, a template is rendered only later."""
     if callable(getattr(response, "render", None)) and not response.is_rendered:
         if hasattr(request, "accepted_renderer"):
-            # On a method of REST framework: its response does not know yet how it is rendered.
-            # The view does this again when the method has returned.
-            view = request.parser_context["view"]
-            response = view.finalize_response(request, response, *args, **kwargs)
+            response = _finalized(response, request)
         response.render()
     return response
+
+
+def _finalized(response: Any, request: Any) -> Any:
+    """The response of a method of REST framework, with its renderer and headers."""
+    view = request.parser_context["view"]
+    finalize = view.finalize_response
+    finalized = finalize(request, response, *view.args, **view.kwargs)
+
+    def finalize_others(request: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
+        return answer if answer is finalized else finalize(request, answer, *args, **kwargs)
+
+    # REST framework calls it when the method has returned. There is a view for each request.
+    view.finalize_response = finalize_others
+    return finalized
 
 
 # -- one request ---------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def as_async(view: Any) -> Any:
         return await sync_to_async(view)(request, *args, **kwargs)
 
     guarded = idempotent_view(aview)
-    return lambda request: asyncio.run(guarded(request))
+    return lambda *args, **kwargs: asyncio.run(guarded(*args, **kwargs))
 
 
 each_kind = pytest.mark.parametrize("make", [idempotent_view, as_async], ids=["sync", "async"])
@@ -94,6 +94,12 @@ def test_g12_the_first_answer_is_repeated_with_status_headers_and_cookies(make: 
     assert effects() == 1
     assert states() == ["succeeded"]
     assert locks["default"].list() == []
+
+
+@each_kind
+def test_arguments_of_the_url_may_have_any_name(make: Any) -> None:
+    view = make(lambda request, response: HttpResponse(response))
+    assert view(post(), response="7").content == b"7"
 
 
 def test_keys_belong_to_a_client() -> None:
