@@ -130,7 +130,7 @@ class LockFlows(AcquireFlows):
             )
 
     def _releases_late(self, held: HeldLease) -> bool:
-        """Whether a transaction is open; then the lease is released when it has ended."""
+        """Have the lease released after the transaction that is open; ``False`` if none is."""
         told = held.state == "lost"
         late = transactions.run_after(partial(self._release_late, held, told=told))
         if late is not None:
@@ -142,7 +142,7 @@ class LockFlows(AcquireFlows):
 
         Args:
             held: The lease.
-            told: Whether the caller has been told that it is lost.
+            told: Whether it was lost before the end of its block, which has said so.
         """
         try:
             drive(self._release_flow(held), held.backend)

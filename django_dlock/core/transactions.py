@@ -79,17 +79,17 @@ class AfterTransactions:
         self._function: Callable[[], object] | None = function
 
     def register(self) -> bool:
-        """Run when a transaction has ended that is open now; ``False`` if none is open."""
+        """Run after the transaction that is open; ``False`` if none is."""
         for connection, _ in _in_atomic():
             transaction.on_commit(_Hook(self).run, using=connection.alias, robust=True)
             return True
         return False
 
     def run(self) -> None:
-        """Run it now, or after the transaction that is open."""
+        """Run it now, or after the transaction that is open, if there is one."""
         if self._function is None or self.register():
             return
-        # In one step, because another thread may drop the hook.
+        # In one step, because the hook may be garbage-collected in another thread meanwhile.
         function, self._function = self._function, None
         if function is not None:
             function()

@@ -22,7 +22,7 @@ until the fork is over, but at most this long after the fork has stopped waiting
 POLL_INTERVAL = 0.001
 """Seconds. An event would have a lock that the fork of another thread could find held."""
 MOST_INTERRUPTS = 100
-"""So many exceptions of signal handlers do not end the wait of a fork."""
+"""A fork stops waiting after this many exceptions, such as those of signal handlers."""
 
 TASKS = "/proc/self/task"
 """Where Linux lists the threads of this process."""
@@ -113,7 +113,7 @@ def _wait_for_forks(note: _Note) -> None:
 def _before_fork() -> None:
     me, ends_at = threading.get_native_id(), time.monotonic() + PATIENCE
     interrupt: BaseException | None = None
-    # Not for ever: what a test has put in place of the clock may raise each time.
+    # Not for ever, because the clock of a test may raise in every call.
     for _ in range(MOST_INTERRUPTS):
         try:
             _wait_for_threads(me, ends_at)

@@ -140,6 +140,20 @@ def test_g2_a_loss_before_the_release_is_raised_while_the_transaction_can_be_rol
     assert "After the transaction" not in caplog.text
 
 
+def test_g2_a_lease_acquired_after_a_loss_in_the_same_transaction_is_held() -> None:
+    told = threading.Event()
+    lock = guard(hold_until="commit", ttl=3, on_lost=lambda *_: told.set())
+    with transaction.atomic():
+        with pytest.raises(LeaseLost), transaction.atomic(), lock:
+            locks["local"].break_("it", owner=lock.owner or "")
+            assert told.wait(20)
+        with transaction.atomic(), lock:
+            lock.check()
+            assert lock.state == "held"
+        assert lock.locked()
+    assert not lock.locked()
+
+
 def test_g13_functions_of_on_commit_are_called_although_a_release_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
