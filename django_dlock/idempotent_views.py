@@ -259,11 +259,15 @@ def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:
 
 def _rendered(response: Any, request: Any) -> Any:
     """The response with its content; without this, a template is rendered only later."""
-    if callable(getattr(response, "render", None)) and not response.is_rendered:
-        if hasattr(request, "accepted_renderer"):
-            response = _finalized(response, request)
+    if _is_unrendered(response) and hasattr(request, "accepted_renderer"):
+        response = _finalized(response, request)
+    if _is_unrendered(response):
         response.render()
     return response
+
+
+def _is_unrendered(response: Any) -> bool:
+    return callable(getattr(response, "render", None)) and not response.is_rendered
 
 
 def _finalized(response: Any, request: Any) -> Any:
@@ -272,8 +276,9 @@ def _finalized(response: Any, request: Any) -> Any:
     finalize = view.finalize_response
     finalized = finalize(request, response, *view.args, **view.kwargs)
 
-    def finalize_others(request: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
-        return answer if answer is finalized else finalize(request, answer, *args, **kwargs)
+    # The names of its parameters are REST framework's, for callers that use them.
+    def finalize_others(request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        return response if response is finalized else finalize(request, response, *args, **kwargs)
 
     # REST framework calls it when the method has returned. There is a view for each request.
     view.finalize_response = finalize_others

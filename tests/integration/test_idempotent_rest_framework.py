@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.http import HttpRequest
+from django.http import HttpRequest, JsonResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from rest_framework.authentication import BaseAuthentication
@@ -72,6 +73,12 @@ VIEWS = {
 }
 
 
+class AsPlainResponse(OnMethod):
+    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        response = super().finalize_response(request, response, *args, **kwargs)
+        return JsonResponse(response.data) if isinstance(response, Response) else response
+
+
 def post(body: str = '{"amount": 1}') -> HttpRequest:
     headers = {"accept": "application/json", "idempotency-key": "k1"}
     return RequestFactory().generic(
@@ -91,6 +98,25 @@ def test_g12_the_answer_of_a_rest_framework_view_is_repeated(kind: str) -> None:
         assert answer["Vary"] == "Accept"
     assert ("Idempotent-Replayed" in first, second["Idempotent-Replayed"]) == (False, "true")
     assert Effect.objects.count() == 1
+
+
+def test_finalize_response_may_return_a_plain_response() -> None:
+    view = AsPlainResponse.as_view()
+    assert [json.loads(view(post(), order_number=7).content) for _ in range(2)] == [
+        {"charge": 1}
+    ] * 2
+
+
+class Vote(APIView):
+    @method_decorator(idempotent_view(client="all"))
+    def post(self, request: Any, **arguments: int) -> Response:
+        return Response(arguments)
+
+
+@pytest.mark.parametrize("name", ["answer", "finalized", "view"])
+def test_arguments_of_the_url_may_have_any_name(name: str) -> None:
+    answers = [Vote.as_view()(post(), **{name: 7}).content for _ in range(2)]
+    assert [json.loads(answer) for answer in answers] == [{name: 7}] * 2
 
 
 @pytest.mark.parametrize("kind", VIEWS)
