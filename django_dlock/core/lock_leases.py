@@ -37,7 +37,7 @@ class HandleLeases:
         """The last lease that was lost, so that the ``Lock`` can say what happened."""
 
     def mine(self) -> HeldLease | None:
-        """The caller's latest lease; else the only or latest one, because any thread may release.
+        """The caller's lease; else the only or latest one, because any thread may release.
 
         If none is left, the last one that was lost.
         """
@@ -48,7 +48,7 @@ class HandleLeases:
         latest = next(reversed(leases.values()), self.ended)
         if len(leases) > 1:
             keys = self._keys_of_caller()
-            return next((held for held in reversed(leases.values()) if held.key in keys), latest)
+            return next((held for held in leases.values() if held.key in keys), latest)
         return latest
 
     def current(self) -> HeldLease | None:

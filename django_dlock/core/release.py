@@ -87,14 +87,17 @@ class LockFlows(AcquireFlows):
                 error.add_note(f"The lock was lost meanwhile: {loss}")
 
     def _release_flow(self, held: HeldLease) -> Flow[None]:
-        if self._options.hold_until == "commit" and self._releases_late(held):
-            if held.state == "lost":
-                # Raised now, because the transaction can still be rolled back.
-                raise held.end_error()
-            return
+        until_commit = self._options.hold_until == "commit"
+        # A loss is raised at once, because the transaction can still be rolled back.
+        if until_commit and held.state != "lost":
+            late = transactions.run_after(partial(self._release_late, held))
+            if late is not None:
+                self._late_release = weakref.ref(late)
+                return
         if not self._leases.exit(held):
             return
-        self._warn_of_transaction(held)
+        if not until_commit:
+            self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
         self._leases.discard(held)
         reason, deadline = held.lost_reason, held.backend.call_deadline()
@@ -129,26 +132,12 @@ class LockFlows(AcquireFlows):
                 about=held,
             )
 
-    def _releases_late(self, held: HeldLease) -> bool:
-        """Have the lease released after the transaction that is open; ``False`` if none is."""
-        told = held.state == "lost"
-        late = transactions.run_after(partial(self._release_late, held, told=told))
-        if late is not None:
-            self._late_release = weakref.ref(late)
-        return late is not None
-
-    def _release_late(self, held: HeldLease, *, told: bool) -> None:
-        """Release after a transaction; there is no caller left to raise to.
-
-        Args:
-            held: The lease.
-            told: Whether it was lost before the end of its block, which has said so.
-        """
+    def _release_late(self, held: HeldLease) -> None:
+        """Release after a transaction; there is no caller left to raise to."""
         try:
             drive(self._release_flow(held), held.backend)
         except (LeaseLost, BackendUnavailable) as error:
-            if not told:
-                logger.warning("After the transaction: %s", error, about=held)
+            logger.warning("After the transaction: %s", error, about=held)
         except BaseException as error:
             # Django only logs the error of a soft time limit, so nobody would release the lock.
             self._stop(held, error)

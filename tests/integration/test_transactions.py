@@ -152,6 +152,7 @@ def test_g2_a_lease_acquired_after_a_loss_in_the_same_transaction_is_held() -> N
             assert lock.state == "held"
         assert lock.locked()
     assert not lock.locked()
+    assert lock.state == "free"
 
 
 def test_g13_functions_of_on_commit_are_called_although_a_release_is_interrupted(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from django_dlock import AlreadyHeld, Lock, LockNotAcquired, locks
+from django_dlock import AlreadyHeld, LeaseLost, Lock, LockNotAcquired, locks
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def _fresh_local() -> Iterator[None]:
     assert not local().locked()
 
 
-def local(**options: bool) -> Lock:
+def local(**options: object) -> Lock:
     return Lock("it", using="local", wait=0, **options)  # type: ignore[arg-type]
 
 
@@ -72,3 +73,27 @@ def test_a_shared_handle_works_while_other_threads_start_and_end() -> None:
         thread.join()
     finally:
         sys.setswitchinterval(usual)
+
+
+async def test_g2_a_holder_that_has_lost_its_lease_does_not_release_that_of_another_coroutine() -> (
+    None
+):
+    told, entered, left = threading.Event(), asyncio.Event(), asyncio.Event()
+    shared = local(ttl=3, on_lost=lambda *_: told.set())
+
+    async def next_holder() -> None:
+        # A synchronous acquire: both coroutines hold in the name of their thread.
+        with shared:
+            entered.set()
+            await left.wait()
+            assert local().locked()
+
+    with pytest.raises(LeaseLost, match="broken"), shared:
+        locks["local"].break_("it", owner=shared.owner or "")
+        assert told.wait(20)
+        other = asyncio.create_task(next_holder())
+        await entered.wait()
+        with pytest.raises(LeaseLost, match="broken"):
+            shared.check()
+    left.set()
+    await other
