@@ -46,7 +46,9 @@ def test_g15_a_release_after_the_transaction_is_silent(caplog: pytest.LogCapture
             lock.acquire()
         with transaction.atomic():
             lock.release()
-    assert caplog.text == ""
+    me = threading.get_ident()
+    # Other threads may warn that the machine is busy.
+    assert [record.message for record in caplog.records if record.thread == me] == []
 
 
 def test_g15_hold_until_commit_releases_after_the_commit() -> None:

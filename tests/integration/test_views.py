@@ -343,7 +343,9 @@ def test_status_423_has_the_title_locked() -> None:
 def test_a_refusal_is_not_an_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "django_dlock")
     refuse()
-    ours = [record for record in caplog.records if record.name == "django_dlock"]
+    me = threading.get_ident()
+    # Other threads may warn that the machine is busy.
+    ours = [it for it in caplog.records if it.name == "django_dlock" and it.thread == me]
     assert {record.levelname for record in ours} == {"INFO"}
 
 
