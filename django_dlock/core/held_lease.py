@@ -45,7 +45,6 @@ class HeldLease:
         planned: When the watchdog will check it next; used by the watchdog only.
         renews: Whether the watchdog (still) prolongs it.
         known_as: Another key under which the registry finds it.
-        left: Whether its block has ended, and only the transaction is waited for.
         entries: One item for each time that the holder has acquired it: the owner in that
             request → the leases of the handle; ``None`` if the lease is not reentrant.
         failures: Renewals without an answer since the last confirmed one.
@@ -73,7 +72,6 @@ class HeldLease:
         self.options = options
         self.renews = options.renew
         self.known_as: HolderKey = None
-        self.left = False
         self.trace: LockTrace | None = None
         self.entries: dict[str, object] | None = {} if options.reentrant else None
         self.failures = self.shortenings = 0

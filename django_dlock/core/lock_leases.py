@@ -48,8 +48,7 @@ class HandleLeases:
         latest = next(reversed(leases.values()), self.ended)
         if len(leases) > 1:
             keys = self._keys_of_caller()
-            mine = (it for it in leases.values() if it.key in keys or it.known_as in keys)
-            return next(mine, latest)
+            return next((held for held in leases.values() if held.key in keys), latest)
         return latest
 
     def current(self) -> HeldLease | None:
@@ -77,13 +76,10 @@ class HandleLeases:
         if not self._bound:
             return (self._mark,)
         try:
-            task = asyncio.current_task()
+            return asyncio.current_task() or self._mark, threading.current_thread()
         except RuntimeError:
             # No event loop runs here.
             return (threading.current_thread(),)
-        # As in ``caller_task``, ``caller_handle`` and ``caller_thread``.
-        of_task: tuple[HolderKey, ...] = (self._mark,) if task is None else (task, (task,))
-        return *of_task, threading.current_thread()
 
     # -- adding and dropping -----------------------------------------------------------
 
@@ -100,7 +96,6 @@ class HandleLeases:
         """Count an entry; a reentrant lease may have several."""
         # First the lease, so that ``cancel`` finds it.
         self._leases[held.owner] = held
-        held.left = False
         if held.entries is not None:
             held.entries[entry] = self
 
@@ -140,17 +135,12 @@ class HandleLeases:
             # It was lost between the two calls, while the registry did not have it.
             registry.discard(held)
 
-    def discard(self, held: HeldLease, *, lost: bool = False) -> bool:
-        """Stop renewing it and forget it; a loss is remembered.
-
-        Returns:
-            Whether this handle still had it.
-        """
+    def discard(self, held: HeldLease, *, lost: bool = False) -> None:
+        """Stop renewing it and forget it; a loss is remembered."""
         watchdog.unwatch(held)
-        known = self._leases.pop(held.owner, None) is not None
+        self._leases.pop(held.owner, None)
         if lost:
             self.ended = held
-        return known
 
     def collected(self, handle: object) -> None:
         """Warn about leases that nobody can release, because their ``Lock`` was garbage-collected.
@@ -187,9 +177,9 @@ class HandleLeases:
             held.stop_renewing("collected")
 
     def _prune(self) -> None:
-        """Forget lost leases whose block, thread or task has ended."""
+        """Forget lost leases whose thread or task has ended."""
         for held in self._leases.copy().values():
-            if held.ended and (held.left or held.lost_reason == "fork" or holder_ended(held.key)):
+            if held.ended and (held.lost_reason == "fork" or holder_ended(held.key)):
                 self.discard(held)
 
 

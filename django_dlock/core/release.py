@@ -93,14 +93,13 @@ class LockFlows(AcquireFlows):
             late = transactions.run_after(partial(self._release_late, held))
             if late is not None:
                 self._late_release = weakref.ref(late)
-                held.left = len(held.entries or ()) <= 1
                 return
         if not self._leases.exit(held):
             return
         if not until_commit:
             self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
-        known = self._leases.discard(held)
+        self._leases.discard(held)
         reason, deadline = held.lost_reason, held.backend.call_deadline()
         if reason not in _NOTHING_TO_RELEASE:
             try:
@@ -117,9 +116,7 @@ class LockFlows(AcquireFlows):
                 if reason is None:
                     held.end_by_release(outcome)
         if held.state == "lost":
-            # After a transaction, the handle may have another lease already.
-            if known:
-                self._leases.ended = held
+            self._leases.ended = held
             raise held.end_error()
 
     def _warn_of_transaction(self, held: HeldLease) -> None:

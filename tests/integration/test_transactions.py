@@ -157,23 +157,6 @@ def test_g2_a_lease_acquired_after_a_loss_in_the_same_transaction_is_held() -> N
     assert lock.state == "free"
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_g2_a_lease_acquired_after_a_loss_between_block_and_commit_is_held(reentrant: bool) -> None:
-    lock = guard(hold_until="commit", reentrant=reentrant)
-    with transaction.atomic():
-        with lock:
-            pass
-        locks["local"].break_("it", owner=lock.owner or "")
-        with pytest.raises(LeaseLost):
-            lock.renew()
-        with lock:
-            lock.check()
-            assert lock.state == "held"
-        assert lock.locked()
-    assert not lock.locked()
-    assert lock.state == "free"
-
-
 def test_g13_functions_of_on_commit_are_called_although_a_release_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
