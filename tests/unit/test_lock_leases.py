@@ -97,3 +97,38 @@ async def test_g2_a_holder_that_has_lost_its_lease_does_not_release_that_of_anot
             shared.check()
     left.set()
     await other
+
+
+async def test_g2_a_task_that_has_lost_its_lease_does_not_use_that_of_another_task() -> None:
+    entered, left = asyncio.Event(), asyncio.Event()
+    shared = local()
+
+    async def next_holder() -> None:
+        assert await shared.aacquire()
+        entered.set()
+        await left.wait()
+        assert await local().alocked()
+        await shared.arelease()
+
+    assert await shared.aacquire()
+    locks["local"].break_("it", owner=shared.owner or "")
+    with pytest.raises(LeaseLost):
+        await shared.arenew()
+    other = asyncio.create_task(next_holder())
+    await entered.wait()
+    for use in shared.arenew, shared.arelease:
+        with pytest.raises(LeaseLost, match="broken"):
+            await use()
+    left.set()
+    await other
+
+
+async def test_g2_a_task_that_acquires_again_after_a_loss_uses_its_new_lease() -> None:
+    shared = local()
+    assert await shared.aacquire()
+    locks["local"].break_("it", owner=shared.owner or "")
+    with pytest.raises(LeaseLost):
+        await shared.arenew()
+    assert await shared.aacquire()
+    await shared.arenew()
+    await shared.arelease()
