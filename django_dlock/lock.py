@@ -116,7 +116,7 @@ class Lock(LockFlows):
         """As ``acquire``, for coroutines; the holder is the handle itself.
 
         It is not the task, because before Python 3.12 ``asyncio.wait_for`` runs this coroutine in
-        a task of its own, which ends right away.
+        a task of its own, which ends right away. So give each task a handle of its own.
         """
         patience = self._patience(blocking, timeout)
         held = await self._aacquire(self._try_flow, self._leases.caller_handle(), patience)

@@ -48,12 +48,7 @@ class HandleLeases:
         latest = next(reversed(leases.values()), self.ended)
         if len(leases) > 1:
             keys = self._keys_of_caller()
-            for held in leases.values():
-                if held.key in keys:
-                    return held
-            # By ``aacquire``. The latest, because the task may have acquired again after a loss.
-            known = (held for held in reversed(leases.values()) if held.known_as in keys)
-            return next(known, latest)
+            return next((held for held in leases.values() if held.key in keys), latest)
         return latest
 
     def current(self) -> HeldLease | None:
@@ -81,11 +76,10 @@ class HandleLeases:
         if not self._bound:
             return (self._mark,)
         try:
-            task = asyncio.current_task()
+            return asyncio.current_task() or self._mark, threading.current_thread()
         except RuntimeError:
             # No event loop runs here.
             return (threading.current_thread(),)
-        return task or self._mark, (task,), threading.current_thread()
 
     # -- adding and dropping -----------------------------------------------------------
 
