@@ -85,6 +85,16 @@ def __getattr__(name: str) -> Any:
             raise
         message = f'{name} needs Celery: pip install "django-dlock[celery]"'
         raise ModuleNotFoundError(message, name="celery") from error
+    except Exception as error:
+        # Importing the package itself loads nothing of Django.
+        from django.core.exceptions import AppRegistryNotReady
+
+        if not isinstance(error, AppRegistryNotReady):
+            raise
+        raise AppRegistryNotReady(
+            f"{name} needs Django's models, which are not loaded yet: import it in a module of "
+            "tasks or views, not in celery.py, the settings or an app's __init__.py"
+        ) from error
     value = getattr(module, name)
     # From now on it is found without this function.
     globals()[name] = value

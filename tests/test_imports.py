@@ -136,6 +136,14 @@ def test_a_task_without_celery_says_what_to_install() -> None:
     assert error.endswith('LockedTask needs Celery: pip install "django-dlock[celery]"')
 
 
+def test_a_task_before_the_models_are_loaded_says_where_to_import_it() -> None:
+    statement = (
+        "from django.conf import settings; settings.configure(SECRET_KEY='x'); "
+        "from django_dlock import LockedTask"
+    )
+    assert "import it in a module of tasks or views, not in celery.py" in error_after(statement)
+
+
 def test_the_zookeeper_backend_without_its_client_says_what_to_install() -> None:
     statement = (
         "from django.conf import settings; settings.configure(DLOCKS={'default': {"

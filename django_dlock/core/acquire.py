@@ -188,7 +188,8 @@ class AcquireFlows:
                 self._give_up("contended")
                 return None
             raise AlreadyHeld(
-                "Already held by this thread, task or handle; waiting for it would never end",
+                "Already held by this thread, task or handle; waiting for it would never end. To "
+                "acquire it again, give both Locks reentrant=True",
                 self.name,
                 self.alias,
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,6 +184,8 @@ def test_fail_ends_as_a_failure(app):
         sent = made.delay(1)
         work(app)
     assert isinstance(sent.result, LockNotAcquired)
+    assert f"Holder: process {os.getpid()} on " in str(sent.result)
+    assert ", since " in sent.result.holder
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "wait"])
@@ -204,6 +208,16 @@ def test_wait_gives_up_after_lock_wait(app):
         sent = made.delay(1)
         work(app)
     assert isinstance(sent.result, AcquireTimeout)
+    assert f"Holder: process {os.getpid()} on " in str(sent.result)
+
+
+def test_a_requeued_task_names_the_process_of_the_holder(app, caplog):
+    made = task(app)
+    with held("order:1"), caplog.at_level(logging.INFO, "django_dlock"):
+        made.delay(1)
+        work(app)
+    (told,) = [it.getMessage() for it in caplog.records if "is requeued" in it.getMessage()]
+    assert f"Holder: process {os.getpid()} on " in told
 
 
 def test_a_contended_task_is_not_logged_as_an_error(app, caplog):

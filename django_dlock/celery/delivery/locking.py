@@ -9,7 +9,14 @@ from typing import Any, NoReturn, TypeAlias
 
 from ... import clock
 from ...core import cleanup, fallback, watchdog
-from ...exceptions import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
+from ...exceptions import (
+    AcquireTimeout,
+    BackendUnavailable,
+    InvalidLockBackend,
+    LeaseLost,
+    LockError,
+    LockNotAcquired,
+)
 from ...handler import locks
 from ...lease import Contention, Kind, LeaseRequest
 from ...lock import Lock
@@ -197,13 +204,11 @@ def apply_if_contended(
     if policy == "skip":
         raise DeliveryRefused
     if policy == "wait":
-        raise DeliveryRefused(
-            AcquireTimeout(
-                "The lock is held by someone else for longer than lock_wait", name, alias
-            )
-        )
+        text = "The lock is held by someone else for longer than lock_wait"
+        raise DeliveryRefused(AcquireTimeout(text, name, alias, _holder_of(name, alias)))
+    text = "The lock is held by someone else"
     if policy == "fail":
-        raise DeliveryRefused(LockNotAcquired("The lock is held by someone else", name, alias))
+        raise DeliveryRefused(LockNotAcquired(text, name, alias, _holder_of(name, alias)))
     now = now if met is None else met.now
     header = replace(context.header, contended=context.header.contended + 1)
     if header.since is None:
@@ -212,11 +217,24 @@ def apply_if_contended(
         lasted, timeout = now - header.since, contention_timeout(context.task)
         # The holder may be another one each time: many short ones lead to a timeout, too.
         if lasted >= timeout and not (_may_be_copy(context, name, alias) if copy is None else copy):
-            text = f"for {lasted:.0f} s, longer than the contention_timeout of {timeout:g} s"
-            raise DeliveryRefused(
-                LockNotAcquired(f"The lock was held by someone else {text}", name, alias)
+            text = (
+                f"The lock was held by someone else for {lasted:.0f} s, longer than the "
+                f"contention_timeout of {timeout:g} s"
             )
-    raise Requeue(LockNotAcquired("The lock is held by someone else", name, alias), header)
+            raise DeliveryRefused(LockNotAcquired(text, name, alias, _holder_of(name, alias)))
+    # A delivery is requeued often, so this asks the backend nothing.
+    process = None if met is None else met.process
+    holder = "" if process is None else f"process {process.pid} on {process.host}"
+    raise Requeue(LockNotAcquired(text, name, alias, holder), header)
+
+
+def _holder_of(name: str, alias: str) -> str:
+    """A description of the present holder; empty if there is none, or it cannot be asked for."""
+    try:
+        info = locks[alias].get(name)
+    except (BackendUnavailable, InvalidLockBackend):
+        return ""
+    return "" if info is None else info.holder
 
 
 def contention_timeout(task: TaskWithOptions) -> float:
