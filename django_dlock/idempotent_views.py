@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
-from django.db import Error, transaction
+from django.db import Error, connections, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext
 
-from . import idempotency, refusal_responses, retention, stored_responses
+from . import conf, idempotency, refusal_responses, retention, stored_responses
 from .decorators import CommonKeywords, LockKeywords, check_options, full_name
 from .exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
 from .handler import locks
@@ -31,7 +31,8 @@ from .idempotency import Claim, ClaimRequest, Finished
 from .keys import Key, MissingValue, compile_key
 from .lock import Lock
 from .log import logger
-from .views import CLASS_BASED, OwnTransactions, is_async, release_when_closed, view_methods
+from .view_signatures import CLASS_BASED, is_async, name_of, signature_of
+from .views import OwnTransactions, login_or_error, release_when_closed, view_methods
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,6 +45,7 @@ Response: TypeAlias = HttpResponseBase
 HEADER = "Idempotency-Key"
 LONGEST_KEY = 255
 """Characters of a record's key; a longer one is stored as a digest."""
+LONGEST_SCOPE = 255
 WEEK = dt.timedelta(days=7)
 
 
@@ -127,11 +129,19 @@ def idempotent_view(
         )
     if "wait" in options:
         raise TypeError("@idempotent_view takes no wait: a key in progress is refused at once")
-    ttl = idempotency_ttl
-    if not isinstance(ttl, dt.timedelta):
-        ttl = dt.timedelta(seconds=ttl)
-    if ttl <= dt.timedelta():
-        raise ValueError(f"idempotency_ttl is {idempotency_ttl!r}; it takes a positive duration")
+    if not isinstance(required, bool):
+        raise TypeError(f"required is {required!r}; it takes True or False")
+    if not isinstance(idempotency_scope, str) or len(idempotency_scope) > LONGEST_SCOPE:
+        raise TypeError(
+            f"idempotency_scope is {idempotency_scope!r}; it takes a string of at most "
+            f"{LONGEST_SCOPE} characters"
+        )
+    ttl = conf.seconds(idempotency_ttl, what="idempotency_ttl", above=True)
+    if idempotency_using is not None and idempotency_using not in connections:
+        known = ", ".join(map(repr, connections))
+        raise ValueError(
+            f"idempotency_using is {idempotency_using!r}, which DATABASES does not define: {known}"
+        )
     # Never the alias's IF_UNAVAILABLE: with "local", two requests with one key could run at once.
     keywords = cast("LockKeywords", {**options, "wait": 0, "if_unavailable": "raise"})
     check_options(keywords)
@@ -141,7 +151,7 @@ def idempotent_view(
         methods=view_methods(methods),
         client=of_client,
         scope=idempotency_scope,
-        ttl=ttl,
+        ttl=dt.timedelta(seconds=ttl),
         using=idempotency_using,
         if_unavailable=if_unavailable,
         options=keywords,
@@ -150,6 +160,9 @@ def idempotent_view(
     def decorate(view: V) -> V:
         if isinstance(view, type):
             return cast("V", method_decorator(decorate, name="dispatch")(view))
+        if not callable(view):
+            raise TypeError(f"@idempotent_view takes a view, and options by name; not {view!r}")
+        signature_of(view, "@idempotent_view")  # refuses a method
         wrap = _async if is_async(view) else _sync
         scope = rules.scope or full_name(view)
         return cast("V", wrap(view, rules._replace(scope=scope)))
@@ -172,7 +185,7 @@ def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Respons
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
-        started = rules.begin(request, args, kwargs)
+        started = rules.begin(view, request, args, kwargs)
         if isinstance(started, HttpResponseBase):
             return started
         answer = functools.partial(view, request, *args, **kwargs)
@@ -188,7 +201,7 @@ def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Respons
             databases = [*(name for name in own.databases() if name != claim.using), claim.using]
 
             def store() -> Response:
-                response: Response = _rendered(answer(), request)
+                response: Response = _rendered(answer(), request, view)
                 # REST framework rolls back what its exceptions have left, and returns an answer.
                 undone = any(transaction.get_rollback(using=name) for name in databases)
                 if undone or not started.store(claim, response):
@@ -215,7 +228,7 @@ def _async(view: Callable[..., Any], rules: _Rules) -> Callable[..., Any]:
         if own.databases():
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         # The client may be that of a session, and a refusal may be a page: both may do I/O.
-        started = await sync_to_async(rules.begin)(request, args, kwargs)
+        started = await sync_to_async(rules.begin)(view, request, args, kwargs)
         if started is None:
             return cast("Response", await view(request, *args, **kwargs))
         if isinstance(started, HttpResponseBase):
@@ -235,7 +248,7 @@ def _async(view: Callable[..., Any], rules: _Rules) -> Callable[..., Any]:
                 return claim
             try:
                 response = await view(request, *args, **kwargs)
-                response = await sync_to_async(_rendered)(response, request)
+                response = await sync_to_async(_rendered)(response, request, view)
                 await sync_to_async(started.store)(claim, response)
             except BaseException as error:  # noqa: BLE001 - recorded, and raised again
                 return await sync_to_async(started.failed)(claim, error)
@@ -257,8 +270,13 @@ def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:
     return OwnTransactions(marks)
 
 
-def _rendered(response: Any, request: Any) -> Any:
+def _rendered(response: Any, request: Any, view: Callable[..., Any]) -> Any:
     """The response with its content; without this, a template is rendered only later."""
+    if response is None:
+        raise ValueError(
+            f"The view {name_of(view)} didn't return an HttpResponse object. It returned None "
+            "instead."
+        )
     if _is_unrendered(response) and hasattr(request, "accepted_renderer"):
         response = _finalized(response, request)
     if _is_unrendered(response):
@@ -301,7 +319,11 @@ class _Rules(NamedTuple):
     options: LockKeywords
 
     def begin(
-        self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        view: Callable[..., Any],
+        request: HttpRequest,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> _Run | Response | None:
         """A run of this request; ``None`` if it has no key; or a response that refuses it."""
         if request.method not in self.methods:
@@ -318,9 +340,7 @@ class _Rules(NamedTuple):
         try:
             client = self.client((request, *args), kwargs)
         except MissingValue as missing:
-            if missing.of_user and refusal_responses.is_anonymous(request):
-                return refusal_responses.login_required(request)
-            raise
+            return login_or_error(missing, view, request, kwargs)
         # Quoted, so that the first slash always ends the client.
         key = f"{quote(client, safe='')}/{key}"
         return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key))

@@ -22,15 +22,15 @@ from .exceptions import AlreadyHeld, BackendUnavailable, LeaseLost, LockError, L
 from .keys import Key, MissingValue, compile_key
 from .lock import Lock
 from .log import logger
+from .view_signatures import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
-    "CLASS_BASED",
     "OwnTransactions",
-    "is_async",
     "locked_view",
+    "login_or_error",
     "release_when_closed",
     "view_methods",
 ]
@@ -105,23 +105,33 @@ def locked_view(
     guarded = None if methods is None else view_methods(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
+    # A plain function may be a key or a view; if it is a view, the first request raises.
+    if callable(key) and (
+        isinstance(key, type) or is_made_by_class(key) or iscoroutinefunction(key)
+    ):
+        raise _no_key(key)
     # ``without_lock`` handles the other values, because it knows the request.
     policy = "local" if if_unavailable == "local" else "raise"
     keywords = cast("LockKeywords", {**options, "wait": wait, "if_unavailable": policy})
     check_options(keywords)
     class_key = compile_key(key, CLASS_BASED, what="The key of @locked_view")
 
-    def decorate(view: V) -> V:
+    # If the view was taken for the key, this is called with a request, or self and a request.
+    def decorate(view: V, *args: Any, **kwargs: Any) -> V:
         if isinstance(view, type):
             return cast("V", method_decorator(decorate, name="dispatch")(view))
-        signature = _signature(view)
+        if args or kwargs or not callable(view):
+            if callable(key):
+                raise _no_key(key)
+            raise TypeError(f"@locked_view takes a view, not {view!r}")
+        signature = signature_of(view, "@locked_view")
         if signature is CLASS_BASED:
             # ``method_decorator`` calls this with every request, so the key is compiled already.
             make_key = class_key
         else:
             what = f"The key of @locked_view on {full_name(view)}"
             make_key = compile_key(key, signature, what=what)
-        rules = _ViewRules(make_key, keywords, status, guarded, if_unavailable)
+        rules = _ViewRules(view, make_key, keywords, status, guarded, if_unavailable)
         if not is_async(view):
             return cast("V", _sync(view, rules))
         if keywords.get("hold_until") == "commit":
@@ -132,6 +142,13 @@ def locked_view(
         return cast("V", _async(view, rules, key_may_load=_may_load(key)))
 
     return decorate
+
+
+def _no_key(given: Callable[..., Any]) -> TypeError:
+    return TypeError(
+        f"@locked_view took {name_of(given)} for its key, which is a template or a plain function. "
+        "If that is the view, it needs a key first: @locked_view('order:{number}')"
+    )
 
 
 def _check_contention(wait: object, status: int, if_contended: str) -> None:
@@ -165,41 +182,6 @@ def view_methods(methods: Sequence[str]) -> frozenset[str]:
 
 
 # -- the view ------------------------------------------------------------------------------
-
-
-def _class_based(request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-    """Has the signature of every class-based view."""
-
-
-CLASS_BASED = inspect.signature(_class_based)
-
-
-def _signature(view: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a view, with its first parameter renamed to ``request``."""
-    # as_view() and ViewSet.as_view() set an attribute; method_decorator passes a partial. Their
-    # apparent signature is that of a method, which begins with self.
-    if isinstance(view, functools.partial) or hasattr(view, "view_class") or hasattr(view, "cls"):
-        return CLASS_BASED
-    parameters = list(inspect.signature(view).parameters.values())
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in positional:
-        return CLASS_BASED
-    first, *others = parameters
-    if any(other.name == "request" for other in others):
-        raise TypeError(
-            f"@locked_view on {full_name(view)}: on a method, use "
-            "@method_decorator(locked_view(...))"
-        )
-    return inspect.Signature([first.replace(name="request"), *others])
-
-
-def is_async(view: Callable[..., Any]) -> bool:
-    """Whether the view has to be awaited."""
-    if iscoroutinefunction(view):
-        return True
-    # ``dispatch`` of an async class-based view is a plain method that returns a coroutine.
-    method = view.func if isinstance(view, functools.partial) else view
-    return getattr(getattr(method, "__self__", None), "view_is_async", False) is True
 
 
 def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Response]:
@@ -377,6 +359,7 @@ def _release(lock: Lock) -> None:
 class _ViewRules(NamedTuple):
     """The validated arguments of ``locked_view``: by what rules a request is locked."""
 
+    view: Callable[..., Any]
     make_key: Key
     options: LockKeywords
     status: int
@@ -392,9 +375,7 @@ class _ViewRules(NamedTuple):
         try:
             name = self.make_key((request, *args), kwargs)
         except MissingValue as missing:
-            if missing.of_user and refusal_responses.is_anonymous(request):
-                return refusal_responses.login_required(request)
-            raise
+            return login_or_error(missing, self.view, request, kwargs)
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
         return Lock(name, **options)
@@ -414,6 +395,20 @@ class _ViewRules(NamedTuple):
             raise error
         logger.warning("%s %s: %s", request.method, request.path, error, about=lock)
         return None if self.if_unavailable == "pass" else refusal_responses.unavailable(request)
+
+
+def login_or_error(
+    missing: MissingValue, view: Callable[..., Any], request: HttpRequest, kwargs: Mapping[str, Any]
+) -> Response:
+    """The answer to a request in which a field has no value: a redirect to the login page, or 403.
+
+    Raises:
+        MissingValue: A login would add no value.
+    """
+    if missing.of_user and refusal_responses.is_anonymous(request):
+        return refusal_responses.login_required(request)
+    text = f"{missing}. The view {name_of(view)} was called with {', '.join(['request', *kwargs])}"
+    raise MissingValue(text, of_user=missing.of_user) from missing
 
 
 def _facts(request: HttpRequest) -> dict[str, str]:

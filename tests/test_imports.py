@@ -53,6 +53,7 @@ FOR_LOCKS = {
     "django_dlock.process.identity",
     "django_dlock.refusal_responses",
     "django_dlock.signals",
+    "django_dlock.view_signatures",
     "django_dlock.views",
 }
 """All modules of the package that ``Lock``, ``locked`` and ``locked_view`` need."""

@@ -23,6 +23,7 @@ from django.test import RequestFactory, override_settings
 from django.test.client import encode_multipart
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import never_cache
 
 from django_dlock import BackendUnavailable, Lock, idempotency, idempotent_view, locked_view, locks
 from django_dlock.inspection import break_lease
@@ -480,6 +481,27 @@ def test_class_based_views() -> None:
     assert Refund.as_view()(post(None)).status_code == 400
 
 
+def test_a_method_below_another_decorator_is_idempotent() -> None:
+    class Pay(View):
+        @method_decorator([idempotent_view, never_cache])
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return charge(request)
+
+    for _ in range(2):
+        assert Pay.as_view()(post()).status_code == 201
+    assert effects() == 1
+
+
+@each_kind
+def test_a_view_that_returns_no_response_is_an_error_as_in_django(make: Any) -> None:
+    def view(request: HttpRequest) -> None:
+        Effect.objects.create(order_number=1, by="view")
+
+    with pytest.raises(ValueError, match=r"The view .*view didn't return .* returned None instead"):
+        make(view)(post())
+    assert states() == ["failed"]
+
+
 def test_with_atomic_requests_the_record_is_in_the_transaction_of_the_view() -> None:
     seen: list[bool] = []
 
@@ -539,7 +561,12 @@ def test_records_have_a_scope_and_a_retention() -> None:
     ("options", "error"),
     [
         ({"if_unavailable": "pass"}, "takes 'raise' or 503"),
-        ({"idempotency_ttl": 0}, "takes a positive duration"),
+        ({"idempotency_ttl": 0}, "more than 0 seconds"),
+        ({"idempotency_ttl": "7d"}, "idempotency_ttl is '7d'; it takes seconds"),
+        ({"idempotency_using": "nope"}, "'nope', which DATABASES does not define: 'default'"),
+        ({"idempotency_scope": 5}, "idempotency_scope is 5; it takes a string"),
+        ({"idempotency_scope": "s" * 256}, "at most 255 characters"),
+        ({"required": "yes"}, "required is 'yes'; it takes True or False"),
         ({"methods": "post"}, "names in capitals"),
         ({"client": ""}, "client of @idempotent_view"),
         ({"client": 7}, "client of @idempotent_view"),

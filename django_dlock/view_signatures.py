@@ -1,0 +1,71 @@
+"""What a view is: its signature, its name, and whether it is awaited, however it was made."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+
+from .decorators import full_name
+
+__all__ = ["CLASS_BASED", "is_async", "is_made_by_class", "name_of", "signature_of"]
+
+
+def _class_based(request: Any, *args: Any, **kwargs: Any) -> None:
+    """Has the signature of every class-based view."""
+
+
+CLASS_BASED = inspect.signature(_class_based)
+
+
+def signature_of(view: Callable[..., Any], decorator: str) -> inspect.Signature:
+    """The signature of a view, with its first parameter renamed to ``request``.
+
+    Raises:
+        TypeError: It is a method of a class.
+    """
+    # The apparent signature of these begins with self.
+    if is_made_by_class(view) or _partial_in(view):
+        return CLASS_BASED
+    parameters = list(inspect.signature(view).parameters.values())
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
+        return CLASS_BASED
+    first, *others = parameters
+    if first.name == "self" or any(other.name == "request" for other in others):
+        raise TypeError(
+            f"{decorator} on {full_name(view)}: on a method, use "
+            f"@method_decorator({decorator[1:]}(...))"
+        )
+    return inspect.Signature([first.replace(name="request"), *others])
+
+
+def is_made_by_class(view: Callable[..., Any]) -> bool:
+    """Whether it comes from ``as_view()`` of Django or of a ``ViewSet``."""
+    return hasattr(view, "view_class") or hasattr(view, "cls")
+
+
+def _partial_in(view: Callable[..., Any]) -> functools.partial[Any] | None:
+    """The partial of a bound method that ``method_decorator`` passes, below other decorators."""
+    inner = inspect.unwrap(view, stop=lambda inner: isinstance(inner, functools.partial))
+    return inner if isinstance(inner, functools.partial) else None
+
+
+def name_of(view: Callable[..., Any]) -> str:
+    """The full name of a view; for a class-based view, that of its class."""
+    if partial := _partial_in(view):
+        instance = getattr(partial.func, "__self__", None)
+        return full_name(partial.func if instance is None else type(instance))
+    return full_name(getattr(view, "view_class", None) or getattr(view, "cls", None) or view)
+
+
+def is_async(view: Callable[..., Any]) -> bool:
+    """Whether the view has to be awaited."""
+    if iscoroutinefunction(view):
+        return True
+    # ``dispatch`` of an async class-based view is a plain method that returns a coroutine.
+    method = view.func if isinstance(view, functools.partial) else view
+    return getattr(getattr(method, "__self__", None), "view_is_async", False) is True
