@@ -22,6 +22,7 @@ class DjangoDlockConfig(AppConfig):
         # Imported here, because models cannot be imported before the apps are loaded.
         from . import audit, checks, process
         from .backends import sqlite_forks
+        from .log import logger
         from .metrics import config
 
         checks.register()
@@ -30,9 +31,16 @@ class DjangoDlockConfig(AppConfig):
         sqlite_forks.connect()
         process.take_part_in_forks()
         audit.connect()
-        if config.read().exporters:
-            _connect_metrics()
-        _connect_tracing()
+        # Logged and not raised, so that ``manage.py check`` can run and report it.
+        try:
+            if config.read().exporters:
+                _connect_metrics()
+        except ImproperlyConfigured as error:
+            logger.error("Metrics are off: %s", error)
+        try:
+            _connect_tracing()
+        except ImproperlyConfigured as error:
+            logger.error("Tracing is off: %s", error)
         setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
 
 
@@ -44,26 +52,11 @@ def _connect_metrics() -> None:
 
 
 def _connect_tracing() -> None:
-    from django.conf import settings
-
+    from . import conf
     from .core import tracing
 
-    wanted = getattr(settings, "DLOCK_TRACING", False)
-    if not isinstance(wanted, bool):
-        raise ImproperlyConfigured(f"DLOCK_TRACING is {wanted!r}; it takes True or False")
-    if not wanted:
-        tracing.use(None)
-        return
-    try:
-        from .tracing import OpenTelemetryTracer
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        raise ImproperlyConfigured(
-            "DLOCK_TRACING is True, but opentelemetry-api is not installed: "
-            'pip install "django-dlock[opentelemetry]"'
-        ) from error
-    tracing.use(OpenTelemetryTracer())
+    tracer = conf.tracer_class()
+    tracing.use(None if tracer is None else tracer())
 
 
 def _reset_backends(*, setting: str, **_: Any) -> None:

@@ -18,11 +18,13 @@ from .backends.base import AliasOptions, Problem
 from .backends.redis.config import is_redis_cache
 from .exceptions import BackendRefused, BackendUnavailable
 from .handler import locks
+from .metrics import config
 
 __all__ = [
     "check_admin",
     "check_alias",
     "check_deployment",
+    "check_metrics",
     "check_migrations",
     "check_project",
     "check_records",
@@ -31,6 +33,7 @@ __all__ = [
     "check_shared_caches",
     "check_shared_caches_of",
     "check_tasks",
+    "check_tracing",
     "register",
 ]
 
@@ -42,6 +45,8 @@ def register() -> None:
     """Register the checks; called once, when the apps are ready."""
     checks.register(check_settings)
     checks.register(check_admin)
+    checks.register(check_metrics)
+    checks.register(check_tracing)
     checks.register(check_shared_caches, checks.Tags.caches)
     checks.register(check_tasks)
     # Checks that only matter in production, or ask a server, need ``check --deploy``.
@@ -52,9 +57,11 @@ def register() -> None:
 
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCKS``, E001 to E009."""
-    found = list(map(_error, conf.problems()))
-    return found or [error for alias in conf.aliases() for error in _refused(alias)]
+    """Errors in ``DLOCKS``, E001 to E009; W014: it has no alias ``default``."""
+    if found := list(map(_error, conf.problems())):
+        return found
+    aliases = conf.aliases()
+    return [*_without_default(aliases), *(error for alias in aliases for error in _refused(alias))]
 
 
 def check_settings_of(alias: str) -> list[checks.CheckMessage]:
@@ -72,6 +79,30 @@ def check_admin(**_: Any) -> list[checks.CheckMessage]:
     return []
 
 
+def check_metrics(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_METRICS``, E014."""
+    try:
+        if (wanted := config.read()).exporters:
+            # Imported here, because a project without metrics does not need it.
+            from .metrics import recorder
+
+            recorder.modules(wanted)
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_METRICS in the settings; until then, nothing is counted."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E014")]
+    return []
+
+
+def check_tracing(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_TRACING``, E015."""
+    try:
+        conf.tracer_class()
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_TRACING in the settings; until then, nothing is traced."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E015")]
+    return []
+
+
 def _error(problem: Problem) -> checks.CheckMessage:
     return checks.Error(problem.message, hint=problem.hint, id=_id(problem))
 
@@ -79,6 +110,17 @@ def _error(problem: Problem) -> checks.CheckMessage:
 def _id(problem: Problem) -> str:
     # A backend of another package has its own ids, such as "shop.E001".
     return problem.id if "." in problem.id else f"django_dlock.{problem.id}"
+
+
+def _without_default(aliases: Sequence[str]) -> Iterator[checks.CheckMessage]:
+    if conf.DEFAULT_ALIAS not in aliases:
+        yield checks.Warning(
+            f"DLOCKS has no alias {conf.DEFAULT_ALIAS!r}; it defines {sorted(aliases)}. A lock "
+            "that names no alias raises InvalidLockBackend.",
+            hint=f"Define DLOCKS[{conf.DEFAULT_ALIAS!r}]. If every lock names its alias in using, "
+            "and every task in lock_using, silence this check.",
+            id="django_dlock.W014",
+        )
 
 
 def _refused(alias: str) -> Iterator[checks.CheckMessage]:
@@ -111,15 +153,17 @@ def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessag
         location = _location_of_cache(cache) if is_redis_cache(cache.get("BACKEND", "")) else None
         if location is not None:
             caches[name] = location
+    # A cache that the alias names is there for the locks, unless others use it.
+    kept = options.cache if options.cache not in _caches_in_use() else None
     for location in _locations_of_locks(options):
-        sharing = [name for name, other in caches.items() if other == location]
+        sharing = [name for name, other in caches.items() if other == location and name != kept]
         if sharing:
             server, database = location
             taken = {other for other_server, other in caches.values() if other_server == server}
             free = next((number for number in range(16) if str(number) not in taken), None)
             cure = "Use another server for the locks."
             if free is not None:
-                cure = f"Use another database for the locks: {_cure(options, free)}"
+                cure = _cure(options, kept, server, free)
             yield checks.Warning(
                 f"The locks of alias {options.alias!r} share database {database} of the "
                 f"Redis at {server} with the caches {sharing}: cache.clear() runs FLUSHDB, "
@@ -129,14 +173,37 @@ def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessag
             )
 
 
-def _cure(options: AliasOptions, database: int) -> str:
-    """One line for the settings; it repeats none of their values, which may be passwords."""
-    if conf.configured() is not None:
-        entry = f"DLOCKS[{options.alias!r}].setdefault('OPTIONS', {{}})"
-        return f"{entry}.setdefault('connection_kwargs', {{}})['db'] = {database}"
-    own = {"connection_kwargs": {"db": database}}
-    whole = {"BACKEND": options.backend, "CACHE": options.cache, "OPTIONS": own}
-    return f"DLOCKS = {{{options.alias!r}: {whole!r}}}"
+def _caches_in_use() -> set[str]:
+    return {"default", settings.CACHE_MIDDLEWARE_ALIAS, settings.SESSION_CACHE_ALIAS}
+
+
+def _cure(options: AliasOptions, kept: str | None, server: str, database: int) -> str:
+    """What to change in the settings; it repeats none of their URLs, which may have passwords."""
+    own = options.options.get("connection_kwargs")
+    unix = server.startswith("/")
+    url = f"unix:///path?db={database}" if unix else f"redis://host:6379/{database}"
+    place = f"DLOCKS[{options.alias!r}]"
+    if conf.configured() is None:
+        extra = {"connection_kwargs": {"db": database}}
+        whole = {"BACKEND": options.backend, "CACHE": options.cache, "OPTIONS": extra}
+        return (
+            "Keep the locks in another database, with this line in your settings: "
+            f"DLOCKS = {{{options.alias!r}: {whole!r}}}"
+        )
+    if isinstance(own, Mapping) and "db" in own:
+        # It overrides the database of CACHE and LOCATION.
+        return (
+            f'Keep the locks in another database, "db": {database}, in '
+            f"{place}['OPTIONS']['connection_kwargs']."
+        )
+    if kept is not None:
+        return f'Give CACHES[{kept!r}] a database of its own, "LOCATION": "{url}".'
+    if options.cache is not None:
+        return (
+            "Give the locks a cache of their own in another database, "
+            f'"LOCATION": "{url}", and name it in {place}[\'CACHE\'].'
+        )
+    return f"Name another database in {place}['LOCATION'], as in \"{url}\"."
 
 
 def _locations_of_locks(options: AliasOptions) -> Iterator[RedisLocation]:
@@ -274,7 +341,18 @@ def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[c
     for alias in databases or ():
         if not router.allow_migrate(alias, "django_dlock"):
             continue
-        executor = MigrationExecutor(connections[alias])
+        try:
+            executor = MigrationExecutor(connections[alias])
+        except Error as error:
+            found.append(
+                checks.Warning(
+                    f"Database {alias!r} does not say which migrations of django_dlock are "
+                    f"applied: {' '.join(str(error).split())}",
+                    hint=f"Start its server, or correct DATABASES[{alias!r}].",
+                    id="django_dlock.W005",
+                )
+            )
+            continue
         ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_dlock"]
         missing = [migration.name for migration, _ in executor.migration_plan(ours)]
         if missing:

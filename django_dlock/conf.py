@@ -1,4 +1,7 @@
-"""Reads the setting ``DLOCKS``: makes one frozen ``AliasOptions`` per alias."""
+"""Reads the setting ``DLOCKS``: makes one frozen ``AliasOptions`` per alias.
+
+Reads ``DLOCK_TRACING``, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from .backends.base import AliasOptions, BaseLockBackend, Problem
@@ -23,6 +27,7 @@ __all__ = [
     "problems",
     "problems_of",
     "seconds",
+    "tracer_class",
 ]
 
 DEFAULT_ALIAS = "default"
@@ -44,7 +49,7 @@ _DEFAULTS = AliasOptions(alias="", backend="")
 _OPTIONS = ("command_timeout", "outage_patience")
 """Keys in ``OPTIONS`` that every backend has."""
 
-_KEYS = sorted(key.upper() for key in asdict(_DEFAULTS) if key not in ("alias", *_OPTIONS))
+KEYS = sorted(key.upper() for key in asdict(_DEFAULTS) if key not in ("alias", *_OPTIONS))
 
 
 def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False) -> float:
@@ -79,7 +84,7 @@ def can_be_renewed(ttl: float, command_timeout: float) -> bool:
 def configured() -> Mapping[str, Any] | None:
     """``DLOCKS`` from the settings; ``None`` if the project does not set it."""
     value: Any = getattr(settings, "DLOCKS", None)
-    if value is not None and not isinstance(value, Mapping):
+    if value is not None and not (isinstance(value, Mapping) and value):
         raise InvalidLockBackend(
             f"DLOCKS is {value!r}; it must be a dict of aliases, such as "
             "{'default': {'BACKEND': ...}}"
@@ -280,8 +285,8 @@ class _Entry:
 def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOptions | None]:
     read = _Entry(f"DLOCKS[{alias!r}]", entry, [])
     for key in entry:
-        if key not in _KEYS:
-            read.wrong("E003", f"{read.name} has the unknown key {key!r}.", f"Known: {_KEYS}.")
+        if key not in KEYS:
+            read.wrong("E003", f"{read.name} has the unknown key {key!r}.", f"Known: {KEYS}.")
     given = entry.get("OPTIONS", {})
     if not isinstance(given, Mapping):
         read.wrong("E004", f"{read.place('OPTIONS')} is {given!r}.", "It must be a dict.")
@@ -316,3 +321,28 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
         return read.found, None
     values["options"] = {key: value for key, value in given.items() if key not in _OPTIONS}
     return [], AliasOptions(alias, **values)
+
+
+# -- tracing -------------------------------------------------------------------------------
+
+
+def tracer_class() -> Any:
+    """The class of the tracer that ``DLOCK_TRACING`` asks for; ``None`` without tracing.
+
+    Raises:
+        ImproperlyConfigured: Its value is wrong, or OpenTelemetry is not installed.
+    """
+    wanted: Any = getattr(settings, "DLOCK_TRACING", False)
+    if not isinstance(wanted, bool):
+        raise ImproperlyConfigured(f"DLOCK_TRACING is {wanted!r}; it takes True or False")
+    if not wanted:
+        return None
+    try:
+        return import_string("django_dlock.tracing.OpenTelemetryTracer")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise ImproperlyConfigured(
+            "DLOCK_TRACING is True, but opentelemetry-api is not installed: "
+            'pip install "django-dlock[opentelemetry]"'
+        ) from error

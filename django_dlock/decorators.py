@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
 from .core.options import Default, IfUnavailable, Seconds
+from .handler import locks
 from .keys import KeySpec, compile_key
 from .lock import Lock, unknown_option
 
@@ -110,8 +111,12 @@ def check_options(options: LockKeywords) -> None:
         TypeError, ValueError: The message names the option.
         InvalidLockBackend: ``using`` is not an alias.
     """
+    using = options.get("using")
     try:
         ready = not conf.problems()
+        if ready and (using is None or using in conf.aliases()):
+            # Builds the backend, which may find more errors in the settings.
+            locks[using or conf.DEFAULT_ALIAS]
     except ImproperlyConfigured:
         # The module may be imported without settings.
         ready = False

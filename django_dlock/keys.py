@@ -357,8 +357,27 @@ class _Called:
         self.function, self.what = function, what
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
-        key = self.function(*args, **kwargs)
+        try:
+            key = self.function(*args, **kwargs)
+        except TypeError as error:
+            if _takes(self.function, args, kwargs):
+                raise
+            text = f"{self.what}: {self.function!r} does not take the arguments of this call"
+            raise TypeError(f"{text}: {error}") from error
         if not isinstance(key, str) or not key:
             kind = MissingValue if key in (None, "") else TypeError
             raise kind(f"{self.what}: {self.function!r} returned {key!r}, not a non-empty string")
         return fit(key)
+
+
+def _takes(function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments fit; true if the function does not tell its signature."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -61,7 +61,18 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
     """Finds a record by scope and key, exactly."""
 
     def for_key(self, scope: str, key: str) -> models.QuerySet[IdempotencyRecord]:
-        """The record of ``key`` in ``scope``, if there is one; case-sensitive."""
+        """The record of ``key`` in ``scope``, if there is one; case-sensitive.
+
+        Raises:
+            TypeError: Scope or key is not a string.
+        """
+        if not isinstance(scope, str):
+            raise TypeError(f"scope is {scope!r}; it takes a string, such as the name of a task")
+        if not isinstance(key, str):
+            raise TypeError(
+                f"key is {key!r}; it takes the string that idempotency_key makes: {str(key)!r} "
+                f"for the template '{{order_id}}', {f'order:{key}'!r} for 'order:{{order_id}}'"
+            )
         return self.filter(digest=IdempotencyRecord.digest_of(scope, key))
 
     def forget(

@@ -40,6 +40,7 @@ from rest_framework.test import force_authenticate
 import django_dlock
 from django_dlock import Lock, LockNotAcquired, conf, exceptions, locks, signals
 from django_dlock.celery.options import TaskWithOptions
+from django_dlock.checks import check_shared_caches
 from django_dlock.management import LockedCommand
 from django_dlock.testing import local_locks
 from testproject.celery import app
@@ -123,6 +124,8 @@ class Reader:
             elif name.isupper():
                 setattr(self.settings, name, value)
         assert conf.problems() == []
+        if "CACHES" in wanted:
+            assert check_shared_caches() == []
         # Create them, which connects to nothing, so that the backend's own options are read, too.
         assert [locks[alias] for alias in locks]
 
@@ -285,7 +288,7 @@ def test_a_payment_provider_gets_the_key_of_the_run(read: Read) -> None:
 
     page["urlopen"] = urlopen
     assert page["pay"].delay(5, amount=100).get() == 201
-    assert sent == [f"{page['pay'].name}:5"]
+    assert sent == [f"{page['pay'].name}:pay:5"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/guard-view.md"])
@@ -457,7 +460,7 @@ def test_every_setting_is_in_the_reference() -> None:
         "DLOCK_TRACING",
         "command_timeout",
         "outage_patience",
-        *conf._KEYS,
+        *conf.KEYS,
         *parameters.OPTIONS,
     }
     assert not_told(wanted, "settings.md") == set()

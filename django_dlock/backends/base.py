@@ -28,12 +28,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from .. import clock
 from ..exceptions import BackendUnavailable
 from ..lease import (
     Contention,
+    HolderState,
+    Kind,
     Lease,
     LeaseInfo,
     LeasePage,
@@ -311,7 +313,12 @@ class BaseLockBackend(ABC):
         offset: int = 0,
         limit: int | None = None,
     ) -> LeaseInfos:
-        """The present leases; see ``LeaseQuery``."""
+        """The present leases; see ``LeaseQuery``.
+
+        Raises:
+            ValueError: ``kind``, ``holder_state``, ``older_than`` or ``sort`` is not valid.
+        """
+        _check_choices(kind, holder_state)
         query = LeaseQuery(prefix, contains, kind, holder_state, sort, host, task, older_than)
         return self.page(query, offset=offset, limit=limit).infos
 
@@ -327,6 +334,7 @@ class BaseLockBackend(ABC):
         older_than: float = 0.0,
     ) -> int:
         """How many leases ``list`` would return without a limit."""
+        _check_choices(kind, holder_state)
         query = LeaseQuery(prefix, contains, kind, holder_state, (), host, task, older_than)
         return self.page(query, limit=0).total
 
@@ -421,3 +429,12 @@ class BaseLockBackend(ABC):
     def call_deadline(self) -> float:
         """The deadline of a call that starts now: ``command_timeout`` from now."""
         return clock.now() + self.command_timeout
+
+
+def _check_choices(kind: str, holder_state: str) -> None:
+    """Refuse what no lease can have, instead of finding nothing."""
+    if kind not in ("", *get_args(Kind)):
+        raise ValueError(f"kind is {kind!r}; it takes one of {list(get_args(Kind))}")
+    if holder_state not in ("", *get_args(HolderState)):
+        allowed = list(get_args(HolderState))
+        raise ValueError(f"holder_state is {holder_state!r}; it takes one of {allowed}")

@@ -41,6 +41,14 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
 UNIQUE_TTL = 3600.0
 """Seconds, if the task does not set ``unique_ttl``."""
 PREFIXES = ("lock_", "idempotency_", "if_", "unique_")
+ONLY_OF_LOCK: Mapping[str, str] = {
+    **{option: f"use lock_{option}" for option in ("ttl", "wait", "max_hold", "min_hold")},
+    "on_lost": "use if_lost",
+    "renew": "the lock of a task is always renewed",
+    "reentrant": "a task takes no such option",
+    "hold_until": "the lock of a task is held until its transaction has ended",
+}
+"""Arguments of ``Lock`` that have no effect on a task, and what to do instead."""
 OF_THE_LOCK = ("lock_ttl", "lock_wait", "lock_max_hold", "lock_min_hold", "lock_across_retries")
 OF_THE_RECORD = ("atomic", "idempotency_scope", "idempotency_payload")
 NEEDED = (
@@ -157,14 +165,36 @@ class _Reader:
     # -- what is wrong -----------------------------------------------------------------
 
     def check_spelling(self) -> None:
-        """Refuse a misspelling such as ``lock_tll``, which would have no effect."""
-        known = [option for option in vars(TaskWithOptions) if option.startswith(PREFIXES)]
-        own = self.task.__mro__[: self.task.__mro__.index(TaskWithOptions)]
-        for option, value in ((o, v) for c in own for o, v in vars(c).items()):
-            if option.startswith(PREFIXES) and option not in known and not callable(value):
-                near = difflib.get_close_matches(option, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise ValueError(f"{self.what(option)} is not an option of LockedTask; {hint}")
+        """Refuse a misspelling such as ``lock_tll`` or ``atomik``, which would have no effect."""
+        # Not with hasattr(): reading Task.app would bind the base class to an app.
+        known = dir(TaskWithOptions)
+        for kind in self.task.__mro__[: self.task.__mro__.index(TaskWithOptions)]:
+            # A callable in a class body is a method; one that the decorator was given is not.
+            decorated = "_decorated" in vars(kind)
+            for option, value in vars(kind).items():
+                if option.startswith(("_", "is_")) or option in known:
+                    continue
+                if decorated or not (callable(value) or hasattr(value, "__get__")):
+                    self.check_name(option)
+
+    def check_name(self, option: str) -> None:
+        known, ours = list(TaskWithOptions.__annotations__), option.startswith(PREFIXES)
+        # Other names may be the user's: only a letter or two may differ, and not the first.
+        # For instance, connection_timeout and block_key are accepted.
+        cutoff = 0.6 if ours else 1 - 1.5 / max(len(option), 8)
+        near = difflib.get_close_matches(option, known, 1, cutoff)
+        if of_lock := ONLY_OF_LOCK.get(option.removeprefix("lock_")):
+            hint = f"it is one of Lock: {of_lock}"
+        elif near and (ours or near[0][0] == option[0]):
+            hint = f"did you mean {near[0]!r}?"
+        elif ours:
+            hint = f"known: {', '.join(known)}"
+        else:
+            return
+        raise ValueError(
+            f"{self.what(option)} is not an option of LockedTask; {hint} (see 'LockedTask' in the "
+            "documentation; if the attribute is your own, rename it)"
+        )
 
     def check_choices(self) -> None:
         for option, allowed in CHOICES.items():
@@ -245,10 +275,23 @@ class _Reader:
         for option, minimum in (("ttl", 0.1), ("max_hold", 0.1), ("min_hold", 0.0)):
             if self.is_set(f"lock_{option}"):
                 found[option] = self.seconds(f"lock_{option}", minimum)
+        self.check_ttl(found.get("ttl"), found["using"])
         # Here ``None`` is a value: wait for ever.
         if self.value("lock_wait") is not DEFAULT:
             found["wait"] = self.seconds_or_none("lock_wait")
         return found
+
+    def check_ttl(self, ttl: float | None, using: str) -> None:
+        if ttl is None or conf.problems():
+            return
+        timeout = conf.alias_options(using).command_timeout
+        if not conf.can_be_renewed(ttl, timeout):
+            self.refuse(
+                "lock_ttl",
+                ", but the lock is renewed, which needs at least 3 times the command_timeout of "
+                f"alias {using!r}, {3 * timeout:g} s: raise lock_ttl, or lower "
+                f"DLOCKS[{using!r}]['OPTIONS']['command_timeout']",
+            )
 
     def record(self) -> RecordOptions:
         scope = self.text("idempotency_scope") if self.is_set("idempotency_scope") else self.name

@@ -15,7 +15,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from .. import conf
 from ..core.options import Default, Seconds
-from ..exceptions import BackendUnavailable, InvalidLockBackend, LeaseLost, LockNotAcquired
+from ..exceptions import (
+    BackendRefused,
+    BackendUnavailable,
+    InvalidLockBackend,
+    LeaseLost,
+    LockNotAcquired,
+)
 from ..keys import KeySpec, compile_key
 from ..lock import DEFAULT, Lock
 
@@ -41,7 +47,8 @@ class LockedCommand(BaseCommand):
         contended_exit_code: Exit code of a run that did not get its lock. 0 counts as success,
             and ``call_command`` returns ``None``; with any other code, ``call_command`` raises
             ``CommandError``.
-        unavailable_exit_code: Exit code if the lock's backend did not answer; nothing was run.
+        unavailable_exit_code: Exit code if the lock's backend did not answer; nothing was run. If
+            it refused (credentials, permissions, settings), the exit code is 1.
         lock: The lock while ``handle`` runs; ``self.lock.check()`` raises if it is lost.
     """
 
@@ -68,18 +75,22 @@ class LockedCommand(BaseCommand):
             "--contended-exit-code",
             type=int,
             metavar="CODE",
-            help="End with this code if another run holds the lock "
+            help="End with this code, 0 to 255, if another run holds the lock "
             f"(default: {self.contended_exit_code}).",
         )
         return parser
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         wait, code = options.pop("lock_wait", None), options.pop("contended_exit_code", None)
-        if wait is not None:
-            try:
+        try:
+            if wait is not None:
                 wait = conf.seconds(wait, what="--lock-wait")
-            except (TypeError, ValueError) as error:
-                raise CommandError(f"Not run: {error}", returncode=WRONG_USAGE) from error
+            if code is not None:
+                _check_exit_code(code, what="--contended-exit-code")
+        except (TypeError, ValueError) as error:
+            raise CommandError(f"Not run: {error}", returncode=WRONG_USAGE) from error
+        _check_exit_code(self.contended_exit_code, what="contended_exit_code")
+        _check_exit_code(self.unavailable_exit_code, what="unavailable_exit_code")
         try:
             self.lock, began = self._make_lock(options, wait), False
         except InvalidLockBackend as error:
@@ -95,6 +106,11 @@ class LockedCommand(BaseCommand):
             self._tell_contention(
                 error, self.contended_exit_code if code is None else code, options
             )
+        except BackendRefused as error:
+            if began:
+                raise
+            # ``unavailable_exit_code`` asks for another attempt, which would be refused as well.
+            raise CommandError(f"Not run: {error}") from error
         except BackendUnavailable as error:
             if began:
                 raise
@@ -143,6 +159,12 @@ class LockedCommand(BaseCommand):
             stderr = self.stderr if given is None else OutputWrapper(given)
             # In plain style, because this is not an error.
             stderr.write(f"Not run: {error}", lambda text: text)
+
+
+def _check_exit_code(code: Any, *, what: str) -> None:
+    # The system keeps one byte of an exit code, so 256 would be 0, which is success.
+    if code not in range(256):
+        raise ValueError(f"{what} is {code!r}; it must be from 0 to 255")
 
 
 @contextmanager

@@ -17,7 +17,8 @@ class Wanted:
     """Which locks a command is about.
 
     Attributes:
-        name, host, task: Patterns, in which ``*`` matches anything; ``None`` for any.
+        name, host, task: Patterns, in which ``*`` matches anything; ``None`` for any. A lock that
+            names no host or no task does not match a pattern for it, not even ``*``.
         older_than: Seconds.
     """
 
@@ -79,4 +80,5 @@ def _matching(pattern: str | None) -> Any:
     if pattern is None:
         return lambda name: True
     parts = (re.escape(part) for part in pattern.split("*"))
-    return re.compile(".*".join(parts), re.DOTALL).fullmatch
+    fullmatch = re.compile(".*".join(parts), re.DOTALL).fullmatch
+    return lambda name: name and fullmatch(name)

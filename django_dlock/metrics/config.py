@@ -45,11 +45,13 @@ def read() -> MetricsSettings:
         raise ImproperlyConfigured(
             f"DLOCK_METRICS is {value!r}; it takes a dict, such as {{'EXPORTERS': ['prometheus']}}"
         )
-    unknown = sorted(set(value) - set(KEYS))
+    unknown = [key for key in value if key not in KEYS]
     if unknown:
         raise ImproperlyConfigured(f"DLOCK_METRICS has {unknown}; it takes {list(KEYS)}")
     exporters = value.get("EXPORTERS", ())
-    if not isinstance(exporters, list | tuple) or not set(exporters) <= set(EXPORTERS):
+    if not isinstance(exporters, list | tuple) or any(
+        name not in tuple(EXPORTERS) for name in exporters
+    ):
         raise ImproperlyConfigured(
             f"DLOCK_METRICS['EXPORTERS'] is {exporters!r}; it takes a list of {sorted(EXPORTERS)}"
         )

@@ -18,7 +18,7 @@ from .config import EXPORTERS, MetricsSettings
 from .groups import Groups
 from .instruments import Instrument
 
-__all__ = ["Exporter", "Recorder", "connect", "disconnect"]
+__all__ = ["Exporter", "Recorder", "connect", "disconnect", "modules"]
 
 
 class Exporter(Protocol):
@@ -128,7 +128,7 @@ def connect(settings: MetricsSettings) -> None:
     disconnect()
     if not settings.exporters:
         return
-    exporters = [_exporter(name, settings) for name in settings.exporters]
+    exporters: list[Exporter] = [module.make(settings) for module in modules(settings)]
     _connected = Recorder(exporters, Groups(settings.group))
     _connected.connect()
 
@@ -141,10 +141,19 @@ def disconnect() -> None:
         _connected = None
 
 
-def _exporter(name: str, settings: MetricsSettings) -> Exporter:
+def modules(settings: MetricsSettings) -> list[Any]:
+    """The modules of the exporters of these settings.
+
+    Raises:
+        ImproperlyConfigured: The library of an exporter is not installed.
+    """
+    return [_module(name) for name in settings.exporters]
+
+
+def _module(name: str) -> Any:
     path, package = EXPORTERS[name]
     try:
-        module = import_module(path)
+        return import_module(path)
     except ImportError as error:
         if package is None or (error.name or "").partition(".")[0] != package:
             raise
@@ -152,5 +161,3 @@ def _exporter(name: str, settings: MetricsSettings) -> Exporter:
             f"DLOCK_METRICS['EXPORTERS'] has {name!r}, but {package} is not installed: "
             f'pip install "django-dlock[{name}]"'
         ) from error
-    exporter: Exporter = module.make(settings)
-    return exporter

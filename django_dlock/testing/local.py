@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.test.utils import TestContextDecorator, override_settings
 
-from ..conf import DEFAULT_ALIAS, LOCAL_BACKEND
+from ..conf import DEFAULT_ALIAS, KEYS, LOCAL_BACKEND
 from ..core import watchdog
 from ..core.held_lease import registry
+from ..exceptions import InvalidLockBackend
 from ..handler import locks
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 __all__ = ["local_locks"]
 
@@ -30,8 +34,15 @@ class local_locks(TestContextDecorator):
             the settings.
     """
 
-    def __init__(self, **keys: Any) -> None:
+    def __init__(self, *wrong: Never, **keys: Any) -> None:
         super().__init__()
+        if wrong:
+            raise TypeError(
+                f"local_locks takes keywords only, not {wrong[0]!r}; as a decorator, it needs "
+                "parentheses: @local_locks()"
+            )
+        if unknown := [key for key in keys if key not in KEYS]:
+            raise TypeError(f"local_locks does not take {unknown[0]!r}; it takes {KEYS}")
         self.keys = keys
 
     def enable(self) -> None:
@@ -41,6 +52,14 @@ class local_locks(TestContextDecorator):
         self._override.enable()
         # Without the package in INSTALLED_APPS, no signal receiver does this.
         locks.reset()
+        try:
+            for alias in locks:
+                # Builds the backend, so that a wrong value is refused here.
+                locks[alias]
+        except InvalidLockBackend:
+            self._override.disable()
+            locks.reset()
+            raise
 
     def disable(self) -> None:
         try:

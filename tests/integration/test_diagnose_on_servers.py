@@ -214,6 +214,10 @@ def test_a_database_tells_its_version(request, database, product):
     assert product in told.found["default", "server"]["message"]
     assert severities(told)["cycle"] == "ok"
     assert severities(told)["persistence"] == "ok"
+    used = "at most 4 of each process"
+    if database == "postgres":
+        used += ", and one that listens"
+    assert told.found["default", "connections"]["message"] == used
 
 
 @pytest.mark.parametrize("fault", ["silent", "stopped"])

@@ -158,6 +158,14 @@ def test_an_impossible_wait_is_a_usage_error(cron: Cron, wait: str) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("exit_code", ["-1", "256"])
+def test_an_impossible_exit_code_is_a_usage_error(cron: Cron, exit_code: str) -> None:
+    code, out, err = cron.run("end", f"--contended-exit-code={exit_code}")
+    assert (code, out) == (2, "")
+    told = f"--contended-exit-code is {exit_code}; it must be from 0 to 255"
+    assert err == f"CommandError: Not run: {told}\n"
+
+
 def test_a_second_run_may_wait_for_the_first(cron: Cron) -> None:
     first = cron.begin("end")
     second = cron.start("end", "--lock-wait", str(PATIENCE))
@@ -196,6 +204,15 @@ def test_without_its_backend_nothing_is_run(cron: Cron) -> None:
     code, out, err = cron.run("end")
     assert (code, out) == (os.EX_TEMPFAIL, "")
     assert err.startswith("CommandError: Not run: ")
+    assert err.count("\n") == 1
+
+
+def test_a_refusal_is_a_failure_because_another_run_would_be_refused_too(cron: Cron) -> None:
+    cron.env["LOCKS"] = cron.env["LOCKS"].replace("redis://", "redis://nobody:wrong@")
+    code, out, err = cron.run("end")
+    assert (code, out) == (1, "")
+    assert err.startswith("CommandError: Not run: ")
+    assert "refused" in err
     assert err.count("\n") == 1
 
 
@@ -270,6 +287,13 @@ def test_call_command_of_a_refused_run_returns_or_raises_according_to_its_exit_c
 def test_wrong_settings_are_reported_in_one_line() -> None:
     with pytest.raises(CommandError, match="Not run: There is no lock alias 'nowhere'"):
         call_command(command(pytest.fail, lock_using="nowhere"))
+
+
+@pytest.mark.usefixtures("local")
+@pytest.mark.parametrize("attribute", ["contended_exit_code", "unavailable_exit_code"])
+def test_an_impossible_exit_code_of_the_class_is_an_error(attribute: str) -> None:
+    with pytest.raises(ValueError, match=f"^{attribute} is 300; it must be from 0 to 255"):
+        call_command(command(pytest.fail, **{attribute: 300}))
 
 
 @pytest.mark.usefixtures("local")

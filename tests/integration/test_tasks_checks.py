@@ -124,8 +124,9 @@ def checked(directory: Path, tasks: str, **files: str) -> str:
     [
         ("time_limit=7200, lock_max_hold=60", "django_dlock.W107"),
         ("lock_key='order:{order}'", "django_dlock.E101"),
-        ("ttl=30", "django_dlock.W121"),
-        ("wait=5", "Use lock_wait"),
+        ("ttl=30", "use lock_ttl"),
+        ("lock_ttl=1", "raise lock_ttl"),
+        ("using='other'", "django_dlock.W121"),
         ("timeout=5", "Use lock_wait, or lock_ttl"),
     ],
 )
@@ -134,7 +135,7 @@ def test_check_imports_the_tasks_itself(tmp_path, options, told):
 
 
 def test_celery_runs_the_checks_again_when_it_imports_the_tasks(tmp_path):
-    said = checked(tmp_path, CHARGE.format("ttl=30"), **{"shop/apps.py": SEES_THE_CHECKS})
+    said = checked(tmp_path, CHARGE.format("timeout=5"), **{"shop/apps.py": SEES_THE_CHECKS})
     assert "django_dlock.W121" in said
     assert said.count("checks run") == 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from django.conf import settings
 from django.core import checks as django_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -52,6 +51,15 @@ def several(*locations: str) -> dict[str, Any]:
 
 def cache(location: Any, backend: str = DJANGO, **options: Any) -> dict[str, Any]:
     return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+
+
+def own_cache(url: str, default: str = "redis://h/1") -> dict[str, Any]:
+    """``default`` and a cache called ``locks``."""
+    return {**cache(default), "locks": cache(url)["default"]}
+
+
+def by_cache(alias: str, **more: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": REDIS, "CACHE": alias, **more}}
 
 
 @pytest.mark.django_db  # From Django 6.1 on, the command uses all databases.
@@ -154,7 +162,12 @@ SHARED = [
     (entry("redis://h/4"), cache("redis://h/4", DJANGO_REDIS)),
     (several("redis://a/4", "redis://h/4"), cache("redis://h/4")),
     (entry("redis://h/4"), cache("redis://h", DJANGO_REDIS, CONNECTION_POOL_KWARGS={"db": 4})),
-    ({"default": {"BACKEND": REDIS, "CACHE": "default"}}, cache("redis://h/0")),
+    (by_cache("default"), cache("redis://h/0")),
+    # Another cache uses the database of the locks' own cache.
+    (by_cache("locks"), own_cache("redis://h/1")),
+    (by_cache("locks", OPTIONS={"connection_kwargs": {"db": 1}}), own_cache("redis://h/0")),
+    # The alias does not name this cache.
+    (entry("redis://h/0"), own_cache("redis://h/0")),
     (None, cache("redis://h/0")),
 ]
 
@@ -166,6 +179,7 @@ APART = [
     (entry(OPTIONS={"connection_kwargs": {"db": 5}}), cache("redis://h/0")),
     (entry(), {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}),
     ({"default": {"BACKEND": LOCAL}}, cache("redis://h/0")),
+    (by_cache("locks"), own_cache("redis://h/0")),
     # Another check, or the cache, reports a wrong port.
     (entry("redis://h:port/0"), cache("redis://h/0")),
     (entry(), cache("redis://:a/b@h/0")),
@@ -193,15 +207,64 @@ def test_locks_and_caches_in_different_databases_give_no_warning(dlocks: Any, ca
         assert checks.check_shared_caches() == []
 
 
-@pytest.mark.parametrize(("dlocks", "caches"), SHARED)
-def test_the_one_line_solution_of_w001_works(dlocks: Any, caches: Any) -> None:
-    namespace = {"DLOCKS": copy.deepcopy(dlocks)}
+@pytest.mark.parametrize("used_by", ["SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"])
+def test_w001_the_cache_of_the_locks_is_used_by_django(used_by: str) -> None:
+    caches = own_cache("redis://h/0")
+    with override_settings(DLOCKS=by_cache("locks"), CACHES=caches, **{used_by: "locks"}):
+        (warning,) = checks.check_shared_caches()
+    assert "with the caches ['locks']" in warning.msg
+
+
+HINTS = [
+    (
+        entry("redis://h/0"),
+        cache("redis://h/0"),
+        "Name another database in DLOCKS['default']['LOCATION'], as in \"redis://host:6379/1\".",
+    ),
+    (
+        entry("unix:///run/redis.sock"),
+        cache("unix:///run/redis.sock"),
+        "Name another database in DLOCKS['default']['LOCATION'], as in \"unix:///path?db=1\".",
+    ),
+    (
+        by_cache("default"),
+        cache("redis://h/0"),
+        (
+            "Give the locks a cache of their own in another database, "
+            "\"LOCATION\": \"redis://host:6379/1\", and name it in DLOCKS['default']['CACHE']."
+        ),
+    ),
+    (
+        by_cache("locks"),
+        own_cache("redis://h/1"),
+        'Give CACHES[\'locks\'] a database of its own, "LOCATION": "redis://host:6379/0".',
+    ),
+    (
+        by_cache("default", OPTIONS={"connection_kwargs": {"db": 1}}),
+        cache("redis://h/1"),
+        (
+            'Keep the locks in another database, "db": 0, in '
+            "DLOCKS['default']['OPTIONS']['connection_kwargs']."
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("dlocks", "caches", "hint"), HINTS)
+def test_the_hint_of_w001_fits_the_settings(dlocks: Any, caches: Any, hint: str) -> None:
     with override_settings(DLOCKS=dlocks, CACHES=caches):
         (warning,) = checks.check_shared_caches()
-    exec(str(warning.hint).partition(": ")[2], namespace)
-    with override_settings(DLOCKS=namespace["DLOCKS"], CACHES=caches):
-        assert checks.check_shared_caches() == []
-        assert checks.check_settings() == []
+    assert warning.hint == hint
+
+
+def test_without_dlocks_the_hint_of_w001_is_a_line_that_can_be_copied() -> None:
+    with override_settings(DLOCKS=None, CACHES=cache("redis://h/0")):
+        (warning,) = checks.check_shared_caches()
+        copied: dict[str, Any] = {}
+        exec(str(warning.hint).partition(": ")[2], copied)
+        with override_settings(DLOCKS=copied["DLOCKS"]):
+            assert checks.check_shared_caches() == []
+            assert checks.check_settings() == []
 
 
 def test_wrong_settings_are_reported_once_and_not_by_every_check() -> None:
@@ -241,6 +304,18 @@ def test_w005_migrations_that_are_not_applied() -> None:
     (warning,) = checks.check_migrations(databases=["default"])
     assert warning.id == "django_dlock.W005"
     assert "0001_initial" in warning.msg
+
+
+@pytest.mark.django_db
+def test_w005_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def executor(connection: object) -> None:
+        raise OperationalError("connection refused\n\tIs the server running?")
+
+    monkeypatch.setattr("django.db.migrations.executor.MigrationExecutor", executor)
+    (warning,) = checks.check_migrations(databases=["default"])
+    assert warning.id == "django_dlock.W005"
+    assert "applied: connection refused Is the server running?" in warning.msg
+    assert "DATABASES['default']" in warning.hint
 
 
 @pytest.mark.django_db

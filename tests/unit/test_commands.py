@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest, Renewal
 from django_dlock.management.commands.clear_stale_locks import _is_stale
+from django_dlock.management.wanted import Wanted
 from django_dlock.models import IdempotencyRecord, LockEvent
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
@@ -259,7 +261,7 @@ def test_backends_filter_by_the_fixed_parts_of_a_pattern(monkeypatch, pattern, p
     [
         ({"task": "shop.*"}, ["a", "b"]),
         ({"task": "shop.charge"}, ["a"]),
-        ({"task": "*"}, ["a", "b", "c"]),
+        ({"task": "*"}, ["a", "b"]),
         ({"task": "*.refund", "name": "b"}, ["b"]),
         ({"task": "charge"}, []),
         ({"host": "elsewhere"}, []),
@@ -418,6 +420,20 @@ def test_force_clears_only_the_locks_of_the_host_or_task(option):
     assert len(run_json("clear_stale_locks", force=True, dry_run=True, **option)) == (
         0 if "task" in option else 1
     )
+
+
+def test_force_for_all_tasks_keeps_the_locks_of_other_holders():
+    hold("a", metadata='{"task_name": "shop.charge"}')
+    hold("b")
+    hold("c", metadata='{"task_name": ["no", "name"]}')
+    found = run_json("clear_stale_locks", task="*", force=True, dry_run=True)
+    assert [lock["name"] for lock in found] == ["a"]
+
+
+def test_a_lock_that_names_no_host_matches_no_pattern_for_hosts():
+    assert Wanted(host="*").matcher()(info())
+    assert not Wanted(host="*").matcher()(info(process=None))
+    assert Wanted().matcher()(info(process=None))
 
 
 @pytest.mark.django_db
@@ -612,6 +628,15 @@ def test_events_are_purged_in_their_own_database():
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_publishing_follow_ups_refuses_wrong_usage(seconds):
     assert exit_code("publish_pending_followups", older_than=seconds) == 2
+
+
+def test_without_celery_there_are_no_follow_ups_to_publish(monkeypatch):
+    for module in ("django_dlock.celery", "django_dlock.celery.publishing"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "celery", None)
+    with pytest.raises(CommandError, match=r"install django-dlock\[celery\]") as caught:
+        run("publish_pending_followups")
+    assert caught.value.returncode == 1
 
 
 @pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])

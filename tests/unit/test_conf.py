@@ -173,6 +173,9 @@ WRONG = [
     ),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h/x"}}, "the database 'x'"),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h?db=x"}}, "the database 'x'"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://"}}, "names no host"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://:6379/0"}}, "names no host"),
+    ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "rediss://:pw@/0"}}, "names no host"),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "h:6379"}}, "does not begin with redis://"),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h:port"}}, "a port that is not"),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://:a#b@h/0"}}, "%23"),
@@ -226,6 +229,22 @@ def test_a_wrong_setting_is_reported_by_a_check_and_raised_at_first_use(
         pytest.raises(InvalidLockBackend, match=message),
     ):
         Lock("it")
+
+
+@pytest.mark.parametrize(
+    ("location", "options"),
+    [
+        ("unix:///run/redis.sock", {}),
+        ("redis://?host=h", {}),
+        ("redis://", {"connection_kwargs": {"host": "h"}}),
+        ("redis:///0", {"sentinels": [("h", 26379)], "service_name": "main"}),
+    ],
+)
+def test_a_url_needs_no_host_if_something_else_says_where_redis_is(
+    location: str, options: dict[str, Any]
+) -> None:
+    entry = {"BACKEND": REDIS, "LOCATION": location, "OPTIONS": options}
+    assert problems({"default": entry}) == []
 
 
 def test_a_cache_that_is_not_redis_is_reported() -> None:

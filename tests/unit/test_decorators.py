@@ -15,7 +15,16 @@ import pytest
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.test import override_settings
 
-from django_dlock import AlreadyHeld, Lock, LockNotAcquired, locked, locks
+from django_dlock import (
+    AlreadyHeld,
+    Lock,
+    LockNotAcquired,
+    idempotent_view,
+    locked,
+    locked_view,
+    locks,
+)
+from django_dlock.checks import check_settings
 from django_dlock.exceptions import InvalidLockBackend
 
 
@@ -253,6 +262,43 @@ def test_a_module_can_be_imported_with_wrong_settings() -> None:
             locked("it", patience=3)  # type: ignore[call-arg]
         with pytest.raises(InvalidLockBackend, match="BACKEND"):
             decorated(1)
+
+
+OTHER = {"other": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
+TOO_FEW = {
+    "default": {
+        "BACKEND": "django_dlock.backends.redis.RedisBackend",
+        "LOCATION": "redis://127.0.0.1:1/0",
+        # Found only when the backend is built.
+        "OPTIONS": {"max_connections": 1},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("dlocks", "check_id", "message"),
+    [
+        ({}, "E001", "must be a dict of aliases"),
+        (OTHER, "W014", r"no lock alias 'default' in DLOCKS; it defines \['other'\]"),
+        (TOO_FEW, "E008", "max_connections"),
+    ],
+)
+def test_wrong_settings_are_left_to_the_check_and_to_the_first_use(
+    dlocks: Any, check_id: str, message: str
+) -> None:
+    with override_settings(DLOCKS=dlocks):
+        decorated = locked("it")(plain)
+        locked_view("it")(plain)
+        idempotent_view()(plain)
+        (found,) = check_settings()
+        assert found.id == f"django_dlock.{check_id}"
+        with pytest.raises(InvalidLockBackend, match=message):
+            decorated(1)
+
+
+def test_an_alias_that_does_not_exist_is_refused_without_a_default_alias_too() -> None:
+    with override_settings(DLOCKS=OTHER), pytest.raises(InvalidLockBackend, match="nowhere"):
+        locked("it", using="nowhere")
 
 
 def test_a_module_without_settings_can_be_imported() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from django.utils import timezone
 
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.local import LocalBackend
 from django_dlock.lease import LeaseInfo, LeaseQuery
 
 
@@ -68,3 +70,12 @@ def test_the_holder_is_a_request_a_command_or_a_task(metadata, holder):
 def test_a_lease_without_a_process_is_on_no_host():
     assert LeaseQuery().matches(info())
     assert not LeaseQuery(host="w").matches(info())
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "hold"}, {"holder_state": "gone"}])
+def test_a_list_refuses_what_no_lease_can_have(wrong):
+    backend = LocalBackend(AliasOptions(alias="it", backend="unused"))
+    ((what, value),) = wrong.items()
+    for find in (backend.list, backend.count):
+        with pytest.raises(ValueError, match=f"{what} is '{value}'; it takes one of"):
+            find(**wrong)

@@ -44,6 +44,8 @@ OF_NO_LOCK = {
     "Metrics of the stores cannot be read: %s",
     "Idempotency records are not counted: %s",
     "Lock statistics are not written: %s",
+    "Metrics are off: %s",
+    "Tracing is off: %s",
 }
 """Lines about a process, a thread or a connection, where no lock and no task is known."""
 

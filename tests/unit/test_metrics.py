@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
 from django_dlock import Lock, audit, clock, locks
+from django_dlock.checks import check_metrics
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable, LeaseLost, LockNotAcquired
 from django_dlock.inspection import break_lease
@@ -369,6 +371,8 @@ def test_records_are_counted_by_state():
     [
         (["prometheus"], "it takes a dict"),
         ({"EXPORTER": []}, r"has \['EXPORTER'\]"),
+        ({"EXPORTER": [], 7: 1}, r"has \['EXPORTER', 7\]"),
+        ({"EXPORTERS": [{}]}, "it takes a list of"),
         ({"EXPORTERS": "prometheus"}, "it takes a list of"),
         ({"EXPORTERS": ["statsd"]}, "it takes a list of"),
         ({"GROUP": "nowhere.at_all"}, r"DLOCK_METRICS\['GROUP'\]"),
@@ -383,6 +387,36 @@ def test_wrong_settings_are_reported(value, message):
         settings.DLOCK_METRICS = value
         with pytest.raises(ImproperlyConfigured, match=message):
             config.read()
+        (error,) = check_metrics()
+    assert error.id == "django_dlock.E014"
+    assert re.search(message, error.msg)
+
+
+def test_with_wrong_settings_a_process_starts_and_logs_them():
+    script = """
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_dlock"],
+    DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
+    DLOCK_METRICS={"EXPORTERS": ["statsd"]},
+    DLOCK_TRACING="yes",
+)
+import django
+django.setup()
+from django_dlock import Lock
+with Lock("order:1"):
+    print("locked")
+from django.core.management import call_command
+call_command("check")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "locked\n"
+    assert "Metrics are off: DLOCK_METRICS['EXPORTERS'] is ['statsd']" in done.stderr
+    assert "Tracing is off: DLOCK_TRACING is 'yes'" in done.stderr
+    assert "(django_dlock.E014)" in done.stderr
+    assert "(django_dlock.E015)" in done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name, (_, extra) in config.EXPORTERS.items() if extra])
@@ -394,6 +428,9 @@ def test_a_missing_library_is_reported_with_the_extra_that_installs_it(name, mon
     settings = config.MetricsSettings((name,), None, True)
     with pytest.raises(ImproperlyConfigured, match=rf"pip install \"django-dlock\[{name}\]\""):
         recorder.connect(settings)
+    monkeypatch.setattr(config, "read", lambda: settings)
+    (error,) = check_metrics()
+    assert error.id == "django_dlock.E014"
 
 
 def test_the_setting_switches_counting_on_and_off():

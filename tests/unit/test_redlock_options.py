@@ -46,6 +46,7 @@ def test_three_and_five_servers_are_right():
         ({"LOCATION": [*THREE, "redis://10.0.0.4"]}, "lists 4 servers"),
         ({"LOCATION": [*THREE[:2], "memcached://10.0.0.3"]}, "URL number 3"),
         ({"LOCATION": [*THREE[:2], "redis://10.0.0.3:port"]}, "URL number 3"),
+        ({"LOCATION": [*THREE[:2], "redis://:password@:6379/0"]}, "URL number 3"),
         ({"LOCATION": [*THREE[:2], "redis://:password@10.0.0.1/5"]}, "10.0.0.1:6379 more than"),
         ({"LOCATION": [THREE[0], "redis://localhost", "redis://127.0.0.1:6379"]}, "more than once"),
     ],

@@ -521,3 +521,14 @@ def test_g13_a_run_under_a_removed_alias_is_requeued_and_the_log_names_a_solutio
     made.delay(1)
     work(app)
     assert effects() == 2
+
+
+# -- looking for a record ------------------------------------------------------------
+
+
+def test_a_record_is_not_looked_for_by_the_argument_instead_of_the_key(app):
+    made = recorded(app)
+    with pytest.raises(TypeError, match=r"key is 7; .*'7' for .*'order:7' for 'order:"):
+        IdempotencyRecord.objects.forget(made.name, 7)
+    with pytest.raises(TypeError, match=r"scope is .*; it takes a string, such as the name"):
+        IdempotencyRecord.objects.for_key(made, "7")

@@ -27,8 +27,8 @@ def body(order_id, full=False):
 
 
 def task(app: Celery, function=body, **options):
-    options = {"name": f"t{next(numbers)}", "shared": False, **options}
-    return app.task(base=LockedTask, **options)(function)
+    options = {"name": f"t{next(numbers)}", "shared": False, "base": LockedTask, **options}
+    return app.task(**options)(function)
 
 
 def key(made: LockedTask, *args, **kwargs) -> str:
@@ -96,6 +96,25 @@ def test_an_option_that_the_alias_does_not_support_is_refused(app, options, capa
         ({"unique_until": "done", "lock_key": None}, "no exclusion"),
         ({"unique_ttl": 60}, "needs unique_until='start' or 'done'"),
         ({"lock_tll": 30}, "did you mean 'lock_ttl'"),
+        ({"lockkey": "{order_id}"}, "did you mean 'lock_key'"),
+        ({"lcok_key": "{order_id}"}, "did you mean 'lock_key'"),
+        ({"idempotent_key": "{order_id}"}, "did you mean 'idempotency_key'"),
+        ({"idempotent_key": body}, "did you mean 'idempotency_key'"),
+        ({"atomik": True}, "did you mean 'atomic'"),
+        ({"max_attempt": 3}, "did you mean 'max_attempts'"),
+        ({"store_argument": False}, "did you mean 'store_arguments'"),
+        ({"store_results": False}, "did you mean 'store_result'"),
+        ({"contention_timout": 60}, "did you mean 'contention_timeout'"),
+        ({"ttl": 30}, "use lock_ttl"),
+        ({"wait": 5}, "use lock_wait"),
+        ({"max_hold": 60}, "use lock_max_hold"),
+        ({"min_hold": 60}, "use lock_min_hold"),
+        ({"renew": False}, "always renewed"),
+        ({"reentrant": True}, "takes no such option"),
+        ({"hold_until": "commit"}, "until its transaction has ended"),
+        ({"on_lost": body}, "use if_lost"),
+        ({"lock_on_lost": body}, "use if_lost"),
+        ({"lock_ttl": 1}, r"at least 3 times .* alias 'default', 3 s: raise lock_ttl, or lower"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(app, options, message):
@@ -103,6 +122,73 @@ def test_a_wrong_option_is_refused_by_name(app, options, message):
     with pytest.raises(ImproperlyConfigured, match=message) as caught:
         made.name  # noqa: B018 - a proxy: this is when Celery makes the task
     assert any(option in str(caught.value) for option in options)
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        *("queue_name", "model", "store", "key", "retries", "results", "unit", "metadata"),
+        *("ttl_seconds", "max_items", "max_attempts_total", "atomic_group", "timeout", "using"),
+        *("connection_timeout", "connect_timeout", "block_key", "lookup_key", "stock_key"),
+        *("automatic", "idempotent", "is_lost", "_atomik", "retry_kwargs", "retry_backoff_max"),
+        *("compression", "mandatory", "immediate"),
+    ],
+)
+def test_an_attribute_of_the_users_own_is_accepted(app, attribute):
+    assert task(app, **{attribute: 7}).name
+
+    class Base(LockedTask):
+        abstract = True
+
+    setattr(Base, attribute, 7)
+    assert task(app, base=Base).name
+
+
+def test_the_attributes_of_a_base_class_are_checked_too(app):
+    class Base(LockedTask):
+        abstract = True
+        atomik = True
+
+    with pytest.raises(ImproperlyConfigured, match=r"atomik of task 't\d+'.*'atomic'"):
+        task(app, base=Base).name  # noqa: B018
+
+
+def test_methods_of_a_class_may_have_any_name(app):
+    class Import(LockedTask):
+        name = "import"
+
+        def run(self):
+            return None
+
+        def on_lost(self):
+            return None
+
+        @property
+        def store_results(self):
+            return None
+
+        @classmethod
+        def wait(cls):
+            return None
+
+    assert app.register_task(Import()).name == "import"
+
+
+def test_a_short_ttl_is_accepted_if_the_alias_can_renew_it(app):
+    quick = {"BACKEND": "django_dlock.backends.local.LocalBackend", "TTL": 30}
+    with override_settings(DLOCKS={"default": {**quick, "OPTIONS": {"command_timeout": 0.3}}}):
+        assert task(app, lock_ttl=1).name
+
+
+def test_a_callable_key_that_does_not_take_the_arguments_is_named(app):
+    made = task(app, name="shop.keyless", lock_key=lambda: "x")
+    with pytest.raises(TypeError, match=r"lock_key of task 'shop\.keyless': .*lambda.*1 was given"):
+        key(made, 5)
+
+
+def test_a_type_error_inside_a_callable_key_stays_as_it_is(app):
+    with pytest.raises(TypeError, match=r"^can only concatenate"):
+        key(task(app, lock_key=lambda order_id: "x" + order_id), 5)
 
 
 def test_the_name_of_the_task_is_in_the_message(app):

@@ -17,6 +17,7 @@ from django.test import TestCase, override_settings
 from django_dlock import Lock, LockNotAcquired, conf, locks, signals
 from django_dlock.backends.local import LocalBackend
 from django_dlock.core import dispatch
+from django_dlock.exceptions import InvalidLockBackend
 from django_dlock.testing import local_locks
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -114,6 +115,26 @@ def test_a_function_can_be_decorated() -> None:
     held.acquire()
     with pytest.raises(LockNotAcquired), Lock("a"):
         pass
+
+
+def test_without_parentheses_the_error_says_how_to_write_it() -> None:
+    with pytest.raises(TypeError, match=r"it needs parentheses: @local_locks\(\)"):
+
+        @local_locks  # type: ignore[arg-type]
+        def test_it() -> None: ...
+
+
+def test_an_unknown_key_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"does not take 'WIAT'; it takes \[.*'WAIT'\]"):
+        local_locks(WIAT=0)
+
+
+def test_a_wrong_value_is_one_error_at_the_start_and_the_settings_are_restored() -> None:
+    before = conf.alias_options("default")
+    with pytest.raises(InvalidLockBackend, match="TTL") as refused, local_locks(TTL="long"):
+        pytest.fail("It has started.")
+    assert refused.value.__context__ is None
+    assert conf.alias_options("default") == before
 
 
 def run(case: type[unittest.TestCase]) -> unittest.TestResult:

@@ -315,7 +315,9 @@ class DatabaseBackend(BaseLockBackend):
             return found
 
         count = self.options.options.get("connections", CONNECTIONS)
-        pool = Fact("connections", f"at most {count} of each process, and one that listens")
+        # Only PostgreSQL can notify.
+        listens = "" if self._store.wakeup is None else ", and one that listens"
+        pool = Fact("connections", f"at most {count} of each process{listens}")
         return [*self._table.ask(use, "", deadline), pool]
 
     # -- housekeeping ------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
@@ -42,6 +43,12 @@ def problems(options: AliasOptions) -> list[Problem]:
     elif isinstance(options.location, str) and (wrong := _wrong_url(options.location)):
         message = f"{place}['LOCATION'] {wrong[0]}"
         hint = wrong[1]
+    elif isinstance(options.location, str) and not _has_host(options.location, options.options):
+        message = f"{place}['LOCATION'] names no host; each machine would use a Redis of its own."
+        hint = (
+            "A URL is redis://host:6379/0; is the variable with the host empty? If the Redis of "
+            "the same machine is meant, write redis://localhost:6379/0."
+        )
     elif isinstance(options.location, tuple):
         message = f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis."
         hint = "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster."
@@ -82,6 +89,16 @@ def _wrong_url(url: str) -> tuple[str, str] | None:
         f"names the database {wrong!r}, which is not a number.",
         "The path of a redis:// URL is the number of a database, as in redis://host:6379/0.",
     )
+
+
+def _has_host(url: str, options: Mapping[str, Any]) -> bool:
+    """Whether the settings say which host to connect to; else redis-py takes localhost."""
+    parts, extra = urlsplit(url), options.get("connection_kwargs")
+    # With Sentinels, the backend checks the name of the service.
+    if parts.scheme == "unix" or parts.hostname or "sentinels" in options:
+        return True
+    named = extra.get("host") if isinstance(extra, Mapping) else None
+    return bool(named or parse_qs(parts.query).get("host"))
 
 
 def store_problems(

@@ -109,7 +109,7 @@ def _duplicates(place: str, location: tuple[str, ...]) -> list[Problem]:
 
 
 def address(url: str) -> str:
-    """The server in a URL, without the database and the password; empty if it is not a URL."""
+    """The server in a URL, without the database and the password; empty if it names none."""
     try:
         parts = urlsplit(url)
         port = parts.port or PORT
@@ -119,5 +119,7 @@ def address(url: str) -> str:
         return ""
     if parts.scheme == "unix":
         return parts.path
-    host = parts.hostname or "localhost"
-    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
+    # Without a host, redis-py would take localhost: another server on each machine.
+    if not parts.hostname:
+        return ""
+    return f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{port}"

@@ -29,9 +29,18 @@ class Command(RecordCommand):
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # Imported here, because it imports Celery.
-        from ...celery.publishing import follow_ups
-
+        try:
+            # Imported here, because it imports Celery.
+            from ...celery.publishing import follow_ups
+        except ModuleNotFoundError as error:
+            if error.name != "celery":
+                raise
+            raise CommandError(
+                "Celery is not installed. Only Celery tasks send follow-ups, so without Celery "
+                "there is nothing to publish; to publish those of workers elsewhere, install "
+                "django-dlock[celery] here, too.",
+                returncode=FAILED,
+            ) from error
         using = self.database(options["using"])
         if not 0 <= options["older_than"] <= LONGEST:
             given = options["older_than"]
