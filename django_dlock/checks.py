@@ -23,6 +23,7 @@ from .metrics import config
 __all__ = [
     "check_admin",
     "check_alias",
+    "check_databases",
     "check_deployment",
     "check_metrics",
     "check_migrations",
@@ -52,7 +53,7 @@ def register() -> None:
     # Checks that only matter in production, or ask a server, need ``check --deploy``.
     checks.register(check_deployment, deploy=True)
     # Django runs checks that ask a database only with ``--database``.
-    checks.register(check_migrations, checks.Tags.database, deploy=True)
+    checks.register(check_databases, checks.Tags.database, deploy=True)
     checks.register(check_records, checks.Tags.database, deploy=True)
 
 
@@ -332,6 +333,25 @@ def _deferred_sqlite() -> Iterator[checks.CheckMessage]:
             )
 
 
+def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """W005; W015: a database does not answer, which must not end the other checks."""
+    return [message for alias in databases or () for message in _migrations_of(alias)]
+
+
+def _migrations_of(alias: str) -> list[checks.CheckMessage]:
+    try:
+        return check_migrations([alias])
+    except Error as error:
+        return [
+            checks.Warning(
+                f"Database {alias!r} does not say which migrations of django_dlock are applied: "
+                f"{' '.join(str(error).split())}",
+                hint=f"Start its server, or correct DATABASES[{alias!r}].",
+                id="django_dlock.W015",
+            )
+        ]
+
+
 def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
     """W005: migrations of django_dlock are not applied."""
     # Imported here, because serving processes do not need it.
@@ -341,18 +361,7 @@ def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[c
     for alias in databases or ():
         if not router.allow_migrate(alias, "django_dlock"):
             continue
-        try:
-            executor = MigrationExecutor(connections[alias])
-        except Error as error:
-            found.append(
-                checks.Warning(
-                    f"Database {alias!r} does not say which migrations of django_dlock are "
-                    f"applied: {' '.join(str(error).split())}",
-                    hint=f"Start its server, or correct DATABASES[{alias!r}].",
-                    id="django_dlock.W005",
-                )
-            )
-            continue
+        executor = MigrationExecutor(connections[alias])
         ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_dlock"]
         missing = [migration.name for migration, _ in executor.migration_plan(ours)]
         if missing:

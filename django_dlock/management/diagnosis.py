@@ -75,7 +75,6 @@ def diagnose_project() -> Iterator[Finding]:
 
 def _ask_database(database: str, messages: list[django_checks.CheckMessage]) -> None:
     try:
-        connections[database].ensure_connection()
         messages += checks.check_migrations([database])
         messages += checks.check_records([database])
     finally:

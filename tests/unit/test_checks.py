@@ -307,13 +307,13 @@ def test_w005_migrations_that_are_not_applied() -> None:
 
 
 @pytest.mark.django_db
-def test_w005_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w015_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def executor(connection: object) -> None:
         raise OperationalError("connection refused\n\tIs the server running?")
 
     monkeypatch.setattr("django.db.migrations.executor.MigrationExecutor", executor)
-    (warning,) = checks.check_migrations(databases=["default"])
-    assert warning.id == "django_dlock.W005"
+    (warning,) = checks.check_databases(databases=["default"])
+    assert warning.id == "django_dlock.W015"
     assert "applied: connection refused Is the server running?" in warning.msg
     assert "DATABASES['default']" in warning.hint
 
