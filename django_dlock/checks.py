@@ -175,7 +175,9 @@ def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessag
 
 
 def _caches_in_use() -> set[str]:
-    return {"default", settings.CACHE_MIDDLEWARE_ALIAS, settings.SESSION_CACHE_ALIAS}
+    # Django's tag {% cache %} uses "template_fragments", if there is one.
+    used = (settings.CACHE_MIDDLEWARE_ALIAS, settings.SESSION_CACHE_ALIAS)
+    return {"default", "template_fragments", *used}
 
 
 def _cure(options: AliasOptions, kept: str | None, server: str, database: int) -> str:

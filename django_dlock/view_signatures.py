@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -36,6 +37,10 @@ def signature_of(view: Callable[..., Any], decorator: str) -> inspect.Signature:
         return CLASS_BASED
     first, *others = parameters
     if first.name == "self" or any(other.name == "request" for other in others):
+        own = inspect.signature(view, follow_wrapped=False).parameters
+        if next(iter(own), "") == "request":
+            # The function of another library's decorator, which makes the instance itself.
+            return CLASS_BASED
         raise TypeError(
             f"{decorator} on {full_name(view)}: on a method, use "
             f"@method_decorator({decorator[1:]}(...))"
@@ -51,14 +56,17 @@ def is_made_by_class(view: Callable[..., Any]) -> bool:
 def _partial_in(view: Callable[..., Any]) -> functools.partial[Any] | None:
     """The partial of a bound method that ``method_decorator`` passes, below other decorators."""
     inner = inspect.unwrap(view, stop=lambda inner: isinstance(inner, functools.partial))
-    return inner if isinstance(inner, functools.partial) else None
+    if not isinstance(inner, functools.partial):
+        return None
+    # A partial of a function below another decorator has the signature that it shows.
+    return inner if inner is view or isinstance(inner.func, MethodType) else None
 
 
 def name_of(view: Callable[..., Any]) -> str:
     """The full name of a view; for a class-based view, that of its class."""
     if partial := _partial_in(view):
-        instance = getattr(partial.func, "__self__", None)
-        return full_name(partial.func if instance is None else type(instance))
+        method = partial.func
+        return full_name(type(method.__self__) if isinstance(method, MethodType) else method)
     return full_name(getattr(view, "view_class", None) or getattr(view, "cls", None) or view)
 
 

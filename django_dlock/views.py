@@ -107,7 +107,9 @@ def locked_view(
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
     # A plain function may be a key or a view; if it is a view, the first request raises.
     if callable(key) and (
-        isinstance(key, type) or is_made_by_class(key) or iscoroutinefunction(key)
+        isinstance(key, type)
+        or (inspect.isfunction(key) and is_made_by_class(key))
+        or iscoroutinefunction(key)
     ):
         raise _no_key(key)
     # ``without_lock`` handles the other values, because it knows the request.

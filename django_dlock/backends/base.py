@@ -433,8 +433,8 @@ class BaseLockBackend(ABC):
 
 def _check_choices(kind: str, holder_state: str) -> None:
     """Refuse what no lease can have, instead of finding nothing."""
-    if kind not in ("", *get_args(Kind)):
+    if kind and kind not in get_args(Kind):
         raise ValueError(f"kind is {kind!r}; it takes one of {list(get_args(Kind))}")
-    if holder_state not in ("", *get_args(HolderState)):
+    if holder_state and holder_state not in get_args(HolderState):
         allowed = list(get_args(HolderState))
         raise ValueError(f"holder_state is {holder_state!r}; it takes one of {allowed}")

@@ -23,7 +23,14 @@ from .publishing.broker import CONSUMER_TIMEOUT, VISIBILITY_TIMEOUTS, forgets_wh
 
 __all__ = ["check_tasks", "log_task_warnings"]
 
-OF_LOCK = {"timeout": "lock_wait, or lock_ttl", "using": "lock_using"}
+OF_LOCK = {
+    "ttl": "lock_ttl",
+    "wait": "lock_wait",
+    "timeout": "lock_wait, or lock_ttl",
+    "max_hold": "lock_max_hold",
+    "min_hold": "lock_min_hold",
+    "using": "lock_using",
+}
 """Arguments of locks that may also be a task's own attributes, and the task options for them."""
 
 OURS = tuple(name for name in TaskWithOptions.__annotations__ if name.startswith(PREFIXES))

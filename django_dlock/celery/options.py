@@ -174,16 +174,20 @@ class _Reader:
             for option, value in vars(kind).items():
                 if option.startswith(("_", "is_")) or option in known:
                     continue
-                if decorated or not (callable(value) or hasattr(value, "__get__")):
-                    self.check_name(option)
+                # Asks the type, because a lazy object would be evaluated now.
+                is_method = callable(value) or hasattr(type(value), "__get__")
+                if decorated or not is_method:
+                    self.check_name(option, decorated=decorated)
 
-    def check_name(self, option: str) -> None:
+    def check_name(self, option: str, *, decorated: bool) -> None:
         known, ours = list(TaskWithOptions.__annotations__), option.startswith(PREFIXES)
         # Other names may be the user's: only a letter or two may differ, and not the first.
         # For instance, connection_timeout and block_key are accepted.
         cutoff = 0.6 if ours else 1 - 1.5 / max(len(option), 8)
         near = difflib.get_close_matches(option, known, 1, cutoff)
-        if of_lock := ONLY_OF_LOCK.get(option.removeprefix("lock_")):
+        of_lock = ONLY_OF_LOCK.get(option.removeprefix("lock_"))
+        # In a class body, ``ttl`` may be an attribute of the user's own; there W121 warns.
+        if of_lock and (ours or decorated):
             hint = f"it is one of Lock: {of_lock}"
         elif near and (ours or near[0][0] == option[0]):
             hint = f"did you mean {near[0]!r}?"

@@ -86,6 +86,7 @@ class LockedCommand(BaseCommand):
             if wait is not None:
                 wait = conf.seconds(wait, what="--lock-wait")
             if code is not None:
+                code = int(code)
                 _check_exit_code(code, what="--contended-exit-code")
         except (TypeError, ValueError) as error:
             raise CommandError(f"Not run: {error}", returncode=WRONG_USAGE) from error

@@ -10,7 +10,6 @@ from django.test.utils import TestContextDecorator, override_settings
 from ..conf import DEFAULT_ALIAS, KEYS, LOCAL_BACKEND
 from ..core import watchdog
 from ..core.held_lease import registry
-from ..exceptions import InvalidLockBackend
 from ..handler import locks
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class local_locks(TestContextDecorator):
             for alias in locks:
                 # Builds the backend, so that a wrong value is refused here.
                 locks[alias]
-        except InvalidLockBackend:
+        except BaseException:
             self._override.disable()
             locks.reset()
             raise

@@ -10,6 +10,7 @@ from celery import Celery
 from celery.exceptions import NotRegistered
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
 
 from django_dlock import LockedTask
 from django_dlock.backends.local import LocalBackend
@@ -151,6 +152,22 @@ def test_the_attributes_of_a_base_class_are_checked_too(app):
 
     with pytest.raises(ImproperlyConfigured, match=r"atomik of task 't\d+'.*'atomic'"):
         task(app, base=Base).name  # noqa: B018
+
+
+def test_a_class_may_have_attributes_named_like_options_of_lock(app):
+    class Base(LockedTask):
+        abstract = True
+        ttl, wait = 60, 5
+
+    assert task(app, base=Base).name
+
+
+def test_a_lazy_attribute_is_not_evaluated_at_registration(app):
+    class Base(LockedTask):
+        abstract = True
+        client = SimpleLazyObject(lambda: pytest.fail("evaluated"))
+
+    assert task(app, base=Base).name
 
 
 def test_methods_of_a_class_may_have_any_name(app):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
 
 from django_dlock import Lock, idempotent_view, locked_view
 from django_dlock.testing import local_locks
@@ -109,6 +111,27 @@ def test_a_method_below_another_decorator_is_locked() -> None:
 
     with local_locks():
         assert Uncached.as_view()(RequestFactory().get("/"), number=7).content == b"True"
+
+
+def test_a_partial_below_another_decorator_keeps_its_arguments() -> None:
+    def order(request: HttpRequest, number: int, kind: str = "") -> HttpResponse:
+        return HttpResponse(str(Lock(f"pay:{number}:{kind}").locked()))
+
+    refund = csrf_exempt(functools.partial(order, kind="refund"))
+    with local_locks():
+        assert locked_view("pay:{number}:{kind}")(refund)(request_of(), 7).content == b"True"
+
+
+@pytest.mark.parametrize("decorator", [locked_view("pay"), idempotent_view], ids=["lock", "once"])
+def test_a_function_that_stands_for_a_method_is_a_view(decorator: Any) -> None:
+    def endpoint(method: Callable[..., Any]) -> Callable[..., HttpResponse]:
+        @functools.wraps(method)
+        def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            return method(Pay(), request, *args, **kwargs)
+
+        return respond
+
+    assert decorator(endpoint(Pay.get))
 
 
 # -- a misspelt field ----------------------------------------------------------------------

@@ -12,7 +12,6 @@ from ...core import cleanup, fallback, watchdog
 from ...exceptions import (
     AcquireTimeout,
     BackendUnavailable,
-    InvalidLockBackend,
     LeaseLost,
     LockError,
     LockNotAcquired,
@@ -232,7 +231,7 @@ def _holder_of(name: str, alias: str) -> str:
     """A description of the present holder; empty if there is none, or it cannot be asked for."""
     try:
         info = locks[alias].get(name)
-    except (BackendUnavailable, InvalidLockBackend):
+    except Exception:  # noqa: BLE001 - must not replace the refusal, which it only explains
         return ""
     return "" if info is None else info.holder
 
