@@ -26,6 +26,10 @@ Connections: TypeAlias = frozenset[int]
 """The ids that the server has given them."""
 
 MANY = 10_000
+COUNTED_TTL = 15.0
+"""Seconds. With less, ``MANY`` take longer than an interval to acquire. Then a renewal is always
+under way, and a count that begins or ends within it is wrong by one. With more, the pauses are
+longer than 5 s, and the heartbeats that the watchdog then sends by themselves are counted, too."""
 SESSION = "django-pglock"
 FLOORS = (SCRIPT, UPDATE, NODE_SCRIPTS)
 RENEWING = "python-redis-lock, renewing"
@@ -120,11 +124,14 @@ class _Keeping(Session):
                 raise Unavailable(error.reason) from error
         if self._many.count < 1000:
             return {}
-        with self._holding(self._counted, fresh=True) as (worker, growth, _):
+        many = self._many
+        if many.count == MANY:
+            many = replace(many, ttl=COUNTED_TTL)
+        with self._holding(self._counted, fresh=True, many=many) as (worker, growth, _):
             # Leases acquired during renewals are renewed together from the second interval on, or
             # from the third if renewals take long.
-            self._call(worker, "watch", 2 * self._many.ttl / 3)
-            return {"memory": growth, "round_trips": self._round_trips(worker)}
+            self._call(worker, "watch", 2 * many.ttl / 3)
+            return {"memory": growth, "round_trips": self._round_trips(worker, many)}
 
     def round(self) -> Readings:
         if self._once_only:
@@ -139,10 +146,10 @@ class _Keeping(Session):
 
     @contextmanager
     def _holding(
-        self, route: Route, *, fresh: bool = False
+        self, route: Route, *, fresh: bool = False, many: Many | None = None
     ) -> Iterator[tuple[Worker, float, Connections]]:
         """A process that holds them, the MiB by which it has grown, and the earlier connections."""
-        many, connections = self._many, self._connections()
+        many, connections = many or self._many, self._connections()
         try:
             with Worker(fresh=fresh) as worker:
                 growth = self._call(worker, "hold", self._subject, route, many.count, many.ttl)
@@ -158,25 +165,25 @@ class _Keeping(Session):
         state = {"threads": threads, "lost": lost}
         return state if self._store in STORES else {**state, "connections": len(now - earlier)}
 
-    def _round_trips(self, worker: Worker) -> float:
+    def _round_trips(self, worker: Worker, many: Many) -> float:
         """How many renew all of them once; counted from one pause between renewals to another."""
-        self._await_pause()
+        self._await_pause(many)
         before: float = self._call(worker, "renewed")
         with self._bench.counting() as counted:
-            time.sleep(self._many.seconds)
-            self._await_pause()
+            time.sleep(many.seconds)
+            self._await_pause(many)
         renewed: float = self._call(worker, "renewed") - before
         if not renewed:
             raise Unavailable("nothing was renewed in time")
         return counted.round_trips / renewed
 
-    def _await_pause(self) -> None:
+    def _await_pause(self, many: Many) -> None:
         """Wait for a pause between renewals; with a thread per lease there may be none."""
-        patience, passed = time.monotonic() + self._many.ttl / 3, None
+        patience, passed = time.monotonic() + many.ttl / 3, None
         while passed != (passed := [proxy.total for proxy in self._bench.proxies]):
             if time.monotonic() > patience:
                 return
-            time.sleep(0.1)
+            time.sleep(max(0.1, many.ttl / 60))
 
     def _call(self, worker: Worker, function: str, *args: Any) -> Any:
         return worker.call(f"{keepers.__name__}:{function}", *args, timeout=self._timeout)
