@@ -65,7 +65,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         "PostgreSQL: 10 000 renewed leases in one process, per interval",
         _over(UPDATE, renewal.METRICS),
         tuple(
-            renewal.subject(bench, name, renewal.Many(renewal.MANY, 9.0, 2), "postgres")
+            renewal.subject(bench, name, renewal.Many(renewal.MANY, 9.0, 2, 30.0), "postgres")
             for name in (UPDATE, OURS)
         ),
         rounds=2,
