@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -615,6 +616,47 @@ def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener):
     for name in "cab":
         release(direct, leases[name])
         assert results[name]().owner == attempts[name].owner
+
+
+async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkeypatch):
+    # As after a minute.
+    monkeypatch.setattr(handover, "KEPT_FOR", 0.0)
+    attempts = [waiter("first"), waiter("second")]
+    leases = [grant(direct, request(attempt.name)) for attempt in attempts]
+    known = queue(listener, *attempts)
+    end = clock.now() + PATIENCE
+    waits = [
+        asyncio.ensure_future(
+            listener.async_wait(attempt, met, until=end, interrupted=lambda: False)
+        )
+        for attempt, met in zip(attempts, known, strict=True)
+    ]
+    while len(listener._listener._coroutines) < 2:
+        await asyncio.sleep(0)
+    # From here on, nothing else runs in this event loop, but the listening thread reads on.
+    for lease, attempt in zip(leases, attempts, strict=True):
+        release(direct, lease)
+        until(lambda owner=attempt.owner: owner in listener._listener._messages)
+    for handed, attempt in zip(await asyncio.gather(*waits), attempts, strict=True):
+        assert handed is not None
+        assert handed.owner == attempt.owner
+
+
+def test_g5_a_message_waits_half_a_minute_for_its_waiter(direct, listener):
+    attempts = [waiter("first"), waiter("second")]
+    leases = [grant(direct, request(attempt.name)) for attempt in attempts]
+    met, met_second = queue(listener, *attempts)
+    messages = listener._listener._messages
+    # The second waits and reads both messages, the first one as if half a minute earlier.
+    second = on_a_thread(lambda: wait(listener, attempts[1], met_second, PATIENCE))
+    all_wait(listener, 1)
+    release(direct, leases[0])
+    owner = attempts[0].owner
+    until(lambda: owner in messages)
+    messages[owner] = messages[owner]._replace(read_at=messages[owner].read_at - 30.0)
+    release(direct, leases[1])
+    assert second().owner == attempts[1].owner
+    assert wait(listener, attempts[0], met, PATIENCE).owner == owner
 
 
 def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):

@@ -52,8 +52,9 @@ FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
 """Seconds after which a waiter first checks whether to stop, and between further checks."""
 SILENCE = 10.0
 """Seconds without a message after which the connection must answer a PING."""
-KEPT_FOR = 5.0
-"""Seconds for which a message is kept if its waiter is not waiting right now."""
+KEPT_FOR = 60.0
+"""Seconds for which a message is kept if its waiter is not waiting right now: longer than a busy
+thread or a blocked event loop takes from the answer to its request to the wait."""
 ELSEWHERE = 2.0
 """Seconds after a subscription during which a new subscription would not help either."""
 SOON = 0.1
@@ -348,7 +349,8 @@ class HandoverListener:
         if message is None:
             return
         for owner, kept in self._messages.copy().items():
-            if message.read_at - kept.read_at > KEPT_FOR:
+            # Not that of a waiter that was woken and has not run since.
+            if message.read_at - kept.read_at > KEPT_FOR and owner not in self._waiting:
                 self._messages.pop(owner, None)
         # Store the message first, so that a waiter that starts right now finds it.
         self._messages[message.owner] = message
