@@ -631,8 +631,8 @@ async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkey
         )
         for attempt, met in zip(attempts, known, strict=True)
     ]
-    while len(listener._listener._coroutines) < 2:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(listener._listener._coroutines) == 2
     # From here on, nothing else runs in this event loop, but the listening thread reads on.
     for lease, attempt in zip(leases, attempts, strict=True):
         release(direct, lease)

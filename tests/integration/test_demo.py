@@ -148,13 +148,13 @@ def test_an_interrupted_demonstration_stops_what_it_started(
                 break
         assert len(left_behind(directory)) > 10
         demo.send_signal(end)
-        demo.stdout.read()
+        rest = demo.stdout.read()
     patience = time.monotonic() + 20
     while left_behind(directory) and time.monotonic() < patience:
         time.sleep(0.1)
     assert left_behind(directory) == []
     if end is not signal.SIGKILL:
-        assert demo.returncode == 130
+        assert demo.returncode == 130, rest
         assert list(directory.iterdir()) == []
 
 
