@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
 from testproject.servers import ServerNotFound
 
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+from . import interrupt
 
 
 def main() -> int:
@@ -37,10 +32,7 @@ def main() -> int:
         parser.error("--database goes with run, and not with serve")
     if arguments.metrics and importlib.util.find_spec("prometheus_client") is None:
         parser.error('--metrics needs prometheus-client: pip install "django-dlock[prometheus]"')
-    # However it is ended, stop what it has started. Set SIGINT explicitly, because processes that
-    # a shell starts in the background ignore it.
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-        signal.signal(getattr(signal, name), _interrupt)
+    interrupt.listen()
     try:
         if what == "serve":
             from .serve import serve

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from django_dlock import clock
 
+from .interrupt import pause
 from .journal import Event, Kind
 from .metrics import compare
 from .metrics import table as comparison
@@ -88,7 +88,7 @@ class Show:
         while sum(event.kind == "ready" for event in self.events) < count:
             if self.stage.dead() or clock.now() > give_up:
                 return False
-            time.sleep(TICK)
+            pause(TICK)
             self.events += self.stage.journal.new()
             ready = sum(event.kind == "ready" for event in self.events)
             self._show_progress(f"{ready} of {count} workers are ready")
@@ -130,7 +130,7 @@ class Show:
     # -- the loop ------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        time.sleep(TICK)
+        pause(TICK)
         news = self.stage.journal.new()
         self.events += news
         for event in news:
@@ -270,7 +270,7 @@ class Show:
             f"{locks.name}: {locks.how} for {PAUSE:g} s while all three tasks run a slow order"
         )
         with locks.away():
-            time.sleep(PAUSE)
+            pause(PAUSE)
 
     def _tell(self, event: Event, text: str) -> None:
         self.say(f"{TITLES[event.column]}: {text}")

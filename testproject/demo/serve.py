@@ -8,13 +8,13 @@ import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 from django_dlock import clock
 from testproject.servers import free_port
 
+from .interrupt import pause
 from .report import LOCKED, RECORD
 from .stage import Stage
 
@@ -87,7 +87,7 @@ def _trickle(stage: Stage) -> None:
         harm.tick()
         if stage.dead():
             return
-        time.sleep(PACE)
+        pause(PACE)
 
 
 class _Harm:
@@ -160,5 +160,5 @@ def _answers(stage: Stage, port: int) -> bool:
     while not stage.dead():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return True
-        time.sleep(0.1)
+        pause(0.1)
     return False

@@ -297,6 +297,17 @@ def test_g1_a_message_about_a_broken_lease_is_ignored(direct, listener):
     assert wait(listener, attempt, met, 0.5) is None
 
 
+def test_g1_a_message_from_before_the_request_is_ignored(direct, listener):
+    # B waits ──► is handed the lease ──► a replica takes over, and knows nothing of it
+    #                 └─ B asks the replica, whose tokens are lower, and reads its message only now
+    grant(direct, request())
+    attempt = waiter()
+    met = refuse(listener, attempt)
+    early = handover.HandoverMessage(attempt.owner, met.ticket.token + 1, met.ticket.asked_at - 1.0)
+    listener._listener._messages[attempt.owner] = early
+    assert wait(listener, attempt, met, 0.5) is None
+
+
 def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(
     direct, listener, monkeypatch
 ):
@@ -621,7 +632,7 @@ def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener):
 async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkeypatch):
     # As after a minute.
     monkeypatch.setattr(handover, "KEPT_FOR", 0.0)
-    attempts = [waiter("first"), waiter("second")]
+    attempts = [waiter(name, ttl=600.0) for name in ("first", "second")]
     leases = [grant(direct, request(attempt.name)) for attempt in attempts]
     known = queue(listener, *attempts)
     end = clock.now() + PATIENCE
@@ -643,7 +654,7 @@ async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkey
 
 
 def test_g5_a_message_waits_half_a_minute_for_its_waiter(direct, listener):
-    attempts = [waiter("first"), waiter("second")]
+    attempts = [waiter(name, ttl=600.0) for name in ("first", "second")]
     leases = [grant(direct, request(attempt.name)) for attempt in attempts]
     met, met_second = queue(listener, *attempts)
     messages = listener._listener._messages
@@ -654,9 +665,34 @@ def test_g5_a_message_waits_half_a_minute_for_its_waiter(direct, listener):
     owner = attempts[0].owner
     until(lambda: owner in messages)
     messages[owner] = messages[owner]._replace(read_at=messages[owner].read_at - 30.0)
+    met = met._replace(ticket=met.ticket._replace(asked_at=met.ticket.asked_at - 30.0))
     release(direct, leases[1])
     assert second().owner == attempts[1].owner
-    assert wait(listener, attempts[0], met, PATIENCE).owner == owner
+    first = wait(listener, attempts[0], met, PATIENCE)
+    assert first is not None
+    assert first.owner == owner
+
+
+async def test_a_coroutine_that_waits_keeps_one_reading_thread_asleep(
+    direct, listener, monkeypatch
+):
+    inner, waits = listener._listener, []
+    wait_of = handover.HandoverListener.wait
+
+    def counted(self, owner, *args, **kwargs):
+        waits.append(owner)
+        return wait_of(self, owner, *args, **kwargs)
+
+    monkeypatch.setattr(handover.HandoverListener, "wait", counted)
+    grant(direct, request())
+    attempt = waiter()
+    met = refuse(listener, attempt)
+    # Until the second of its checks, more than half a second later.
+    checks = iter([False, True])
+    end = clock.now() + PATIENCE
+    handed = await inner.async_wait(attempt.owner, met, until=end, interrupted=lambda: next(checks))
+    assert handed is None
+    assert waits == [""]
 
 
 def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):

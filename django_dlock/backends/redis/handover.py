@@ -7,8 +7,9 @@
   otherwise the server may have skipped it. So the first wait subscribes and lets its caller ask
   again, as does every wait after the connection broke. A message that arrives between a request
   and its wait is kept.
-* A message is valid if its token is higher than that of the lease that the request found. An older
-  message belongs to an earlier grant, which is over.
+* A message is valid if it was read after the request was sent, and its token is higher than that of
+  the lease that the request found. An older message belongs to an earlier grant, which is over, or
+  which a server that took over does not know.
 * As with every lease, the deadline counts from when the request was *sent*; the server's clock
   decides nothing here. ``Commands.handed_over`` accepts the lease if at least two thirds of it are
   left and it will be renewed in the background; otherwise the caller asks again, finds its own
@@ -53,14 +54,14 @@ FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
 SILENCE = 10.0
 """Seconds without a message after which the connection must answer a PING."""
 KEPT_FOR = 60.0
-"""Seconds for which a message is kept if its waiter is not waiting right now: longer than a busy
-thread or a blocked event loop takes from the answer to its request to the wait."""
+"""Seconds for which a message is kept if its waiter is not waiting right now. In a busy process it
+may take long from the answer to a request to the wait."""
 ELSEWHERE = 2.0
 """Seconds after a subscription during which a new subscription would not help either."""
 SOON = 0.1
 """A connection that breaks within this many seconds may break again at once."""
 
-_NEVER = Contention("", "held", 0.0, 0.0, ticket=Ticket(0, float("inf")))
+_NEVER = Contention("", "held", float("inf"), 0.0, ticket=Ticket(0, float("inf")))
 """For the reading thread, which itself never gets a message."""
 
 
@@ -227,7 +228,10 @@ class HandoverListener:
         listening = self._connection is not None
         ticket = cast(Ticket, met.ticket)
         message = self._messages.pop(waiter.owner, None)
-        if message is not None and (not message.token or message.token > ticket.token):
+        if message is not None and (
+            not message.token
+            or (message.token > ticket.token and message.read_at > ticket.asked_at)
+        ):
             waiter.message = message
             return True
         asked_too_early = listening and ticket.asked_at <= self._subscribed_at
@@ -349,7 +353,7 @@ class HandoverListener:
         if message is None:
             return
         for owner, kept in self._messages.copy().items():
-            # Not that of a waiter that was woken and has not run since.
+            # Keep that of a waiter that was woken and has not run since.
             if message.read_at - kept.read_at > KEPT_FOR and owner not in self._waiting:
                 self._messages.pop(owner, None)
         # Store the message first, so that a waiter that starts right now finds it.
