@@ -62,8 +62,8 @@ class Many:
     intervals: int
     counted_ttl: float | None = None
     """While round trips are counted. If acquiring takes longer than an interval, a renewal is
-    always under way, and a count that begins or ends within it is wrong by one. In Redis, if the
-    pauses last 5 s, the heartbeats that the watchdog then sends by themselves are counted, too."""
+    always under way, and a count that begins or ends within it is wrong by one. If the pauses last
+    5 s, the heartbeats that the watchdog then sends by themselves are counted, too."""
 
     @property
     def seconds(self) -> float:
