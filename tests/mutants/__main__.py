@@ -14,7 +14,8 @@ import argparse
 import subprocess
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from tests.mutants.from_diff import from_diff
@@ -25,13 +26,14 @@ from tests.mutants.runner import GOOD, Result, run_all
 from tests.mutants.selection import MOST, changed_since, drawn, is_checkout, near, seed_of
 
 ROOT = Path(__file__).resolve().parents[2]
+INDENT = " " * 7
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.from_diff:
-        print("Guarantee: \nBreaks: \nTest: \n")
+        print("Guarantee: G…\nBreaks: …\nTest: …\n")
         print(from_diff(ROOT), end="")
         return 0
     mutants = list(all_mutants())
@@ -112,20 +114,15 @@ def show(results: Sequence[Result]) -> None:
     print(f"\n{red} of {len(results)} mutants went red")
 
 
-def show_left_out(left_out: dict[str, list[str]]) -> None:
+def show_left_out(left_out: Mapping[str, Sequence[str]]) -> None:
     """Which mutants did not run, and why."""
     for reason, names in left_out.items():
         if names:
-            print(f"\n{len(names)} did not run: {reason}")
-            listed = ", ".join(names)
+            print(f"\n{len(names)} mutants did not run: {reason}")
+        for folder, group in groupby(names, key=lambda name: name.rpartition("/")[0]):
+            listed = ", ".join(name.rpartition("/")[2] for name in group)
             print(
-                textwrap.fill(
-                    listed,
-                    width=100,
-                    initial_indent="  ",
-                    subsequent_indent="  ",
-                    break_long_words=False,
-                )
+                textwrap.fill(listed, 100, initial_indent=f"{folder:<7}", subsequent_indent=INDENT)
             )
 
 

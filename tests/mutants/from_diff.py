@@ -58,11 +58,12 @@ def _groups(source: Source, operations: Sequence[Operation]) -> Iterator[tuple[i
     while changes:
         first = last = changes.pop(0)
         while changes:
-            between = operations[last + 1]
-            near = between[2] - between[1] <= NEAR
-            end = max(operations[changes[0]][2], between[2] + 1)
-            whole = _innermost(source, operations[first][1], end)
-            if not near or whole != _innermost(source, operations[last][1], between[2]):
+            start, following = operations[first][1], operations[changes[0]]
+            near = following[1] - operations[last][2] <= NEAR
+            # One section does not reach from one function into the next.
+            if not near or _innermost(source, start, following[2]) != _innermost(
+                source, start, operations[last][2]
+            ):
                 break
             last = changes.pop(0)
         yield first, last

@@ -71,6 +71,8 @@ class Mutant:
         tests = re.findall(r"^Test: (\S+)$", head, re.MULTILINE)
         if set(fields) != {"Guarantee", "Breaks"} or not tests or not sections:
             raise BrokenMutant(f"{name} must say Guarantee:, Breaks:, Test: and In:")
+        if fields["Guarantee"] not in GUARANTEES:
+            raise BrokenMutant(f"{name}: {fields['Guarantee']} is none of {', '.join(GUARANTEES)}")
         try:
             changes = tuple(Change.read(section) for section in sections)
         except BrokenMutant as error:
@@ -81,7 +83,7 @@ class Mutant:
         """Whether ``word`` is its guarantee, or a part of its name."""
         if word.upper() in GUARANTEES:
             return word.upper() == self.guarantee
-        return word in self.name
+        return word in (self.name if "/" in word else self.name.rpartition("/")[2])
 
 
 def all_mutants(folder: Path = HERE) -> Iterator[Mutant]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import contextlib
 import os
 import shutil
 import signal
@@ -126,10 +127,8 @@ def tests_of(mutants: Sequence[Mutant], suite: Suite) -> set[str]:
     """The tests of all mutants but the broken ones."""
     found: set[str] = set()
     for mutant in mutants:
-        try:
+        with contextlib.suppress(BrokenMutant):
             found |= {test.node_id for test in suite.of(mutant)}
-        except BrokenMutant:
-            continue
     return found
 
 
