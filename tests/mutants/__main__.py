@@ -33,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.from_diff:
-        print("Guarantee: G…\nBreaks: …\nTest: …\n")
-        print(from_diff(ROOT), end="")
+        sections = from_diff(ROOT)
+        print(f"Guarantee: G…\nBreaks: …\nTest: …\n\n{sections}", end="")
         return 0
     mutants = list(all_mutants())
     for word in options.wanted:
