@@ -1,6 +1,7 @@
 # Needs Python 3.10 or newer and make, nothing else:
-#   make demo   shows what goes wrong without django-dlock, and that it does not with it
-#   make test   runs everything
+#   make demo      shows what goes wrong without django-dlock, and that it does not with it
+#   make test      tests what a change can break, in minutes
+#   make test-all  tests every store, fault, browser and framework, too
 
 # PYTHON=python3.13 chooses an interpreter; otherwise the first one that is new enough is used.
 SUITABLE := import sys; sys.exit(sys.version_info < (3, 10))
@@ -12,9 +13,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 ARGS ?=
 HIREDIS := hiredis==3.5.0
-# Tests mostly wait for servers, workers and leases. Files start in their order, faults before unit
-# tests: sorted by their number of tests, as xdist does by default, the slowest would come last.
-JOBS ?= 4
+# Tests mostly wait for servers, workers and leases: many processes share few processors. Files start
+# in their order, faults before unit tests: sorted by their number of tests, as xdist does by default,
+# the slowest would come last.
+JOBS ?= 8
+RUN = $(BIN)/python -m tests.run -n $(JOBS) --dist loadscope --no-loadscope-reorder
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
 SECONDS ?= 60
@@ -22,7 +25,7 @@ CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test backend-matrix coverage celery-own mutants faults failover-load soak nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
+.PHONY: help demo serve test test-all test-rest test-nightly backend-matrix coverage celery-own mutants faults failover-load soak nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,8 +36,18 @@ demo: $(VENV)/.demo ## Run the demonstration: plain Celery, the lock alone, lock
 serve: $(VENV)/.demo ## Leave the demonstration's site and workers running
 	@$(BIN)/python -m testproject.demo serve $(ARGS)
 
-test: $(VENV)/.dev ## Run everything: tests, types, lint, import contract, docs, wheel
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.dev ## Run the tests that a change needs: code, docs, types, lint, wheel; minutes
+	@$(RUN) --level quick $(ARGS)
+
+test-all: $(VENV)/.dev ## Run them and those of every store, fault, browser and framework
+	@$(RUN) --level all $(ARGS)
+
+# What test-all adds to test, for those who run both.
+test-rest: $(VENV)/.dev
+	@$(RUN) --level rest $(ARGS)
+
+test-nightly: $(VENV)/.dev
+	@$(BIN)/python -m tests.run -n 2 --dist loadscope --level nightly $(ARGS)
 
 coverage: $(VENV)/.dev ## Run the tests and list the lines that none of them enters; half an hour
 	@rm -rf build/coverage && mkdir -p build/coverage
@@ -48,8 +61,11 @@ celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the
 backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; 15 minutes
 	@$(BIN)/python -m tests.backends.matrix --jobs $(JOBS) $(ARGS)
 
-mutants: $(VENV)/.dev ## Take out one mechanism per guarantee and see its tests go red
+mutants: $(VENV)/.dev ## Take out 120 mechanisms, one at a time, and see a test go red; ARGS=--all
 	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) $(ARGS)
+
+mutants-all: $(VENV)/.dev
+	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) --all
 
 faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of an hour
 	@$(BIN)/python -m tests.faults.suite --table docs/explanation/faults-table.md $(ARGS)
@@ -61,9 +77,9 @@ failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a se
 	@DLOCK_LOAD_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -s -n 0 --timeout 3600 tests/integration/test_failover_under_load.py $(ARGS)
 
 # Each goes on when another fails; the last line names those that have failed.
-NIGHTLY := celery-own faults faults-database soak backend-matrix failover-load
-.PHONY: faults-database
-nightly: $(VENV)/.dev ## Run everything that is too long for make test, one after the other; two and a half hours
+NIGHTLY := test-nightly mutants-all celery-own faults faults-database soak backend-matrix failover-load
+.PHONY: faults-database mutants-all
+nightly: $(VENV)/.dev ## Run everything that is too long for make test-all, one after the other; three hours
 	@failed=; for each in $(NIGHTLY); do echo "== make $$each"; $(MAKE) --no-print-directory $$each || failed="$$failed $$each"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 

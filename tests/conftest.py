@@ -23,6 +23,7 @@ from django_dlock.backends.redis import RedisBackend
 from testproject.processes import OwnProcess
 from testproject.rabbit import RabbitServer
 from testproject.servers import RedisServer
+from tests.levels import pytest_addoption, pytest_collection_modifyitems  # noqa: F401 - hooks
 from tests.support import databases, mariadb, postgres
 from tests.support.etcd import EtcdServer
 from tests.support.pgbouncer import PgBouncer

@@ -14,6 +14,8 @@ from django_dlock.backends.database import DatabaseBackend
 from django_dlock.testing import BackendContract
 from tests.support import databases, postgres
 
+pytestmark = pytest.mark.quick
+
 KINDS = ("sqlite", "memory", "postgres", "pooled", "mariadb")
 """``pooled``: PostgreSQL behind a PgBouncer that shares each session among many clients."""
 

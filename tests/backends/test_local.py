@@ -13,6 +13,8 @@ from django_dlock.process import current
 from django_dlock.testing import BackendContract, FakeClock
 from tests.support.awaited import AwaitedLocalBackend
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def backend(local_backend: LocalBackend) -> LocalBackend:

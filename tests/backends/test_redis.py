@@ -7,6 +7,8 @@ import pytest
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.testing import BackendContract
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def backend(redis_backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> RedisBackend:

@@ -16,6 +16,8 @@ import pytest
 from benchmarks import parsers, processor
 from benchmarks.beds import DelayProxy, spinning
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def echo() -> Iterator[str]:

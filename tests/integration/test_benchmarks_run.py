@@ -30,6 +30,8 @@ from benchmarks.rows import MODULES, all_rows
 from benchmarks.runner import FEWEST_PASSES, FEWEST_ROUNDS, run_row
 from testproject.servers import RedisServer
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # -- in turns -------------------------------------------------------------------------------

@@ -10,12 +10,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from django.conf import settings
 
 from testproject.servers import RedisServer
 from tests.conftest import missing
 from tests.support.aliases import alias
 from tests.support.postgres import PostgresNotFound, database, settings_for
+
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES, THREADS, TOTAL = 8, 8, 2000

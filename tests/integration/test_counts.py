@@ -14,6 +14,8 @@ from testproject.servers import RedisServer
 from tests.support.aliases import LONG, alias, another, configured
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.extended
+
 LEASE = 6.0
 """Seconds; within a third of it, a busy machine can acquire hundreds of locks."""
 

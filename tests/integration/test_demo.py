@@ -25,6 +25,7 @@ COMMAND = (sys.executable, "-m", "testproject.demo")
 
 pytestmark = [
     pytest.mark.project,  # long, and the same on all versions
+    pytest.mark.extended,
     pytest.mark.usefixtures("redis_server"),  # for its reason to skip
 ]
 

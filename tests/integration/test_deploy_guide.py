@@ -14,6 +14,8 @@ from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.workers import PATIENCE, ROOT, Site, eventually, result
 
+pytestmark = pytest.mark.extended
+
 GUIDE = Path(ROOT, "docs", "howto", "deploy.md")
 
 

@@ -22,6 +22,8 @@ from tests.support.nodes import Nodes
 from tests.support.proxy import Proxy
 from tests.support.redis_cluster import RedisCluster
 
+pytestmark = pytest.mark.extended
+
 DATABASE = "django_dlock.backends.database.DatabaseBackend"
 REDLOCK = "django_dlock.backends.redlock.RedlockBackend"
 ETCD = "django_dlock.backends.etcd.EtcdBackend"

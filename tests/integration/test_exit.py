@@ -12,6 +12,8 @@ from django_dlock import clock, locks
 from django_dlock.lease import Renewal
 from testproject.servers import RedisServer
 
+pytestmark = pytest.mark.extended
+
 HEAD = """
 import os, sys
 import django

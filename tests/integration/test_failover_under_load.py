@@ -26,6 +26,8 @@ from tests.support import databases, postgres
 from tests.support.aliases import configured
 from tests.support.workers import Place, Site, eventually
 
+pytestmark = pytest.mark.nightly
+
 TTL, VIEW_TTL, FAILOVER_AFTER = 4.0, 2.0, 2.0
 PER_SECOND = 50
 """Tasks that are published; each order is sent twice."""

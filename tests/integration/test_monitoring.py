@@ -23,6 +23,8 @@ from tests.support.databases import until
 from tests.support.prometheus import PrometheusServer, ServerNotFound, promtool
 from tests.support.workers import ROOT, Site, result
 
+pytestmark = pytest.mark.extended
+
 FILES = Path(django_dlock.__file__).parent / "metrics" / "monitoring"
 ALERTS, DASHBOARD = FILES / "alerts.yml", FILES / "grafana.json"
 

@@ -29,7 +29,7 @@ from tests.conftest import missing
 from tests.support.databases import until
 from tests.support.workers import PATIENCE, Site, result
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.extended]
 
 LOCAL = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
 ORDER = {"alias": "default", "group": "order"}

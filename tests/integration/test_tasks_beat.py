@@ -16,6 +16,8 @@ from tests.support.faketime import LIBRARY, clock_ahead, library
 from tests.support.tasks_beat import INTERVAL
 from tests.support.workers import ROOT, Place, Site, eventually
 
+pytestmark = pytest.mark.extended
+
 AHEAD = 2
 """Seconds by which the clock of one of them is ahead."""
 

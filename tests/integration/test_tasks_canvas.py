@@ -19,6 +19,8 @@ from tests.conftest import missing
 from tests.integration.test_tasks_faults import hold, let_go, requeues, result
 from tests.support.workers import PATIENCE, Place, Site, eventually, orders
 
+pytestmark = pytest.mark.extended
+
 QUEUES = ("celery", "prefork", "solo", "threads")
 POINTS = ("recorded", "stored", "sending", "sent", "counted")
 """Where a member dies: its record is committed; its result is stored, too; it was counted, and

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.workers import PATIENCE, ROOT, eventually
 
+pytestmark = pytest.mark.extended
+
 FILES = {
     "manage.py": """
         import os, sys

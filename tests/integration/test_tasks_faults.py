@@ -15,6 +15,8 @@ from tests.conftest import missing
 from tests.support import postgres
 from tests.support.workers import PATIENCE, Site, eventually, result
 
+pytestmark = pytest.mark.extended
+
 
 def started() -> Iterator[RedisServer]:
     try:

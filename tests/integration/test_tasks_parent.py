@@ -19,6 +19,8 @@ from tests.conftest import missing
 from tests.support.proxy import Proxy
 from tests.support.workers import PATIENCE, Place, Site, eventually, orders, result
 
+pytestmark = pytest.mark.extended
+
 TTL = 30.0
 SOON = 10.0
 """Seconds; much less than any TTL and long enough for any machine."""

@@ -16,6 +16,8 @@ from tests.conftest import missing
 from tests.support import postgres
 from tests.support.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
 
+pytestmark = pytest.mark.extended
+
 OTHER = "other"
 
 HAS_GEVENT = importlib.util.find_spec("gevent") is not None

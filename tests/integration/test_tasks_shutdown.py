@@ -20,6 +20,8 @@ from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:

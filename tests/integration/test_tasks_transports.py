@@ -30,7 +30,10 @@ from tests.support.workers import (
 
 pytest.importorskip("sqlalchemy")
 # A warning of SQLAlchemy about kombu's models.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
+    pytest.mark.extended,
+]
 
 SETTINGS = {"CELERY_WORKER_LOST_WAIT": 0.5}
 """Seconds for which a parent waits for the result of a dead child; by default ten."""

@@ -35,6 +35,8 @@ from tests.support.deliveries import effects, in_memory, task, waiting, work
 from tests.support.proxy import Proxy
 from tests.support.workers import PATIENCE, ROOT, Place, Site, eventually
 
+pytestmark = pytest.mark.extended
+
 numbers = itertools.count(1)
 
 SOON = UNCONFIRMED / 3

@@ -1,0 +1,97 @@
+"""``python -m tests.guarantees``: which tests each guarantee has, for the documentation.
+
+Reads the names of the tests (``test_g5_…``) and writes the end of
+``docs/reference/guarantees.md``; a test compares the page with the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "guarantees.md"
+HEADING = "## The tests of each guarantee\n"
+
+PARTS = {
+    "contract": "django_dlock/testing/",
+    "unit": "tests/unit/",
+    "stores": "tests/backends/",
+    "parts together": "tests/integration/",
+    "faults": "tests/faults/",
+}
+"""Column of the table → the folder of its tests."""
+NAMES = {
+    "G1": "Lease",
+    "G2": "Told",
+    "G3": "Fenced",
+    "G4": "Recovers",
+    "G5": "Idempotent commands",
+    "G6": "Bounded watchdog",
+    "G7": "Interrupt-safe",
+    "G8": "Fork-safe",
+    "G9": "Clock-safe",
+    "G10": "Bounded calls",
+    "G11": "Replication",
+    "G12": "Effectively once",
+    "G13": "Never lost by the guard",
+    "G14": "Same key, other payload",
+    "G15": "Commit before release",
+}
+
+
+def counted() -> dict[str, Counter[str]]:
+    """Guarantee → file, relative to the project → tests that have its number in their name."""
+    found: dict[str, Counter[str]] = {guarantee: Counter() for guarantee in NAMES}
+    contract = (ROOT / "django_dlock" / "testing").glob("contract*.py")
+    for file in [*contract, *(ROOT / "tests").rglob("test_*.py")]:
+        for name in re.findall(r"def test_((?:g\d+_)+)", file.read_text()):
+            for number in re.findall(r"g(\d+)_", name):
+                found[f"G{number}"][str(file.relative_to(ROOT))] += 1
+    return found
+
+
+def section() -> str:
+    """What the page says below its heading."""
+    found = counted()
+
+    def cell(guarantee: str, folder: str) -> str:
+        return str(
+            sum(count for file, count in found[guarantee].items() if file.startswith(folder)) or "–"
+        )
+
+    columns = "".join(f" {part} |" for part in PARTS)
+    table = [f"| |{columns}", f"| --- |{' ---: |' * len(PARTS)}"]
+    table += [
+        f"| {guarantee} {name} | {' | '.join(cell(guarantee, part) for part in PARTS.values())} |"
+        for guarantee, name in NAMES.items()
+    ]
+    files = [
+        f"**{guarantee}**: {', '.join(f'`{file}`' for file in sorted(found[guarantee]))}\n"
+        for guarantee in NAMES
+    ]
+    return "\n".join(
+        [
+            "",
+            "The numbers count the tests that have the number of the guarantee in their names.",
+            "Those of the contract run on every store.",
+            "`python -m tests.guarantees` writes this part of the page.",
+            "",
+            *table,
+            "",
+            "These are the files:",
+            "",
+            *files,
+        ]
+    )
+
+
+def main() -> None:
+    before = PAGE.read_text().partition(HEADING)[0]
+    PAGE.write_text(before + HEADING + section())
+    print(f"Written: {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Which tests belong to ``make test``, ``make test-all`` and ``make nightly``.
+
+``make test`` is for everybody who changes something: minutes, and no server but the Redis that the
+environment carries. ``make test-all`` is all of them but the nightly ones: every store, fault,
+browser and framework.
+
+``make test-all`` adds the folders in ``FOLDERS``, the tests that need another server or a browser,
+which their fixtures tell, and those with the mark ``extended``. The mark ``quick`` takes a file of
+these folders into ``make test``. The mark ``nightly`` is for tests that take minutes, and for those
+whose subject is real time, which a busy machine can upset.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
+
+LEVELS = ("quick", "rest", "all", "nightly")
+
+NEED_SERVERS = {
+    "browser",
+    "etcd_server",
+    "mariadb_url",
+    "own_etcd",
+    "pooler",
+    "postgres_url",
+    "rabbit_server",
+    "zookeeper_server",
+}
+"""Fixtures that start more than a Redis."""
+DATABASE_SERVERS = {"mariadb", "postgres"}
+"""Values of the fixture ``database`` that start a server."""
+FOLDERS = ("tests/backends/", "tests/browser/", "tests/faults/")
+
+
+def level_of(item: pytest.Item) -> str:
+    """``quick``, which ``make test`` runs; ``rest``, which ``make test-all`` adds; ``nightly``."""
+    if item.get_closest_marker("nightly"):
+        return "nightly"
+    fixtures = set(getattr(item, "fixturenames", ()))
+    parameters = getattr(item, "callspec", None)
+    database = parameters.params.get("database") if parameters else None
+    if (
+        item.get_closest_marker("extended")
+        or fixtures & NEED_SERVERS
+        or database in DATABASE_SERVERS
+        or (item.nodeid.startswith(FOLDERS) and not item.get_closest_marker("quick"))
+    ):
+        return "rest"
+    return "quick"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--level",
+        choices=LEVELS,
+        default="all",
+        help="quick: what make test runs; all: what make test-all runs; rest: all but quick; "
+        "nightly: only what make nightly adds. Tests whose files are named run at every level.",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return
+    wanted = config.getoption("--level")
+    levels = {"quick", "rest"} if wanted == "all" else {wanted}
+    kept = [item for item in items if level_of(item) in levels]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
