@@ -12,6 +12,8 @@ whose subject is real time, which a busy machine can upset.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
@@ -29,8 +31,8 @@ NEED_SERVERS = {
     "zookeeper_server",
 }
 """Fixtures that start more than a Redis."""
-DATABASE_SERVERS = {"mariadb", "postgres"}
-"""Values of the fixture ``database`` that start a server."""
+NAMES_SERVER = re.compile(r"\[.*(etcd|mariadb|pooled|postgres|rabbit|zookeeper)")
+"""Parameters for which a fixture starts one, as they stand in the names of the tests."""
 FOLDERS = ("tests/backends/", "tests/browser/", "tests/faults/")
 
 
@@ -38,13 +40,10 @@ def level_of(item: pytest.Item) -> str:
     """``quick``, which ``make test`` runs; ``rest``, which ``make test-all`` adds; ``nightly``."""
     if item.get_closest_marker("nightly"):
         return "nightly"
-    fixtures = set(getattr(item, "fixturenames", ()))
-    parameters = getattr(item, "callspec", None)
-    database = parameters.params.get("database") if parameters else None
     if (
         item.get_closest_marker("extended")
-        or fixtures & NEED_SERVERS
-        or database in DATABASE_SERVERS
+        or NEED_SERVERS.intersection(getattr(item, "fixturenames", ()))
+        or NAMES_SERVER.search(item.name)
         or (item.nodeid.startswith(FOLDERS) and not item.get_closest_marker("quick"))
     ):
         return "rest"

@@ -63,7 +63,15 @@ def row(output: str, name: str) -> list[str]:
     return re.split(r"  +", line.strip())
 
 
-@pytest.mark.parametrize("kind", ["redis", "sqlite", "postgresql"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "redis",
+        # The same with another store takes half a minute each.
+        pytest.param("sqlite", marks=pytest.mark.nightly),
+        pytest.param("postgresql", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_demonstration_shows_what_it_promises_and_leaves_nothing_behind(
     directory: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -22,6 +22,8 @@ from tests.integration.test_tasks_faults import hold, let_go, requeues, result
 from tests.support.proxy import Proxy
 from tests.support.workers import PATIENCE, Site, eventually, orders
 
+pytestmark = pytest.mark.extended
+
 QUEUES = ("celery", "prefork", "solo")
 QUEUE_TYPES = ("classic", "quorum")
 

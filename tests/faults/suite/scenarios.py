@@ -44,7 +44,7 @@ class Scenario:
             again.
         free_within: Seconds after a death until the lock must be free, in pools with a parent
             process that notices it.
-        short: Whether it is part of the short form, too.
+        short: Whether it is part of the short form, too, which has one for each part that fails.
         overlaps: Why guarded bodies may overlap here although both consider the lock theirs; empty
             if they may not.
         harmless: By broker and pool, as in ``redis solo``: why unguarded tasks are not damaged
@@ -61,7 +61,7 @@ class Scenario:
     on_sqlite: bool = True
     publish_again: bool = False
     free_within: float | None = None
-    short: bool = True
+    short: bool = False
     overlaps: str = ""
     harmless: Mapping[str, str] = field(default_factory=dict)
 
@@ -425,6 +425,7 @@ SCENARIOS = (
         title="redelivery while running",
         play=redelivered_while_running,
         on_sqlite=False,
+        short=True,
     ),
     Scenario(
         name="redelivered-finished",
@@ -444,14 +445,22 @@ SCENARIOS = (
         play=child_killed_before_commit,
         kinds=KINDS,
         pools=("prefork",),
+        short=True,
     ),
     Scenario(
         name="child-after-commit",
         title="child SIGKILL after the commit, before the acknowledgement",
         play=child_killed_after_commit,
         pools=("prefork",),
+        short=True,
     ),
-    Scenario(name="worker-killed", title="whole worker SIGKILL", play=worker_killed, kinds=KINDS),
+    Scenario(
+        name="worker-killed",
+        title="whole worker SIGKILL",
+        play=worker_killed,
+        kinds=KINDS,
+        short=True,
+    ),
     Scenario(
         name="worker-stopped",
         title="worker SIGSTOP past TTL, then resumed",
@@ -481,6 +490,7 @@ SCENARIOS = (
         on_database="rows of the lock table deleted",
         play=locks_emptied,
         task="guarded",
+        short=True,
         overlaps="the store has lost the locks, and a holder learns this at its next renewal",
     ),
     Scenario(
@@ -489,6 +499,7 @@ SCENARIOS = (
         on_database="lock table locked past TTL",
         play=locks_paused,
         task="guarded",
+        short=True,
     ),
     Scenario(
         name="broker-cut",
@@ -505,12 +516,14 @@ SCENARIOS = (
         play=database_cut,
         on_sqlite=False,
         publish_again=True,
+        short=True,
     ),
     Scenario(
         name="sender-killed",
         title="child SIGKILL between the commit and its follow-ups",
         play=sender_killed,
         pools=("prefork",),
+        short=True,
     ),
     Scenario(
         name="sender-over-limit",
@@ -523,13 +536,11 @@ SCENARIOS = (
         name="broker-away",
         title="broker down between the commit and the follow-ups",
         play=broker_away,
-        short=False,
     ),
     Scenario(
         name="broker-away-sender-killed",
         title="broker down and child SIGKILL between the commit and the follow-ups",
         play=broker_away_and_sender_killed,
-        short=False,
         pools=("prefork",),
     ),
 )
