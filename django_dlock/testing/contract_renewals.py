@@ -17,16 +17,15 @@ class RenewalContract(ContractTools):
     """A part of ``BackendContract``."""
 
     def test_g1_a_renewed_lease_outlives_its_first_ttl(self, backend: BaseLockBackend) -> None:
-        renewed, left = self.name(), self.name()
-        # Longer than a busy machine needs until the renewal.
-        ttl = 8 * self.SHORT
-        lease = self.grant(backend, self.request(renewed, ttl=ttl))
-        self.grant(backend, self.request(left, ttl=ttl))
-        assert self.renew(backend, lease) == ["renewed"]
-        self.outlive(backend, left)
-        assert self.locked(backend, renewed)
+        """On every store: the store must move the end of the lease."""
+        renewed, _ = self.grant_and_renew(backend, 10 * self.PATIENCE)
+        # Granted later for as long, so it ends after the first TTL of the other.
+        left = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
+        self.outlive(backend, left.name)
+        assert self.locked(backend, renewed.name)
 
     def test_many_leases_are_renewed_in_order(self, backend: BaseLockBackend) -> None:
+        """On every store: one command of the store decides about each lease by itself."""
         held = self.grant(backend, self.request(self.name()))
         freed = self.grant(backend, self.request(self.name()))
         self.release(backend, freed)
@@ -45,6 +44,7 @@ class RenewalContract(ContractTools):
         ]
 
     def test_g2_the_renewal_of_a_lease_taken_over_is_told(self, backend: BaseLockBackend) -> None:
+        """On every store: the store's renewal compares the owner."""
         name = self.name()
         first = self.grant(backend, self.request(name, ttl=self.SHORT))
         self.outlive(backend, name)
@@ -55,6 +55,7 @@ class RenewalContract(ContractTools):
     def test_g1_a_renewal_overtaken_by_a_longer_one_takes_nothing_away(
         self, backend: BaseLockBackend
     ) -> None:
+        """On every store: the store keeps the later of two ends."""
         lease = self.grant(backend, self.request(self.name(), ttl=5))
         granted = self.prolong(backend, lease, 600).ttl
         for ttl in (30, 5):
@@ -64,6 +65,7 @@ class RenewalContract(ContractTools):
     def test_a_renewal_in_which_the_holder_names_a_shorter_ttl_counts(
         self, backend: BaseLockBackend
     ) -> None:
+        """On every store: the store notes the number of the renewal."""
         for name in (self.name(), self.name()):
             # In the second round, an earlier owner of the name has done the same.
             for _ in range(2):
@@ -75,6 +77,7 @@ class RenewalContract(ContractTools):
     def test_g1_a_renewal_by_the_holder_cuts_a_lease_to_no_less_than_it_names(
         self, backend: BaseLockBackend
     ) -> None:
+        """On every store: a store that rounds or shortens must not cut more."""
         # The granted TTL may be shorter than requested, and the holder may miss the answer.
         lease = self.grant(backend, self.request(self.name(), ttl=600))
         named = 0.9 * lease.ttl
@@ -84,6 +87,7 @@ class RenewalContract(ContractTools):
     def test_g1_a_late_copy_of_a_holders_shorter_renewal_takes_nothing_away(
         self, backend: BaseLockBackend
     ) -> None:
+        """On every store: the store compares the numbers."""
         lease = self.grant(backend, self.request(self.name(), ttl=600))
         self.prolong(backend, lease, 5, number=1)
         granted = self.prolong(backend, lease, 600, number=2).ttl
@@ -93,6 +97,7 @@ class RenewalContract(ContractTools):
     def test_a_reservation_is_prolonged_until_it_is_released(
         self, backend: BaseLockBackend
     ) -> None:
+        """On every store: the store may treat each kind of lease differently."""
         self.needs(backend, "reservations")
         lease = self.grant(backend, self.request(self.name(), ttl=5, kind="reserved"))
         assert self.remaining(backend, lease.name) <= 5.1
@@ -106,17 +111,20 @@ class RenewalContract(ContractTools):
         assert not self.locked(backend, lease.name)
 
     def test_an_expired_lease_is_not_revived_by_its_renewal(self, backend: BaseLockBackend) -> None:
+        """On every store: a store that keeps ended leases must compare their end."""
         lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
         self.outlive(backend, lease.name)
         self.renew(backend, lease)
         assert not self.locked(backend, lease.name)
 
     def test_a_renewal_without_leases_is_a_heartbeat(self, backend: BaseLockBackend) -> None:
+        """On every store: an empty list is a case of its own in many commands."""
         assert self.renew(backend) == []
 
     def test_many_leases_are_renewed_and_released_in_one_call(
         self, backend: BaseLockBackend
     ) -> None:
+        """On every store: the store limits what one command can take."""
         many = backend.renewals_per_call
         leases = [self.grant(backend, self.request(self.name())) for _ in range(many)]
         assert self.renew(backend, *leases) == ["renewed"] * many
@@ -130,6 +138,7 @@ class RenewalContract(ContractTools):
         return backend.start_renew(renewals, process=current().id, deadline=self.soon(backend))
 
     def test_a_renewal_is_sent_and_read_apart(self, backend: BaseLockBackend) -> None:
+        """On every store: a backend may send and read with code of its own."""
         lease = self.grant(backend, self.request(self.name()))
         for _ in range(3):
             pending = self._start_renew(backend, lease)
@@ -139,6 +148,7 @@ class RenewalContract(ContractTools):
             assert result.ttl > 0
 
     def test_an_abandoned_renewal_disturbs_no_later_call(self, backend: BaseLockBackend) -> None:
+        """On every store: the late answer is on a connection of this store."""
         lease = self.grant(backend, self.request(self.name()))
         self._start_renew(backend, lease).abandon()
         assert self.renew(backend, lease, lease) == ["renewed", "renewed"]

@@ -96,6 +96,21 @@ class ContractTools:
         (result,) = backend.renew([renewal], process=current().id, deadline=self.soon(backend))
         return result
 
+    def grant_and_renew(self, backend: BaseLockBackend, ttl: float) -> tuple[Lease, float]:
+        """A short lease that was renewed before its end, and its deadline after that.
+
+        On a machine that stalls, a lease may end first; then there is another attempt, instead of
+        a first TTL so long that each test would wait for it.
+        """
+        give_up_at = clock.now() + self.PATIENCE
+        while True:
+            lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
+            asked_at = clock.now()
+            result = self.prolong(backend, lease, ttl)
+            if result.outcome == "renewed":
+                return lease, asked_at + result.ttl * (1 - clock.DRIFT)
+            assert lease.deadline < clock.now() < give_up_at, result.outcome
+
     def remaining(self, backend: BaseLockBackend, name: str) -> float:
         """Seconds until the lease of a held name ends."""
         return self.refuse(backend, self.request(name)).remaining

@@ -13,14 +13,18 @@ from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.testing import BackendContract
 from tests.support import databases, postgres
+from tests.support.contract_parts import each_command
 
 pytestmark = pytest.mark.quick
 
-KINDS = ("sqlite", "memory", "postgres", "pooled", "mariadb")
-"""``pooled``: PostgreSQL behind a PgBouncer that shares each session among many clients."""
+KINDS = ("sqlite", "postgres", "mariadb")
+"""Each has SQL of its own."""
+SAME_SQL = ("memory", "pooled")
+"""``memory``: the SQL of SQLite on one connection. ``pooled``: that of PostgreSQL behind a
+PgBouncer, which shares each session among many clients."""
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module")
 def leases_alias(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
     """An alias of ``DATABASES`` for each kind."""
     kind = request.param
@@ -59,5 +63,12 @@ def backend(leases_alias: str, django_db_blocker: DjangoDbBlocker) -> Iterator[D
         backend.close()
 
 
+@pytest.mark.parametrize("leases_alias", KINDS, indirect=True, scope="module")
 class TestDatabase(BackendContract):
+    pass
+
+
+@pytest.mark.parametrize("leases_alias", SAME_SQL, indirect=True, scope="module")
+@each_command
+class TestDatabaseWithTheSameSQL(BackendContract):
     pass

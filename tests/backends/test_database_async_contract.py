@@ -1,4 +1,4 @@
-"""The database backend fulfils the contract for coroutines, too."""
+"""Coroutines wait for a lock in a database as the contract says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import DatabaseBackend
-from django_dlock.testing import BackendContract
+from django_dlock.testing.contract_waiting import WaitingContract
 from tests.support.awaited import Awaited
 
 
@@ -36,5 +36,5 @@ def backend(database: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Datab
         backend.close()
 
 
-class TestAwaitedDatabase(BackendContract):
+class TestAwaitedDatabase(WaitingContract):
     pass

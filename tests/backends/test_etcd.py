@@ -1,4 +1,4 @@
-"""The etcd backend keeps the contract, for threads and for coroutines."""
+"""The etcd backend keeps the contract, and for coroutines that part of it which is about waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.testing import BackendContract
+from django_dlock.testing.contract_waiting import WaitingContract
 from tests.support.awaited import Awaited
 from tests.support.etcd import EtcdServer
 
@@ -38,7 +39,7 @@ class TestEtcd(BackendContract):
     pass
 
 
-class TestAwaitedEtcd(BackendContract):
+class TestAwaitedEtcd(WaitingContract):
     @pytest.fixture
     def backend(self, etcd_server: EtcdServer) -> Iterator[EtcdBackend]:
         yield from _made(AwaitedEtcdBackend, etcd_server)

@@ -11,6 +11,7 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.process import current
 from django_dlock.testing import BackendContract, FakeClock
+from django_dlock.testing.contract_waiting import WaitingContract
 from tests.support.awaited import AwaitedLocalBackend
 
 pytestmark = pytest.mark.quick
@@ -25,7 +26,7 @@ class TestLocal(BackendContract):
     pass
 
 
-class TestAwaitedLocal(BackendContract):
+class TestAwaitedLocal(WaitingContract):
     @pytest.fixture
     def backend(self) -> Iterator[AwaitedLocalBackend]:
         backend = AwaitedLocalBackend(AliasOptions("local", "local"))

@@ -1,4 +1,4 @@
-"""The Redis backend fulfils the contract for coroutines, too."""
+"""Coroutines wait for a lock on Redis as the contract says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_dlock.backends.base import AliasOptions
-from django_dlock.testing import BackendContract
+from django_dlock.testing.contract_waiting import WaitingContract
 from testproject.servers import RedisServer
 from tests.support.awaited import AwaitedRedisBackend
 
@@ -29,5 +29,5 @@ def backend(redis_server: RedisServer) -> Iterator[AwaitedRedisBackend]:
     backend.close()
 
 
-class TestAwaitedRedis(BackendContract):
+class TestAwaitedRedis(WaitingContract):
     pass

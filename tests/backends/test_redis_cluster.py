@@ -14,13 +14,12 @@ from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.testing import BackendContract
 from testproject.servers import ServerNotFound
 from tests.conftest import missing
-from tests.support.awaited import AwaitedRedisBackend
+from tests.support.contract_parts import each_command
 from tests.support.databases import until
 from tests.support.redis_calls import (
     backend_for,
     client,
     grant,
-    options_for,
     refuse,
     release,
     renew,
@@ -86,18 +85,11 @@ def answered(
     return bool(answers)
 
 
+@each_command
 class TestRedisCluster(BackendContract):
     @pytest.fixture
     def backend(self, shared_cluster: RedisCluster) -> RedisBackend:
         return backend_for(shared_cluster.stranger.url)
-
-
-class TestAwaitedRedisCluster(BackendContract):
-    @pytest.fixture
-    def backend(self, shared_cluster: RedisCluster) -> Iterator[AwaitedRedisBackend]:
-        backend = AwaitedRedisBackend(options_for(shared_cluster.stranger.url))
-        yield backend
-        backend.close()
 
 
 @pytest.mark.parametrize("number", range(6))

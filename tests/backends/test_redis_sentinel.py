@@ -1,4 +1,4 @@
-"""The Redis backend fulfils the contract where a Sentinel says which server has the locks."""
+"""Each command of the Redis backend arrives where a Sentinel says which server has the locks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django_dlock.backends.redis import RedisBackend
 from django_dlock.testing import BackendContract
 from testproject.servers import ServerNotFound
 from tests.conftest import missing
-from tests.support.awaited import AwaitedRedisBackend
-from tests.support.redis_calls import backend_for, client, options_for
+from tests.support.contract_parts import each_command
+from tests.support.redis_calls import backend_for, client
 from tests.support.redis_sentinel import RedisSentinel
 
 
@@ -33,15 +33,8 @@ def sentinel(_sentinel: RedisSentinel) -> RedisSentinel:
     return _sentinel
 
 
+@each_command
 class TestRedisSentinel(BackendContract):
     @pytest.fixture
     def backend(self, sentinel: RedisSentinel) -> RedisBackend:
         return backend_for(sentinel.LOCATION, options=sentinel.options)
-
-
-class TestAwaitedRedisSentinel(BackendContract):
-    @pytest.fixture
-    def backend(self, sentinel: RedisSentinel) -> Iterator[AwaitedRedisBackend]:
-        backend = AwaitedRedisBackend(options_for(sentinel.LOCATION, options=sentinel.options))
-        yield backend
-        backend.close()

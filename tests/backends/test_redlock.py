@@ -1,4 +1,8 @@
-"""Redlock keeps the contract, on 3 and on 5 nodes, for threads and for coroutines."""
+"""Redlock keeps the contract on three nodes.
+
+How many nodes are a majority is tested where it is reckoned, in ``unit/test_redlock_votes.py``, and
+on five servers in ``test_redlock_faults.py``. Coroutines wait as the base class lets them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ import pytest
 
 from django_dlock.backends.redlock import RedlockBackend
 from django_dlock.testing import BackendContract
-from tests.support.nodes import AwaitedRedlockBackend, Nodes
+from tests.support.nodes import Nodes
 
 
-@pytest.fixture(params=[3, 5], scope="module")
-def servers(request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    with Nodes(request.param) as servers:
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Nodes]:
+    with Nodes(3) as servers:
         yield servers
 
 
@@ -31,14 +35,3 @@ class TestRedlock(BackendContract):
     @pytest.fixture
     def backend(self, nodes: Nodes) -> RedlockBackend:
         return nodes.backend(urls=[node.server.url for node in nodes.all])
-
-
-class TestAwaitedRedlock(BackendContract):
-    SHORT = 1.5
-
-    @pytest.fixture
-    def backend(self, nodes: Nodes) -> Iterator[AwaitedRedlockBackend]:
-        urls = [node.server.url for node in nodes.all]
-        backend = AwaitedRedlockBackend(nodes.options(urls))
-        yield backend
-        backend.close()

@@ -1,4 +1,4 @@
-"""The ZooKeeper backend keeps the contract for coroutines, too."""
+"""Coroutines wait for a lock on ZooKeeper as the contract says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.zookeeper import ZooKeeperBackend
-from django_dlock.testing import BackendContract
+from django_dlock.testing.contract_waiting import WaitingContract
 from tests.support.awaited import Awaited
 from tests.support.zookeeper import ZooKeeperServer
 
@@ -35,6 +35,6 @@ def backend(zookeeper_server: ZooKeeperServer) -> Iterator[ZooKeeperBackend]:
     backend.close()
 
 
-class TestAwaitedZooKeeper(BackendContract):
+class TestAwaitedZooKeeper(WaitingContract):
     # A busy machine takes its time for each step of a client in several threads.
     SHORT = 0.8

@@ -12,16 +12,11 @@ from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis.commands import Keys
 from django_dlock.backends.redlock import RedlockBackend
 from testproject.servers import RedisServer
-from tests.support.awaited import Awaited
 from tests.support.proxy import Proxy
 
-__all__ = ["AwaitedRedlockBackend", "Fault", "Node", "Nodes"]
+__all__ = ["Fault", "Node", "Nodes"]
 
 Fault = Literal["refuse", "black hole", "pause", "kill"]
-
-
-class AwaitedRedlockBackend(Awaited, RedlockBackend):
-    pass
 
 
 @final

@@ -72,6 +72,18 @@ def test_a_lease_without_a_process_is_on_no_host():
     assert not LeaseQuery(host="w").matches(info())
 
 
+@pytest.mark.parametrize("sort", [["size"], ["--name"], "name"])
+def test_an_unknown_order_is_refused(sort):
+    with pytest.raises(ValueError, match=r"sort is .*; it takes a sequence of"):
+        LeaseQuery(sort=sort)
+
+
+@pytest.mark.parametrize("older_than", [-1.0, float("inf"), float("nan")])
+def test_a_wrong_age_is_refused(older_than):
+    with pytest.raises(ValueError, match=r"older_than is .*; it takes 0 or more seconds"):
+        LeaseQuery(older_than=older_than)
+
+
 @pytest.mark.parametrize("wrong", [{"kind": "hold"}, {"holder_state": "gone"}])
 def test_a_list_refuses_what_no_lease_can_have(wrong):
     backend = LocalBackend(AliasOptions(alias="it", backend="unused"))
