@@ -61,7 +61,9 @@ def stores(
 
 @pytest.fixture
 def backend(
-    request: pytest.FixtureRequest, stores: tuple[DatabaseBackend, RedisBackend], postgres_alias
+    request: pytest.FixtureRequest,
+    stores: tuple[DatabaseBackend, RedisBackend],
+    postgres_alias: str,
 ) -> Iterator[FailoverBackend]:
     options = failover_options(
         postgres_alias, max_ttl=90.0, command_timeout=PATIENCE, view_ttl=3 * PATIENCE
