@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from django_dlock import Lock, clock, locks
+from django_dlock import LeaseLost, Lock, clock, locks
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redlock import RedlockBackend
 from django_dlock.backends.redlock import backend as redlock
@@ -30,6 +30,17 @@ SLOW = 15.0
 """A command timeout; many calls together take less, unless one of them waits for a dead node."""
 
 SUBSETS = [set(some) for size in range(4) for some in itertools.combinations(range(3), size)]
+
+
+def outages(*others):
+    """Each subset of the nodes refuses; in other ways, one subset of each size fails.
+
+    The majority is decided by the number of answers, whichever nodes they come from. In what way a
+    node fails decides only how its answer is missed.
+    """
+    sizes = [{1}, {0, 2}, {0, 1, 2}]
+    all_ = [(down, "refuse") for down in SUBSETS]
+    return all_ + [(down, how) for how in others for down in sizes]
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +157,7 @@ def dlocks(nodes, **entry):
 # -- every subset of the nodes -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["refuse", "black hole", "pause", "kill"])
-@pytest.mark.parametrize("down", SUBSETS, ids=str)
+@pytest.mark.parametrize(("down", "how"), outages("black hole", "pause", "kill"), ids=str)
 def test_g1_a_lease_is_granted_and_guarded_by_a_majority_only(nodes, down, how):
     backend = nodes.backend(command_timeout=20.0 if len(down) < 2 else 0.5)
     nodes.fail(down, how)
@@ -170,8 +180,7 @@ def test_g1_a_lease_is_granted_and_guarded_by_a_majority_only(nodes, down, how):
         eventually(lambda: nodes.owners_of("name") == [""] * 3)
 
 
-@pytest.mark.parametrize("how", ["refuse", "pause"])
-@pytest.mark.parametrize("down", [one for one in SUBSETS if one], ids=str)
+@pytest.mark.parametrize(("down", "how"), outages("pause")[1:], ids=str)
 def test_g5_a_lease_outlives_an_outage_shorter_than_itself(nodes, down, how):
     backend = nodes.backend(command_timeout=20.0 if len(down) < 2 else 0.5)
     warm(backend)
@@ -251,7 +260,8 @@ def test_g5_replies_that_are_cut_off_are_asked_for_again(nodes, lost):
 
 
 def test_g5_an_acquire_is_repeated_after_a_majority_of_its_replies_was_lost(nodes):
-    backend = nodes.backend(command_timeout=2.0)
+    # The first acquire lasts for the whole of it, and the other calls are repeated.
+    backend = nodes.backend(command_timeout=0.5)
     warm(backend)
     for node in nodes.all[:2]:
         node.proxy.drop_replies(how="swallow")
@@ -357,6 +367,8 @@ def test_no_lease_is_longer_than_a_restarted_node_is_kept_out(nodes):
     backend = nodes.backend(options={"max_ttl": 40.0})
     lease = grant(backend, request(ttl=500.0))
     assert lease.ttl <= 40
+    # The last of them may answer when the others have decided.
+    eventually(lambda: nodes.owners_of("name") == [lease.owner] * 3)
     assert renew(backend, lease, ttl=500.0) == ["renewed"]
     assert max(node.client.hget(f"{{{nodes.prefix}:0}}:2:l:name", "ttl") for node in nodes.all) <= (
         b"40001"
@@ -411,9 +423,11 @@ def test_g3_a_token_that_no_majority_has_stored_is_not_granted(nodes, monkeypatc
 
 @pytest.mark.parametrize("loss", ["restart", "flush"])
 def test_g1_a_node_that_lost_its_leases_grants_nothing_until_they_are_over(nodes, loss):
-    backend = nodes.backend(options={"max_ttl": 4.0}, ttl=4.0)
+    # The shortest in which two servers answer on a busy machine; this test waits for its end.
+    ttl = 2.0
+    backend = nodes.backend(options={"max_ttl": ttl}, ttl=ttl)
     nodes.fail([2])
-    lease = grant(backend, request(ttl=4.0))
+    lease = retried(lambda: grant(backend, request(ttl=ttl)))
     eventually(lambda: not backend._nodes[2].is_busy)
     if loss == "restart":
         nodes[1].restart()
@@ -422,7 +436,7 @@ def test_g1_a_node_that_lost_its_leases_grants_nothing_until_they_are_over(nodes
     lost_at = clock.now()
     nodes[2].heal()
     # Two of three nodes have no lease on the name, but one of them had.
-    others = nodes.backend(options={"max_ttl": 4.0}, ttl=4.0)
+    others = nodes.backend(options={"max_ttl": ttl}, ttl=ttl)
     answers = []
     while clock.now() < lease.deadline:
         with contextlib.suppress(QuorumNotReached):
@@ -433,14 +447,14 @@ def test_g1_a_node_that_lost_its_leases_grants_nothing_until_they_are_over(nodes
         for answer in (retried(lambda: others.get("name")), locked(others)):
             assert answer or clock.now() >= lease.deadline
     assert not any(isinstance(answer, Lease) for answer in answers)
-    eventually(lambda: isinstance(acquire(others, request(ttl=4.0)), Lease))
+    eventually(lambda: isinstance(retried(lambda: acquire(others, request(ttl=ttl))), Lease))
     # The node waits from its first answer after the loss on, which came later.
     while True:
         known = nodes[1].client.get(f"{{{nodes.prefix}:0}}:2:node")
         if known is not None and known.endswith(b" joined"):
             break
         assert isinstance(retried(lambda: acquire(others)), Lease | Contention)
-    assert clock.now() >= lost_at + 4.0
+    assert clock.now() >= lost_at + ttl
 
 
 def test_g1_a_node_that_was_restarted_with_its_data_is_kept_out_too(nodes):
@@ -457,7 +471,7 @@ def test_g1_a_node_that_was_restarted_with_its_data_is_kept_out_too(nodes):
 def test_new_servers_vote_when_a_ttl_is_over(nodes):
     for node in nodes.all:
         node.client.flushall()
-    ttl = 3.0
+    ttl = 1.5
     backend = nodes.backend(options={"max_ttl": ttl}, ttl=ttl)
     began = clock.now()
     with pytest.raises(QuorumNotReached, match="grants nothing"):
@@ -467,9 +481,13 @@ def test_new_servers_vote_when_a_ttl_is_over(nodes):
     assert clock.now() > began + 0.9 * ttl
 
 
+# The lock renews by hand in these tests: what the renewal answers is decided here, and when the
+# watchdog sends it elsewhere. So the leases may be longer than any machine stalls.
+
+
 @pytest.mark.parametrize("how", ["restart", "flush"])
 def test_g2_the_loss_of_a_majority_is_reported(nodes, how):
-    with configured(dlocks(nodes)):
+    with configured(dlocks(nodes, TTL=600.0)):
         lock = Lock("name")
         assert lock.acquire()
         eventually(lambda: nodes.owners_of("name") == [lock.owner] * 3)
@@ -478,21 +496,23 @@ def test_g2_the_loss_of_a_majority_is_reported(nodes, how):
                 node.restart()
             else:
                 node.client.flushall()
-        eventually(lambda: lock.lost)
+        with pytest.raises(LeaseLost):
+            retried(lock.renew)
+        assert lock.lost
         assert lock.lost_reason == "refused"
 
 
 def test_g1_the_loss_of_a_minority_is_survived(nodes):
-    with configured(dlocks(nodes)):
+    with configured(dlocks(nodes, TTL=600.0)):
         lock = Lock("name")
         assert lock.acquire()
         eventually(lambda: nodes.owners_of("name") == [lock.owner] * 3)
         nodes[1].restart()
-        until = clock.now() + lock.remaining + 1.0
-        while clock.now() < until:
-            lock.check()
+        for _ in range(5):
+            retried(lock.renew)
             with contextlib.suppress(QuorumNotReached):
                 assert not Lock("name", bound=False).acquire(blocking=False)
+        lock.check()
         lock.release()
 
 
@@ -505,13 +525,15 @@ def test_g2_a_first_release_of_a_lease_that_left_no_trace_is_refused(nodes):
 
 
 def test_g2_a_broken_lease_is_reported(nodes):
-    with configured(dlocks(nodes)):
+    with configured(dlocks(nodes, TTL=600.0)):
         lock = Lock("name")
         assert lock.acquire()
         nodes.fail([0])
         assert retried(lambda: locks["default"].break_("name", owner=lock.owner))
         assert not retried(lambda: locks["default"].break_("name", owner="somebody else"))
-        eventually(lambda: lock.lost)
+        with pytest.raises(LeaseLost):
+            retried(lock.renew)
+        assert lock.lost
         assert lock.lost_reason == "broken"
 
 
