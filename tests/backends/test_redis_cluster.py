@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.support.redis_calls import (
     backend_for,
     client,
     grant,
+    options_for,
     refuse,
     release,
     renew,
@@ -134,40 +136,63 @@ def test_g1_a_node_that_is_down_is_passed_over(cluster):
     assert grant(in_cluster(cluster), request()).token
 
 
-@pytest.mark.parametrize("how", ["kill", "pause"])
-def test_g11_a_lease_survives_the_fail_over_of_its_node(cluster, how):
-    backend = in_cluster(cluster, replicas=1)
-    lease = grant(backend, request())
-    getattr(cluster.owner, how)()
+class FailedOver(NamedTuple):
+    """A cluster whose node was lost, with ``lease``, which had been confirmed by its replica.
+
+    Attributes:
+        connected: A backend that was connected to the lost node. It wants its renewals confirmed,
+            and the new primary has no replica.
+    """
+
+    cluster: RedisCluster
+    connected: RedisBackend
+    lease: Lease
+
+
+@pytest.fixture(scope="module", params=["kill", "pause"])
+def failed_over(request: pytest.FixtureRequest) -> Iterator[FailedOver]:
+    """One for all tests: a fail-over takes its time."""
+    for cluster in started():
+        yield from lose_the_owner(cluster, request.param)
+
+
+def lose_the_owner(cluster: RedisCluster, how: str) -> Iterator[FailedOver]:
+    # Each call to a paused node takes the whole of it.
+    options = options_for(
+        cluster.stranger.url,
+        command_timeout=2.0,
+        options={"cluster_nodes": cluster.addresses, "replicas": 1},
+    )
+    connected, lost = RedisBackend(options), cluster.owner
+    # Longer than the tests need on a busy machine.
+    lease = try_until_granted(connected, request(ttl=600.0))
+    getattr(lost, how)()
     try:
         until(lambda: cluster.info(cluster.heir)["role"] == "master")
-        # A replica of the new primary is missing.
-        heirs = in_cluster(cluster)
-        lost = request("another")
-        assert try_until_granted(heirs, lost).token
-        assert refuse(heirs, request()).owner == lease.owner
-        assert renew(heirs, lease) == ["renewed"]
-        assert release(heirs, lease) == "released"
-        assert grant(heirs, request()).token > lease.token
+        yield FailedOver(cluster, connected, lease)
     finally:
         if how == "pause":
-            cluster.owner.resume()
+            lost.resume()
+        connected.close()
 
 
-@pytest.mark.parametrize("how", ["kill", "pause"])
-def test_g1_a_backend_that_was_connected_to_a_lost_node_finds_the_next(cluster, how):
-    backend = in_cluster(cluster, replicas=1)
-    lease = grant(backend, request())
-    getattr(cluster.owner, how)()
-    survivors = in_cluster(cluster)
-    try:
-        try_until_granted(survivors, request("another"))
-        # Without its replica, so a renewal is not confirmed, but it reaches the new primary.
-        until(lambda: told(backend, lease) == ["unanswered"], 60)
-        assert renew(survivors, lease) == ["renewed"]
-    finally:
-        if how == "pause":
-            cluster.owner.resume()
+def test_g1_a_backend_that_was_connected_to_a_lost_node_finds_the_next(failed_over):
+    survivors = in_cluster(failed_over.cluster)
+    try_until_granted(survivors, request("another"))
+    # Without its replica, so a renewal is not confirmed, but it reaches the new primary.
+    until(lambda: told(failed_over.connected, failed_over.lease) == ["unanswered"], 60)
+    assert renew(survivors, failed_over.lease) == ["renewed"]
+
+
+def test_g11_a_lease_survives_the_fail_over_of_its_node(failed_over):
+    # A replica of the new primary is missing.
+    heirs = in_cluster(failed_over.cluster)
+    assert try_until_granted(heirs, request("a third")).token
+    lease = failed_over.lease
+    assert refuse(heirs, request()).owner == lease.owner
+    assert renew(heirs, lease) == ["renewed"]
+    assert release(heirs, lease) == "released"
+    assert grant(heirs, request()).token > lease.token
 
 
 def told(backend: RedisBackend, lease: Lease) -> list[str]:
