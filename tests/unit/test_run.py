@@ -1,0 +1,115 @@
+"""How the tests are chosen and, in CI, repeated."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import levels, run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STEADY = "def test_steady():\n    pass\n"
+UNSTABLE = """
+from pathlib import Path
+
+def test_fails_once():
+    seen = Path(__file__).with_name("seen")
+    first = not seen.exists()
+    seen.touch()
+    assert not first, "the server was slow"
+"""
+BROKEN = "def test_broken():\n    assert False, 'always'\n"
+
+
+def pytest_says(directory: Path, *sources: str, ci: bool = True) -> tuple[int, str]:
+    """The exit code and the output of a run of a small suite."""
+    for number, source in enumerate(sources):
+        (directory / f"test_{number}.py").write_text(source)
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.run", "-n", "1", "--rootdir", str(directory), str(directory)],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CI": "true" if ci else ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_what_fails_among_others_and_passes_alone_is_unstable(tmp_path: Path) -> None:
+    code, output = pytest_says(tmp_path, STEADY, UNSTABLE)
+    assert code == 0, output
+    assert re.search(r"^unstable: test_1.py::test_fails_once\n +call: .*slow", output, re.MULTILINE)
+    assert output.endswith("2 passed, 0 failed, 0 skipped\n")
+
+
+def test_what_fails_twice_fails(tmp_path: Path) -> None:
+    code, output = pytest_says(tmp_path, STEADY, UNSTABLE, BROKEN)
+    assert code == 1
+    assert "unstable: test_1.py::test_fails_once" in output
+    assert "failed twice: test_2.py::test_broken" in output
+    assert output.endswith("2 passed, 1 failed, 0 skipped\n")
+
+
+def test_nothing_is_repeated_at_home(tmp_path: Path) -> None:
+    code, output = pytest_says(tmp_path, UNSTABLE, ci=False)
+    assert code == 1
+    assert "once more" not in output
+
+
+def test_a_file_that_cannot_be_imported_is_not_repeated(tmp_path: Path) -> None:
+    code, output = pytest_says(tmp_path, STEADY, "import no_such_module")
+    assert code != 0
+    assert "once more" not in output
+
+
+def test_many_failures_are_no_accident(tmp_path: Path) -> None:
+    many = f"@pytest.mark.parametrize('number', range({run.MANY + 1}))"
+    code, output = pytest_says(
+        tmp_path, f"import pytest\n\n{many}\ndef test_broken(number):\n    assert False\n"
+    )
+    assert code == 1
+    assert "once more" not in output
+
+
+# -- levels ----------------------------------------------------------------------------------
+
+
+def item(nodeid: str, *marks: str, fixtures: tuple[str, ...] = ()) -> Any:
+    return SimpleNamespace(
+        nodeid=nodeid,
+        name=nodeid.rpartition("::")[2],
+        fixturenames=fixtures,
+        get_closest_marker=lambda mark: mark if mark in marks else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("test", "level"),
+    [
+        (item("tests/unit/test_x.py::test_it"), "quick"),
+        (item("tests/integration/test_x.py::test_it", fixtures=("own_redis",)), "quick"),
+        (item("tests/integration/test_x.py::test_it", fixtures=("rabbit_server",)), "rest"),
+        (item("tests/integration/test_x.py::test_it[sqlite]"), "quick"),
+        (item("tests/integration/test_x.py::test_it[a-postgres]"), "rest"),
+        (item("tests/integration/test_x.py::test_the_postgres_page[a]"), "quick"),
+        (item("tests/integration/test_x.py::test_it", "extended"), "rest"),
+        (item("tests/integration/test_x.py::test_it", "extended", "nightly"), "nightly"),
+        (item("tests/backends/test_x.py::test_it"), "rest"),
+        (item("tests/backends/test_x.py::test_it", "quick"), "quick"),
+        (item("tests/backends/test_x.py::test_it[mariadb]", "quick"), "rest"),
+        (item("tests/faults/test_x.py::test_it"), "rest"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.nodeid,
+)
+def test_a_test_has_one_level(test: Any, level: str) -> None:
+    assert levels.level_of(test) == level
