@@ -14,8 +14,8 @@ export PYTHONUNBUFFERED := 1
 ARGS ?=
 HIREDIS := hiredis==3.5.0
 # Tests mostly wait for servers, workers and leases: many processes share few processors. Files start
-# in their order, faults before unit tests: sorted by their number of tests, as xdist does by default,
-# the slowest would come last.
+# in the order of tests/levels.py, faults before unit tests: sorted by their number of tests, as xdist
+# does by default, the slowest would come last.
 JOBS ?= 8
 RUN = $(BIN)/python -m tests.run -n $(JOBS) --dist loadscope --no-loadscope-reorder
 MUTANT_JOBS ?= 4

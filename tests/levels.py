@@ -34,6 +34,8 @@ NEED_SERVERS = {
 NAMES_SERVER = re.compile(r"\[.*(etcd|mariadb|pooled|postgres|rabbit|zookeeper)")
 """Parameters for which a fixture starts one, as they stand in the names of the tests."""
 FOLDERS = ("tests/backends/", "tests/browser/", "tests/faults/")
+ORDER = ("tests/faults/", "tests/integration/", "tests/browser/", "tests/backends/")
+"""The folders whose files take longest come first, so that none is left for the end alone."""
 
 
 def level_of(item: pytest.Item) -> str:
@@ -43,7 +45,7 @@ def level_of(item: pytest.Item) -> str:
     if (
         item.get_closest_marker("extended")
         or NEED_SERVERS.intersection(getattr(item, "fixturenames", ()))
-        or NAMES_SERVER.search(item.name)
+        or (NAMES_SERVER.search(item.name) and item.nodeid.startswith(ORDER))
         or (item.nodeid.startswith(FOLDERS) and not item.get_closest_marker("quick"))
     ):
         return "rest"
@@ -62,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return
     wanted = config.getoption("--level")
@@ -70,3 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+
+
+def _place(item: pytest.Item) -> int:
+    folders = [item.nodeid.startswith(folder) for folder in ORDER]
+    return folders.index(True) if any(folders) else len(ORDER)

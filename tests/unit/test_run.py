@@ -97,6 +97,7 @@ def item(nodeid: str, *marks: str, fixtures: tuple[str, ...] = ()) -> Any:
     ("test", "level"),
     [
         (item("tests/unit/test_x.py::test_it"), "quick"),
+        (item("tests/unit/test_x.py::test_it[postgres]"), "quick"),
         (item("tests/integration/test_x.py::test_it", fixtures=("own_redis",)), "quick"),
         (item("tests/integration/test_x.py::test_it", fixtures=("rabbit_server",)), "rest"),
         (item("tests/integration/test_x.py::test_it[sqlite]"), "quick"),
