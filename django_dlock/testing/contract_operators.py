@@ -187,7 +187,7 @@ class OperatorContract(ContractTools):
             infos = backend.list(prefix=base, older_than=older_than, **kwargs)
             return [info.name for info in infos]
 
-        limit = info.age - self.SHORT / 4
+        limit = info.age / 2
         assert old.name in found(limit)
         assert found(limit, kind="held", task="sho", host=current().host) == [old.name]
         assert found(limit, task="shop.") == []
