@@ -12,6 +12,7 @@ import weakref
 from typing import TypeAlias
 
 from .. import clock
+from ..process.points import reached
 
 __all__ = ["Slot", "Slots"]
 
@@ -86,6 +87,7 @@ class Slots:
             slot = self.take_now(urgency)
             if slot is not None:
                 return slot
+            reached("pool.waiting", urgency=urgency)
             return mine.get(timeout=max(0.0, deadline - clock.now()))
         except queue.Empty:
             return None

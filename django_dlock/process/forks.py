@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from .points import reached
+
 __all__ = ["at_fork", "connecting", "take_part_in_forks", "thread_ends"]
 
 PATIENCE = 0.5
@@ -122,6 +124,7 @@ def _before_fork() -> None:
             # Python reports what a signal handler raises here, and forks nevertheless.
             interrupt = error
     _forking[me] = time.monotonic()
+    reached("fork.goes_on", thread=me)
     if interrupt is not None:
         raise interrupt
 
@@ -138,6 +141,7 @@ def _wait_for_threads(me: int, ends_at: float) -> None:
             return
         if time.monotonic() >= ends_at:
             break
+        reached("fork.waits", thread=me)
         time.sleep(POLL_INTERVAL)
     # Attempts that take so long usually wait for a server, and hold no lock meanwhile. Later forks
     # do not wait for them again, even if the server answers at last.

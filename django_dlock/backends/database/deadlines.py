@@ -13,6 +13,7 @@ import threading
 from typing import Protocol
 
 from ... import clock
+from ...process.points import reached
 
 __all__ = ["Cuttable", "Deadlines", "deadlines"]
 
@@ -81,6 +82,7 @@ class Deadlines:
                 self._thread = threading.current_thread()
                 continue
             self._wakes_at = soonest
+            reached("worker.asleep", name="dlock-deadlines", until=soonest)
             with contextlib.suppress(queue.Empty):
                 self._changed.get(timeout=max(0.0, soonest - now) + LATE)
 

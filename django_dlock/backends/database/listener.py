@@ -18,6 +18,7 @@ from typing import Any
 
 from ... import clock
 from ...log import logger
+from ...process.points import reached
 from .listen_connection import Alarm, ListeningConnection, Stopped
 from .pending_notification import POLL_INTERVAL, State, Waiters, set_event, thread_event
 from .sessions import SessionProof
@@ -133,6 +134,7 @@ class Listener:
             if self._session is not None:
                 self._session.take(connection)
             self._waiters.change(State(subscribed=True, works=True))
+            reached("listener.listening", store="postgresql")
             self._read(connection, me)
         except Stopped:
             pass
@@ -182,6 +184,7 @@ class Listener:
             if (left := give_up_at - clock.now()) <= 0.0:
                 raise _NotDelivered("notifications from PostgreSQL do not arrive")
             self._deliver(connection.read(left))
+        reached("listener.tested", store="postgresql")
 
     def _deliver(self, payloads: list[str]) -> None:
         for payload in payloads:
@@ -201,6 +204,7 @@ class Listener:
         self._try_at = clock.now() + pause
         # A broken connection alone is no reason to expect the next attempt to fail.
         self._waiters.change(State(subscribed=False, works=was.subscribed))
+        reached("listener.failed", store="postgresql")
         if was.works and not was.subscribed:
             logger.warning(
                 "Not listening for released locks; waiters poll every %s to %s s: %s",

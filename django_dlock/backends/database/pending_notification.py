@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import clock
+from ...process.points import reached
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,6 +93,7 @@ class Waiters:
         if pending is not None:
             # Store the payload first: a waiter that calls ``wait`` now finds it.
             pending.payloads.append(payload)
+            reached("listener.message", waiter=pending.owner)
             pending.wake()
 
 
@@ -150,6 +152,7 @@ class PendingNotification:
                 if interrupted():
                     return None
                 check_at = now + CHECK_EVERY
+            reached("wait.asleep", waiter=self.owner)
             event.acquire(timeout=max(0.0, min(until, check_at) - now))
 
     async def async_wait(
@@ -174,6 +177,7 @@ class PendingNotification:
             # Not asyncio.wait_for, which makes a task for each turn.
             timer = loop.call_later(max(0.0, min(until, check_at) - now), event.set)
             try:
+                reached("wait.asleep", waiter=self.owner)
                 await event.wait()
             finally:
                 timer.cancel()

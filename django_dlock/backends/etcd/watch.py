@@ -27,6 +27,7 @@ from typing import Any
 
 from ... import clock
 from ...log import logger
+from ...process.points import reached
 from .client import Client, Stream
 from .entries import Json, encoded, range_after
 
@@ -129,6 +130,7 @@ class Watch:
                     if interrupted():
                         return
                     check_at = now + CHECK_EVERY
+                reached("wait.asleep", waiter=key)
                 event.acquire(timeout=max(0.0, min(until, check_at) - now))
         finally:
             self._leave(waiter)
@@ -152,6 +154,7 @@ class Watch:
                     check_at = now + CHECK_EVERY
                 timer = loop.call_later(max(0.0, min(until, check_at) - now), event.set)
                 try:
+                    reached("wait.asleep", waiter=key)
                     await event.wait()
                 finally:
                     timer.cancel()
@@ -274,6 +277,7 @@ class Watch:
                 raise _StartOver(revision)
             stream.be_patient(SILENCE)
             self._failures, self._works = 0, True
+            reached("listener.listening", store="etcd")
         self._note(result.get("events", ()))
 
     def _note(self, deletions: Iterable[Json]) -> None:
@@ -311,6 +315,7 @@ class Watch:
         self._try_at = clock.now() + pause
         self._works = False
         self._wake_all()
+        reached("listener.failed", store="etcd")
 
     def _wake_all(self) -> None:
         self._generation += 1

@@ -16,6 +16,7 @@ from django.db import connections
 from ... import clock, process
 from ...exceptions import BackendUnavailable
 from ...log import logger
+from ...process.points import reached
 from .rules import View
 
 __all__ = ["ViewRefresher", "on_own_connection"]
@@ -173,6 +174,7 @@ class ViewRefresher:
             if view is not None and (self.last is None or view.valid_until > self.last.valid_until):
                 self.last = view
             self._changed.notify_all()
+        reached("view.read", alias=self._alias, view=self.last, error=error)
         if view is not None:
             try:
                 self._after(view)

@@ -37,6 +37,7 @@ from redis import exceptions as errors
 
 from ... import clock
 from ...lease import Contention
+from ...process.points import reached
 from .commands import HandoverMessage, Keys, Ticket, read_message
 from .connection import Connection, ConnectionBroken, ErrorReply
 from .pool import Pool
@@ -159,10 +160,11 @@ class HandoverListener:
                 self._waiting[owner] = waiter
                 for turn in self._turns(waiter, met, until, interrupted):
                     if self.refused or self._reading.setdefault("", waiter) is not waiter:
+                        reached("wait.asleep", waiter=owner)
                         event.acquire(timeout=max(0.0, turn - clock.now()))
                     elif self._connection is None:
                         self._subscribe(clock.now() + self._timeout)
-                    elif not self._listen(turn):
+                    elif not self._listen(turn, owner):
                         break
                 return waiter.message
             finally:
@@ -188,6 +190,7 @@ class HandoverListener:
                 # ``asyncio.wait_for`` would create a task each time.
                 timer = loop.call_later(max(0.0, turn - clock.now()), event.set)
                 try:
+                    reached("wait.asleep", waiter=owner)
                     await event.wait()
                 finally:
                     timer.cancel()
@@ -300,6 +303,7 @@ class HandoverListener:
             self._subscribed_at = self._heard_at = clock.now()
             self._pinged_at = 0.0
             self._connection = connection
+            reached("listener.listening", store="redis")
         self._wake_all()
 
     def _subscribed_elsewhere(self) -> None:
@@ -312,11 +316,12 @@ class HandoverListener:
             self._refused_at = clock.now()
         self._drop(self._connection)
 
-    def _listen(self, until: float) -> bool:
+    def _listen(self, until: float, owner: str) -> bool:
         """Read for messages until the given time; returns ``False`` if the connection is lost."""
         connection = self._connection
         if connection is None:
             return False
+        reached("wait.asleep", waiter=owner)
         try:
             self._ping_if_silent(connection)
             try:
@@ -358,6 +363,7 @@ class HandoverListener:
                 self._messages.pop(owner, None)
         # Store the message first, so that a waiter that starts right now finds it.
         self._messages[message.owner] = message
+        reached("listener.message", waiter=message.owner)
         waiter = self._waiting.get(message.owner)
         if waiter is not None:
             waiter.wake()

@@ -36,6 +36,7 @@ from ...lease import (
     RenewalResult,
     Waiter,
 )
+from ...process.points import reached
 from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
 from ..holder_state import holder_state, json_object, process_state
 from . import status
@@ -177,6 +178,7 @@ class ZooKeeperBackend(BaseLockBackend):
         gone, session = threading.Event(), self._sessions.session
         if session is not None and isinstance(contention.ticket, LockNode):
             with self._watches.told(session, contention.ticket, gone.set):
+                reached("wait.asleep", waiter=request.owner)
                 while not gone.wait(max(0.0, min(ASK_EVERY, until - clock.now()))):
                     if clock.now() >= until or interrupted():
                         break
@@ -200,6 +202,7 @@ class ZooKeeperBackend(BaseLockBackend):
 
         if session is not None and isinstance(contention.ticket, LockNode):
             with self._watches.told(session, contention.ticket, tell):
+                reached("wait.asleep", waiter=request.owner)
                 while not gone.is_set():
                     left = max(0.0, min(ASK_EVERY, until - clock.now()))
                     with suppress(asyncio.TimeoutError):
