@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,13 @@ from django_dlock.core.flow import drive
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
 from tests.support.databases import until
+from tests.support.points import Heard, at, heard
 from tests.support.proxy import Proxy
 from tests.support.redis_calls import (
     backend_for,
     client,
     grant,
+    pool_of,
     refuse,
     release,
     renew,
@@ -45,10 +48,29 @@ def listener(proxy: Proxy) -> Iterator[RedisBackend]:
     yield from (listening(it) for it in backend(proxy.url))
 
 
-def backend(url: str) -> Iterator[RedisBackend]:
-    it = backend_for(url, command_timeout=5.0)
+def backend(url: str, **options: Any) -> Iterator[RedisBackend]:
+    it = backend_for(url, **{"command_timeout": 5.0, **options})
     yield it
     it.close()
+
+
+@pytest.fixture
+def asleep() -> Iterator[Heard]:
+    """Who waits, and would be woken: each thread that reads, or that another one wakes."""
+    with heard("wait.asleep") as it:
+        yield it
+
+
+def all_wait(asleep: Heard, *attempts: LeaseRequest) -> None:
+    """Wait until all of these wait, and one of them reads."""
+    owners = {attempt.owner for attempt in attempts}
+    asleep.until(lambda it: owners <= it.each("waiter"))
+
+
+def time_passes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """As if this process had been standing still for so long."""
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + seconds)
 
 
 def listening(it: RedisBackend) -> RedisBackend:
@@ -297,34 +319,37 @@ def test_g1_a_message_about_a_broken_lease_is_ignored(direct, listener):
     assert wait(listener, attempt, met, 0.5) is None
 
 
-def test_g1_a_message_from_before_the_request_is_ignored(direct, listener):
+def test_g1_a_message_from_before_the_request_is_ignored(direct, listener, own_redis):
     # B waits ──► is handed the lease ──► a replica takes over, and knows nothing of it
     #                 └─ B asks the replica, whose tokens are lower, and reads its message only now
     grant(direct, request())
-    attempt = waiter()
-    met = refuse(listener, attempt)
-    early = handover.HandoverMessage(attempt.owner, met.ticket.token + 1, met.ticket.asked_at - 1.0)
-    listener._listener._messages[attempt.owner] = early
-    assert wait(listener, attempt, met, 0.5) is None
+    lease, reader, attempt = grant(direct, request("other")), waiter("other"), waiter()
+    (met,) = queue(listener, reader)
+    reading = on_a_thread(lambda: wait(listener, reader, met, PATIENCE))
+    with heard("listener.message", waiter=attempt.owner) as read, client(own_redis) as sending:
+        (channel,) = sending.pubsub_channels()
+        sending.publish(channel, f"{attempt.owner} {2**40}")
+        read.wait()
+    assert wait(listener, attempt, refuse(listener, attempt), 0.5) is None
+    release(direct, lease)
+    assert reading().owner == reader.owner
 
 
-def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(
-    direct, listener, monkeypatch
-):
+def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(direct, listener, asleep):
     # Its attempt was cancelled, so asking again would be useless while the name stays free.
-    lease, attempt = grant(direct, request()), waiter()
-    handed_over = listener._commands.handed_over
-
-    def broken_first(*args: object) -> Lease | None:
-        assert handed_over(*args)
-        assert direct.break_("name", owner=attempt.owner)
-
-    monkeypatch.setattr(listener._commands, "handed_over", broken_first)
+    # A lease that is not renewed is asked for once more after the hand-over.
+    lease, attempt, broken = grant(direct, request()), request(waits=True), []
     flow = acquire.grant_flow(listener, attempt, patience=None, met=id, broke=id)
     result = on_a_thread(lambda: drive(flow, listener))
-    all_wait(listener, 1)
-    release(direct, lease)
-    assert result() is None
+    all_wait(asleep, attempt)
+
+    def break_it(_: object) -> None:
+        broken.append(direct.break_("name", owner=attempt.owner))
+
+    with at("listener.message", break_it, waiter=attempt.owner):
+        release(direct, lease)
+        assert result() is None
+    assert broken == [True]
     assert not direct.locked("name", deadline=direct.call_deadline())
 
 
@@ -334,7 +359,7 @@ def test_g1_a_message_repeated_by_a_replica_is_ignored(own_redis, proxy, listene
     at_once = ("--repl-diskless-sync-delay", "0")
     with RedisServer(args=at_once) as server, client(own_redis) as former:
         proxy.lead_to(server.port)
-        listener._pool.close()
+        pool_of(listener).close()
         former.replicaof("127.0.0.1", server.port)
         lease, attempt = grant(listener, request()), waiter()
         with client(server) as promoted:
@@ -347,14 +372,15 @@ def test_g1_a_message_repeated_by_a_replica_is_ignored(own_redis, proxy, listene
         assert not listener.locked("name", deadline=listener.call_deadline())
 
 
-def test_g1_a_waiter_asks_again_if_much_of_the_handed_over_ttl_has_passed(direct, listener):
+def test_g1_a_waiter_asks_again_if_much_of_the_handed_over_ttl_has_passed(
+    direct, listener, monkeypatch
+):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
     release(direct, lease)
-    # As if it had waited for a long time: less than two thirds of the TTL are left.
-    met = met._replace(ticket=met.ticket._replace(asked_at=clock.now() - 10.1))
-    listener._listener._subscribed_at -= 20
+    # Less than two thirds of the TTL are left.
+    time_passes(monkeypatch, 10.1)
     assert wait(listener, attempt, met, PATIENCE) is None
     assert grant(listener, attempt).token == direct.get("name").token
 
@@ -444,7 +470,7 @@ def test_a_request_from_before_the_subscription_is_repeated(proxy, direct):
     fresh.close()
 
 
-def test_all_waiters_ask_again_when_the_subscription_was_cut(direct, listener, proxy):
+def test_all_waiters_ask_again_when_the_subscription_was_cut(direct, listener, proxy, asleep):
     names = [f"n{number}" for number in range(5)]
     leases = [grant(direct, request(name)) for name in names]
     attempts = [waiter(name) for name in names]
@@ -453,7 +479,7 @@ def test_all_waiters_ask_again_when_the_subscription_was_cut(direct, listener, p
         on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, PATIENCE))
         for attempt, met in zip(attempts, mets, strict=True)
     ]
-    all_wait(listener, 5)
+    all_wait(asleep, *attempts)
     proxy.cut()
     assert [result() for result in results] == [None] * 5
     # One new subscription serves all of them.
@@ -466,20 +492,12 @@ def test_all_waiters_ask_again_when_the_subscription_was_cut(direct, listener, p
     assert proxy.count("SUBSCRIBE") == 2
 
 
-def all_wait(it: RedisBackend, count: int) -> None:
-    """Wait until ``count`` threads wait and one of them reads."""
-    listener = it._listener
-    end = clock.now() + PATIENCE
-    while len(listener._waiting) < count or not listener._reading:
-        assert clock.now() < end
-
-
-def test_g5_a_waiter_whose_message_was_lost_asks_again(direct, listener, proxy):
+def test_g5_a_waiter_whose_message_was_lost_asks_again(direct, listener, proxy, asleep):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
     result = on_a_thread(lambda: wait(listener, attempt, met, PATIENCE))
-    all_wait(listener, 1)
+    all_wait(asleep, attempt)
     proxy.black_hole()
     release(direct, lease)
     token = direct.get("name").token
@@ -488,17 +506,20 @@ def test_g5_a_waiter_whose_message_was_lost_asks_again(direct, listener, proxy):
     assert grant(listener, attempt).token == token
 
 
-def test_a_subscription_that_receives_nothing_is_noticed(direct, listener, proxy, monkeypatch):
-    monkeypatch.setattr(handover, "SILENCE", 0.0)
-    listener._listener._timeout = 2.0
-    grant(direct, request())
-    attempt = waiter()
-    (met,) = queue(listener, attempt)
-    proxy.black_hole()
-    started = clock.now()
-    assert wait(listener, attempt, met, PATIENCE) is None
-    assert clock.now() - started < PATIENCE / 2
-    assert listener._listener._connection is None
+def test_a_subscription_that_receives_nothing_is_noticed(direct, proxy, monkeypatch):
+    for listener in map(listening, backend(proxy.url, command_timeout=2.0)):
+        monkeypatch.setattr(handover, "SILENCE", 0.0)
+        grant(direct, request())
+        attempt = waiter()
+        (met,) = queue(listener, attempt)
+        proxy.black_hole()
+        started = clock.now()
+        assert wait(listener, attempt, met, PATIENCE) is None
+        assert clock.now() - started < PATIENCE / 2
+        # It was given up: the next wait subscribes anew.
+        proxy.heal()
+        assert wait(listener, attempt, refuse(listener, attempt), PATIENCE) is None
+        assert proxy.count("SUBSCRIBE") == 2
 
 
 def test_a_silent_subscription_that_works_is_kept(direct, listener, proxy, monkeypatch):
@@ -538,7 +559,7 @@ def test_a_subscription_that_answered_while_nobody_read_is_kept(
     assert proxy.count("SUBSCRIBE") == 1
 
 
-def test_g7_after_an_interrupt_of_the_reader_another_waiter_reads(direct, listener):
+def test_g7_after_an_interrupt_of_the_reader_another_waiter_reads(direct, listener, asleep):
     class Interrupt(BaseException):
         pass
 
@@ -552,9 +573,9 @@ def test_g7_after_an_interrupt_of_the_reader_another_waiter_reads(direct, listen
     results: list[Callable[[], Lease | None]] = []
 
     def come_second() -> None:
-        all_wait(listener, 1)
+        all_wait(asleep, first)
         results.append(on_a_thread(lambda: wait(listener, second, met_second, PATIENCE)))
-        all_wait(listener, 2)
+        all_wait(asleep, second)
         all_there.set()
         os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -577,7 +598,7 @@ def test_g7_after_an_interrupt_of_the_reader_another_waiter_reads(direct, listen
 
 
 def test_g7_an_interrupt_between_messages_loses_no_waiters_message(
-    direct, listener, proxy, monkeypatch
+    direct, listener, proxy, monkeypatch, asleep
 ):
     class Interrupt(BaseException):
         pass
@@ -597,9 +618,9 @@ def test_g7_an_interrupt_between_messages_loses_no_waiters_message(
             interrupted.append(True)
 
     reading = on_a_thread(read_first)
-    all_wait(listener, 1)
+    all_wait(asleep, first)
     other = on_a_thread(lambda: wait(listener, second, met_second, PATIENCE))
-    all_wait(listener, 2)
+    all_wait(asleep, second)
     with monkeypatch.context() as patch:
         patch.setattr(handover, "read_message", interrupt)
         release(direct, lease)
@@ -615,21 +636,21 @@ def test_g7_an_interrupt_between_messages_loses_no_waiters_message(
     assert wait(listener, second, met, PATIENCE).owner == second.owner
 
 
-def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener):
+def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener, asleep):
     leases = {name: grant(direct, request(name)) for name in "abc"}
     attempts = {name: waiter(name) for name in "abc"}
     results = {}
-    for number, (name, attempt) in enumerate(attempts.items(), start=1):
+    for name, attempt in attempts.items():
         met = refuse(listener, attempt)
         results[name] = on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, PATIENCE))
-        all_wait(listener, number)
+        all_wait(asleep, attempt)
     # With the reader as last and as first waiter: the message reaches its waiter in both cases.
     for name in "cab":
         release(direct, leases[name])
         assert results[name]().owner == attempts[name].owner
 
 
-async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkeypatch):
+async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkeypatch, asleep):
     # As after a minute.
     monkeypatch.setattr(handover, "KEPT_FOR", 0.0)
     attempts = [waiter(name, ttl=600.0) for name in ("first", "second")]
@@ -643,29 +664,29 @@ async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkey
         for attempt, met in zip(attempts, known, strict=True)
     ]
     await asyncio.sleep(0)
-    assert len(listener._listener._coroutines) == 2
+    assert {attempt.owner for attempt in attempts} <= asleep.each("waiter")
     # From here on, nothing else runs in this event loop, but the listening thread reads on.
-    for lease, attempt in zip(leases, attempts, strict=True):
-        release(direct, lease)
-        until(lambda owner=attempt.owner: owner in listener._listener._messages)
+    with heard("listener.message") as read:
+        for lease, attempt in zip(leases, attempts, strict=True):
+            release(direct, lease)
+            read.wait(waiter=attempt.owner)
     for handed, attempt in zip(await asyncio.gather(*waits), attempts, strict=True):
         assert handed is not None
         assert handed.owner == attempt.owner
 
 
-def test_g5_a_message_waits_half_a_minute_for_its_waiter(direct, listener):
+def test_g5_a_message_waits_half_a_minute_for_its_waiter(direct, listener, monkeypatch, asleep):
     attempts = [waiter(name, ttl=600.0) for name in ("first", "second")]
     leases = [grant(direct, request(attempt.name)) for attempt in attempts]
     met, met_second = queue(listener, *attempts)
-    messages = listener._listener._messages
-    # The second waits and reads both messages, the first one as if half a minute earlier.
-    second = on_a_thread(lambda: wait(listener, attempts[1], met_second, PATIENCE))
-    all_wait(listener, 1)
-    release(direct, leases[0])
+    # The second waits and reads both messages, the first one half a minute earlier.
+    second = on_a_thread(lambda: wait(listener, attempts[1], met_second, 30.0 + PATIENCE))
+    all_wait(asleep, attempts[1])
     owner = attempts[0].owner
-    until(lambda: owner in messages)
-    messages[owner] = messages[owner]._replace(read_at=messages[owner].read_at - 30.0)
-    met = met._replace(ticket=met.ticket._replace(asked_at=met.ticket.asked_at - 30.0))
+    with heard("listener.message", waiter=owner) as read:
+        release(direct, leases[0])
+        read.wait()
+    time_passes(monkeypatch, 30.0)
     release(direct, leases[1])
     assert second().owner == attempts[1].owner
     first = wait(listener, attempts[0], met, PATIENCE)
@@ -676,7 +697,7 @@ def test_g5_a_message_waits_half_a_minute_for_its_waiter(direct, listener):
 async def test_a_coroutine_that_waits_keeps_one_reading_thread_asleep(
     direct, listener, monkeypatch
 ):
-    inner, waits = listener._listener, []
+    waits = []
     wait_of = handover.HandoverListener.wait
 
     def counted(self, owner, *args, **kwargs):
@@ -690,12 +711,12 @@ async def test_a_coroutine_that_waits_keeps_one_reading_thread_asleep(
     # Until the second of its checks, more than half a second later.
     checks = iter([False, True])
     end = clock.now() + PATIENCE
-    handed = await inner.async_wait(attempt.owner, met, until=end, interrupted=lambda: next(checks))
+    handed = await listener.async_wait(attempt, met, until=end, interrupted=lambda: next(checks))
     assert handed is None
     assert waits == [""]
 
 
-def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):
+def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis, asleep):
     # Longer than a busy machine takes to start so many threads.
     leases = [grant(direct, request(f"n{number}", ttl=600.0)) for number in range(1000)]
     attempts = [waiter(lease.name) for lease in leases]
@@ -703,7 +724,7 @@ def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):
     for attempt in attempts:
         met = refuse(listener, attempt)
         results.append(on_a_thread(lambda a=attempt, m=met: wait(listener, a, m, 120.0)))
-    all_wait(listener, 1000)
+    all_wait(asleep, *attempts)
     with client(own_redis) as admin:
         listening_now = [each for each in admin.client_list() if int(each["sub"])]
         assert len(listening_now) == 1
@@ -718,9 +739,8 @@ def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis):
     assert not listener._listener._waiting
 
 
-def test_g8_a_child_gets_leases_through_its_own_subscription(direct, listener):
+def test_g8_a_child_gets_leases_through_its_own_subscription(direct, listener, own_redis):
     lease = grant(direct, request())
-    channel = listener._commands.keys.channel
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -733,7 +753,9 @@ def test_g8_a_child_gets_leases_through_its_own_subscription(direct, listener):
             os.write(told, b"!")
             handed = wait(listener, attempt, met, PATIENCE)
             mine = handed is not None and handed.owner == attempt.owner
-            status = 0 if mine and listener._commands.keys.channel != channel else 2
+            with client(own_redis) as asking:
+                # The parent has the other one.
+                status = 0 if mine and len(asking.pubsub_channels()) == 2 else 2
         finally:
             os._exit(status)
     os.read(ready, 1)
@@ -825,26 +847,24 @@ async def test_g6_after_a_reading_thread_that_started_too_late_another_one_start
     inner = listener._listener
     # All coroutines have left before the thread started to read.
     inner._read_for_coroutines()
-    end = clock.now() + PATIENCE
-    while inner._waiting:
-        assert clock.now() < end
+    until(lambda: "dlock-listener-redis" not in {each.name for each in threading.enumerate()})
     lease, attempt = grant(direct, request()), waiter()
     met = refuse(listener, attempt)
     release(direct, lease)
-    until = clock.now() + PATIENCE
-    handed = await listener.async_wait(attempt, met, until=until, interrupted=lambda: False)
+    end = clock.now() + PATIENCE
+    handed = await listener.async_wait(attempt, met, until=end, interrupted=lambda: False)
     assert handed is not None
     assert handed.owner == attempt.owner
 
 
-def test_g4_a_subscription_to_a_former_primary_is_noticed(own_redis, proxy, direct, listener):
+def test_g4_a_subscription_to_a_former_primary_is_noticed(proxy, direct, listener, monkeypatch):
     # A fail-over behind one address: commands go to the new primary, but the subscription was not
     # cut and still leads to the old one.
     with RedisServer() as promoted:
         proxy.lead_to(promoted.port)
-        listener._pool.close()
-        # Pretend that this was some time ago.
-        listener._listener._subscribed_at -= 10
+        pool_of(listener).close()
+        # The subscription is not new.
+        time_passes(monkeypatch, 10)
         holder = backend_for(promoted.url)
         lease, attempt = grant(holder, request()), waiter()
         assert wait(listener, attempt, refuse(listener, attempt), PATIENCE) is None

@@ -68,6 +68,12 @@ def wait(
     return backend.wait(attempt, met, until=clock.now() + seconds, interrupted=lambda: False)
 
 
+def pool_of(backend: RedisBackend) -> Pool:
+    """Its connections; for coroutines, those of the backend that is awaited."""
+    pool: Pool = getattr(backend, "awaited", backend)._pool
+    return pool
+
+
 def free_slots(pool: Pool) -> int:
     """How many more calls it could serve at the same time."""
     return sum(free.qsize() for free in pool._slots.free)
