@@ -15,7 +15,7 @@ __all__ = ["POINTS", "Listener", "listen", "reached", "unlisten"]
 
 POINTS = {
     "wait.asleep": "a thread or coroutine waits for a name, and from here on it is woken when it "
-    "has to ask again; may be repeated. `waiter`: its owner, in etcd the key",
+    "has to ask again; may be repeated. `waiter`: its owner",
     "listener.listening": "this process gets the messages of its store from here on. `store`",
     "listener.tested": "a test message came back, so messages arrive. `store`",
     "listener.message": "a message for one waiter was read and is kept for it. `waiter`: its owner",

@@ -20,8 +20,8 @@ import psycopg2
 import pytest
 
 from django_dlock.backends.database import listener as module
-from django_dlock.backends.database.pending_notification import PendingNotification, wake_nobody
 from django_dlock.backends.database.wakeup import Wakeup
+from tests.support.points import Heard, heard
 from tests.support.proxy import Proxy
 
 PATIENCE = 20.0
@@ -122,8 +122,11 @@ def on_a_thread(call: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def waits(pending: PendingNotification) -> bool:
-    return pending.wake is not wake_nobody
+@pytest.fixture
+def asleep() -> Iterator[Heard]:
+    """Who waits, and would be woken."""
+    with heard("wait.asleep") as it:
+        yield it
 
 
 @pytest.fixture
@@ -149,20 +152,22 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- which waiter is woken ----------------------------------------------------------------------
 
 
-def test_a_waiting_thread_is_woken_by_the_notification_of_its_ticket(wakeup, database):
+def test_a_waiting_thread_is_woken_by_the_notification_of_its_ticket(wakeup, database, asleep):
     with wakeup.pending("t1") as pending, wakeup.pending("t2") as other:
         result = on_a_thread(lambda: pending.wait(PATIENCE))
-        until(lambda: waits(pending))
+        asleep.wait(waiter="t1")
         database.notify(wakeup.channel, "t1 token and all")
         assert result() == "t1 token and all"
         database.notify(wakeup.channel, "t2")
         assert other.wait(PATIENCE) == "t2"
 
 
-async def test_a_waiting_coroutine_is_woken_by_the_notification_of_its_ticket(wakeup, database):
+async def test_a_waiting_coroutine_is_woken_by_the_notification_of_its_ticket(
+    wakeup, database, asleep
+):
     with wakeup.pending("t1") as pending:
         waiting = asyncio.create_task(pending.async_wait(PATIENCE))
-        await asyncio.to_thread(until, lambda: waits(pending))
+        await asyncio.to_thread(asleep.wait, waiter="t1")
         database.notify(wakeup.channel, "t1 x")
         assert await waiting == "t1 x"
 
@@ -208,7 +213,9 @@ def test_a_notification_without_a_waiter_is_dropped(wakeup, database):
 # -- one connection --------------------------------------------------------------------
 
 
-def test_a_thousand_waiters_share_one_connection_and_one_thread(listener_threads, wakeup, database):
+def test_a_thousand_waiters_share_one_connection_and_one_thread(
+    listener_threads, wakeup, database, asleep
+):
     loops, threads, each = 3, 100, 300
 
     async def coroutines(number: int) -> list[str | None]:
@@ -224,10 +231,11 @@ def test_a_thousand_waiters_share_one_connection_and_one_thread(listener_threads
 
     in_loops = [on_a_thread(lambda n=n: asyncio.run(coroutines(n))) for n in range(loops)]
     in_threads = [on_a_thread(lambda n=n: thread(n)) for n in range(threads)]
-    expected = wakeup._waiters._pending
-    until(lambda: sum(map(waits, expected.copy().values())) == loops * each + threads)
+    expected = {f"c{number}-{index}" for number in range(loops) for index in range(each)}
+    expected |= {f"t{number}" for number in range(threads)}
+    asleep.until(lambda it: expected <= it.each("waiter"))
     assert len(database.listeners()) == len(listener_threads()) == 1
-    for ticket in expected.copy():
+    for ticket in expected:
         database.notify(wakeup.channel, f"{ticket} x")
     assert [result() for result in in_threads] == [f"t{n} x" for n in range(threads)]
     for number, result in enumerate(in_loops):
@@ -246,10 +254,10 @@ def test_the_thread_ends_after_the_last_waiter_and_starts_again(listener_threads
         assert not wakeup.subscribed
 
 
-def test_closing_ends_the_thread_and_wakes_its_waiters(wakeup, database):
+def test_closing_ends_the_thread_and_wakes_its_waiters(wakeup, database, asleep):
     with wakeup.pending("t1") as pending:
         result = on_a_thread(lambda: pending.wait(PATIENCE))
-        until(lambda: waits(pending))
+        asleep.wait(waiter="t1")
         wakeup.close()
         assert result() is None
         # A new wait makes it listen again.
@@ -267,13 +275,18 @@ async def test_g7_a_cancelled_wait_leaves_nothing(make, database):
 
     task = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    # The loop does not run before both have happened.
-    database.notify(wakeup.channel, "t1 x")
-    until(lambda: wakeup._waiters._pending["t1"].payloads)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-    assert not wakeup._waiters._pending
+    with heard("listener.message") as read, wakeup.pending("t2"):
+        # The loop does not run before both have happened.
+        database.notify(wakeup.channel, "t1 x")
+        read.wait(waiter="t1")
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        # Nobody is there any more for whom a message would be kept.
+        database.notify(wakeup.channel, "t1 y")
+        database.notify(wakeup.channel, "t2 y")
+        read.wait(waiter="t2")
+        assert read.count(waiter="t1") == 1
 
 
 def test_a_closed_loop_does_not_disturb_other_waiters(wakeup, database):
@@ -294,20 +307,22 @@ def test_a_closed_loop_does_not_disturb_other_waiters(wakeup, database):
 # -- faults ----------------------------------------------------------------------------
 
 
-def test_g4_the_end_of_the_connection_wakes_all_waiters_and_it_is_replaced(wakeup, database):
+def test_g4_the_end_of_the_connection_wakes_all_waiters_and_it_is_replaced(
+    wakeup, database, asleep
+):
     with wakeup.pending("t1") as one, wakeup.pending("t2") as two:
         results = [on_a_thread(lambda it=it: it.wait(10 * PATIENCE)) for it in (one, two)]
-        until(lambda: waits(one) and waits(two))
+        asleep.until(lambda it: {"t1", "t2"} <= it.each("waiter"))
         (before,) = database.listeners()
         database.terminate()
         assert [result() for result in results] == [None, None]
         until(lambda: wakeup.subscribed)
         assert wakeup.works
         for pending in (one, two):
-            while not pending._state.subscribed:
-                assert pending.wait(PATIENCE) is None
             database.notify(wakeup.channel, f"{pending.owner} x")
-            assert pending.wait(PATIENCE) == f"{pending.owner} x"
+            # It may be woken once more before, because the process listens again.
+            payloads = (pending.wait(PATIENCE) for _ in range(3))
+            assert next(filter(None, payloads)) == f"{pending.owner} x"
         (after,) = database.listeners()
         assert after != before
 
@@ -321,8 +336,8 @@ def test_g10_waiters_poll_while_the_process_cannot_listen(make, database, caplog
         with wakeup.pending("t1") as pending:
             proxy.refuse()
             until(lambda: not wakeup.works)
-            while pending._state is not wakeup._waiters.state:
-                assert pending.wait(PATIENCE) is None
+            # Once it knows that.
+            assert pending.wait(PATIENCE) is None
             began = time.monotonic()
             assert pending.wait(PATIENCE) is None
             assert time.monotonic() - began < PATIENCE / 2
@@ -342,9 +357,11 @@ def test_g4_a_connection_that_delivers_nothing_is_noticed(make, database, monkey
         listening(wakeup)
         with wakeup.pending("t1") as pending:
             # The connection works, so it is kept.
-            before, echo = wakeup._waiters.state, wakeup._listener._echo
-            until(lambda: wakeup._listener._echo != echo)
-            assert wakeup._waiters.state is before
+            before = database.listeners()
+            with heard("listener.tested") as tested, heard("listener.failed") as failed:
+                tested.wait(2)
+            assert not failed.count()
+            assert database.listeners() == before
             monkeypatch.setattr(module, "ECHO_PATIENCE", 0.2)
             proxy.black_hole()
             assert pending.wait(PATIENCE) is None
@@ -363,8 +380,8 @@ def test_g4_a_pooler_that_drops_notifications_is_noticed(make, database, pooler,
             assert pending.wait(PATIENCE) is None
             assert not wakeup.subscribed
             # It tries again, in case the cause was something else.
-            before = wakeup._waiters.state
-            until(lambda: wakeup._waiters.state is not before)
+            with heard("listener.failed") as failed:
+                failed.wait()
             assert not wakeup.works
             assert not wakeup.subscribed
     assert levels(caplog) == ["WARNING"]
@@ -456,7 +473,12 @@ def test_g10_a_process_without_free_files_polls_until_it_has_some(postgres_url):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_g8_a_forked_child_listens_on_its_own_connection_only(make, database, driver):
-    wakeup = make(driver=driver)
+    def probe(*args: str) -> None:
+        # A connection for each process.
+        with closing(Database(database.url)) as own:
+            own.notify(*args)
+
+    wakeup = make(driver=driver, probe=probe)
     listening(wakeup)
     (before,), channel = database.listeners(), wakeup.channel
     pid = os.fork()
@@ -465,7 +487,6 @@ def test_g8_a_forked_child_listens_on_its_own_connection_only(make, database, dr
         try:
             wakeup.forget()
             assert wakeup.channel != channel
-            wakeup._listener._probe = lambda *args: Database(database.url).notify(*args)
             listening(wakeup)
             with wakeup.pending("child") as pending:
                 Database(database.url).notify(wakeup.channel, "child x")

@@ -53,8 +53,7 @@ def test_g1_a_held_lock_survives_the_death_of_the_leader(
 ) -> None:
     # Until the others have elected another leader, nothing is renewed.
     with Lock("name", ttl=7.0) as lock:
-        waiting = Waiting()
-        eventually(lambda: backend._watch._works)
+        waiting = Waiting.until_watching()
         leader(members).kill()
         renewals = renewals_of(backend)
         eventually(lambda: renewals_of(backend) > renewals)

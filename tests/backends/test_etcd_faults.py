@@ -21,6 +21,7 @@ from django_dlock.core import watchdog
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from tests.support.aliases import configured
 from tests.support.etcd import EtcdServer
+from tests.support.points import heard
 from tests.support.proxy import Proxy
 
 PATIENCE = 20.0
@@ -151,6 +152,22 @@ class Waiting:
         self.acquired = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    @classmethod
+    def until_watching(cls, name: str = "name") -> Waiting:
+        """The first one that waits; the watch has begun."""
+        with heard("listener.listening", store="etcd") as listening:
+            it = cls(name)
+            listening.wait()
+        return it
+
+    @classmethod
+    def until_asleep(cls, name: str = "name") -> Waiting:
+        """One that waits already."""
+        with heard("wait.asleep") as asleep:
+            it = cls(name)
+            asleep.wait()
+        return it
 
     def _run(self) -> None:
         if self.lock.acquire(timeout=PATIENCE):
@@ -437,7 +454,6 @@ def test_all_waiters_of_a_process_share_one_watch(
     # On a busy machine, so many waiters take their time to come. Nothing is released meanwhile.
     monkeypatch.setattr("django_dlock.backends.etcd.watch.SILENCE", 3 * PATIENCE)
     leases = [grant(alias, request(f"n{number}", ttl=3600.0)) for number in range(3)]
-    threads = [Waiting(f"n{number % 3}") for number in range(9)]
 
     async def wait(name: str) -> None:
         async with Lock(name):
@@ -445,8 +461,7 @@ def test_all_waiters_of_a_process_share_one_watch(
 
     async def main() -> Counter[str]:
         tasks = [asyncio.create_task(wait(f"n{number % 3}")) for number in range(60)]
-        while len(alias._watch._waiters) < 69:  # noqa: ASYNC110 - the watch has no event for it
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(asleep.until, lambda it: len(it.each("waiter")) == 69)
         names = Counter(thread.name for thread in threading.enumerate())
         for lease in leases:
             await alias.acall(
@@ -457,7 +472,9 @@ def test_all_waiters_of_a_process_share_one_watch(
         await asyncio.gather(*tasks)
         return names
 
-    names = asyncio.run(main())
+    with heard("wait.asleep") as asleep:
+        threads = [Waiting(f"n{number % 3}") for number in range(9)]
+        names = asyncio.run(main())
     # A few threads make the calls of the coroutines; none of them waits for the lock.
     assert names["dlock-listener-etcd"] == 1
     assert names["dlock-call"] <= 16
@@ -469,9 +486,8 @@ def test_g5_a_release_while_the_watch_is_cut_is_not_missed(
     own_etcd: EtcdServer, alias: EtcdBackend, etcd_proxy: Proxy, make: Make
 ) -> None:
     lease = grant(alias, request(ttl=3600.0))
-    waiting = Waiting()
-    etcd_proxy.wait_until(lambda proxy: proxy.count("watch") == 1)
-    eventually(lambda: alias._watch._works)
+    waiting = Waiting.until_watching()
+    assert etcd_proxy.count("watch") == 1
     etcd_proxy.refuse()
     options = AliasOptions("etcd", "etcd", location=own_etcd.url, command_timeout=PATIENCE)
     beside = EtcdBackend(options)
@@ -487,8 +503,7 @@ def test_a_compaction_while_the_watch_is_cut_makes_waiters_ask_again(
     # Only a cut replaces the watch.
     monkeypatch.setattr("django_dlock.backends.etcd.watch.SILENCE", 3 * PATIENCE)
     kept, lease = grant(alias, request("kept", ttl=3600.0)), grant(alias, request(ttl=3600.0))
-    waiting = Waiting()
-    eventually(lambda: alias._watch._works)
+    waiting = Waiting.until_watching()
     etcd_proxy.refuse()
     options = AliasOptions("etcd", "etcd", location=own_etcd.url, command_timeout=PATIENCE)
     beside = EtcdBackend(options)
@@ -501,8 +516,7 @@ def test_a_compaction_while_the_watch_is_cut_makes_waiters_ask_again(
     assert waiting.end()
     # The second watch asked for a revision that was compacted; the third begins after it.
     etcd_proxy.wait_until(lambda proxy: proxy.count("watch") == 3)
-    again = Waiting("kept")
-    eventually(lambda: alias._watch._works and alias._watch._waiters)
+    again = Waiting.until_asleep("kept")
     release(alias, kept)
     assert again.end()
     assert etcd_proxy.count("watch") == 3
@@ -514,16 +528,14 @@ def test_a_store_that_begins_anew_makes_waiters_ask_again(
     for _ in range(20):
         release(alias, grant(alias, request("other")))
     grant(alias, request(ttl=3600.0))
-    waiting = Waiting()
-    eventually(lambda: alias._watch._works)
+    waiting = Waiting.until_watching()
     own_etcd.kill()
     for path in (own_etcd.directory / "data").iterdir():
         shutil.rmtree(path)
     own_etcd.restart()
     assert waiting.end()
     # The new store's revisions are lower than those seen before; the watch accepts them.
-    lease, again = grant(alias, request(ttl=3600.0)), Waiting()
-    eventually(lambda: alias._watch._works and alias._watch._waiters)
+    lease, again = grant(alias, request(ttl=3600.0)), Waiting.until_asleep()
     release(alias, lease)
     assert again.end()
 
@@ -542,8 +554,7 @@ def test_a_silent_watch_is_replaced(
 
 def test_watching_ends_with_the_backend(alias: EtcdBackend) -> None:
     lease = grant(alias, request())
-    waiting = Waiting()
-    eventually(lambda: alias._watch._works)
+    waiting = Waiting.until_watching()
     release(alias, lease)
     assert waiting.end()
     watchdog.shutdown()

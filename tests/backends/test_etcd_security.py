@@ -20,7 +20,7 @@ from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidL
 from tests.conftest import missing, started
 from tests.support.etcd import EtcdServer, certificates
 
-from .test_etcd_faults import Waiting, ask, configured_alias, eventually, grant, locked, release
+from .test_etcd_faults import Waiting, ask, configured_alias, grant, locked, release
 from .test_etcd_faults import request as attempt
 
 Make = Callable[..., EtcdBackend]
@@ -78,8 +78,7 @@ def test_a_waiter_of_a_user_is_woken(guarded: EtcdServer) -> None:
     options = {"command_timeout": 5.0, **USER}
     for backend in configured_alias(guarded.url, TTL=15.0, OPTIONS=options):
         lease = grant(backend, attempt(ttl=3600.0))
-        waiting = Waiting()
-        eventually(lambda backend=backend: backend._watch._works)
+        waiting = Waiting.until_watching()
         release(backend, lease)
         assert waiting.end()
 
@@ -158,8 +157,7 @@ def test_tls_with_a_certificate_of_the_client(
     options = {"command_timeout": 5.0, **shown(files)}
     for backend in configured_alias(secured.url, TTL=15.0, OPTIONS=options):
         lease = grant(backend, attempt(ttl=3600.0))
-        waiting = Waiting()
-        eventually(lambda backend=backend: backend._watch._works)
+        waiting = Waiting.until_watching()
         release(backend, lease)
         assert waiting.end()
         with Lock("name"):

@@ -328,7 +328,7 @@ def test_g1_a_message_from_before_the_request_is_ignored(direct, listener, own_r
     reading = on_a_thread(lambda: wait(listener, reader, met, PATIENCE))
     with heard("listener.message", waiter=attempt.owner) as read, client(own_redis) as sending:
         (channel,) = sending.pubsub_channels()
-        sending.publish(channel, f"{attempt.owner} {2**40}")
+        sending.publish(channel, f"{attempt.owner} {2**52}")
         read.wait()
     assert wait(listener, attempt, refuse(listener, attempt), 0.5) is None
     release(direct, lease)

@@ -227,7 +227,7 @@ class EtcdBackend(BaseLockBackend):
         ticket = contention.ticket
         if isinstance(ticket, _Ticket):
             until = _until(contention, until)
-            self._watch.wait(*ticket, until=until, interrupted=interrupted)
+            self._watch.wait(request.owner, *ticket, until=until, interrupted=interrupted)
         return None
 
     async def async_wait(
@@ -241,7 +241,9 @@ class EtcdBackend(BaseLockBackend):
         ticket = contention.ticket
         if isinstance(ticket, _Ticket):
             until = _until(contention, until)
-            await self._watch.async_wait(*ticket, until=until, interrupted=interrupted)
+            await self._watch.async_wait(
+                request.owner, *ticket, until=until, interrupted=interrupted
+            )
         return None
 
     # -- operators ---------------------------------------------------------------------

@@ -110,11 +110,12 @@ class Watch:
                 waiter.wake()
 
     def wait(
-        self, key: str, revision: int, *, until: float, interrupted: Callable[[], bool]
+        self, owner: str, key: str, revision: int, *, until: float, interrupted: Callable[[], bool]
     ) -> None:
         """Block until the key may have been deleted since the revision; may be wrong.
 
         Args:
+            owner: Of the waiter.
             until: When to return at the latest, on ``clock.now()``.
             interrupted: Called about twice a second; ends the wait if it returns true.
         """
@@ -130,13 +131,13 @@ class Watch:
                     if interrupted():
                         return
                     check_at = now + CHECK_EVERY
-                reached("wait.asleep", waiter=key)
+                reached("wait.asleep", waiter=owner)
                 event.acquire(timeout=max(0.0, min(until, check_at) - now))
         finally:
             self._leave(waiter)
 
     async def async_wait(
-        self, key: str, revision: int, *, until: float, interrupted: Callable[[], bool]
+        self, owner: str, key: str, revision: int, *, until: float, interrupted: Callable[[], bool]
     ) -> None:
         """As ``wait``, for coroutines; takes no thread."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
@@ -154,7 +155,7 @@ class Watch:
                     check_at = now + CHECK_EVERY
                 timer = loop.call_later(max(0.0, min(until, check_at) - now), event.set)
                 try:
-                    reached("wait.asleep", waiter=key)
+                    reached("wait.asleep", waiter=owner)
                     await event.wait()
                 finally:
                     timer.cancel()
