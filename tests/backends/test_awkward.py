@@ -75,7 +75,7 @@ def test_g1_more_leases_than_one_call_takes_are_all_renewed(store: AwkwardBacken
     assert max(store.renewed) == store.renewals_per_call
     watchdog.shutdown()
     assert {lock.lost_reason for lock in held} == {"exit"}
-    assert store._rows == {}
+    assert store.rows == {}
 
 
 def test_threads_take_turns(store: AwkwardBackend) -> None:
@@ -170,7 +170,7 @@ def test_g5_an_acquire_that_gives_up_is_cancelled(store: AwkwardBackend) -> None
     store.lost.append("acquire")
     with pytest.raises(BackendUnavailable):
         Lock("it", ttl=60.0).acquire(blocking=False)
-    eventually(lambda: not store._rows)
+    eventually(lambda: not store.rows)
 
 
 def test_g6_a_renewal_whose_answer_is_lost_is_repeated(store: AwkwardBackend) -> None:

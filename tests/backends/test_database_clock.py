@@ -12,7 +12,7 @@ from django.db import connections
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.lease import Contention
 from tests.support import databases
-from tests.support.database_bed import Bed, ask, grant, release, renew, request
+from tests.support.database_bed import Bed, ask, grant, release, renew, request, store_of, table_of
 
 Stepped = Callable[[int], DatabaseBackend]
 
@@ -36,7 +36,7 @@ def at_another_time(bed: Bed, database: str, seconds: int) -> str:
 @pytest.fixture
 def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped:
     """Makes backends over the same leases; the database's clock is ``seconds`` ahead."""
-    dialect: Any = type(bed.backend(database)._store.dialect)
+    dialect: Any = type(store_of(bed.backend(database)).dialect)
     true, prefix = dialect.NOW, f"test-{secrets.token_hex(4)}"
 
     def make(seconds: int) -> DatabaseBackend:
@@ -54,10 +54,10 @@ def stepped(bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch) -> Stepped
 def sweep(backend: DatabaseBackend, name: str, *, stays: bool = False) -> None:
     """Sweep the row of a name, and check that it is gone, or that it ``stays``."""
     # By private names, because a sweep begins at a random row.
-    backend._table.ask(
+    table_of(backend).ask(
         lambda one, store, key: store.dialect.sweep(one, key), name, backend.call_deadline()
     )
-    assert (backend._table.read(name, backend.call_deadline())[1] is not None) is stays
+    assert (table_of(backend).read(name, backend.call_deadline())[1] is not None) is stays
 
 
 def test_g3_tokens_rise_when_the_clock_steps_back(stepped: Stepped) -> None:

@@ -18,7 +18,7 @@ from django_dlock.backends.database.store import Store
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease, LeaseRequest, ReleaseRequest
 from tests.support import databases
-from tests.support.database_bed import Bed, ask, grant, release, request
+from tests.support.database_bed import Bed, ask, grant, release, request, store_of, table_of
 from tests.support.proxy import Proxy
 
 
@@ -27,7 +27,7 @@ def overtaken(backend: DatabaseBackend, monkeypatch: pytest.MonkeyPatch) -> None
 
     This uses private names, because nothing else lets other callers be faster each time.
     """
-    dialect = backend._store.dialect
+    dialect = store_of(backend).dialect
     for method in ("write", "insert"):
         monkeypatch.setattr(dialect, method, lambda *args: False)
     # On PostgreSQL, these two would change a row in one statement, without reading it before.
@@ -88,7 +88,7 @@ def test_a_caller_that_conflicts_always_refuse_is_told_of_contention(
     def conflict(*args: Any) -> int:
         raise Failure("overtaken", RuntimeError("could not serialize access"))
 
-    monkeypatch.setattr(backend._store.dialect, "acquire", conflict)
+    monkeypatch.setattr(store_of(backend).dialect, "acquire", conflict)
     answer = ask_briefly(backend, request())
     assert isinstance(answer, Contention)
     assert answer.owner == lease.owner
@@ -104,7 +104,7 @@ def test_g7_a_caller_that_is_overtaken_until_a_reply_comes_too_late_leaves_no_le
     release(backend, grant(backend, request()))
     # An attempt that has waited reads the row at once.
     attempt, over = request(waits=waits, since=1.0), clock.now() + 4.0
-    dialect = backend._store.dialect
+    dialect = store_of(backend).dialect
     write, calls = dialect.write, list[str]()
 
     def late(*args: Any) -> bool:
@@ -144,7 +144,7 @@ def test_g10_an_outage_that_follows_a_conflict_is_reported_as_an_outage(
         getattr(postgres_proxy, how)()
         return False
 
-    monkeypatch.setattr(backend._store.dialect, "write", overtaken_and_cut)
+    monkeypatch.setattr(store_of(backend).dialect, "write", overtaken_and_cut)
     with pytest.raises(BackendUnavailable):
         ask(backend, request(waits=True, since=1.0))
 
@@ -154,7 +154,7 @@ def test_g4_a_waiter_that_was_overtaken_asks_again_soon(
 ) -> None:
     backend = bed.backend(postgres_alias, command_timeout=10.0)
     grant(backend, request())
-    wakeup, waiter = backend._store.wakeup, request(waits=True)
+    wakeup, waiter = store_of(backend).wakeup, request(waits=True)
     assert wakeup is not None
     wakeup.keep_listening()
     databases.until(lambda: wakeup.subscribed)
@@ -268,7 +268,7 @@ def lose_reply(
 
     An acquire is not executed, as if it still waited for the row; its arguments are returned.
     """
-    dialect, lost = backend._store.dialect, list[tuple[Any, ...]]()
+    dialect, lost = store_of(backend).dialect, list[tuple[Any, ...]]()
     statement = getattr(dialect, method)
 
     def lose(*args: Any) -> Any:
@@ -329,7 +329,7 @@ def test_g5_a_copy_of_an_acquire_that_arrives_many_leases_later_is_granted_nothi
     release(backend, grant(backend, attempt))
     used_by_many(backend)
     copy = partial(plain_acquire, lost[0])
-    assert backend._table.call(copy, backend.call_deadline()) == 0
+    assert table_of(backend).call(copy, backend.call_deadline()) == 0
     late = ask(
         bed.backend(database, key_prefix=backend.options.key_prefix, command_timeout=20.0), attempt
     )
@@ -350,7 +350,7 @@ def test_g5_a_copy_of_an_acquire_that_was_repeated_in_another_call_is_granted_no
         backend.acquire(attempt, deadline=clock.now())
     met = ask(backend, attempt)
     assert isinstance(met, Contention)
-    wakeup = backend._store.wakeup
+    wakeup = store_of(backend).wakeup
     if waits:
         databases.until(lambda: wakeup is None or wakeup.subscribed)
         # From here on it expects a notification.

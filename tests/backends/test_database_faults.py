@@ -26,7 +26,7 @@ from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from django_dlock.process import current
 from tests.support import databases
-from tests.support.database_bed import Bed, ask, grant, release, renew, request
+from tests.support.database_bed import Bed, ask, grant, release, renew, request, store_of, table_of
 from tests.support.increments import THREADS
 from tests.support.proxy import Proxy
 
@@ -124,7 +124,7 @@ def test_g1_a_row_that_changed_after_it_was_read_is_not_overwritten(
         written: bool = store.dialect.write(one, key, before, row, [])
         return written
 
-    assert not backend._table.ask(use, "name", clock.now() + 10)
+    assert not table_of(backend).ask(use, "name", clock.now() + 10)
     assert renew(backend, lease) == ["released"]
 
 
@@ -151,7 +151,7 @@ def test_a_wait_and_the_release_that_ends_it_are_one_statement_each(
     before = postgres_proxy.count()
     met = ask(backend, waiter)
     assert postgres_proxy.commands[before] == "ACQUIRE_OR_WAIT"
-    wakeup = backend._store.wakeup
+    wakeup = store_of(backend).wakeup
     assert wakeup is not None
     while not wakeup.subscribed:
         time.sleep(0.001)
@@ -312,7 +312,7 @@ def test_g8_the_end_of_a_child_does_not_end_its_parents_sessions(bed: Bed, datab
     lease = grant(backend, request())
     # Files of SQLite are closed before a fork.
     has_sessions = connections[database].vendor != "sqlite"
-    idle = backend._store.pool._idle[0].raw if has_sessions else None
+    session = session_of(backend) if has_sessions else None
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -325,8 +325,13 @@ def test_g8_the_end_of_a_child_does_not_end_its_parents_sessions(bed: Bed, datab
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert renew(backend, lease) == ["renewed"]
-    # Not through a new connection. Only a private name tells one connection from another.
-    assert not has_sessions or backend._store.pool._idle[0].raw is idle
+    # Not through a new connection.
+    assert not has_sessions or session_of(backend) is session
+
+
+def session_of(backend: DatabaseBackend) -> Any:
+    """The driver's connection that the next call uses."""
+    return table_of(backend).call(lambda one, _: one.raw, backend.call_deadline())
 
 
 def test_renewals_do_not_wait_behind_acquires(bed: Bed, postgres_alias: str) -> None:
@@ -391,8 +396,13 @@ def test_names_used_once_are_swept_if_every_acquire_reads_the_row(
     bed: Bed, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[object] = []
-    monkeypatch.setattr(DatabaseBackend, "_sweep", lambda self, one, store: swept.append(one))
     backend = bed.backend(database, command_timeout=10.0)
+
+    def sweep(_: object, one: object, start: object) -> tuple[int, int]:
+        swept.append(start)
+        return 1, 0
+
+    monkeypatch.setattr(type(store_of(backend).dialect), "sweep", sweep)
     for number in range(2 * SWEEP_EVERY):
         grant(backend, request(f"once:{number}"))
     assert len(swept) == 2

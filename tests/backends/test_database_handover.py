@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from django_dlock.backends.database import DatabaseBackend
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from tests.support import databases, postgres
 from tests.support.aliases import configured
+from tests.support.database_bed import store_of
 from tests.support.pgbouncer import PgBouncer
 
 PATIENCE = 20.0
@@ -73,7 +75,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def listening(backend: DatabaseBackend) -> None:
-    wakeup = backend._store.wakeup
+    wakeup = store_of(backend).wakeup
     assert wakeup is not None
     wakeup.keep_listening()
     until(lambda: wakeup.subscribed)
@@ -150,7 +152,7 @@ def test_g4_waiters_poll_if_a_pooler_drops_notifications(
         backend = backend_for("pooled")
         lease, attempt = grant(backend, request()), waiter()
         met = refuse(backend, attempt)
-        wakeup = backend._store.wakeup
+        wakeup = store_of(backend).wakeup
         assert wakeup is not None
         until(lambda: not wakeup.works)
         backend.release(lease.name, lease.owner, min_hold=0.0, deadline=backend.call_deadline())
@@ -173,7 +175,8 @@ def test_g4_the_lock_of_a_process_killed_on_another_machine_is_freed_by_proof_of
         if pid == 0:
             try:
                 # On this machine, its death would be noticed without the database.
-                process.identity._current = process.current()._replace(host="another machine")
+                socket.gethostname = lambda: "another machine"
+                process.reset()
                 assert Lock("name", bound=False).acquire()
                 listening(locks["default"])
                 os.write(write, b".")

@@ -15,6 +15,7 @@ from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.database.lease_file import LeaseFile
 from django_dlock.exceptions import BackendRefused
 from django_dlock.lease import Contention
+from tests.support.database_bed import store_of
 from tests.support.lease_files import (
     Child,
     MakeBackend,
@@ -63,7 +64,7 @@ def test_g1_an_answer_from_a_file_that_was_replaced_meanwhile_does_not_count(
 ) -> None:
     backend, other, path = make_backend(), make_backend(), LeaseFile(project_file).path
     release(backend, grant(backend, request()))
-    dialect = backend._table.store.dialect
+    dialect = store_of(backend).dialect
     acquire = dialect.acquire
 
     def acquire_too_late(*args: Any) -> Any:

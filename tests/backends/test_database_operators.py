@@ -21,7 +21,7 @@ from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease, ReleaseRequest
 from tests.support import databases
 from tests.support.aliases import configured
-from tests.support.database_bed import Bed, ask, grant, release, renew, request
+from tests.support.database_bed import Bed, ask, grant, release, renew, request, store_of, table_of
 
 LEASES = "django_dlock_leaserecord"
 
@@ -55,7 +55,7 @@ def test_a_statement_that_a_timeout_of_the_projects_ended_is_repeated(
     backend = bed.backend(alias, command_timeout=20.0)
     lease = grant(backend, request())
     repeated = threading.Event()
-    use = backend._store.dialect.release
+    use = store_of(backend).dialect.release
 
     def counting(*args: Any) -> bool:
         if attempts:
@@ -66,7 +66,7 @@ def test_a_statement_that_a_timeout_of_the_projects_ended_is_repeated(
     attempts: list[Any] = []
     with ThreadPoolExecutor() as pool:
         with locked(postgres_alias, lease), pytest.MonkeyPatch.context() as patches:
-            patches.setattr(backend._store.dialect, "release", counting)
+            patches.setattr(store_of(backend).dialect, "release", counting)
             call = pool.submit(release, backend, lease)
             assert repeated.wait(20)
         assert call.result() == "released"
@@ -88,7 +88,7 @@ def test_a_session_that_mariadb_closed_for_idleness_is_replaced(
 def ask_session(backend: DatabaseBackend, statement: str) -> list[tuple[Any, ...]]:
     """An answer from the session that the next call will use."""
     # A private name, because no public call says which session it uses.
-    return backend._table.call(lambda one, store: one.rows(statement), backend.call_deadline())
+    return table_of(backend).call(lambda one, store: one.rows(statement), backend.call_deadline())
 
 
 # -- locks and sessions ------------------------------------------------------------------------
@@ -99,13 +99,13 @@ def test_the_victim_of_a_deadlock_repeats_its_statement(
 ) -> None:
     backend = bed.backend(postgres_alias, command_timeout=30.0)
     attempts: list[object] = []
-    release_many = backend._store.dialect.release_many
+    release_many = store_of(backend).dialect.release_many
 
     def counting(*args: Any) -> Any:
         attempts.append(args)
         return release_many(*args)
 
-    monkeypatch.setattr(backend._store.dialect, "release_many", counting)
+    monkeypatch.setattr(store_of(backend).dialect, "release_many", counting)
     give_up_at = time.monotonic() + 60
     with ThreadPoolExecutor() as pool:
         # The server chooses which row the statement locks first, and which of the two transactions

@@ -21,7 +21,16 @@ from django_dlock.lease import Lease, RenewalResult
 from django_dlock.process import current
 from tests.support import databases
 from tests.support.aliases import configured
-from tests.support.database_bed import Bed, grant, release, renew, renewal_results, request
+from tests.support.database_bed import (
+    Bed,
+    grant,
+    release,
+    renew,
+    renewal_results,
+    request,
+    store_of,
+    table_of,
+)
 
 SERVERS = ["postgres", "mariadb"]
 """Those that lock rows; SQLite locks the whole file, for as long as one statement takes."""
@@ -61,7 +70,7 @@ def test_g1_a_row_that_is_locked_in_the_middle_of_a_renewal_delays_no_other_leas
     backend = bed.backend(database, command_timeout=5.0)
     leases = leases_of(backend, 3)
     renew(backend, *leases)
-    dialect, lock = backend._store.dialect, ExitStack()
+    dialect, lock = store_of(backend).dialect, ExitStack()
     which_are_unlocked = dialect._unlocked
 
     def then_locked(*args: Any) -> set[str]:
@@ -174,7 +183,7 @@ def test_g5_a_sweep_that_is_cut_undoes_no_grant(
         executor.rows("SELECT pg_sleep(60)")
         raise AssertionError("the call was not cut")
 
-    monkeypatch.setattr(type(backend._store.dialect), "sweep", lambda _, *args: waits(*args))
+    monkeypatch.setattr(type(store_of(backend).dialect), "sweep", lambda _, *args: waits(*args))
     leases = leases_of(backend, SWEEP_EVERY)
     assert len(cut) == 1
     assert len({lease.owner for lease in leases}) == SWEEP_EVERY
@@ -190,5 +199,5 @@ def test_a_release_notifies_any_number_of_waiters(bed: Bed, database: str) -> No
         row.ended = "r"
         return "ended", [Message("nobody", f"waiter-{number}", 0) for number in range(2000)]
 
-    assert backend._table.change(lease.name, end, backend.call_deadline()) == "ended"
+    assert table_of(backend).change(lease.name, end, backend.call_deadline()) == "ended"
     assert release(backend, lease) == "released"

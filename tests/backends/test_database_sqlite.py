@@ -25,6 +25,7 @@ from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from tests.support import forking
 from tests.support.at_nth import AtNth
+from tests.support.database_bed import store_of, table_of
 from tests.support.lease_files import (
     Child,
     MakeBackend,
@@ -56,9 +57,7 @@ def test_threads_that_use_an_alias_first_at_the_same_time_share_its_store(
 
     monkeypatch.setattr(table, "Store", slow_store)
     stores: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: stores.append(backend._table.store)) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: stores.append(store_of(backend))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -73,7 +72,7 @@ def test_a_waiter_gets_its_position_however_fast_others_change_the_row(
 ) -> None:
     slow, fast, patient = make_backend(), make_backend(command_timeout=1.0), make_backend()
     held = [grant(patient, request())]
-    dialect = slow._table.store.dialect
+    dialect = store_of(slow).dialect
     read = dialect.read
 
     def read_and_be_overtaken(*args: Any) -> Any:
@@ -209,7 +208,7 @@ def test_g8_a_fork_waits_for_the_statement_of_another_thread(
         assert child.step() == "Lease"
         child.end()
 
-    statement = threading.Thread(target=backend._table.call, args=(use, clock.now() + PATIENCE))
+    statement = threading.Thread(target=table_of(backend).call, args=(use, clock.now() + PATIENCE))
     statement.start()
     assert under_way.wait(PATIENCE)
     forker = threading.Thread(target=fork)
@@ -237,7 +236,7 @@ def test_g8_a_long_statement_is_interrupted_for_a_fork_and_repeated_after_it(
 
     answers: list[Any] = []
     statement = threading.Thread(
-        target=lambda: answers.append(backend._table.call(use, clock.now() + PATIENCE))
+        target=lambda: answers.append(table_of(backend).call(use, clock.now() + PATIENCE))
     )
     statement.start()
     assert under_way.wait(PATIENCE)
@@ -264,7 +263,7 @@ def test_g8_a_child_refuses_a_file_that_was_open_at_its_fork(
     def use(one: Any, store: Any) -> Child:
         return Child(refused)
 
-    child = backend._table.call(use, clock.now() + PATIENCE)
+    child = table_of(backend).call(use, clock.now() + PATIENCE)
     assert "was forked while its parent had the file open" in child.step()
     child.end()
     # The parent goes on.

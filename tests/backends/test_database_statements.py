@@ -21,8 +21,9 @@ from django_dlock.backends.database.rows import SECOND, Row
 from django_dlock.backends.database.store import Store
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease, LeaseRequest
+from django_dlock.process import current
 from tests.support import databases, postgres
-from tests.support.database_bed import Bed, ask, grant, release, request
+from tests.support.database_bed import Bed, ask, grant, release, request, store_of, table_of
 from tests.support.pgbouncer import PgBouncer
 
 ME, OTHER, CHANNEL = "a" * 32, "b" * 32, "dlock_channel"
@@ -116,13 +117,13 @@ def in_table(
     def run(one: Connection, store: Store, key: Any) -> tuple[int, Row, Any, Row]:
         now, _, _ = store.dialect.read_or_new(one, key)
         row = make(now)
-        assert store.dialect.insert(one, key, backend._table.names("name"), row, [])
+        assert store.dialect.insert(one, key, table_of(backend).names("name"), row, [])
         answer = use(one, store, key)
         after = store.dialect.read(one, key)[1]
         assert after is not None
         return now, row, answer, after
 
-    return backend._table.ask(run, "name", clock.now() + 60.0)
+    return table_of(backend).ask(run, "name", clock.now() + 60.0)
 
 
 def assert_same(row: Row, expected: Row, now: int) -> None:
@@ -158,7 +159,7 @@ def test_an_acquire_in_one_statement_does_what_a_row_does(
 
     def use(one: Any, store: Any, key: Any) -> Any:
         values = (ME, "held", 30 * SECOND, PROCESS, METADATA)
-        names = backend._table.names("name")
+        names = table_of(backend).names("name")
         return store.dialect.acquire(one, key, names, values, CHANNEL if waits else None)
 
     make = {**DECIDED, **LEFT_TO_ROW}[state]
@@ -235,21 +236,14 @@ def test_g4_a_dead_waiter_to_which_a_release_hands_over_is_passed_over(
     waiters = [request(waits=True, ttl=600.0) for _ in range(2)]
     with monkeypatch.context() as patches:
         # A process of this machine that does not exist.
-        dead = json.dumps({**json.loads(_identity()), "pid": 2**22 + 1, "id": secrets.token_hex(8)})
-        patches.setattr("django_dlock.backends.database.backend._identity", lambda _: dead)
+        dead = current()._replace(pid=2**22 + 1, id=secrets.token_hex(8))
+        patches.setattr("django_dlock.backends.database.backend.current", lambda: dead)
         ask(backend, waiters[0])
     ask(backend, waiters[1])
     assert release(backend, lease) == "released"
     info = backend.get("name")
     assert info is not None
     assert info.owner == waiters[1].owner
-
-
-def _identity() -> str:
-    from django_dlock.backends.database.backend import _identity
-    from django_dlock.process import current
-
-    return _identity(current())
 
 
 # -- waits for locks -------------------------------------------------------------------------
@@ -395,7 +389,7 @@ def test_a_statement_that_a_session_cannot_use_any_more_is_prepared_again(
 
 
 def run(backend: DatabaseBackend, statement: str) -> None:
-    backend._table.call(lambda one, _: one.count(statement), clock.now() + 20.0)
+    table_of(backend).call(lambda one, _: one.count(statement), clock.now() + 20.0)
 
 
 def test_with_djangos_setting_for_poolers_nothing_is_prepared(
@@ -408,7 +402,7 @@ def test_with_djangos_setting_for_poolers_nothing_is_prepared(
     ask(backend, request(waits=True))
     release(backend, lease)
     prepared = "SELECT name FROM pg_prepared_statements"
-    assert backend._table.call(lambda one, _: one.rows(prepared), clock.now() + 20.0) == []
+    assert table_of(backend).call(lambda one, _: one.rows(prepared), clock.now() + 20.0) == []
 
 
 def test_a_plan_that_was_made_for_a_small_table_uses_the_index(
@@ -416,7 +410,7 @@ def test_a_plan_that_was_made_for_a_small_table_uses_the_index(
 ) -> None:
     # A session keeps it when the table has grown.
     backend = bed.backend(postgres_alias, command_timeout=20.0)
-    key = backend._store.dialect.key(backend._table.digest("name"))
+    key = store_of(backend).dialect.key(table_of(backend).digest("name"))
 
     def plans(one: Connection, store: Store) -> Sequence[Any]:
         one.count("ANALYZE django_dlock_leaserecord")
@@ -427,7 +421,7 @@ def test_a_plan_that_was_made_for_a_small_table_uses_the_index(
         one.count("RESET plan_cache_mode")
         return found
 
-    text = "\n".join(line for (line,) in backend._table.call(plans, clock.now() + 20.0))
+    text = "\n".join(line for (line,) in table_of(backend).call(plans, clock.now() + 20.0))
     assert "Index Scan" in text
     assert "Seq Scan" not in text
 
@@ -442,8 +436,8 @@ def test_a_renewal_of_many_compares_no_rows_with_each_other(bed: Bed, postgres_a
             asked.append((statement, values))
             return []
 
-    dialect = backend._store.dialect
-    keys = [dialect.key(backend._table.digest(lease.name)) for lease in leases]
+    dialect = store_of(backend).dialect
+    keys = [dialect.key(table_of(backend).digest(lease.name)) for lease in leases]
     dialect.renew(
         Noting(),  # type: ignore[arg-type]
         [(key, lease.owner, SECOND) for key, lease in zip(keys, leases, strict=True)],

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 
 from django_dlock import Lock, clock, locks
-from django_dlock.core.held_lease import registry
 from testproject.servers import RedisServer
 from tests.support.aliases import LONG, alias, configured
+from tests.support.leases import leases_in
 
 Interruption = Literal["cancelled", "thrown", "closed"]
 
@@ -114,7 +114,7 @@ async def assert_nobody_waits(name: str) -> None:
 
 def renewed() -> list[str]:
     """What this process would renew."""
-    return [hold.name for hold in registry._leases.values() if hold.renews and not hold.ended]
+    return [hold.name for hold in leases_in() if hold.renews and not hold.ended]
 
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)

@@ -14,6 +14,7 @@ from django_dlock import LeaseLost, Lock, NotHeld, StaleToken, locks
 from django_dlock.models import Fence
 from testproject.shop.models import Effect
 from tests.support.databases import wait_until_one_waits
+from tests.support.leases import lease_of
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -116,9 +117,7 @@ def test_g3_a_late_transaction_that_gave_up_its_row_lock_does_not_commit(databas
 
 
 def lose(lock: Lock) -> None:
-    hold = lock._leases.current()
-    assert hold is not None
-    hold.lose("expired")
+    lease_of(lock).lose("expired")
 
 
 def test_g2_a_lease_that_ended_meanwhile_rolls_back_even_without_a_successor(database, present):

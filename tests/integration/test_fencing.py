@@ -16,6 +16,7 @@ import django_dlock
 from django_dlock import FencingTokenField, LeaseLost, Lock, NotHeld, StaleToken, locks
 from testproject.shop.models import Order, Stock
 from tests.support.databases import wait_until_one_waits
+from tests.support.leases import lease_of
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -398,9 +399,7 @@ def test_a_fence_ends_with_its_lease(database, present):
 
 
 def lose(lock: Lock) -> None:
-    hold = lock._leases.current()
-    assert hold is not None
-    hold.lose("expired")
+    lease_of(lock).lose("expired")
 
 
 def test_g2_a_write_is_rolled_back_if_the_lease_ends_meanwhile(database, present):

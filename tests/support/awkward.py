@@ -63,16 +63,16 @@ class AwkwardBackend(BaseLockBackend):
         self.lost: list[str] = []
         self.called: list[str] = []
         self.renewed: list[int] = []
-        self._rows: dict[str, _Row] = {}
+        self.rows: dict[str, _Row] = {}
         self._lock = threading.Lock()
         self._token = 0
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         def grant(now: float) -> Lease | Contention:
-            row, ttl = self._rows.get(request.name), request.ttl * GRANTED
+            row, ttl = self.rows.get(request.name), request.ttl * GRANTED
             if row is None:
                 self._token += 1
-                row = self._rows[request.name] = _Row(
+                row = self.rows[request.name] = _Row(
                     request.owner, self._token, now + ttl, current(), request.metadata, now
                 )
             elif row.owner != request.owner:
@@ -90,7 +90,7 @@ class AwkwardBackend(BaseLockBackend):
         return self._carry_out("renew", lambda now: [self._renew(one, now) for one in renewals])
 
     def _renew(self, renewal: Renewal, now: float) -> RenewalResult:
-        row, ttl = self._rows.get(renewal.name), renewal.ttl * GRANTED
+        row, ttl = self.rows.get(renewal.name), renewal.ttl * GRANTED
         if row is None:
             return RenewalResult("unknown")
         if row.owner != renewal.owner:
@@ -112,11 +112,11 @@ class AwkwardBackend(BaseLockBackend):
         return self._carry_out("break_", lambda now: self._end(name, owner))
 
     def locked(self, name: str, *, deadline: float) -> bool:
-        return self._carry_out("locked", lambda now: name in self._rows)
+        return self._carry_out("locked", lambda now: name in self.rows)
 
     def get(self, name: str) -> LeaseInfo | None:
         def read(now: float) -> LeaseInfo | None:
-            row = self._rows.get(name)
+            row = self.rows.get(name)
             return row and LeaseInfo(
                 name=name,
                 alias=self.alias,
@@ -142,7 +142,7 @@ class AwkwardBackend(BaseLockBackend):
         with self._lock:
             self.called.append(method)
             now = clock.now()
-            self._rows = {name: row for name, row in self._rows.items() if now < row.until}
+            self.rows = {name: row for name, row in self.rows.items() if now < row.until}
             answer = step(now)
             lost = method in self.lost
             if lost:
@@ -153,8 +153,8 @@ class AwkwardBackend(BaseLockBackend):
         return answer
 
     def _end(self, name: str, owner: str) -> bool:
-        row = self._rows.get(name)
+        row = self.rows.get(name)
         if row is None or row.owner != owner:
             return False
-        del self._rows[name]
+        del self.rows[name]
         return True

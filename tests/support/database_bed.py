@@ -10,6 +10,8 @@ from django.db import connections
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import DatabaseBackend
+from django_dlock.backends.database.store import Store
+from django_dlock.backends.database.table import LeaseTable
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal, RenewalResult
 from django_dlock.process import current
 from tests.support import databases
@@ -40,6 +42,16 @@ class Bed:
         settings = {**connections.settings[alias], "HOST": "127.0.0.1", "PORT": str(proxy.port)}
         other = f"{alias}-behind-{secrets.token_hex(2)}"
         return self.stack.enter_context(databases.added(other, {**settings, **changes}))
+
+
+def table_of(backend: DatabaseBackend) -> LeaseTable:
+    """Through it a test makes statements as the backend does."""
+    return backend._table
+
+
+def store_of(backend: DatabaseBackend) -> Store:
+    """The backend's statements, connections and notifications."""
+    return table_of(backend).store
 
 
 def request(name: str = "name", ttl: float = 30.0, **kwargs: Any) -> LeaseRequest:

@@ -16,12 +16,13 @@ from django_dlock.testing import local_locks
 
 
 @pytest.fixture(autouse=True)
-def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def local() -> Iterator[None]:
     # Without the leases that earlier tests have left to their TTL.
-    monkeypatch.setattr(registry, "_leases", {})
-    monkeypatch.setattr(registry, "_by_holder", {})
+    earlier = registry.take_all()
     with local_locks():
         yield
+    for held in earlier:
+        registry.add(held)
 
 
 def holding(name: str) -> tuple[str, ...]:
@@ -138,4 +139,3 @@ def test_holders_without_leases_are_not_kept() -> None:
         thread.start()
         thread.join(20)
     assert not registry
-    assert registry._by_holder == {}

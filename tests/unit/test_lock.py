@@ -32,6 +32,7 @@ from django_dlock import (
     signals,
 )
 from django_dlock.core import dispatch, transactions
+from tests.support.leases import lease_of
 
 pytestmark = pytest.mark.usefixtures("_fresh_local")
 
@@ -224,10 +225,9 @@ def test_a_shared_handle_keeps_the_leases_of_its_threads_apart() -> None:
 def test_a_collected_handle_leaves_no_trace() -> None:
     lock = local()
     lock.acquire()
-    hold = lock._leases.mine()
+    hold = lease_of(lock)
     del lock
     gc.collect()
-    assert hold is not None
     assert hold.handle() is None
 
 
@@ -274,9 +274,8 @@ def test_the_last_reentrant_handle_that_is_dropped_ends_the_renewal() -> None:
     outer.acquire()
     inner = local(reentrant=True)
     inner.acquire()
-    hold = inner._leases.mine()
+    hold = lease_of(inner)
     outer.release()
-    assert hold is not None
     assert hold.renews
     del inner
     gc.collect()
@@ -439,8 +438,7 @@ def test_g1_a_shorter_ttl_counts_even_without_a_confirmation(
     renew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local(ttl=30, renew=renew) as lock:
-        hold = lock._leases.mine()
-        assert hold is not None
+        hold = lease_of(lock)
         earlier = clock.now()
 
         def no_answer(*_: Any, **__: Any) -> None:
@@ -491,8 +489,7 @@ def test_g2_a_release_with_an_unknown_outcome_is_a_loss_after_the_deadline(
 ) -> None:
     lock = local()
     lock.acquire()
-    hold = lock._leases.current()
-    assert hold is not None
+    hold = lease_of(lock)
 
     def release(*_: Any, **__: Any) -> str:
         hold.deadline = 0.0
@@ -516,8 +513,7 @@ def test_g7_after_an_interrupted_release_the_lease_is_not_renewed(
     with pytest.raises(KeyboardInterrupt):
         lock.release()
     monkeypatch.undo()
-    hold = lock._leases.mine()
-    assert hold is not None
+    hold = lease_of(lock)
     assert (hold.renews, hold.due) == (False, hold.deadline)
     lock.release()
     assert not lock.locked()
@@ -611,8 +607,7 @@ async def test_two_tasks_exclude_each_other() -> None:
 async def test_an_aacquire_in_wait_for_outlives_that_task() -> None:
     lock = local()
     assert await asyncio.wait_for(lock.aacquire(), 30)
-    hold = lock._leases.mine()
-    assert hold is not None
+    hold = lease_of(lock)
     assert not isinstance(hold.key, asyncio.Task)
     await lock.arelease()
 

@@ -8,22 +8,16 @@ from typing import Any
 
 import pytest
 
-from django_dlock import Lock
 from django_dlock.core.held_lease import HeldLease
 from django_dlock.core.schedule import Schedule
 from django_dlock.core.watchdog import Watchdog
+from tests.support.leases import lease_of
 
 from .test_watchdog import Spy, Time, dog, held, spy, time
 
 __all__ = ["dog", "spy", "time"]
 
 pytestmark = pytest.mark.usefixtures("time")
-
-
-def hold_of(lock: Lock) -> HeldLease:
-    hold = lock._leases.mine()
-    assert hold is not None
-    return hold
 
 
 def schedule_of(dog: Watchdog) -> Schedule:
@@ -60,10 +54,11 @@ def test_a_step_with_nothing_due_touches_no_lease(
         Schedule, "_lives", lambda self, hold, now: looked.append(hold) or lives(self, hold, now)
     )
     late = held("late", renew=False, ttl=2)
+    hold = lease_of(late)
     for _ in range(6):
         time.seconds += 0.5
         dog.tick()
-    assert looked == [hold_of(late)]
+    assert looked == [hold]
     assert len(kept) == 100
 
 
@@ -77,7 +72,7 @@ def test_a_lease_that_ends_while_it_is_added_is_not_renewed(
             # Another thread does this between the two steps.
             schedule = schedule_of(dog)
             schedule.fresh = {}
-            schedule.discard(hold_of(lock))
+            schedule.discard(lease_of(lock))
             return None
 
     schedule_of(dog).fresh = GoesNow(schedule_of(dog).fresh)
@@ -93,7 +88,7 @@ def test_a_released_lease_is_not_kept_until_its_due_time(
 ) -> None:
     lock = held()
     dog.tick()
-    gone = weakref.ref(hold_of(lock))
+    gone = weakref.ref(lease_of(lock))
     lock.release()
     gc.collect()
     assert gone() is None
@@ -115,7 +110,7 @@ def test_a_lease_that_ends_before_its_answer_is_discarded(
     ready: bool, dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise the thread would never end, and an idle process would send heartbeats forever.
-    hold = hold_of(lock := held())
+    hold = lease_of(lock := held())
     dog.tick()
     time.seconds += 10
     owner, method = (Schedule, "take") if ready else (Spy, "_answer")
@@ -137,6 +132,7 @@ def test_g1_a_lease_that_needs_no_renewal_when_due_is_planned_again(
 ) -> None:
     monkeypatch.setattr(spy.backend, "renewals_per_call", 1)
     first, second = held("first", ttl=29), held("second", ttl=30)
+    hold = lease_of(second)
     answer = spy._answer
 
     def meanwhile(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +140,7 @@ def test_g1_a_lease_that_needs_no_renewal_when_due_is_planned_again(
         if goes_on:
             second.renew()
         else:
-            hold_of(second).stop_renewing("interrupted")
+            hold.stop_renewing("interrupted")
         return answer(*args, **kwargs)
 
     monkeypatch.setattr(spy, "_answer", meanwhile)
@@ -155,7 +151,7 @@ def test_g1_a_lease_that_needs_no_renewal_when_due_is_planned_again(
         time.seconds += 1
         dog.tick()
     assert first.held
-    assert hold_of(second).ended is not goes_on
+    assert hold.ended is not goes_on
     assert spy.renewed.count("second") == (3 if goes_on else 0)
 
 
@@ -164,6 +160,7 @@ def test_g6_an_exception_loses_no_lease(
 ) -> None:
     kept = [held(f"n{number}") for number in range(5)]
     fixed = held("fixed", renew=False)
+    gone = lease_of(fixed)
     time.seconds += 10
 
     def stumble(*args: Any) -> None:
@@ -178,7 +175,7 @@ def test_g6_an_exception_loses_no_lease(
     time.seconds += 19
     dog.tick()
     assert all(lock.held for lock in kept)
-    assert hold_of(fixed).ended
+    assert gone.ended
 
 
 def test_g2_losses_behind_an_unanswered_call_are_reported_in_time(
@@ -186,7 +183,7 @@ def test_g2_losses_behind_an_unanswered_call_are_reported_in_time(
 ) -> None:
     monkeypatch.setattr(spy.backend, "renewals_per_call", 2)
     kept = [held(f"n{number}") for number in range(7)]
-    holds = [hold_of(lock) for lock in kept]
+    holds = [lease_of(lock) for lock in kept]
     spy.hangs = True
     # Sent shortly before the state becomes in doubt, and again shortly before the end.
     time.seconds += 14.9

@@ -13,10 +13,10 @@ import pytest
 from celery import Celery
 
 from django_dlock import locks
-from django_dlock.core.held_lease import registry
 from django_dlock.models import IdempotencyRecord
 from testproject.shop.models import Effect
 from tests.support.deliveries import in_memory, recorded, waiting, work
+from tests.support.leases import leases_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,7 +37,7 @@ def app() -> Iterator[Celery]:
 def lose(order: int, after: float) -> None:
     """As if an operator broke the lock and a renewal noticed it."""
     time.sleep(after)
-    for hold in list(registry._leases.values()):
+    for hold in leases_in():
         if hold.name == f"order:{order}" and locks["default"].break_(hold.name, owner=hold.owner):
             hold.lose("broken")
 

@@ -19,6 +19,7 @@ from django_dlock.core import dispatch, watchdog
 from django_dlock.core.watchdog import Watchdog
 from django_dlock.exceptions import BackendUnavailable, LeaseLost
 from django_dlock.lease import Outcome, ReleaseRequest, Renewal, RenewalResult
+from tests.support.leases import lease_of
 
 pytestmark = pytest.mark.usefixtures("time")
 
@@ -212,7 +213,7 @@ def test_g1_a_lease_is_planned_whichever_alias_wakes_the_thread(
     # Due later than the next step, which may belong to another alias, and before the heartbeat.
     new = held("new", ttl=3)
     time.seconds += 0.5
-    assert dog.tick() <= new._leases.mine().due  # type: ignore[union-attr]
+    assert dog.tick() <= lease_of(new).due
     time.seconds += 0.6
     dog.tick()
     assert spy.renewed == ["new"]
@@ -409,8 +410,7 @@ def test_a_late_confirmation_does_not_revive_a_lost_lease(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held()
-    hold = lock._leases.mine()
-    assert hold is not None
+    hold = lease_of(lock)
     time.seconds += 30
     hold.confirm(time.seconds - 1, 30, time.seconds)
     assert lock.lost
@@ -575,6 +575,7 @@ def test_g2_a_deadline_before_the_end_of_a_call_is_reported_in_time(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held()
+    hold = lease_of(lock)
     spy.hangs = True
     time.seconds += 29.5
     # A renewal may take a second; the lease has a fifth of a second left.
@@ -584,7 +585,7 @@ def test_g2_a_deadline_before_the_end_of_a_call_is_reported_in_time(
     # The step that was due at the deadline, not at the end of the renewal.
     time.seconds += 0.2
     dog.tick()
-    assert lock._leases.mine().ended  # type: ignore[union-attr]
+    assert hold.ended
 
 
 def test_g6_a_log_handler_that_hangs_delays_no_renewal(
