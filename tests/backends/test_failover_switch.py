@@ -29,6 +29,8 @@ from testproject.servers import RedisServer
 from tests.support import databases
 from tests.support.aliases import configured
 from tests.support.databases import until
+from tests.support.failing_over import reads_of, record_of, terms_of
+from tests.support.points import heard
 from tests.support.proxy import Proxy
 
 TTL, VIEW_TTL = 3.0, 1.0
@@ -96,11 +98,11 @@ class Shop:
         """Switch as if long ago; wait until this process grants in the new store."""
         switch(backend, to)
         self.row.update(switched_at=0)
-        backend._refresher.refresh()
+        reads_of(backend).refresh()
         epoch = self.row.get().epoch
-        until(lambda: (view := backend._refresher.valid()) is not None and view.epoch == epoch)
+        until(lambda: (view := reads_of(backend).valid()) is not None and view.epoch == epoch)
         until(
-            lambda: (view := backend._refresher.valid()) is not None and view.opens_at < clock.now()
+            lambda: (view := reads_of(backend).valid()) is not None and view.opens_at < clock.now()
         )
 
 
@@ -139,9 +141,9 @@ def grant(backend: FailoverBackend, asked: LeaseRequest) -> Lease:
 
 def stop_reading(backend: FailoverBackend) -> None:
     """As if the database did not answer this process any more."""
-    thread = backend._refresher._thread
-    backend._refresher._start = lambda: None
-    backend._refresher.close()
+    thread = reads_of(backend)._thread
+    reads_of(backend)._start = lambda: None
+    reads_of(backend).close()
     if thread is not None:
         # A read that has begun still counts.
         thread.join(20)
@@ -175,7 +177,7 @@ def test_g1_after_a_switch_nothing_is_granted_before_all_old_leases_are_over(sho
     assert isinstance(two.acquire(request(), deadline=soon()), Contention)
     switched_at = clock.now()
     switch(two, "table")
-    until(lambda: two._refresher.last.epoch == 2)
+    until(lambda: reads_of(two).last.epoch == 2)
     with pytest.raises(BackendUnavailable, match="nothing is granted"):
         two.acquire(request(), deadline=soon())
     # A lease of the previous epoch may be alive, so nobody is told that the name is free.
@@ -196,7 +198,7 @@ def test_g1_leases_of_the_previous_epoch_are_not_renewed_any_more(shop):
     lease = grant(one, request())
     assert renew(one, lease) == "renewed"
     switch(two, "table")
-    until(lambda: one._leases.latest.epoch == 2)
+    until(lambda: terms_of(one).latest.epoch == 2)
     assert renew(one, lease) == "unanswered"
     # It may be released where it was granted.
     assert one.release("name", lease.owner, min_hold=0.0, deadline=soon()) == "released"
@@ -209,10 +211,10 @@ def test_g1_a_process_that_cannot_read_the_record_grants_and_renews_for_a_limite
     lease = grant(one, request(ttl=ttl))
     stop_reading(one)
     # Of the term: the last read may have ended with the thread, too late for ``last``.
-    latest = one._leases.latest.latest_end
+    latest = terms_of(one).latest.latest_end
     assert latest <= clock.now() + VIEW_TTL + ttl
     switch(two, "table")
-    until(lambda: clock.now() > one._refresher.last.valid_until)
+    until(lambda: clock.now() > reads_of(one).last.valid_until)
     with pytest.raises(BackendUnavailable, match="did not say which store is active"):
         one.acquire(request("other"), deadline=clock.now() + 0.1)
     sent_at = clock.now()
@@ -229,7 +231,7 @@ def test_g1_a_process_that_cannot_read_the_record_grants_and_renews_for_a_limite
 def test_g1_a_grant_that_comes_after_the_view_has_ended_does_not_count(shop, monkeypatch):
     one = shop.process()
     grant(one, request("warm"))
-    store = one._leases.latest.store
+    store = terms_of(one).latest.store
     asked: list[LeaseRequest] = []
     acquire = store.acquire
 
@@ -311,7 +313,7 @@ def test_g1_a_process_that_switches_and_dies_before_the_time_is_noted_shortens_n
     began = clock.now()
     # The first of the two statements of a switch, an hour ago.
     shop.row.update(epoch=2, active="table", quiet=4_000_000, switched_at=None)
-    until(lambda: one._refresher.last.epoch == 2)
+    until(lambda: reads_of(one).last.epoch == 2)
     grant_when_open(one, request())
     assert clock.now() - began >= 3.0
     assert shop.row.get().switched_at is not None
@@ -347,7 +349,7 @@ def test_g3_a_record_that_was_deleted_or_restored_gives_a_later_epoch(shop, acci
         shop.row.delete()
     else:
         shop.row.update(epoch=2, active="table")
-    until(lambda: one._refresher.last.epoch == 4)
+    until(lambda: reads_of(one).last.epoch == 4)
     row = shop.row.get()
     assert (row.epoch, row.active) == (4, "redis")
     with pytest.raises(BackendUnavailable, match="nothing is granted"):
@@ -361,13 +363,13 @@ def test_g1_a_restored_record_that_has_shorter_leases_opens_no_earlier(shop):
     longest = shop.row.get().longest
     # From a backup that was made when leases were shorter.
     shop.row.update(epoch=1, active="redis", longest=1, quiet=0)
-    until(lambda: one._refresher.last.epoch == 3)
+    until(lambda: reads_of(one).last.epoch == 3)
     assert shop.row.get().quiet == longest
 
 
 @pytest.mark.parametrize("accident", ["deleted", "restored"])
 def test_g1_an_epoch_never_has_two_stores(shop, accident):
-    behind, ahead = (shop.process()._active.record for _ in range(2))
+    behind, ahead = (record_of(shop.process()) for _ in range(2))
     before = behind.read()
     backup = shop.row.values().get()
     ahead.switch(ahead.read(), "table", reason="", by="")
@@ -385,9 +387,9 @@ def test_g1_an_epoch_never_has_two_stores(shop, accident):
 
 
 def test_g1_an_epoch_that_begins_without_knowing_of_longer_leases_waits_for_them(shop):
-    behind = shop.process()._active.record
+    behind = record_of(shop.process())
     before = behind.read()
-    longer = shop.process(ttl=3 * TTL)._active.record
+    longer = record_of(shop.process(ttl=3 * TTL))
     known = longer.read()
     shop.row.delete()
     assert behind.read(before).quiet < known.longest
@@ -395,8 +397,8 @@ def test_g1_an_epoch_that_begins_without_knowing_of_longer_leases_waits_for_them
 
 
 def test_g1_a_record_restored_within_its_epoch_learns_again_of_longer_leases(shop):
-    other = shop.process(ttl=3 * TTL)._active.record
-    one = shop.process()._active.record
+    other = record_of(shop.process(ttl=3 * TTL))
+    one = record_of(shop.process())
     known = one.read(other.read())
     shop.row.update(longest=1)
     assert one.read(known).longest == known.longest > 3 * TTL
@@ -406,7 +408,7 @@ def test_the_last_epoch_refuses_a_switch(shop):
     one = shop.process()
     grant(one, request())
     shop.row.update(epoch=LAST_EPOCH)
-    until(lambda: one._refresher.last.epoch == LAST_EPOCH)
+    until(lambda: reads_of(one).last.epoch == LAST_EPOCH)
     with pytest.raises(SwitchRefused, match="last one"):
         switch(one, "table")
 
@@ -415,8 +417,9 @@ def test_a_record_that_names_an_unknown_store_is_refused(shop):
     one = shop.process()
     grant(one, request())
     shop.row.update(epoch=2, active="elsewhere")
-    until(lambda: clock.now() > one._refresher.last.valid_until)
-    until(lambda: one._refresher._error is not None)
+    until(lambda: clock.now() > reads_of(one).last.valid_until)
+    with heard("view.read", alias="default") as read:
+        read.until(lambda it: any(it.each("error") - {None}))
     with pytest.raises(BackendUnavailable, match="names the active store 'elsewhere'"):
         one.acquire(request(), deadline=clock.now() + 1.0)
 
@@ -575,8 +578,8 @@ def own_redis() -> Iterator[RedisServer]:
 
 def is_active(backend: FailoverBackend, alias: str) -> Callable[[], bool]:
     def check() -> bool:
-        backend._refresher.valid()
-        return backend._refresher.last.active == alias
+        reads_of(backend).valid()
+        return reads_of(backend).last.active == alias
 
     return check
 
@@ -609,12 +612,12 @@ def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_other
         grant(two, request("two"))
         proxy.refuse()
         proxy.cut()
-        until(lambda: one._refresher.valid() and one._active._health.failing_since is not None, 20)
+        until(lambda: reads_of(one).valid() and one._active._health.failing_since is not None, 20)
         since = one._active._health.failing_since
         until(
             lambda: (
-                (two._refresher.valid() or True)
-                and one._refresher.valid() is not None
+                (reads_of(two).valid() or True)
+                and reads_of(one).valid() is not None
                 and clock.now() - since > 4.5
             ),
             20,
@@ -736,7 +739,7 @@ def test_statements_are_committed_where_the_project_has_autocommit_off(shop):
 def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
     one = shop.process()
     hanging, hung = threading.Event(), []
-    read = one._refresher._read
+    read = reads_of(one)._read
 
     def hangs() -> Any:
         if len(hung) < 6:
@@ -744,7 +747,7 @@ def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
             hanging.wait(30)
         return read()
 
-    one._refresher._read = hangs
+    reads_of(one)._read = hangs
     monkeypatch.setattr(refresher, "HANGING_AFTER", 0.05)
     monkeypatch.setattr(refresher, "LATER_AFTER", 0.2)
 
@@ -762,4 +765,4 @@ def test_g6_reads_that_hang_are_replaced_by_others(monkeypatch, shop):
         for thread in hung:
             thread.join(20)
     # A read that was only slow may have been replaced, too.
-    until(lambda: one._refresher._hanging == set())
+    until(lambda: reads_of(one)._hanging == set())

@@ -22,6 +22,7 @@ from tests.support.redis_calls import (
     backend_for,
     client,
     grant,
+    pool_of,
     refuse,
     release,
     renew,
@@ -219,16 +220,18 @@ def test_g1_no_lease_is_lost_in_a_failover_behind_one_address(own_redis, proxy):
         warm(backend)
         leases = [grant(backend, request(f"name {number}", ttl=60.0)) for number in range(21)]
         # Open several connections.
-        idle = [backend._pool.connect(backend.call_deadline()) for _ in range(8)]
+        pool = pool_of(backend)
+        idle = [pool.connect(backend.call_deadline()) for _ in range(8)]
         for connection in idle:
-            backend._pool.keep(connection)
+            pool.keep(connection)
         # WAIT covers what its own connection has written, which is later than all the rest.
         old.set("mark", 1)
         assert old.wait(1, 4000) == 1
         new.replicaof("NO", "ONE")
         old.replicaof("127.0.0.1", other.port)
         proxy.lead_to(other.port)
-        opened = len(backend._pool._idle)
+        # Beside them, the one of the calls before.
+        opened = len(idle) + 1
         before = proxy.count("EVALSHA")
         pending = [
             backend.start_renew(

@@ -6,7 +6,6 @@ import collections
 import gc
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,12 +23,15 @@ from django_dlock.backends.redis.route import Route
 from django_dlock.backends.slots import Slot
 from django_dlock.exceptions import BackendUnavailable
 from testproject.servers import RedisServer
+from tests.support.points import heard
 from tests.support.proxy import Proxy
 from tests.support.redis_calls import (
     backend_for,
     client,
     free_slots,
     grant,
+    idle_connection,
+    pool_of,
     release,
     renew,
     request,
@@ -42,7 +44,7 @@ LIMIT = 4
 @pytest.fixture
 def pool(own_redis: RedisServer) -> Iterator[Pool]:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
-    yield backend._pool
+    yield pool_of(backend)
     backend.close()
 
 
@@ -53,11 +55,6 @@ def soon() -> float:
 def take_ordinary(pool: Pool) -> list[Slot]:
     """Take all connections that a call without urgency may have."""
     return [pool.take(soon(), urgent=False) for _ in range(LIMIT - 1)]
-
-
-def until_waiting(pool: Pool) -> None:
-    while not any(pool._slots._waiting):
-        time.sleep(0.001)
 
 
 def start(function: Callable[..., object], *args: Any) -> threading.Thread:
@@ -87,7 +84,7 @@ def test_threads_with_different_names_share_a_few_connections(proxy: Proxy) -> N
 
 
 def test_by_default_there_are_at_most_32_connections(own_redis: RedisServer) -> None:
-    pool = backend_for(own_redis.url)._pool
+    pool = pool_of(backend_for(own_redis.url))
     slots = [pool.take(soon(), urgent=True) for _ in range(32)]
     with pytest.raises(RedisTimeoutError, match="no connection was free"):
         pool.take(clock.now(), urgent=True)
@@ -102,13 +99,13 @@ def test_g6_a_lease_is_renewed_and_released_while_others_use_all_connections(
 ) -> None:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT}, command_timeout=10.0)
     lease = grant(backend, request())
-    slots = take_ordinary(backend._pool)
+    slots = take_ordinary(pool_of(backend))
     waiting = [
         start(lambda name: release(backend, grant(backend, request(name))), f"it:{number}")
         for number in range(20)
     ]
     with pytest.raises(RedisTimeoutError):
-        backend._pool.take(clock.now(), urgent=False)
+        pool_of(backend).take(clock.now(), urgent=False)
     assert [*renew(backend, lease), release(backend, lease)] == ["renewed", "released"]
     assert all(thread.is_alive() for thread in waiting)
     for slot in slots:
@@ -132,8 +129,9 @@ def test_an_urgent_call_takes_any_free_connection(pool: Pool) -> None:
 def test_an_urgent_call_that_waits_is_served_by_an_ordinary_connection(pool: Pool) -> None:
     urgent = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
     taken: list[Slot] = []
-    waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
-    until_waiting(pool)
+    with heard("pool.waiting") as waiting:
+        waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
+        waiting.wait()
     # Ordinary ones are taken first.
     urgent.pop(0).release()
     waiter.join()
@@ -147,7 +145,7 @@ def test_an_urgent_call_that_waits_is_served_by_an_ordinary_connection(pool: Poo
 @pytest.mark.timeout(50)
 def test_g10_a_call_that_gets_no_connection_in_time_fails(own_redis: RedisServer) -> None:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT}, command_timeout=60.0)
-    slots = take_ordinary(backend._pool)
+    slots = take_ordinary(pool_of(backend))
     started = clock.now()
     with pytest.raises(BackendUnavailable, match="no connection was free"):
         backend.acquire(request(), deadline=started + 0.2)
@@ -175,9 +173,9 @@ def test_g8_a_child_has_all_slots_and_none_of_its_parents_connections(
 ) -> None:
     backend = backend_for(own_redis.url, options={"max_connections": LIMIT})
     grant(backend, request())
-    pool = backend._pool
+    pool = pool_of(backend)
     slots = take_ordinary(pool)
-    assert len(pool._idle) == 1
+    assert idle_connection(backend).is_idle
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -186,7 +184,7 @@ def test_g8_a_child_has_all_slots_and_none_of_its_parents_connections(
             for slot in slots:
                 slot.release()
             slots.clear()
-            status = 0 if free_slots(pool) == LIMIT and not pool._idle else 2
+            status = 0 if free_slots(pool) == LIMIT and pool.take_idle() is None else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -242,7 +240,7 @@ def test_a_connection_that_failed_is_not_used_again(proxy: Proxy) -> None:
         with pytest.raises(BackendUnavailable):
             renew(backend, lease)
     assert renew(backend, lease) == ["renewed"]
-    assert free_slots(backend._pool) == LIMIT
+    assert free_slots(pool_of(backend)) == LIMIT
     backend.close()
 
 

@@ -15,7 +15,16 @@ from django_dlock.lease import Renewal
 from django_dlock.process import current
 from testproject.servers import RedisServer
 from tests.support.aliases import alias, configured
-from tests.support.redis_calls import backend_for, client, grant, release, renew, request
+from tests.support.redis_calls import (
+    backend_for,
+    client,
+    grant,
+    idle_connection,
+    release,
+    renew,
+    request,
+    socket_of,
+)
 
 from .test_redis_connections import certificates, tls_redis
 
@@ -42,8 +51,7 @@ def held(backend: RedisBackend) -> list[Renewal]:
     leases = [grant(backend, request(name)) for name in names]
     # Load the script at the server.
     renew(backend)
-    (connection,) = backend._pool._idle
-    connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    socket_of(idle_connection(backend)).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return [Renewal(lease.name, lease.owner, 60.0) for lease in leases]
 
 

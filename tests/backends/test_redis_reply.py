@@ -17,7 +17,16 @@ from django_dlock.backends.redis.connection import Connection, ConnectionBroken,
 from django_dlock.backends.redis.polling import Spin
 from django_dlock.backends.redis.route import Route
 from django_dlock.exceptions import BackendUnavailable
-from tests.support.redis_calls import backend_for, client, grant, release, renew, request
+from tests.support.redis_calls import (
+    backend_for,
+    client,
+    grant,
+    pool_of,
+    release,
+    renew,
+    request,
+    socket_of,
+)
 
 from .test_redis_connections import certificates, tls_redis
 
@@ -194,14 +203,15 @@ def test_data_that_does_not_fit_the_socket_is_sent_when_the_reply_is_read(ends):
 def test_g5_an_unexpected_reply_answers_no_call(own_redis):
     backend = backend_for(own_redis.url)
     lease = grant(backend, request())
-    (connection,) = backend._pool._idle
+    pool = pool_of(backend)
+    slot, connection = pool.take_idle()
     # A second reply follows the expected one.
     connection.send(b"*1\r\n$4\r\nPING\r\n" * 2)
-    backend._pool._idle.clear()
     connection.read(clock.now() + PATIENCE)
     while connection.is_idle:
-        connection._received += connection._sock.recv(100)
-    backend._pool.keep(connection)
+        connection._received += socket_of(connection).recv(100)
+    pool.keep(connection)
+    slot.release()
     assert renew(backend, lease) == ["renewed"]
     assert release(backend, lease) == "released"
 

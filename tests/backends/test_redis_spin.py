@@ -15,7 +15,15 @@ from django_dlock.backends.redis import connection, polling
 from django_dlock.backends.redis.connection import Connection
 from django_dlock.backends.redis.polling import NEAR, TRY_EVERY, Spin, poller
 from testproject.servers import RedisServer
-from tests.support.redis_calls import backend_for, grant, release, renewals, request
+from tests.support.redis_calls import (
+    backend_for,
+    grant,
+    idle_connection,
+    pool_of,
+    release,
+    renewals,
+    request,
+)
 
 PATIENCE = 10.0
 SETTLED = 20 * TRY_EVERY
@@ -149,7 +157,7 @@ def test_an_exception_of_a_signal_handler_during_polling_reaches_the_caller(
         patched.setattr(polling, "perf_counter", interrupted)
         with pytest.raises(error):
             release(backend, lease)
-    assert not backend._pool._idle
+    assert pool_of(backend).take_idle() is None
     assert release(backend, lease) == "released"
 
 
@@ -191,5 +199,4 @@ def test_a_server_on_another_machine_is_not_polled(own_redis: RedisServer, monke
     monkeypatch.setattr(Spin, "polls", lambda self: pytest.fail("asked"))
     backend = backend_for(own_redis.url)
     assert release(backend, grant(backend, request())) == "released"
-    (idle,) = backend._pool._idle
-    assert isinstance(idle, Connection)
+    assert type(idle_connection(backend)) is Connection

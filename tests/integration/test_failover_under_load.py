@@ -24,6 +24,7 @@ from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support import databases, postgres
 from tests.support.aliases import configured
+from tests.support.failing_over import record_of
 from tests.support.workers import Place, Site, eventually
 
 pytestmark = pytest.mark.nightly
@@ -98,7 +99,7 @@ class Bed(NamedTuple):
     driver: FailoverBackend
 
     def active(self) -> str:
-        found: Any = FailoverRecord.objects.using(self.driver._active.record.database)
+        found: Any = FailoverRecord.objects.using(record_of(self.driver).database)
         return str(found.values_list("active", flat=True).get())
 
 

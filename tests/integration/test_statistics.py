@@ -46,6 +46,11 @@ def target(database, monkeypatch):
     rows.all().delete()
 
 
+def writers():
+    """The threads of exporters."""
+    return {thread for thread in threading.enumerate() if thread.name == "dlock-statistics"}
+
+
 def point(*durations):
     made = Point()
     for seconds in durations:
@@ -218,7 +223,7 @@ def test_an_idle_process_asks_nothing_of_the_database(target, monkeypatch):
     monkeypatch.setattr(table, "write", written.append)
     exporter = AdminExporter()
     exporter.add(instruments.CONTENTIONS, 1, ORDER)
-    until(lambda: exporter._thread is None)
+    until(lambda: not writers())
     assert len(written) == 1
     # A fork has to wait for the end of a thread that has had a connection.
     assert ended.wait(20)
@@ -274,7 +279,7 @@ def test_a_database_that_does_not_answer_delays_nothing_and_is_reported_once(mon
         until(lambda: len(failed) >= 3)
         exporter.add(instruments.CONTENTIONS, 1, ORDER)
         somebody_else.rollback()
-        until(lambda: exporter._thread is None)
+        until(lambda: not writers())
         exporter.close()
     somebody_else.close()
     assert caplog.text.count("Lock statistics are not written: database is locked") == 1
@@ -297,9 +302,9 @@ def test_an_unexpected_error_does_not_end_the_thread(monkeypatch, caplog, target
     exporter = AdminExporter()
     # Held, so that the thread goes on.
     exporter.add(instruments.HELD, 1, ORDER)
-    thread = exporter._thread
+    (thread,) = writers()
     until(target.exists)
-    assert exporter._thread is thread
+    assert writers() == {thread}
     exporter.close()
     assert "unexpected" in caplog.text
 

@@ -132,8 +132,4 @@ class AwaitedLocalBackend(Awaited, LocalBackend):
 
 
 class AwaitedRedisBackend(Awaited, RedisBackend):
-    def __init__(self, options: AliasOptions) -> None:
-        super().__init__(options)
-        # For tests that inspect it.
-        self._pool, self._listener = self.awaited._pool, self.awaited._listener
-        self._commands = self.awaited._commands
+    """The same for coroutines."""

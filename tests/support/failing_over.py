@@ -8,6 +8,8 @@ from typing import Any
 from django_dlock.backends.base import AliasOptions, BaseLockBackend
 from django_dlock.backends.failover import FailoverBackend
 from django_dlock.backends.failover.record import Record
+from django_dlock.backends.failover.refresher import ViewRefresher
+from django_dlock.backends.failover.terms import Leases
 from django_dlock.models import FailoverRecord
 from tests.support.awaited import Awaited
 
@@ -47,6 +49,21 @@ def failover_backend(
     for each in (backend, getattr(backend, "awaited", backend)):
         each.other = stores.__getitem__
     return backend
+
+
+def reads_of(backend: FailoverBackend) -> ViewRefresher:
+    """What keeps up to date what this backend knows of the active store."""
+    return backend._active.refresher
+
+
+def record_of(backend: FailoverBackend) -> Record:
+    """The row that says which store is active."""
+    return backend._active.record
+
+
+def terms_of(backend: FailoverBackend) -> Leases:
+    """The stores of the epochs in which this backend has granted."""
+    return backend._active.leases
 
 
 def put_record(options: AliasOptions, database: str, *, epoch: int, active: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import Any
 
 import redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_dlock import clock
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis import RedisBackend
+from django_dlock.backends.redis.connection import Connection
 from django_dlock.backends.redis.pool import Pool
+from django_dlock.backends.slots import Slot
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from django_dlock.process import current
 from testproject.servers import RedisServer
@@ -76,7 +80,29 @@ def pool_of(backend: RedisBackend) -> Pool:
 
 def free_slots(pool: Pool) -> int:
     """How many more calls it could serve at the same time."""
-    return sum(free.qsize() for free in pool._slots.free)
+    taken: list[Slot] = []
+    with suppress(RedisTimeoutError):
+        while True:
+            taken.append(pool.take(clock.now(), urgent=True))
+    for slot in taken:
+        slot.release()
+    return len(taken)
+
+
+def idle_connection(backend: RedisBackend) -> Connection:
+    """The connection that the next call will use."""
+    pool = pool_of(backend)
+    found = pool.take_idle()
+    assert found is not None
+    slot, connection = found
+    pool.keep(connection)
+    slot.release()
+    return connection
+
+
+def socket_of(connection: Connection) -> Any:
+    """For a test that acts as the server or as a broken network."""
+    return connection._sock
 
 
 def client(server: RedisServer) -> redis.Redis:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 from django_dlock.process import forks
+from tests.support.points import at
 
 PATIENCE = 20.0
 
@@ -19,20 +18,14 @@ PATIENCE = 20.0
 def noted_forks() -> Iterator[threading.Event]:
     """An event that is set as soon as a fork waits for a thread."""
     event = threading.Event()
-
-    def sleep(seconds: float) -> None:
-        if threading.get_native_id() in forks._forking:
-            event.set()
-        time.sleep(seconds)
-
     usual = forks.PATIENCE
     # A busy machine may take longer than a fork waits.
     forks.PATIENCE = PATIENCE
-    forks.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     try:
-        yield event
+        with at("fork.waits", lambda _: event.set()):
+            yield event
     finally:
-        forks.PATIENCE, forks.time = usual, time
+        forks.PATIENCE = usual
 
 
 class TlsLock:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 
 from django_dlock import clock
 from django_dlock.backends.database.deadlines import Deadlines
 from tests.support.at_nth import AtNth
+from tests.support.points import heard
 
 PATIENCE = 20.0
 
@@ -36,10 +36,10 @@ def test_g10_a_late_call_is_cut_and_one_in_time_is_not() -> None:
 def test_g10_an_interrupted_call_keeps_no_other_call_from_its_deadline() -> None:
     for place in itertools.count(1):
         deadlines, before, interrupted, late = Deadlines(), Call(), Call(), Call()
-        deadlines.begin(before, clock.now() + 10 * PATIENCE)
-        until = clock.now() + PATIENCE
-        while deadlines._wakes_at == float("inf") and clock.now() < until:
-            time.sleep(0.001)
+        latest = clock.now() + 10 * PATIENCE
+        with heard("worker.asleep", name="dlock-deadlines", until=latest) as asleep:
+            deadlines.begin(before, latest)
+            asleep.wait()
         nth = AtNth(place)
         try:
             sys.setprofile(nth.profile)

@@ -17,6 +17,7 @@ import pytest
 from django_dlock import clock, process
 from django_dlock.backends.connector import Connector
 from django_dlock.process import forks
+from tests.support.points import heard
 from tests.support.tls_lock import PATIENCE, TlsLock, exit_code, noted_forks
 
 
@@ -77,11 +78,10 @@ def test_g8_nobody_connects_because_a_fork_has_waited_in_vain(
     monkeypatch.setattr(forks, "PATIENCE", 1.0)
 
     def connect_meanwhile() -> None:
-        while not forks._forking:
-            time.sleep(0.001)
+        forking.wait()
         Connector(begun.set).connect(clock.now() + PATIENCE)
 
-    with ThreadPoolExecutor(1) as pool:
+    with heard("fork.waits") as forking, ThreadPoolExecutor(1) as pool:
         other = pool.submit(connect_meanwhile)
         assert exit_code(lambda: int(begun.is_set())) == 0
         other.result(PATIENCE)
@@ -113,12 +113,11 @@ def test_g8_a_fork_waits_although_signal_handlers_raise(monkeypatch: pytest.Monk
 
     def interrupt(*_: object) -> None:
         handled.release()
-        if forks._forking:
+        if forking.count() and not goes_on.count():
             raise KeyboardInterrupt
 
     def send() -> None:
-        while not forks._forking:
-            time.sleep(0.001)
+        forking.wait()
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGUSR1)
             assert handled.acquire(timeout=PATIENCE)
@@ -129,7 +128,12 @@ def test_g8_a_fork_waits_although_signal_handlers_raise(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     earlier = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with noted_forks(), ThreadPoolExecutor(2) as pool:
+        with (
+            noted_forks(),
+            heard("fork.waits") as forking,
+            heard("fork.goes_on") as goes_on,
+            ThreadPoolExecutor(2) as pool,
+        ):
             pool.submit(Connector(lock.hold).connect, clock.now() + PATIENCE)
             assert lock.taken.wait(PATIENCE)
             pool.submit(send)
@@ -226,14 +230,13 @@ def test_g8_no_thread_begins_to_connect_while_another_one_forks() -> None:
     lock = TlsLock(may_end)
 
     def connect_meanwhile() -> None:
-        while not forks._forking:
-            time.sleep(0.001)
+        assert waits.wait(PATIENCE)
         call = pool.submit(Connector(begun.set).connect, clock.now())
         begun.wait(0.2)
         may_end.set()
         call.result(PATIENCE)
 
-    with noted_forks(), ThreadPoolExecutor(3) as pool:
+    with noted_forks() as waits, ThreadPoolExecutor(3) as pool:
         held = pool.submit(Connector(lock.hold).connect, clock.now() + PATIENCE)
         assert lock.taken.wait(PATIENCE)
         other = pool.submit(connect_meanwhile)

@@ -8,7 +8,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from django_dlock import clock
 from django_dlock.backends import slots as module
 from django_dlock.backends.database.pool import Pool, Urgency
 from django_dlock.backends.slots import Slot, Slots
+from tests.support.databases import until
+from tests.support.points import heard
 
 ORDINARY, END, RENEW = 0, 1, 2
 PATIENCE = 20.0
@@ -46,22 +48,15 @@ class Waiter(threading.Thread):
     def __init__(self, slots: Slots, urgency: int, served: list[int]) -> None:
         super().__init__(daemon=True)
         self._slots, self._urgency, self._served = slots, urgency, served
-        before = len(slots._waiting[urgency])
-        self.start()
-        until(lambda: len(slots._waiting[urgency]) > before)
+        with heard("pool.waiting", urgency=urgency) as waiting:
+            self.start()
+            waiting.wait()
 
     def run(self) -> None:
         slot = self._slots.take(self._urgency, clock.now() + PATIENCE)
         if slot is not None:
             self._served.append(self._urgency)
             slot.release()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("urgency", [ORDINARY, END, RENEW])
@@ -110,7 +105,7 @@ def test_a_call_that_waited_in_vain_waits_no_more(slots: Slots) -> None:
     taken = take_all(slots)
     assert slots.take(RENEW, clock.now() + 0.01) is None
     assert slots.take(RENEW, clock.now() - 1) is None
-    assert not any(slots._waiting)
+    assert not any(map(any, slots.users))
     taken.clear()
 
 
@@ -200,8 +195,9 @@ def test_a_database_call_that_ends_a_lease_gets_the_connection_of_an_acquire() -
         assert entered.wait(PATIENCE)
         blocked.append((thread, go_on))
     end = threading.Thread(target=pool.call, args=(lambda _: served.set(), deadline, "end"))
-    end.start()
-    until(lambda: any(pool._slots._waiting))
+    with heard("pool.waiting") as waiting:
+        end.start()
+        waiting.wait()
     for thread, go_on in blocked:
         # The first one is an acquire.
         go_on.set()
