@@ -79,28 +79,29 @@ class Watchdog:
     Attributes:
         lateness: Seconds by which the thread last woke too late; a sign of a starved or
             suspended process.
+        schedules: One for each backend, by the id of the backend.
+        wakes_at: When the thread wakes by itself; infinite while it is awake, so that a lease which
+            its current turn may miss always wakes it again, and while there is no thread.
     """
 
     def __init__(self) -> None:
         self.lateness = 0.0
-        self._schedules: dict[int, BackendSchedule] = {}
+        self.schedules: dict[int, BackendSchedule] = {}
         # Reentrant: a signal handler may acquire or release while its own thread does. Entered
         # directly, not through the condition; see core/dispatch.py.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._woken = False
-        # When the thread wakes by itself; infinite while it is awake, so that a lease which its
-        # current turn may miss always wakes it again.
-        self._wakes_at = math.inf
+        self.wakes_at = math.inf
 
     # -- called by handles -------------------------------------------------------------
 
     def watch(self, held: HeldLease) -> None:
         """Renew a lease until it ends. Usually this only adds an entry to a dictionary."""
-        schedule = self._schedules.get(id(held.backend))
+        schedule = self.schedules.get(id(held.backend))
         if schedule is None:
-            schedule = self._schedules.setdefault(id(held.backend), BackendSchedule(held.backend))
+            schedule = self.schedules.setdefault(id(held.backend), BackendSchedule(held.backend))
             held.backend.report_end = partial(self._end, schedule)
             held.backend.report_doubt = partial(self._doubt, schedule)
         first_beat = schedule.beat_after(held.acquired_at)
@@ -110,14 +111,14 @@ class Watchdog:
         # Compare after adding the entry. Either the thread sees the entry, or it is awake, or it
         # would wake too late and must be woken.
         schedule.latest = wanted = min(held.due, first_beat)
-        wakes_at = self._wakes_at
+        wakes_at = self.wakes_at
         # If it is overdue, the machine was suspended: the sleep does not count that time.
-        if wanted < wakes_at or wakes_at <= held.acquired_at or self._thread is None:
-            self._wake()
+        if wanted < wakes_at or wakes_at <= held.acquired_at:
+            self.wake()
 
     def unwatch(self, held: HeldLease) -> None:
         """Stop renewing it, and ignore the answer to a renewal that was sent already."""
-        schedule = self._schedules.get(id(held.backend))
+        schedule = self.schedules.get(id(held.backend))
         if schedule is not None:
             schedule.discard(held)
 
@@ -132,14 +133,14 @@ class Watchdog:
 
     def _doubt(self, schedule: BackendSchedule) -> None:
         schedule.doubted = True
-        self._wake()
+        self.wake()
 
     # -- the schedule ------------------------------------------------------------------
 
     def tick(self) -> float:
         """Do what is due; returns when to run again."""
         wakes_at = math.inf
-        for schedule in list(self._schedules.values()):
+        for schedule in list(self.schedules.values()):
             wakes_at = min(wakes_at, self._serve_safely(schedule))
         dispatch.nudge()
         return wakes_at
@@ -274,7 +275,8 @@ class Watchdog:
 
     # -- the thread --------------------------------------------------------------------
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the thread look at once what is due; starts it if there is none."""
         with self._lock:
             self._woken = True
             self._condition.notify()
@@ -303,12 +305,13 @@ class Watchdog:
                 if idle_since is not None and now >= wakes_at:
                     self._thread = None
                     return
-                self._wakes_at = wakes_at
+                self.wakes_at = wakes_at
                 self._condition.wait(max(0.0, wakes_at - now))
-                self._wakes_at = math.inf
-                self._note_lateness(wakes_at)
+                self.wakes_at = math.inf
+                self.note_lateness(wakes_at)
 
-    def _note_lateness(self, planned: float) -> None:
+    def note_lateness(self, planned: float) -> None:
+        """Note how much later than planned the thread woke."""
         self.lateness = max(0.0, clock.now() - planned)
         if self.lateness > LATE and not self._woken:
             dispatch.log_warning(
@@ -333,7 +336,7 @@ class Watchdog:
     def shutdown(self) -> None:
         """Mark all leases as lost, then release them, because the process ends."""
         leases = [held for held in registry.take_all() if held.lose_silently("exit")]
-        schedules, self._schedules = list(self._schedules.values()), {}
+        schedules, self.schedules = list(self.schedules.values()), {}
         for schedule in schedules:
             backend = schedule.backend
             try:

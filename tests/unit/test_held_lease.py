@@ -89,10 +89,9 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
 
     def wake() -> None:
         woken.append(moment[0])
-        dog._wakes_at = dog.tick()
+        dog.wakes_at = dog.tick()
 
-    monkeypatch.setattr(dog, "_wake", wake)
-    monkeypatch.setattr(dog, "_thread", object())
+    monkeypatch.setattr(dog, "wake", wake)
     wakes = 0
     if another:
         held = hold(ttl=30.0, asked_at=moment[0])
@@ -102,9 +101,9 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
     # The lock is held for a millisecond at a time, for three seconds.
     for _ in range(3000):
         moment[0] += 0.001
-        if moment[0] >= dog._wakes_at:
+        if moment[0] >= dog.wakes_at:
             wakes += 1
-            dog._wakes_at = dog.tick()
+            dog.wakes_at = dog.tick()
         handed = hold(ttl=2.0, asked_at=moment[0] - 0.0005)
         dog.watch(handed)
         dog.unwatch(handed)

@@ -65,7 +65,7 @@ class Interrupter:
 
     def _is_exempt(self, frame: FrameType) -> bool:
         code: CodeType = frame.f_code
-        if code.co_name == "_wake":
+        if code is watchdog.Watchdog.wake.__code__:
             # A thread lock is released between two lines, where Python checks for no signals.
             return True
         if _is_collecting(frame):
@@ -122,7 +122,7 @@ def cancel_now(backend: Any, request: Any, *, min_hold: float = 0.0) -> None:
 
 def renewed() -> list[str]:
     """The names that this process renews."""
-    schedule = watchdog._watchdog._schedules.get(id(locks["local"]))
+    schedule = watchdog._watchdog.schedules.get(id(locks["local"]))
     holds = {} if schedule is None else {**schedule.leases, **schedule.fresh}
     return [hold.name for hold in holds.values() if hold.renews and not hold.ended]
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("time")
 
 
 def schedule_of(dog: Watchdog) -> Schedule:
-    [schedule_of] = dog._schedules.values()
+    [schedule_of] = dog.schedules.values()
     return schedule_of
 
 
@@ -113,7 +113,7 @@ def test_a_lease_that_ends_before_its_answer_is_discarded(
     hold = lease_of(lock := held())
     dog.tick()
     time.seconds += 10
-    owner, method = (Schedule, "take") if ready else (Spy, "_answer")
+    owner, method = (Schedule, "take") if ready else (Spy, "answer")
     before = getattr(owner, method)
 
     def lose_first(*args: Any, **kwargs: Any) -> Any:
@@ -133,17 +133,17 @@ def test_g1_a_lease_that_needs_no_renewal_when_due_is_planned_again(
     monkeypatch.setattr(spy.backend, "renewals_per_call", 1)
     first, second = held("first", ttl=29), held("second", ttl=30)
     hold = lease_of(second)
-    answer = spy._answer
+    answer = spy.answer
 
     def meanwhile(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(spy, "_answer", answer)
+        monkeypatch.setattr(spy, "answer", answer)
         if goes_on:
             second.renew()
         else:
             hold.stop_renewing("interrupted")
         return answer(*args, **kwargs)
 
-    monkeypatch.setattr(spy, "_answer", meanwhile)
+    monkeypatch.setattr(spy, "answer", meanwhile)
     time.seconds += 10
     dog.tick()
     assert spy.renewed == ["first"]
@@ -167,7 +167,7 @@ def test_g6_an_exception_loses_no_lease(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(dog, "_send", stumble)
+        patch.setattr(HeldLease, "renewal", stumble)
         dog.tick()
     time.seconds += 1
     dog.tick()

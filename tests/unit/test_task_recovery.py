@@ -116,7 +116,7 @@ def recovered(made: Any, child: Child) -> Recovery:
     found = Recovery(suspect(made, child))
     found.start()
     found.go()
-    eventually(found._ended.is_set)
+    eventually(found.wait)
     return found
 
 
@@ -159,7 +159,7 @@ def test_g4_nothing_is_broken_before_the_process_is_known_dead(app, child, monke
     for _ in range(3):
         assert looks.acquire(timeout=30)
     assert owner_of("order:1") == OURS
-    assert not found._ended.is_set()
+    assert not found.wait(0)
     child.kill()
     eventually(lambda: owner_of("order:1") is None)
 
@@ -453,7 +453,7 @@ def test_g1_another_child_that_got_the_message_meanwhile_keeps_its_lease(app, de
         late = Recovery(first)
         late.start()
         late.go()
-        eventually(late._ended.is_set)
+        eventually(late.wait)
         assert owner_of("order:1") == owners.in_child(worker.request._owner, other.popen.pid)
     finally:
         other.kill()
@@ -497,17 +497,18 @@ def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children
 
 def test_a_fork_waits_once_for_a_backend_that_does_not_answer(app, dead, reserved, monkeypatch):
     never, waits = threading.Event(), []
-    monkeypatch.setattr(Recovery, "wait", lambda *args: waits.append(args))
     worker = Worker(
         app, task(app, lock_key=lambda order: never.wait(30) and "order:1"), dead.popen.pid
     )
     reserved.add(worker.request)
-    fork()
-    fork()
+    with monkeypatch.context() as patch:
+        patch.setattr(Recovery, "wait", lambda *args: waits.append(args))
+        fork()
+        fork()
     never.set()
     [(recovery, seconds)] = waits
     assert seconds <= lost_children.AT_ONCE
-    eventually(recovery._ended.is_set)
+    eventually(recovery.wait)
 
 
 def test_a_fork_continues_whatever_the_check_for_dead_children_raises(

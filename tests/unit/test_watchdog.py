@@ -16,6 +16,7 @@ import pytest
 from django_dlock import Lock, clock, locks, signals
 from django_dlock.backends.base import RenewalResults
 from django_dlock.core import dispatch, watchdog
+from django_dlock.core.schedule import Schedule
 from django_dlock.core.watchdog import Watchdog
 from django_dlock.exceptions import BackendUnavailable, LeaseLost
 from django_dlock.lease import Outcome, ReleaseRequest, Renewal, RenewalResult
@@ -46,7 +47,7 @@ def dog(monkeypatch: pytest.MonkeyPatch, time: Time) -> Watchdog:
     """A watchdog whose thread never starts: the tests call ``tick``."""
     locks.reset()
     own = Watchdog()
-    monkeypatch.setattr(own, "_wake", lambda: None)
+    monkeypatch.setattr(own, "wake", lambda: None)
     monkeypatch.setattr(watchdog, "watch", own.watch)
     monkeypatch.setattr(watchdog, "unwatch", own.unwatch)
     return own
@@ -61,7 +62,7 @@ class Spy:
         self.error: Exception | None = None
         self.hangs = self.slow = False
         self.abandoned = 0
-        self._renew = self.backend.renew
+        self.renew = self.backend.renew
         monkeypatch.setattr(self.backend, "start_renew", self.start_renew)
 
     def start_renew(self, renewals: Sequence[Renewal], *, process: str, deadline: float) -> Any:
@@ -72,13 +73,13 @@ class Spy:
         answered = iter([False] if self.slow else [])
         return SimpleNamespace(
             wait=lambda _: next(answered, True),
-            result=lambda: self._answer(renewals, process=process, deadline=deadline),
+            result=lambda: self.answer(renewals, process=process, deadline=deadline),
         )
 
-    def _answer(self, renewals: Sequence[Renewal], **kwargs: Any) -> RenewalResults:
+    def answer(self, renewals: Sequence[Renewal], **kwargs: Any) -> RenewalResults:
         if self.error is not None:
             raise self.error
-        return self._renew(renewals, **kwargs)
+        return self.renew(renewals, **kwargs)
 
     def _abandon(self) -> None:
         self.abandoned += 1
@@ -235,14 +236,14 @@ def test_g1_a_manual_renewal_is_not_undone_by_an_earlier_one(
     dog: Watchdog, spy: Spy, time: Time
 ) -> None:
     lock = held(ttl=30)
-    answer = spy._answer
+    answer = spy.answer
 
     def by_hand_meanwhile(*args: Any, **kwargs: Any) -> RenewalResults:
         time.seconds += 0.1
         lock.renew(ttl=300)
         return answer(*args, **kwargs)
 
-    spy._answer = by_hand_meanwhile  # type: ignore[method-assign]
+    spy.answer = by_hand_meanwhile  # type: ignore[method-assign]
     time.seconds += 10
     dog.tick()
     assert lock.remaining == pytest.approx(297)
@@ -319,7 +320,7 @@ def test_g2_a_renewal_with_an_unknown_outcome_is_a_loss(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = held()
-    monkeypatch.setattr(spy, "_renew", lambda *_, **__: [RenewalResult("unknown")])
+    monkeypatch.setattr(spy, "renew", lambda *_, **__: [RenewalResult("unknown")])
     time.seconds += 10
     dog.tick()
     assert lock.lost_reason == "refused"
@@ -329,7 +330,7 @@ def test_g2_a_renewal_counts_for_the_ttl_that_was_granted(
     dog: Watchdog, spy: Spy, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = held()
-    monkeypatch.setattr(spy, "_renew", lambda *_, **__: [RenewalResult("renewed", 6.0)])
+    monkeypatch.setattr(spy, "renew", lambda *_, **__: [RenewalResult("renewed", 6.0)])
     time.seconds += 10
     dog.tick()
     assert lock.remaining == pytest.approx(5.94)
@@ -490,17 +491,16 @@ def test_short_locks_do_not_each_wake_the_thread(
     dog: Watchdog, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wakes: list[float] = []
-    monkeypatch.setattr(dog, "_wake", lambda: wakes.append(time.seconds))
-    monkeypatch.setattr(dog, "_thread", threading.current_thread())
+    monkeypatch.setattr(dog, "wake", lambda: wakes.append(time.seconds))
     held().release()
     # Asleep, as the thread would be if it was woken too late to see the lock.
-    dog._wakes_at = dog.tick()
+    dog.wakes_at = dog.tick()
     wakes.clear()
     for _ in range(20):
         time.seconds += 0.1
         held().release()
     assert wakes == []
-    time.seconds = dog._wakes_at
+    time.seconds = dog.wakes_at
     dog.tick()
     time.seconds += 60
     assert dog.tick() == math.inf
@@ -525,13 +525,13 @@ def test_a_released_lease_is_not_renewed(dog: Watchdog, spy: Spy, time: Time) ->
 def test_an_answer_after_the_release_is_ignored(dog: Watchdog, spy: Spy, time: Time) -> None:
     told: list[str] = []
     lock = held(on_lost=lambda lock, reason: told.append(reason))
-    answer = spy._answer
+    answer = spy.answer
 
     def release_first(*args: Any, **kwargs: Any) -> RenewalResults:
         lock.release()
         return answer(*args, **kwargs)
 
-    spy._answer = release_first  # type: ignore[method-assign]
+    spy.answer = release_first  # type: ignore[method-assign]
     time.seconds += 10
     dog.tick()
     assert dispatch.flush(30)
@@ -610,9 +610,9 @@ def test_g6_a_log_handler_that_hangs_delays_no_renewal(
         monkeypatch.setattr(spy.backend, "start_renew", None)
         time.seconds += 10
         dog.tick()
-        monkeypatch.setattr(dog, "_serve", None)
+        monkeypatch.setattr(Schedule, "collect_due", None)
         dog.tick()
-        dog._note_lateness(time.seconds - 7)
+        dog.note_lateness(time.seconds - 7)
         assert lock.lost
         assert dispatch.flush(30)
     finally:
@@ -634,7 +634,7 @@ def test_a_late_thread_is_logged(
     dog: Watchdog, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "django_dlock"):
-        dog._note_lateness(time.seconds - 7)
+        dog.note_lateness(time.seconds - 7)
         assert dispatch.flush(30)
     assert dog.lateness == pytest.approx(7)
     assert "7.0 s late" in caplog.text
@@ -643,8 +643,8 @@ def test_a_late_thread_is_logged(
 def test_g1_a_thread_that_sleeps_too_long_is_woken(dog, time, monkeypatch):
     """A thread's sleep does not include the time of a suspension, but our clock does."""
     wakes: list[float] = []
-    monkeypatch.setattr(dog, "_wake", lambda: wakes.append(time.seconds))
-    dog._thread, dog._wakes_at = threading.current_thread(), time.seconds + 5
+    monkeypatch.setattr(dog, "wake", lambda: wakes.append(time.seconds))
+    dog.wakes_at = time.seconds + 5
     time.seconds += 100
     with Lock("it", using="local"):
         assert wakes == [time.seconds]
