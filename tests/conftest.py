@@ -83,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import django
 
     django.setup()
+    # Sessions that are open when a test stops their server would write that into the output.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
     _write_no_events()
     if steers:
         # Otherwise its workers would load the settings before they know of a server.
@@ -164,8 +166,6 @@ def etcd_server() -> Iterator[EtcdServer]:
 @pytest.fixture(scope="session")
 def zookeeper_server() -> Iterator[ZooKeeperServer]:
     """A ZooKeeper shared by the tests that need one, started by the first; do not stop it."""
-    # Sessions that are open at the end would write into the summary that their server is gone.
-    logging.getLogger("kazoo").addHandler(logging.NullHandler())
     yield from started(ZooKeeperServer())
 
 

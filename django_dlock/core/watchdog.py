@@ -80,8 +80,9 @@ class Watchdog:
         lateness: Seconds by which the thread last woke too late; a sign of a starved or
             suspended process.
         schedules: One for each backend, by the id of the backend.
+        thread: The one that renews; ``None`` if there is none.
         wakes_at: When the thread wakes by itself; infinite while it is awake, so that a lease which
-            its current turn may miss always wakes it again, and while there is no thread.
+            its current turn may miss always wakes it again.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class Watchdog:
         # directly, not through the condition; see core/dispatch.py.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._woken = False
         self.wakes_at = math.inf
 
@@ -113,7 +114,7 @@ class Watchdog:
         schedule.latest = wanted = min(held.due, first_beat)
         wakes_at = self.wakes_at
         # If it is overdue, the machine was suspended: the sleep does not count that time.
-        if wanted < wakes_at or wakes_at <= held.acquired_at:
+        if wanted < wakes_at or wakes_at <= held.acquired_at or self.thread is None:
             self.wake()
 
     def unwatch(self, held: HeldLease) -> None:
@@ -280,12 +281,12 @@ class Watchdog:
         with self._lock:
             self._woken = True
             self._condition.notify()
-            if self._thread is None or not self._thread.is_alive():
+            if self.thread is None or not self.thread.is_alive():
                 self._arm()
-                self._thread = threading.Thread(
+                self.thread = threading.Thread(
                     target=self._run, name="dlock-watchdog", daemon=True
                 )
-                self._thread.start()
+                self.thread.start()
 
     def _run(self) -> None:
         idle_since: float | None = None
@@ -303,7 +304,7 @@ class Watchdog:
                 if self._woken:
                     continue
                 if idle_since is not None and now >= wakes_at:
-                    self._thread = None
+                    self.thread = None
                     return
                 self.wakes_at = wakes_at
                 self._condition.wait(max(0.0, wakes_at - now))

@@ -92,6 +92,7 @@ def test_the_thread_is_not_woken_for_each_lease_that_is_handed_over(
         dog.wakes_at = dog.tick()
 
     monkeypatch.setattr(dog, "wake", wake)
+    monkeypatch.setattr(dog, "thread", object())
     wakes = 0
     if another:
         held = hold(ttl=30.0, asked_at=moment[0])

@@ -492,6 +492,7 @@ def test_short_locks_do_not_each_wake_the_thread(
 ) -> None:
     wakes: list[float] = []
     monkeypatch.setattr(dog, "wake", lambda: wakes.append(time.seconds))
+    monkeypatch.setattr(dog, "thread", threading.current_thread())
     held().release()
     # Asleep, as the thread would be if it was woken too late to see the lock.
     dog.wakes_at = dog.tick()
