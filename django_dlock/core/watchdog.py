@@ -283,9 +283,7 @@ class Watchdog:
             self._condition.notify()
             if self.thread is None or not self.thread.is_alive():
                 self._arm()
-                self.thread = threading.Thread(
-                    target=self._run, name="dlock-watchdog", daemon=True
-                )
+                self.thread = threading.Thread(target=self._run, name="dlock-watchdog", daemon=True)
                 self.thread.start()
 
     def _run(self) -> None:
