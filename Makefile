@@ -13,9 +13,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 ARGS ?=
 HIREDIS := hiredis==3.5.0
-# Tests mostly wait for servers, workers and leases: many processes share few processors. Files start
-# in the order of tests/levels.py, faults before unit tests: sorted by their number of tests, as xdist
-# does by default, the slowest would come last.
+# Tests mostly wait for servers, workers and leases: many processes share few processors. xdist would
+# sort the files by their number of tests, and so start the slowest last; tests/levels.py has a better
+# order.
 JOBS ?= 8
 RUN = $(BIN)/python -m tests.run -n $(JOBS) --dist loadscope --no-loadscope-reorder
 MUTANT_JOBS ?= 4
@@ -36,10 +36,10 @@ demo: $(VENV)/.demo ## Run the demonstration: plain Celery, the lock alone, lock
 serve: $(VENV)/.demo ## Leave the demonstration's site and workers running
 	@$(BIN)/python -m testproject.demo serve $(ARGS)
 
-test: $(VENV)/.dev ## Run the tests that a change needs: code, docs, types, lint, wheel; minutes
+test: $(VENV)/.dev ## Run the tests for everybody: code, docs, types, lint, wheel; 5 minutes, no server
 	@$(RUN) --level quick $(ARGS)
 
-test-all: $(VENV)/.dev ## Run them and those of every store, fault, browser and framework
+test-all: $(VENV)/.dev ## Run make test, and the tests of every store, fault, browser and framework
 	@$(RUN) --level all $(ARGS)
 
 # What test-all adds to test, for those who run both.
@@ -49,7 +49,7 @@ test-rest: $(VENV)/.dev
 test-nightly: $(VENV)/.dev
 	@$(BIN)/python -m tests.run -n 2 --dist loadscope --level nightly $(ARGS)
 
-coverage: $(VENV)/.dev ## Run the tests and list the lines that none of them enters; half an hour
+coverage: $(VENV)/.dev ## Run the tests of make test-all and list the lines that none of them enters
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder -m "not project" $(ARGS); \
 		failed=$$?; $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet && \
@@ -61,7 +61,7 @@ celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the
 backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; 15 minutes
 	@$(BIN)/python -m tests.backends.matrix --jobs $(JOBS) $(ARGS)
 
-mutants: $(VENV)/.dev ## Take out 120 mechanisms, one at a time, and see a test go red; ARGS=--all
+mutants: $(VENV)/.dev ## Take out 120 mechanisms, one at a time, and check that a test fails; ARGS=--all
 	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) $(ARGS)
 
 mutants-all: $(VENV)/.dev
@@ -70,7 +70,7 @@ mutants-all: $(VENV)/.dev
 faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of an hour
 	@$(BIN)/python -m tests.faults.suite --table docs/explanation/faults-table.md $(ARGS)
 
-soak: $(VENV)/.dev ## Draw faults at random for MINUTES=10; SEED=… draws the same ones again
+soak: $(VENV)/.dev ## Run faults chosen at random for MINUTES=10; SEED=… repeats a run
 	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
 
 failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a second, SECONDS=60 in each store
@@ -79,7 +79,7 @@ failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a se
 # Each goes on when another fails; the last line names those that have failed.
 NIGHTLY := test-nightly mutants-all celery-own faults faults-database soak backend-matrix failover-load
 .PHONY: faults-database mutants-all
-nightly: $(VENV)/.dev ## Run everything that is too long for make test-all, one after the other; three hours
+nightly: $(VENV)/.dev ## Run the nightly tests, all mutants and the long suites; three hours
 	@failed=; for each in $(NIGHTLY); do echo "== make $$each"; $(MAKE) --no-print-directory $$each || failed="$$failed $$each"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 

@@ -17,8 +17,8 @@ HEADING = "## The tests of each guarantee\n"
 PARTS = {
     "contract": "django_dlock/testing/",
     "unit": "tests/unit/",
-    "stores": "tests/backends/",
-    "parts together": "tests/integration/",
+    "backends": "tests/backends/",
+    "integration": "tests/integration/",
     "faults": "tests/faults/",
 }
 """Column of the table → the folder of its tests."""
@@ -74,9 +74,9 @@ def section() -> str:
     return "\n".join(
         [
             "",
-            "The numbers count the tests that have the number of the guarantee in their names.",
-            "Those of the contract run on every store.",
-            "`python -m tests.guarantees` writes this part of the page.",
+            "Each cell counts the tests with this guarantee in their names, in one folder.",
+            "A test of the contract runs on each store that has the capability which it needs.",
+            "`.venv/bin/python -m tests.guarantees` writes this part of the page.",
             "",
             *table,
             "",

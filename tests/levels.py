@@ -1,13 +1,13 @@
 """Which tests belong to ``make test``, ``make test-all`` and ``make nightly``.
 
-``make test`` is for everybody who changes something: minutes, and no server but the Redis that the
-environment carries. ``make test-all`` is all of them but the nightly ones: every store, fault,
-browser and framework.
+Levels: ``quick`` is what ``make test`` runs, ``rest`` what ``make test-all`` adds, ``all`` is both,
+and ``nightly`` is what ``make nightly`` adds.
 
-``make test-all`` adds the folders in ``FOLDERS``, the tests that need another server or a browser,
-which their fixtures tell, and those with the mark ``extended``. The mark ``quick`` takes a file of
-these folders into ``make test``. The mark ``nightly`` is for tests that take minutes, and for those
-whose subject is real time, which a busy machine can upset.
+A test has the level ``rest`` if it is in one of ``FOLDERS``, if it needs a server besides Redis or
+a browser, which its fixtures and parameters tell, or if it has the mark ``extended``. A file of
+these folders with the mark ``quick`` runs in ``make test``, except its tests that need another
+server. The mark ``nightly`` is for tests that take minutes, and for those whose subject is real
+time, which a busy machine can upset.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""``python -m tests.run``: pytest on several processors; in CI, what failed runs once more, alone.
+"""``python -m tests.run``: runs pytest; in CI, it runs the tests that failed again, one at a time.
 
-    python -m tests.run [--jobs N] [arguments of pytest]
+    python -m tests.run [arguments of pytest]
 
-Without ``CI`` in the environment, it is pytest. With it, the tests of a red run are repeated one
-after the other, with nothing beside them. The run is green only if all of them pass then; each that
-does is named as *unstable*, with the reason why it had failed, so that it can be mended.
+Without ``CI`` in the environment, it is pytest. With it, each failed test runs once more with
+nothing beside it. The exit code is 0 only if all of them pass then. Each that does is named as
+*unstable*, with the reason why it had failed, so that somebody fixes it.
 """
 
 from __future__ import annotations

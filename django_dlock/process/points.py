@@ -1,9 +1,10 @@
-"""Test signals: places that a test can wait for, act at, or stop a thread at.
+"""Points: tests can wait for one, act at it, or stop a thread there.
 
-Nobody listens in production, and ``reached`` does nothing then. A place gets a name here if neither
-a server, nor a public method, nor the name of a thread tells that it was reached, and if the thread
-is about to wait anyway or has just been woken. The names say what has happened, and not where in
-the code, so that a test outlives a move of the code.
+In production nobody listens, and ``reached`` does nothing. Add a point only if a test cannot see
+otherwise that it was reached: neither at a server, nor by a public method, nor by the name of a
+thread. Add it only where the thread is about to wait or has just been woken, so that it costs
+nothing. A name says what has happened, and not where in the code, so that a test outlives a move
+of the code.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any, TypeAlias
 __all__ = ["POINTS", "Listener", "listen", "reached", "unlisten"]
 
 POINTS = {
-    "wait.asleep": "a thread or coroutine waits for a name, and from here on it is woken when it "
-    "has to ask again; may be repeated. `waiter`: its owner",
-    "listener.listening": "this process gets the messages of its store from here on. `store`",
+    "wait.asleep": "a waiter is about to sleep, and can miss no wake-up any more; reached again "
+    "before each sleep. `waiter`: its owner",
+    "listener.listening": "this process gets the messages of its store from here on. `store`: redis, etcd or postgresql",
     "listener.tested": "a test message came back, so messages arrive. `store`",
     "listener.message": "a message for one waiter was read and is kept for it. `waiter`: its owner",
     "listener.failed": "no messages arrive, and waiters know that; it is tried again. `store`",
@@ -25,7 +26,8 @@ POINTS = {
     "`name`: of the thread; `until`: on `clock.now()`",
     "fork.waits": "a fork waits for threads that connect; repeated until it goes on. `thread`: the "
     "native id of the one that forks",
-    "fork.goes_on": "a fork waits for nobody any more, and happens now. `thread`: as before",
+    "fork.goes_on": "a fork waits for nobody any more, and happens now. `thread`: the native id of "
+    "the one that forks",
     "view.read": "a fail-over backend has learned which store is active, or could not. `alias`; "
     "`view`: what is known; `error`: why it could not be read",
 }
@@ -44,7 +46,7 @@ def reached(point: str, **values: Any) -> None:
 
 
 def listen(listener: Listener) -> None:
-    """Call it, on the thread that reaches it, for each point from here on."""
+    """Call the listener for each point from now on, on the thread that reaches the point."""
     global _listeners
     _listeners = (*_listeners, listener)
 

@@ -1,4 +1,4 @@
-"""The rules of ``django_dlock.backends.base``, one test each; those for acquire and release."""
+"""Tests of the contract for acquire and release; ``BackendContract`` adds the other parts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["BackendContract"]
 class BackendContract(RenewalContract, OperatorContract, WaitingContract, ProcessContract):
     """Subclass it in a backend's tests, with a fixture ``backend``.
 
-    Each test says why every store must pass it. What the package decides by itself, whichever
-    store answers, is not here: how ``Lock`` waits, renews and tells of a loss, for example.
+    The *store* is what keeps the leases; the *backend* is the class that talks to it. Each test
+    says why every store must pass it: the outcome depends on the store, or on its backend. What
+    the package decides by itself is not here, such as when it renews a lease.
     """
 
     # -- acquire -----------------------------------------------------------------------
@@ -111,7 +112,7 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         assert self.release(backend, lease) == "released"
 
     def test_g7_a_cancelled_attempt_replaces_nobody(self, backend: BaseLockBackend) -> None:
-        """On every store: the store must look at its memory before it replaces an owner."""
+        """On every store: a cancelled attempt must not replace an owner either."""
         self.needs(backend, "parking", "memory_of_ends")
         parked = self.grant(backend, self.request(self.name(), kind="parked"))
         request = self.request(parked.name, replaces=parked.owner)
@@ -121,7 +122,7 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
     def test_g5_a_repeated_acquire_after_its_release_grants_nothing(
         self, backend: BaseLockBackend
     ) -> None:
-        """On every store: the store remembers the request."""
+        """On every store: a late copy is refused only if the store remembers the attempt."""
         # attempt ──► granted ──► released ──► late copy of the attempt ──► an orphan
         self.needs(backend, "memory_of_ends")
         request = self.request(self.name())
@@ -240,12 +241,12 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         assert self.release_many(backend, []) == []
 
     def test_the_release_of_a_name_never_held_is_refused(self, backend: BaseLockBackend) -> None:
-        """On every store: a name of which the store has no trace is a case of its own."""
+        """On every store: the store has no record of the name, so another branch answers."""
         outcome = backend.release(self.name(), "nobody", min_hold=0.0, deadline=self.soon(backend))
         assert outcome == self.outcome(backend, "refused")
 
     def test_g7_a_cancelled_grant_is_free(self, backend: BaseLockBackend) -> None:
-        """On every store: the store must undo a grant by its owner alone."""
+        """On every store: the store must find the grant by its owner, as no token is known."""
         request = self.request(self.name())
         self.grant(backend, request)
         backend.cancel_acquire(request, deadline=self.soon(backend))
@@ -255,7 +256,7 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
     def test_g7_an_attempt_cancelled_before_it_arrives_is_never_granted(
         self, backend: BaseLockBackend
     ) -> None:
-        """On every store: the store notes a cancellation of nothing."""
+        """On every store: the store must remember a cancellation that comes before its attempt."""
         self.needs(backend, "memory_of_ends")
         request = self.request(self.name())
         backend.cancel_acquire(request, deadline=self.soon(backend))
@@ -293,7 +294,7 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         assert self.renew(backend, short) == [self.outcome(backend, "released")]
 
     def test_min_hold_counts_from_the_grant(self, backend: BaseLockBackend) -> None:
-        """On every store: the store reckons from the time of its grant."""
+        """On every store: the store must count from the grant, and not from the release."""
         self.needs(backend, "min_hold")
         over, cooling = (
             self.grant(backend, self.request(self.name(), ttl=3 * self.PATIENCE)) for _ in range(2)

@@ -17,7 +17,7 @@ class OperatorContract(ContractTools):
     """A part of ``BackendContract``."""
 
     def test_what_is_known_of_a_name_is_told(self, backend: BaseLockBackend) -> None:
-        """On every store: the backend reads the lease from the store's own row."""
+        """On every store: the backend makes a ``LeaseInfo`` of what its store keeps."""
         name = self.name()
         assert backend.get(name) is None
         lease = self.grant(backend, self.request(name, metadata='{"task_name": "shop.charge"}'))
@@ -32,7 +32,7 @@ class OperatorContract(ContractTools):
         assert backend.get(name) is None
 
     def test_a_lease_is_told_in_full(self, backend: BaseLockBackend) -> None:
-        """On every store: the backend reads the lease from the store's own row."""
+        """On every store: only a store that lists knows renewals and waiters."""
         self.needs(backend, "listing")
         request = self.request(
             self.name(), metadata=json.dumps({"task_name": "shop.charge", "note": "ü"}), waits=True
@@ -75,7 +75,7 @@ class OperatorContract(ContractTools):
         assert backend.count(prefix=lease.name) == 0
 
     def test_lists_are_in_order_of_the_grants_and_paged(self, backend: BaseLockBackend) -> None:
-        """On every store: the store cuts the page."""
+        """On every store: each store has a query of its own for a page and for the count."""
         self.needs(backend, "listing")
         base = self.name()
         names = [f"{base}:{letter}" for letter in "caedb"]
@@ -118,7 +118,7 @@ class OperatorContract(ContractTools):
                 assert page.total == 5
 
     def test_lists_can_be_filtered(self, backend: BaseLockBackend) -> None:
-        """On every store: the store filters."""
+        """On every store: each store filters in its own query language."""
         self.needs(backend, "listing", "parking")
         base = self.name()
         for letter in "dacb":
@@ -138,7 +138,7 @@ class OperatorContract(ContractTools):
         assert backend.count(prefix=base, holder_state="unknown") == 2
 
     def test_lists_can_be_filtered_by_host(self, backend: BaseLockBackend) -> None:
-        """On every store: the store compares the text, which may fold case or know wildcards."""
+        """On every store: the store compares the text, and may ignore case or read wildcards."""
         self.needs(backend, "listing")
         base, host = self.name(), current().host
         self.grant(backend, self.request(f"{base}:{host}"))
@@ -200,7 +200,7 @@ class OperatorContract(ContractTools):
         assert backend.count(prefix=base, older_than=limit, task="sho", holder_state="alive") == 1
 
     def test_a_search_can_be_combined_with_a_filter(self, backend: BaseLockBackend) -> None:
-        """On every store: the store may search on another path than it filters."""
+        """On every store: a store may search with one query and filter with another."""
         self.needs(backend, "listing", "parking")
         base = self.name()
         kinds: tuple[Kind, ...] = ("held", "parked")
@@ -272,7 +272,7 @@ class OperatorContract(ContractTools):
             raise
 
     def test_waiters_are_listed_in_order_of_arrival(self, backend: BaseLockBackend) -> None:
-        """On every store: the store keeps the queue."""
+        """On every store: the store must keep waiters in the order in which they came."""
         lease = self.grant(backend, self.request(self.name()))
         assert self.waiters(backend, lease.name) == []
         metadata = json.dumps({"task_name": "shop.charge", "note": "ü\n"})
@@ -347,7 +347,7 @@ class OperatorContract(ContractTools):
         assert self.renew(backend, lease) == [self.outcome(backend, "broken")]
 
     def test_the_kind_of_a_lease_is_kept(self, backend: BaseLockBackend) -> None:
-        """On every store: the store keeps the kind."""
+        """On every store: the kind is a field of the stored lease, which a store can lose."""
         self.needs(backend, "parking")
         parked = self.grant(backend, self.request(self.name(), kind="parked"))
         assert self.refuse(backend, self.request(parked.name)).kind == "parked"

@@ -13,7 +13,7 @@ class ProcessContract(ContractTools):
     """A part of ``BackendContract``."""
 
     def test_g4_a_process_that_has_deregistered_is_dead(self, backend: BaseLockBackend) -> None:
-        """On every store: the store keeps the list of processes."""
+        """On every store: a goodbye is a command of its own, which must reach the lists."""
         self.needs(backend, "listing")
         lease = self.grant(backend, self.request(self.name()))
         backend.deregister(current().id, deadline=self.soon(backend))
@@ -26,7 +26,7 @@ class ProcessContract(ContractTools):
     def test_g8_a_forked_child_locks_and_leaves_the_parent_its_lease(
         self, backend: BaseLockBackend
     ) -> None:
-        """On every store: the client's connections must not be shared."""
+        """On every store: a fork copies the client's connections, and the child needs its own."""
         lease = self.grant(backend, self.request(self.name()))
         own = self.request(self.name())
         assert self.granted_to_child(backend, own)

@@ -25,7 +25,7 @@ class RenewalContract(ContractTools):
         assert self.locked(backend, renewed.name)
 
     def test_many_leases_are_renewed_in_order(self, backend: BaseLockBackend) -> None:
-        """On every store: one command of the store decides about each lease by itself."""
+        """On every store: one command renews many leases, and must answer for each of them."""
         held = self.grant(backend, self.request(self.name()))
         freed = self.grant(backend, self.request(self.name()))
         self.release(backend, freed)
@@ -118,7 +118,7 @@ class RenewalContract(ContractTools):
         assert not self.locked(backend, lease.name)
 
     def test_a_renewal_without_leases_is_a_heartbeat(self, backend: BaseLockBackend) -> None:
-        """On every store: an empty list is a case of its own in many commands."""
+        """On every store: many commands fail on an empty list."""
         assert self.renew(backend) == []
 
     def test_many_leases_are_renewed_and_released_in_one_call(
@@ -148,7 +148,7 @@ class RenewalContract(ContractTools):
             assert result.ttl > 0
 
     def test_an_abandoned_renewal_disturbs_no_later_call(self, backend: BaseLockBackend) -> None:
-        """On every store: the late answer is on a connection of this store."""
+        """On every store: the late answer arrives on a connection that is used again."""
         lease = self.grant(backend, self.request(self.name()))
         self._start_renew(backend, lease).abandon()
         assert self.renew(backend, lease, lease) == ["renewed", "renewed"]

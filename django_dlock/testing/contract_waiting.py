@@ -35,7 +35,7 @@ class WaitingContract(ContractTools):
         assert handed_over.token > lease.token
 
     def test_a_waiter_is_woken_by_a_break(self, backend: BaseLockBackend) -> None:
-        """On every store: the store must wake from this command, too."""
+        """On every store: a break is a command of its own, which may forget to wake."""
         lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
         request = self.request(lease.name, waits=True)
         met = self.refuse(backend, request)
@@ -45,7 +45,7 @@ class WaitingContract(ContractTools):
             self.grant(backend, request)
 
     def test_a_cancelled_waiter_passes_the_wake_up_on(self, backend: BaseLockBackend) -> None:
-        """On every store: the store knows whom it has woken."""
+        """On every store: a store that wakes one waiter must then wake the next."""
         # release ──► wakes the first ──► which is interrupted before it tries ──► the second
         # would sleep until the end of a lease that is over
         lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
@@ -60,7 +60,7 @@ class WaitingContract(ContractTools):
             self.grant(backend, second)
 
     def test_a_waiter_stops_when_it_is_interrupted(self, backend: BaseLockBackend) -> None:
-        """On every store: the backend's own wait asks whether to go on."""
+        """On every store: each backend has a wait of its own, which must ask whether to go on."""
         lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
         request = self.request(lease.name, waits=True)
         until, asked = clock.now() + self.PATIENCE, threading.Event()
@@ -80,7 +80,7 @@ class WaitingContract(ContractTools):
     def test_a_waiter_sleeps_no_longer_than_the_lease_in_its_way(
         self, backend: BaseLockBackend
     ) -> None:
-        """On every store: no store sends a message when a lease expires."""
+        """On every store: many stores send nothing when a lease expires, so the wait must end."""
         lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
         self.acquire_waiting(backend, self.request(lease.name, waits=True))
 

@@ -4,8 +4,8 @@
 
 A mutant, such as ``g05/own_grant_unknown.mutant``, names a guarantee, a text of the package and
 what replaces it, and the tests that must then fail. They run in a changed copy of the working
-tree; the tree itself stays unchanged. Without arguments 120 mutants are drawn, always the same
-ones for a commit. The exit code is 0 only if every mutant that ran went red.
+tree; the tree itself stays unchanged. If you name none, 120 are chosen at random, always the same
+ones for one commit. The exit code is 0 only if a test failed, or hung, with every mutant that ran.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--since",
         metavar="COMMIT",
-        help="only those whose file or test has changed since then",
+        help="only those whose code, test or .mutant file has changed since then",
     )
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
     parser.add_argument("--list", action="store_true", help="show the mutants and run none")

@@ -1,4 +1,4 @@
-"""Writes a change of the working tree as a mutant says it."""
+"""Turns the uncommitted changes of the working tree into a mutant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mutants run: a draw that the commit decides, or those near what has changed."""
+"""Chooses the mutants that run: 120, always the same for a commit, of all or of the changed."""
 
 from __future__ import annotations
 

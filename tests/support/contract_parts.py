@@ -43,15 +43,15 @@ EACH_COMMAND = frozenset(
         "test_a_closed_backend_may_be_used_again",
     }
 )
-"""Tests that together send each command, and meet each guarantee and each capability once."""
+"""Together they send each command once, and use each capability once."""
 
 
 def each_command(contract: C) -> C:
-    """Keep of a class's contract the tests that send each command once.
+    """Remove from the class all tests of the contract but those that send each command once.
 
-    For a store that runs the whole contract elsewhere and is reached in another way here: by a
-    Sentinel, through a pooler, on the node of a cluster. The commands are the same, so what they
-    decide is tested there; here is tested that each of them arrives, and comes back.
+    Use it for a second way to a store that runs the whole contract elsewhere, such as a Sentinel,
+    a pooler or a node of a cluster. What a command decides is tested there. Here it is tested that
+    each command and its answer get through.
     """
     tests = {name for name in dir(contract) if name.startswith("test_")}
     assert tests >= EACH_COMMAND, EACH_COMMAND - tests

@@ -1,4 +1,4 @@
-"""Waits for the package's test signals, and acts or stops where they are reached.
+"""Waits for the package's points, and acts or stops where they are reached.
 
 ``django_dlock/process/points.py`` lists them.
 """

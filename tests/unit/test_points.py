@@ -1,4 +1,4 @@
-"""The package's test signals, and the helpers that wait for them."""
+"""The package's points, and the helpers that wait for them."""
 
 from __future__ import annotations
 
