@@ -23,7 +23,11 @@ from django_dlock.backends.redis import RedisBackend
 from testproject.processes import OwnProcess
 from testproject.rabbit import RabbitServer
 from testproject.servers import RedisServer
-from tests.levels import pytest_addoption, pytest_collection_modifyitems  # noqa: F401 - hooks
+from tests.levels import (  # noqa: F401 - hooks
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_report_header,
+)
 from tests.support import databases, mariadb, postgres
 from tests.support.etcd import EtcdServer
 from tests.support.pgbouncer import PgBouncer
@@ -124,12 +128,14 @@ def lock_events() -> Iterator[None]:
 
 def pytest_sessionfinish() -> None:
     """Release leases while the servers still run, and before the summary is printed."""
+    from django_dlock import locks
     from django_dlock.core import watchdog
 
     logger = logging.getLogger("django_dlock")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
     watchdog.shutdown()
+    locks.reset()
 
 
 def pytest_unconfigure() -> None:

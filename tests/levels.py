@@ -16,7 +16,7 @@ import re
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_header"]
 
 LEVELS = ("quick", "rest", "all", "nightly")
 
@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
-    if config.args_source is pytest.Config.ArgsSource.ARGS:
+    if _names_files(config):
         return
     wanted = config.getoption("--level")
     levels = {"quick", "rest"} if wanted == "all" else {wanted}
@@ -73,6 +73,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+
+
+def _names_files(config: pytest.Config) -> bool:
+    """Whether the tests were chosen by file, and not by folder."""
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return False
+    paths = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    return all(path.is_file() for path in paths)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "" if _names_files(config) else f"level: {config.getoption('--level')}"
 
 
 def _place(item: pytest.Item) -> int:

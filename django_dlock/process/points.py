@@ -17,7 +17,8 @@ __all__ = ["POINTS", "Listener", "listen", "reached", "unlisten"]
 POINTS = {
     "wait.asleep": "a waiter is about to sleep, and can miss no wake-up any more; reached again "
     "before each sleep. `waiter`: its owner",
-    "listener.listening": "this process gets the messages of its store from here on. `store`: redis, etcd or postgresql",
+    "listener.listening": "this process gets the messages of its store from here on. `store`: "
+    "redis, etcd or postgresql",
     "listener.tested": "a test message came back, so messages arrive. `store`",
     "listener.message": "a message for one waiter was read and is kept for it. `waiter`: its owner",
     "listener.failed": "no messages arrive, and waiters know that; it is tried again. `store`",

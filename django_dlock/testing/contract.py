@@ -158,12 +158,14 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         # For longer than its first TTL, of which a renewal must not leave the end where it was.
         renewed, ends_at = self.grant_and_renew(backend, 2 * self.SHORT)
         lease = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
-        for name, deadline in ((renewed.name, ends_at), (lease.name, lease.deadline)):
-            locked = True
-            while locked:
+        living = {renewed.name: ends_at, lease.name: lease.deadline}
+        while living:
+            for name, deadline in list(living.items()):
                 locked = self.locked(backend, name)
                 if clock.now() < deadline:
                     assert locked
+                elif not locked:
+                    del living[name]
 
     def test_g3_tokens_rise_from_grant_to_grant(self, backend: BaseLockBackend) -> None:
         """On every store: each store makes its tokens in a way of its own."""

@@ -54,8 +54,9 @@ def main(arguments: Sequence[str]) -> int:
         left_out[f"unchanged since {options.since}"] = _names(mutants, besides=_names(nearby))
         mutants = nearby
     if not options.wanted and not options.all:
-        names = drawn(_names(mutants), seed_of(ROOT))
-        left_out["not drawn"] = _names(mutants, besides=names)
+        seed = seed_of(ROOT)
+        names = drawn(_names(mutants), seed)
+        left_out[f"not chosen for {seed}"] = _names(mutants, besides=names)
         mutants = [mutant for mutant in mutants if mutant.name in names]
     if options.list:
         for mutant in mutants:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.mutants.mutant import BrokenMutant, Change
 from tests.mutants.places import MODULE, SOURCES, Package, Source
+from tests.mutants.selection import git
 
 NEAR = 3
 """With at most so many lines between them, two changes are in one section."""
@@ -25,17 +25,12 @@ def from_diff(tree: Path) -> str:
         BrokenMutant: Nothing is changed, or a place could not be told from another one.
     """
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=tree, stdout=subprocess.PIPE, check=True
-        ).stdout.decode()
-
     package = Package.read(tree)
-    names = git("diff", "--name-only", "--no-renames", "-z", "HEAD", "--", *SOURCES)
+    names = git(tree, "diff", "--name-only", "--no-renames", "-z", "HEAD", "--", *SOURCES)
     paths = [path for path in names.split("\0") if path in package.sources]
     now = {path: package.sources[path].text for path in paths}
     texts = {path: source.text for path, source in package.sources.items()}
-    before = Package({**texts, **{path: git("show", f"HEAD:{path}") for path in paths}})
+    before = Package({**texts, **{path: git(tree, "show", f"HEAD:{path}") for path in paths}})
     written = [each for path in paths for each in sections(before, path, now[path])]
     if not written:
         raise BrokenMutant(f"nothing in {' or '.join(SOURCES)} is changed")

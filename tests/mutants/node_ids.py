@@ -51,7 +51,11 @@ class Suite:
             # What has no test and no class that tests may inherit from need not be parsed.
             if "def test" not in text and "\nclass " not in text:
                 continue
-            for node in _statements(ast.parse(text, path)):
+            try:
+                tree_of_file = ast.parse(text, path)
+            except SyntaxError as error:
+                raise BrokenMutant(f"{path} is no valid Python: {error}") from error
+            for node in _statements(tree_of_file):
                 if isinstance(node, ast.ClassDef):
                     self._classes[node.name].append(_class(path, node))
                 elif _is_test(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -24,7 +25,7 @@ def drawn(names: Collection[str], seed: str, most: int = MOST) -> set[str]:
 def seed_of(tree: Path) -> str:
     """The commit; without a repository, the version."""
     if is_checkout(tree):
-        return _git(tree, "rev-parse", "HEAD").strip()
+        return git(tree, "rev-parse", "HEAD").strip()
     text = (tree / "django_dlock/__init__.py").read_text()
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     return found[1] if found else ""
@@ -33,8 +34,13 @@ def seed_of(tree: Path) -> str:
 def is_checkout(tree: Path) -> bool:
     """Whether ``tree`` is a repository, and not just a folder inside another one."""
     try:
-        return Path(_git(tree, "rev-parse", "--show-toplevel").strip()) == tree.resolve()
-    except (subprocess.CalledProcessError, FileNotFoundError):
+        return Path(git(tree, "rev-parse", "--show-toplevel").strip()) == tree.resolve()
+    except FileNotFoundError:
+        return False
+    except subprocess.CalledProcessError as error:
+        # Git may refuse a repository of another user.
+        if (tree / ".git").exists():
+            raise SystemExit(error.stderr.strip()) from error
         return False
 
 
@@ -44,8 +50,8 @@ def changed_since(tree: Path, commit: str) -> set[str]:
     Raises:
         subprocess.CalledProcessError: There is no such commit; ``stderr`` says it.
     """
-    differing = _git(tree, "diff", "--name-only", "--no-renames", "-z", commit, "--")
-    untracked = _git(tree, "ls-files", "--others", "--exclude-standard", "-z")
+    differing = git(tree, "diff", "--name-only", "--no-renames", "-z", commit, "--")
+    untracked = git(tree, "ls-files", "--others", "--exclude-standard", "-z")
     return {path for path in (differing + untracked).split("\0") if path}
 
 
@@ -71,7 +77,13 @@ def near(
     return [mutant for mutant in mutants if is_near(mutant)]
 
 
-def _git(tree: Path, *arguments: str) -> str:
+def git(tree: Path, *arguments: str) -> str:
+    """The output of git in ``tree``, even if a hook of another repository runs this.
+
+    Raises:
+        subprocess.CalledProcessError: Git refused; ``stderr`` says why.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(
-        ["git", *arguments], cwd=tree, capture_output=True, text=True, check=True
+        ["git", *arguments], cwd=tree, env=env, capture_output=True, text=True, check=True
     ).stdout

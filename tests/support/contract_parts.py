@@ -53,7 +53,7 @@ def each_command(contract: C) -> C:
     a pooler or a node of a cluster. What a command decides is tested there. Here it is tested that
     each command and its answer get through.
     """
-    tests = {name for name in dir(contract) if name.startswith("test_")}
+    tests = {name for name in dir(BackendContract) if name.startswith("test_")}
     assert tests >= EACH_COMMAND, EACH_COMMAND - tests
     for name in tests - EACH_COMMAND:
         setattr(contract, name, None)

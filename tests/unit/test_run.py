@@ -14,6 +14,9 @@ import pytest
 
 from tests import levels, run
 
+# The same on all versions.
+pytestmark = pytest.mark.project
+
 ROOT = Path(__file__).resolve().parents[2]
 
 STEADY = "def test_steady():\n    pass\n"
@@ -29,13 +32,15 @@ def test_fails_once():
 BROKEN = "def test_broken():\n    assert False, 'always'\n"
 
 
-def pytest_says(directory: Path, *sources: str, ci: bool = True) -> tuple[int, str]:
+def pytest_says(
+    directory: Path, *sources: str, ci: bool = True, options: tuple[str, ...] = ("-n", "1")
+) -> tuple[int, str]:
     """The exit code and the output of a run of a small suite."""
     for number, source in enumerate(sources):
         (directory / f"test_{number}.py").write_text(source)
     (directory / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.run", "-n", "1", "--rootdir", str(directory), str(directory)],
+        [sys.executable, "-m", "tests.run", *options, f"--rootdir={directory}", str(directory)],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT), "CI": "true" if ci else ""},
         capture_output=True,
@@ -79,6 +84,89 @@ def test_many_failures_are_no_accident(tmp_path: Path) -> None:
     )
     assert code == 1
     assert "once more" not in output
+
+
+SKIPPED_LATER = """
+from pathlib import Path
+import pytest
+
+def test_fails_once():
+    seen = Path(__file__).with_name("skipped")
+    if seen.exists():
+        pytest.skip("there is nothing to test any more")
+    seen.touch()
+    assert False
+"""
+TORN_DOWN = """
+import pytest
+from pathlib import Path
+
+@pytest.fixture
+def server():
+    yield
+    seen = Path(__file__).with_name("torn")
+    first = not seen.exists()
+    seen.touch()
+    assert not first
+
+def test_it(server):
+    pass
+"""
+IN_A_THREAD = """
+import threading
+from pathlib import Path
+
+def test_it():
+    seen = Path(__file__).with_name("threads")
+    if not seen.exists():
+        seen.touch()
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+"""
+CRASHING = """
+import os
+
+def test_crashes():
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(9)
+
+def test_behind_it():
+    assert False
+"""
+
+
+def test_a_test_that_is_skipped_when_it_is_repeated_has_not_passed(tmp_path: Path) -> None:
+    code, output = pytest_says(tmp_path, SKIPPED_LATER)
+    assert code == 1
+    assert "failed twice: test_0.py::test_fails_once" in output
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (TORN_DOWN, ()),
+        (IN_A_THREAD, ("-W", "error::pytest.PytestUnhandledThreadExceptionWarning")),
+        (CRASHING, ("--dist", "loadscope", "--max-worker-restart", "1")),
+        (UNSTABLE + BROKEN, ("-n", "0", "-x")),
+    ],
+    ids=["teardown", "thread", "crash", "first failure"],
+)
+def test_what_may_hide_more_is_not_repeated(
+    tmp_path: Path, source: str, options: tuple[str, ...]
+) -> None:
+    code, output = pytest_says(tmp_path, source, options=("-n", "1", *options))
+    assert code != 0
+    assert "The failed tests are not repeated: " in output
+    assert "unstable" not in output
+
+
+def test_the_repetition_has_the_options_of_the_run(tmp_path: Path) -> None:
+    warns = "import warnings\n\ndef test_it():\n    warnings.warn('slow', UserWarning)\n"
+    options = ("-n", "0", "-W", "error::UserWarning")
+    code, output = pytest_says(tmp_path, warns, options=options)
+    assert code == 1
+    assert "failed twice: test_0.py::test_it" in output
 
 
 # -- levels ----------------------------------------------------------------------------------

@@ -645,6 +645,7 @@ def test_g1_a_thread_that_sleeps_too_long_is_woken(dog, time, monkeypatch):
     """A thread's sleep does not include the time of a suspension, but our clock does."""
     wakes: list[float] = []
     monkeypatch.setattr(dog, "wake", lambda: wakes.append(time.seconds))
+    monkeypatch.setattr(dog, "thread", threading.current_thread())
     dog.wakes_at = time.seconds + 5
     time.seconds += 100
     with Lock("it", using="local"):
