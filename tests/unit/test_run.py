@@ -162,8 +162,8 @@ def test_what_may_hide_more_is_not_repeated(
 
 
 def test_the_repetition_has_the_options_of_the_run(tmp_path: Path) -> None:
-    warns = "import warnings\n\ndef test_it():\n    warnings.warn('slow', UserWarning)\n"
-    options = ("-n", "0", "-W", "error::UserWarning")
+    warns = "import warnings\n\ndef test_it():\n    warnings.warn('slow', RuntimeWarning)\n"
+    options = ("-n", "0", "-W", "error::RuntimeWarning")
     code, output = pytest_says(tmp_path, warns, options=options)
     assert code == 1
     assert "failed twice: test_0.py::test_it" in output
