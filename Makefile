@@ -60,7 +60,7 @@ coverage: $(VENV)/.dev ## Run the tests of make test-all and list the lines that
 celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the lock and with records; half an hour
 	@$(BIN)/python -m tests.celery_own $(ARGS)
 
-backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; 15 minutes
+backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; 5 minutes
 	@$(BIN)/python -m tests.backends.matrix --jobs $(JOBS) $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out 120 mechanisms, one at a time, and check that a test fails; ARGS=--all
