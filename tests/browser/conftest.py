@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from django.test import Client
 from django_dlock import locks
 from tests.conftest import missing
 from tests.support.screen import show
+from tests.support.themed_site import ThemedSite
 
 ARGUMENTS = (
     "--headless=new",
@@ -30,9 +33,9 @@ ARGUMENTS = (
 
 
 # Not for the session: the last page would be drawn again every second while other tests run.
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """One browser for the tests of a file, with a separate profile."""
+    """One browser for the tests of this folder, with a separate profile."""
     try:
         from selenium import webdriver
     except ImportError:
@@ -54,6 +57,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     started.quit()
 
 
+@pytest.fixture(scope="package")
+def site_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ThemedSite]]:
+    """The site of a theme, which runs from its first use on; all have one database."""
+    database = tmp_path_factory.mktemp("sites") / "db.sqlite3"
+    with ExitStack() as running:
+        yield cache(lambda theme: running.enter_context(ThemedSite(theme, database)))
+
+
+@pytest.fixture
+def outage(browser, site):
+    """The test's site has another alias, which does not answer."""
+    cookie = {"name": "outage", "url": site.url}
+    browser.execute_cdp_cmd("Network.setCookie", {**cookie, "value": "now"})
+    yield
+    browser.execute_cdp_cmd("Network.deleteCookies", cookie)
+
+
 @pytest.fixture
 def posed_alias(settings):
     """The alias ``default`` has posed locks."""
@@ -68,17 +88,18 @@ def page(browser, live_server, posed_alias):
     """The browser, logged in as an operator."""
     from django.contrib.auth.models import User
 
-    operator = User.objects.create_superuser("operator", password="operator")
+    # Without a password, whose hash would take longer than the rest.
+    operator = User.objects.create_superuser("operator")
     client = Client()
     client.force_login(operator)
     show(browser, 1280)
-    browser.get(live_server.url + "/admin/login/")
-    browser.add_cookie(
-        {
-            "name": django_settings.SESSION_COOKIE_NAME,
-            "value": client.cookies[django_settings.SESSION_COOKIE_NAME].value,
-        }
+    name = django_settings.SESSION_COOKIE_NAME
+    browser.execute_cdp_cmd(
+        "Network.setCookie",
+        {"name": name, "value": client.cookies[name].value, "url": live_server.url},
     )
     browser.get_log("browser")
     yield browser
-    browser.delete_all_cookies()
+    # A list would go on asking while the tables are emptied.
+    browser.get("about:blank")
+    browser.execute_cdp_cmd("Network.clearBrowserCookies", {})

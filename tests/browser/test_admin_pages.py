@@ -7,7 +7,7 @@ import pytest
 from django_dlock import locks
 from testproject.shop.models import Order
 from tests.support.posed import pose_locks
-from tests.support.screen import complaints, text_of, wait_for
+from tests.support.screen import REFRESH_OFTEN, complaints, text_of, wait_for
 
 LIST = "/admin/django_dlock/heldlock/"
 
@@ -18,10 +18,24 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def short_timers(page):
+    """Timers of 5 seconds, as of the list's first refresh, take 0.1 seconds."""
+    script = page.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument",
+        {
+            "source": "const wait = window.setTimeout;"
+            "window.setTimeout = (run, ms) => wait(run, ms === 5000 ? 100 : ms)"
+        },
+    )
+    yield
+    page.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+@pytest.mark.usefixtures("short_timers")
 def test_the_list_refreshes_itself_until_it_is_paused(page, live_server):
     page.get(live_server.url + LIST)
     wait_for(page, "!document.getElementById('dlock-refresh').hidden")
-    page.execute_script("document.getElementById('dlock-refresh').dataset.seconds = '0.1'")
     backend = locks["default"]
     backend.pose("order:1", "web-1", 1, age=1)
     wait_for(page, "document.body.innerText.includes('order:1')")
@@ -45,9 +59,8 @@ def test_a_keyboard_user_stays_on_the_link_through_a_refresh(page, live_server):
     locks["default"].pose("order:1", "web-1", 1, age=1)
     page.get(live_server.url + LIST)
     page.execute_script(
-        "document.getElementById('dlock-refresh').dataset.seconds = '0.1';"
         "document.querySelector('.field-lock_name a').focus();"
-        "document.querySelector('#changelist-form table').dataset.old = 'yes'"
+        "document.querySelector('#changelist-form table').dataset.old = 'yes';" + REFRESH_OFTEN
     )
     wait_for(page, "!document.querySelector('#changelist-form table').dataset.old")
     assert page.execute_script("return document.activeElement.innerText") == "order:1"
@@ -56,8 +69,8 @@ def test_a_keyboard_user_stays_on_the_link_through_a_refresh(page, live_server):
 def test_the_end_of_the_session_is_reported_and_the_list_stays(page, live_server):
     locks["default"].pose("order:1", "web-1", 1, age=1)
     page.get(live_server.url + LIST)
-    page.execute_script("document.getElementById('dlock-refresh').dataset.seconds = '0.1'")
     page.delete_all_cookies()
+    page.execute_script(REFRESH_OFTEN)
     wait_for(page, "document.querySelector('.dlock-refresh-failure').innerText.length > 0")
     assert "order:1" in text_of(page)
 
@@ -78,8 +91,7 @@ def test_several_locks_can_be_ticked_after_a_refresh_and_released(page, live_ser
     pose_locks()
     page.get(live_server.url + LIST)
     page.execute_script(
-        "document.getElementById('dlock-refresh').dataset.seconds = '0.1';"
-        "document.querySelector('#changelist-form table').dataset.old = 'yes'"
+        "document.querySelector('#changelist-form table').dataset.old = 'yes';" + REFRESH_OFTEN
     )
     wait_for(page, "!document.querySelector('#changelist-form table').dataset.old")
     # Done in the page, so that no refresh comes between finding an element and clicking it.

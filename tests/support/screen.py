@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["complaints", "show", "text_of", "wait_for"]
+__all__ = ["REFRESH_OFTEN", "complaints", "restyle", "show", "text_of", "wait_for"]
+
+REFRESH_OFTEN = (
+    "document.getElementById('dlock-refresh').dataset.seconds = '0.1';"
+    "document.dispatchEvent(new Event('visibilitychange'));"
+)
+"""JavaScript: refresh the list now, as when its tab comes back, and then every 0.1 seconds."""
 
 
 def show(browser, width, colours="light", height=600):
@@ -17,6 +23,14 @@ def show(browser, width, colours="light", height=600):
         "Emulation.setEmulatedMedia",
         {"features": [{"name": "prefers-color-scheme", "value": colours}]},
     )
+
+
+def restyle(browser, width, colours):
+    """``show`` for an open page: wait until it has changed, which colours do in steps."""
+    show(browser, width, colours)
+    wait_for(browser, f"matchMedia('(width: {width}px)').matches")
+    wait_for(browser, f"matchMedia('(prefers-color-scheme: {colours})').matches")
+    wait_for(browser, "!document.getAnimations().some((one) => one instanceof CSSTransition)")
 
 
 def wait_for(page, condition, timeout=30.0):
