@@ -193,7 +193,9 @@ def a_name_wraps_between_its_words(browser, width):
     broken = browser.execute_script(
         "const lines = (node) => { const range = document.createRange(); "
         " range.selectNodeContents(node); return range.getClientRects().length; };"
-        "return [...document.querySelectorAll('.field-lock_name a, .dlock-lines > div')]"
+        "const ours = '.field-lock_name a, .field-lock_name a *,"
+        " .dlock-lines > div, .dlock-lines > div *';"
+        "return [...document.querySelectorAll(ours)]"
         ".flatMap((element) => [...element.childNodes])"
         ".filter((node) => node.nodeType === Node.TEXT_NODE && !node.data.includes('-'))"
         ".filter((node) => lines(node) > 1).map((node) => node.data)"
