@@ -9,6 +9,7 @@ import os
 import secrets
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -704,6 +705,8 @@ def test_g1_processes_that_split_the_nodes_take_turns(nodes, tmp_path):
                 backend.after_fork()
                 work()
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         children.append(pid)
