@@ -27,6 +27,8 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.timezone import localtime
 
+from .lookups import NamedLookups
+
 __all__ = [
     "CHANGE",
     "DELETION",
@@ -48,7 +50,7 @@ __all__ = [
 _PARTS = re.compile(r"[^._:/]+[._:/]*|[._:/]+")
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at run time
+class ReadOnlyAdmin(NamedLookups):
     """A model that cannot be added, changed or deleted with the admin's own forms."""
 
     actions: Sequence[Any] | None = None

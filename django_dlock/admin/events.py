@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -47,6 +47,8 @@ class LockEventAdmin(LinkedToLock):
     list_filter = ("event", "alias", "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
+    # Of the links "Events of this lock".
+    lookups = ("name",)
 
     fields = (
         *("at", "what", "alias", "lock", "records"),
@@ -66,10 +68,10 @@ class LockEventAdmin(LinkedToLock):
         hidden = () if may_see_users(request) else ("user",)
         return tuple(field for field in self.fields if field not in hidden)
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        # Django allows a query string to filter by any field, even a hidden one.
-        hidden = lookup.partition("__")[0] == "user" and not may_see_users(request)
-        return not hidden and super().lookup_allowed(lookup, value, request)
+    def get_lookups(self, request: HttpRequest) -> Iterator[str | None]:
+        yield from super().get_lookups(request)
+        if may_see_users(request):
+            yield "user"
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None

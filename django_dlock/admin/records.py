@@ -169,8 +169,9 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         return found
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        # Arguments may be private, so only those see them who must know what they run again.
-        hidden = () if self.may_take_step(request, "rerun") else ("arguments",)
+        # Arguments may be private, so only those see them who must know what they run again. The
+        # fingerprint that an earlier version has stored has no key, so arguments can be guessed.
+        hidden = () if self.may_take_step(request, "rerun") else ("arguments", "payload")
         return tuple(field for field in self.fields if field not in hidden)
 
     @admin.display(description=_("lock"))

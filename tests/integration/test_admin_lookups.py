@@ -1,0 +1,257 @@
+"""What a query string may filter our lists by, and what each permission alone lets you see."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_dlock import locks
+from django_dlock.lease import LeaseRequest
+from django_dlock.models import FollowUp, HeldLock, IdempotencyRecord, LockEvent, LockStatistics
+
+pytestmark = pytest.mark.django_db
+
+SECRET, OPERATOR = "sesame", "grace"
+
+MODELS = (HeldLock, IdempotencyRecord, FollowUp, LockEvent, LockStatistics)
+
+NAMED = {
+    HeldLock: {"prefix", "host", "task", "alias", "kind", "holder_state", "older_than"},
+    IdempotencyRecord: {
+        *("database", "scope", "state__exact", "state__isnull"),
+        *("created_at__gte", "created_at__lt", "expires_at__gte", "expires_at__lt"),
+    },
+    FollowUp: {"database", "published"},
+    LockEvent: {
+        *("event__exact", "event__isnull", "alias", "alias__isnull", "name"),
+        *("when__gte", "when__lt"),
+    },
+}
+"""All that a list may be asked for by somebody who may only see it."""
+
+LOOKUPS = (
+    *("", "__exact", "__iexact", "__contains", "__icontains", "__startswith", "__endswith"),
+    *("__regex", "__iregex", "__in", "__range", "__isnull", "__gt", "__gte", "__lt", "__lte"),
+    *("__length", "__year", "__date", "__key__contains"),
+)
+
+
+@pytest.fixture(autouse=True)
+def aliases(settings):
+    settings.DLOCKS = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
+    locks.reset()
+    yield
+    locks.reset()
+
+
+@pytest.fixture
+def objects():
+    """One object of each model; private are the arguments and the operator's name."""
+    now = timezone.now()
+    later = now + dt.timedelta(days=7)
+    message = json.dumps({"args": [SECRET], "kwargs": {}})
+    record = IdempotencyRecord.objects.create(
+        digest=IdempotencyRecord.digest_of("shop.charge", "42"),
+        scope="shop.charge",
+        key="42",
+        payload="v1:fingerprint",
+        state="failed",
+        attempt=1,
+        lock_alias="default",
+        lock_name="order:42",
+        owner="owner",
+        message=message,
+        created_at=now,
+        started_at=now,
+        expires_at=later,
+    )
+    follow_up = FollowUp.objects.create(
+        record=record,
+        task="shop.receipt",
+        task_id="t",
+        message=message,
+        created_at=now,
+        expires_at=later,
+    )
+    event = LockEvent.objects.create(
+        when=now, event="broken", alias="default", name="order:42", user=OPERATOR
+    )
+    facts = {"user": OPERATOR, "path": "/pay/"}
+    request = LeaseRequest("order:42", "owner", 30, metadata=json.dumps(facts))
+    backend = locks["default"]
+    backend.acquire(request, deadline=backend.call_deadline())
+    return {
+        HeldLock: "default/order:42",
+        IdempotencyRecord: record.pk,
+        FollowUp: follow_up.pk,
+        LockEvent: event.pk,
+        LockStatistics: "none",
+    }
+
+
+def visitor(*permissions):
+    user = User.objects.create_user("visitor", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def list_of(model):
+    return reverse(f"admin:django_dlock_{model._meta.model_name}_changelist")
+
+
+def columns_of(model, *, relations=True):
+    """Each column, also those of related objects."""
+    for field in model._meta.get_fields():
+        yield field.name
+        if field.is_relation and relations:
+            related = columns_of(field.related_model, relations=False)
+            yield from (f"{field.name}__{name}" for name in related)
+
+
+COLUMNS = [(model, name) for model in NAMED for name in ("pk", *columns_of(model))]
+
+
+@pytest.mark.parametrize(
+    ("model", "column"), COLUMNS, ids=[f"{model.__name__}-{name}" for model, name in COLUMNS]
+)
+def test_a_list_is_filtered_only_by_what_it_names(objects, model, column):
+    client = visitor(f"view_{model._meta.model_name}")
+    asked = {f"{column}{lookup}" for lookup in LOOKUPS} - NAMED[model]
+    answers = {name: client.get(list_of(model), {name: "1"}).status_code for name in asked}
+    assert answers == dict.fromkeys(asked, 400)
+
+
+@pytest.mark.parametrize("model", NAMED)
+def test_what_a_list_names_can_be_asked_for(objects, model):
+    client = visitor(f"view_{model._meta.model_name}")
+    at = "2020-01-01 00:00:00+00:00"
+    values = {"isnull": "False", "gte": at, "lt": at, "older_than": "60"}
+    for name in NAMED[model]:
+        value = values.get(name.rpartition("__")[2], "default")
+        assert client.get(list_of(model), {name: value}).status_code == 200, name
+
+
+@pytest.mark.parametrize("model", NAMED)
+def test_the_filters_beside_a_list_lead_to_nothing_that_is_refused(objects, model):
+    client = visitor(f"view_{model._meta.model_name}")
+    page = client.get(list_of(model))
+    queries = {
+        choice["query_string"]
+        for spec in page.context["cl"].filter_specs
+        for choice in spec.choices(page.context["cl"])
+    }
+    assert len(queries) > 1
+    for query in queries:
+        assert client.get(list_of(model) + query).status_code == 200, query
+
+
+@pytest.mark.parametrize("model", NAMED)
+def test_a_name_of_no_column_is_refused_too(objects, model):
+    client = visitor(f"view_{model._meta.model_name}")
+    assert client.get(list_of(model), {"nothing": "1"}).status_code == 400
+
+
+def test_a_site_may_name_further_filters(objects, rf):
+    """Of its own subclass: by field, with a class, across a relation, and by date."""
+
+    class OfTheSite(type(admin.site._registry[FollowUp])):
+        list_filter = ("task", ("record", admin.RelatedOnlyFieldListFilter), "record__scope")
+        date_hierarchy = "created_at"
+
+    request = rf.get("/")
+    request.user = User.objects.create_superuser("root")
+    asked = OfTheSite(FollowUp, admin.site).lookup_allowed
+    for lookup in ("task", "record__id__exact", "record__scope", "created_at__year"):
+        assert asked(lookup, "1", request), lookup
+    for lookup in ("task__contains", "record__message__contains", "record__scope__contains"):
+        assert not asked(lookup, "1", request), lookup
+
+
+def test_users_can_be_asked_for_by_those_who_may_see_them(objects):
+    client = visitor("view_lockevent", "view_user")
+    found = client.get(list_of(LockEvent), {"user": OPERATOR}).context["cl"].result_list
+    assert [event.user for event in found] == [OPERATOR]
+    assert client.get(list_of(LockEvent), {"detail__contains": "x"}).status_code == 400
+
+
+# -- every page, with each permission alone ------------------------------------------------
+
+
+def pages_of(model, pk):
+    """The addresses of all pages of a model."""
+    prefix = list_of(model)
+    for pattern in admin.site._registry[model].get_urls():
+        route = str(pattern.pattern)
+        for name in ("path:object_id", "str:object_id"):
+            route = route.replace(f"<{name}>", str(pk).replace("/", "_2F").replace(":", "_3A"))
+        yield prefix + route
+
+
+def queries_of(model):
+    """Query strings that sort and choose without a look-up."""
+    yield from ("", "?_popup=1", "?all=", "?_facets=True")
+    yield from (f"?o={sign}{column}" for column in range(15) for sign in ("", "-"))
+    yield from (f"?_to_field={field.name}" for field in model._meta.concrete_fields)
+
+
+def permissions():
+    """Each of ours, and the one to see users."""
+    yield "view_user"
+    for model in apps.get_app_config("django_dlock").get_models():
+        yield from (f"{each}_{model._meta.model_name}" for each in model._meta.default_permissions)
+        yield from (codename for codename, _name in model._meta.permissions)
+
+
+@pytest.mark.parametrize("permission", list(permissions()))
+def test_one_permission_alone_shows_neither_arguments_nor_users(objects, permission):
+    client, seen = visitor(permission), 0
+    for model, pk in objects.items():
+        addresses = [*pages_of(model, pk), *(list_of(model) + query for query in queries_of(model))]
+        for address in addresses:
+            response = client.get(address, follow=True)
+            assert response.status_code in (200, 400, 403, 404), address
+            seen += response.status_code == 200
+            page = response.content.decode()
+            assert SECRET not in page, address
+            assert OPERATOR not in page, address
+    # With a permission to see a list, there were pages to look at.
+    assert seen > 10 or not permission.startswith("view_") or permission == "view_user"
+
+
+def test_a_search_finds_nothing_by_what_is_hidden(objects):
+    client = visitor(*(f"view_{model._meta.model_name}" for model in NAMED))
+    for model in NAMED:
+        for text in (SECRET, OPERATOR):
+            rows = client.get(list_of(model), {"q": text}).context["cl"].result_list
+            assert not list(rows), (model, text)
+
+
+def test_a_choice_of_records_needs_the_permission_to_see_them(objects):
+    facts = {"app_label": "django_dlock", "model_name": "followup", "field_name": "record"}
+    address = reverse("admin:autocomplete")
+    client = visitor("view_followup")
+    assert client.get(address, {**facts, "term": "42"}).status_code == 403
+    User.objects.all().delete()
+    client = visitor("view_idempotencyrecord")
+    for term, found in (("42", 1), (SECRET, 0), ("fingerprint", 0)):
+        answer = client.get(address, {**facts, "term": term}).json()
+        assert len(answer["results"]) == found
+
+
+def test_the_fingerprint_is_shown_to_those_who_may_see_the_arguments(objects):
+    """An unkeyed one, of an earlier version, could be guessed."""
+    page = reverse("admin:django_dlock_idempotencyrecord_change", args=[objects[IdempotencyRecord]])
+    assert b"v1:fingerprint" not in visitor("view_idempotencyrecord").get(page).content
+    User.objects.all().delete()
+    client = visitor("view_idempotencyrecord", "rerun_idempotencyrecord")
+    assert b"v1:fingerprint" in client.get(page).content
