@@ -122,7 +122,11 @@ class IdempotencyConflict(LockError):
 
 
 class PayloadMismatch(IdempotencyConflict):
-    """The same key was used before with another payload."""
+    """The same key was used before with another payload.
+
+    Also if the record was written under a ``SECRET_KEY`` that is neither the present one nor in
+    ``SECRET_KEY_FALLBACKS``: then it is not known whether the payload is the same.
+    """
 
 
 class DuplicateRun(IdempotencyConflict):

@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import functions
 
+from . import payloads
 from .core import tracing
 from .exceptions import AttemptsExhausted, DuplicateRun, LockError, PayloadMismatch, StaleToken
 from .models import IdempotencyRecord
@@ -64,7 +65,8 @@ class ClaimRequest:
 
     Attributes:
         scope, key: Identify the work; compared exactly.
-        payload: Fingerprint of the arguments. Another one with the same key is an error.
+        payload: Fingerprint of the arguments; stored as ``payloads.keyed`` makes it. Another one
+            with the same key is an error.
         ttl: How long the record is kept after the last write.
         lock_alias, lock_name, owner, token: The lease under which the run begins. ``owner`` is
             a nonce, so it identifies this run.
@@ -305,7 +307,7 @@ def _read(request: ClaimRequest, using: str, *, locking: bool) -> Any:
 
 
 _OF_THE_RUN = (
-    *("payload", "lock_alias", "lock_name", "owner", "token"),
+    *("lock_alias", "lock_name", "owner", "token"),
     *("task_id", "step", "worker", "message"),
 )
 
@@ -313,6 +315,7 @@ _OF_THE_RUN = (
 def _facts(request: ClaimRequest) -> dict[str, Any]:
     return {
         **{fact: getattr(request, fact) for fact in _OF_THE_RUN},
+        "payload": payloads.keyed(request.scope, request.key, request.payload),
         "state": State.RUNNING,
         "ending": "",
         "result": "",
@@ -362,7 +365,8 @@ def _answer(record: Any, request: ClaimRequest) -> Finished | InFlight | None:
             return None if goes_on else finished
         # A replacement that arrived before the replaced run was recorded.
         return _in_flight(record) if request.step > record.step else None
-    if record.payload != request.payload and not record.expired:
+    same = payloads.is_same(record.payload, request.scope, request.key, request.payload)
+    if not same and not record.expired:
         raise request.error(PayloadMismatch, "was used with another payload")
     if record.state == State.SUCCEEDED:
         return finished
