@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from kombu import serialization
 
-from .. import conf
+from .. import conf, payloads
 from ..backends.base import Capability
 from ..core.options import DEFAULT, Default, Seconds
 from ..handler import locks
@@ -370,7 +370,9 @@ def _work_of(record: RecordOptions) -> Key:
     """A key of record and payload: the worker must see, and refuse, another payload."""
 
     def key(args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
-        return f"{record.key(args, kwargs)}:{record.payload(args, kwargs)}"
+        made = record.key(args, kwargs)
+        # Keyed, because the names of locks are shown and logged.
+        return f"{made}:{payloads.keyed(record.scope, made, record.payload(args, kwargs))}"
 
     return key
 

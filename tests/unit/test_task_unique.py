@@ -118,6 +118,14 @@ def test_g14_another_payload_is_published_and_refused_and_not_dropped(app):
         other.get(timeout=1)
 
 
+def test_the_name_of_a_reservation_does_not_tell_the_payload(app):
+    """Whoever sees held locks could guess it."""
+    made = recorded(app, unique_until="done")
+    made.delay(4711)
+    unkeyed = made.dlock_options.record.payload((4711,), {})
+    assert [unkeyed in info.name for info in reserved()] == [False]
+
+
 def test_the_reservation_is_not_the_lock(app):
     made = task(app, until="done")
     with held("order:1"):
