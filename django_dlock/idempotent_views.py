@@ -32,7 +32,7 @@ from .keys import Key, MissingValue, compile_key
 from .lock import Lock
 from .log import logger
 from .view_signatures import CLASS_BASED, is_async, name_of, signature_of
-from .views import OwnTransactions, login_or_error, release_when_closed, view_methods
+from .views import OwnTransactions, login_or_error, method_test, release_when_closed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,7 +99,8 @@ def idempotent_view(
 
     Args:
         required: Whether a request without the header is refused; otherwise it runs as usual.
-        methods: The HTTP methods that have keys; others run as usual.
+        methods: The HTTP methods that have keys, as for ``locked_view``; others run as usual.
+            By default all but GET, HEAD, OPTIONS and TRACE.
         client: Whose keys these are: a template over ``request`` and the arguments of the URL,
             or a callable with the view's arguments. Two clients may use the same key.
         idempotency_scope: The scope of the records; by default the view's name. Set it, so that
@@ -148,7 +149,7 @@ def idempotent_view(
     of_client = compile_key(client, CLASS_BASED, what="client of @idempotent_view")
     rules = _Rules(
         required=required,
-        methods=view_methods(methods),
+        has_keys=method_test(methods),
         client=of_client,
         scope=idempotency_scope,
         ttl=dt.timedelta(seconds=ttl),
@@ -310,7 +311,7 @@ class _Rules(NamedTuple):
     """The validated arguments of ``idempotent_view``."""
 
     required: bool
-    methods: frozenset[str]
+    has_keys: Callable[[str | None], bool]
     client: Key
     scope: str
     ttl: dt.timedelta
@@ -326,7 +327,7 @@ class _Rules(NamedTuple):
         kwargs: Mapping[str, Any],
     ) -> _Run | Response | None:
         """A run of this request; ``None`` if it has no key; or a response that refuses it."""
-        if request.method not in self.methods:
+        if not self.has_keys(request.method):
             return None
         header = request.headers.get(HEADER)
         if header is None and not self.required:

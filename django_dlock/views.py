@@ -31,8 +31,8 @@ __all__ = [
     "OwnTransactions",
     "locked_view",
     "login_or_error",
+    "method_test",
     "release_when_closed",
-    "view_methods",
 ]
 
 V = TypeVar("V", bound=Callable[..., Any])
@@ -40,8 +40,11 @@ Response: TypeAlias = HttpResponseBase
 
 IfUnavailable: TypeAlias = Literal["raise", "local", "pass", 503]
 
-UNSAFE = frozenset({"DELETE", "PATCH", "POST", "PUT"})
-"""The methods of ``methods="unsafe"``: those that may change something."""
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""``methods="unsafe"`` means all other methods, as Django's CSRF protection does.
+
+A method that nobody here has heard of may change something.
+"""
 
 
 def locked_view(
@@ -79,8 +82,8 @@ def locked_view(
         status: Of a refusal: 409 (Conflict) or 423 (Locked).
         if_contended: ``"reject"`` at once, or ``"wait"``.
         methods: The HTTP methods that need the lock, such as ``["POST", "PUT"]``, or
-            ``"unsafe"`` for DELETE, PATCH, POST and PUT. Other methods run without it. By
-            default all methods need it.
+            ``"unsafe"`` for all but GET, HEAD, OPTIONS and TRACE, also for methods of your own.
+            Other methods run without it. By default all methods need it.
         if_unavailable: If the lock's backend does not answer: ``"raise"``
             ``BackendUnavailable``, ``"local"`` (lock the name in this process only), ``"pass"``
             (run the view without its lock) or ``503`` (refuse). All but the first log a warning.
@@ -102,7 +105,7 @@ def locked_view(
             f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'local', 'pass' "
             "or 503"
         )
-    guarded = None if methods is None else view_methods(methods)
+    is_guarded = _every_method if methods is None else method_test(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
     # A plain function may be a key or a view; if it is a view, the first request raises.
@@ -133,7 +136,7 @@ def locked_view(
         else:
             what = f"The key of @locked_view on {full_name(view)}"
             make_key = compile_key(key, signature, what=what)
-        rules = _ViewRules(view, make_key, keywords, status, guarded, if_unavailable)
+        rules = _ViewRules(view, make_key, keywords, status, is_guarded, if_unavailable)
         if not is_async(view):
             return cast("V", _sync(view, rules))
         if keywords.get("hold_until") == "commit":
@@ -169,10 +172,14 @@ def _check_contention(wait: object, status: int, if_contended: str) -> None:
         )
 
 
-def view_methods(methods: Sequence[str]) -> frozenset[str]:
-    """The names of HTTP methods, checked."""
+def method_test(methods: Sequence[str]) -> Callable[[str | None], bool]:
+    """Whether the option ``methods`` means the method of a request.
+
+    Raises:
+        TypeError: It is neither ``"unsafe"`` nor names in capitals.
+    """
     if methods == "unsafe":
-        return UNSAFE
+        return lambda method: method not in SAFE
     # A string is a sequence of strings, too, so exclude it first. Copy, because an iterator can be
     # read only once.
     names = frozenset() if isinstance(methods, str) else frozenset(methods)
@@ -180,7 +187,11 @@ def view_methods(methods: Sequence[str]) -> frozenset[str]:
         raise TypeError(
             f"methods is {methods!r}; it takes names in capitals, such as ['POST'], or 'unsafe'"
         )
-    return names
+    return names.__contains__
+
+
+def _every_method(method: str | None) -> bool:
+    return True
 
 
 # -- the view ------------------------------------------------------------------------------
@@ -365,14 +376,14 @@ class _ViewRules(NamedTuple):
     make_key: Key
     options: LockKeywords
     status: int
-    methods: frozenset[str] | None
+    is_guarded: Callable[[str | None], bool]
     if_unavailable: IfUnavailable
 
     def lock(
         self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Lock | Response | None:
         """A new lock for this request; ``None`` if it needs none; or a response that refuses it."""
-        if self.methods is not None and request.method not in self.methods:
+        if not self.is_guarded(request.method):
             return None
         try:
             name = self.make_key((request, *args), kwargs)

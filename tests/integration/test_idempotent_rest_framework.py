@@ -79,10 +79,10 @@ class AsPlainResponse(OnMethod):
         return JsonResponse(response.data) if isinstance(response, Response) else response
 
 
-def post(body: str = '{"amount": 1}') -> HttpRequest:
+def post(body: str = '{"amount": 1}', method: str = "POST") -> HttpRequest:
     headers = {"accept": "application/json", "idempotency-key": "k1"}
     return RequestFactory().generic(
-        "POST", "/pay/", body, content_type="application/json", headers=headers
+        method, "/pay/", body, content_type="application/json", headers=headers
     )
 
 
@@ -98,6 +98,16 @@ def test_g12_the_answer_of_a_rest_framework_view_is_repeated(kind: str) -> None:
         assert answer["Vary"] == "Accept"
     assert ("Idempotent-Replayed" in first, second["Idempotent-Replayed"]) == (False, "true")
     assert Effect.objects.count() == 1
+
+
+def test_g12_a_method_of_its_own_has_keys() -> None:
+    @api_view(["MOVE"])
+    @idempotent_view(client="all")
+    def move(request: Any) -> Response:
+        return charge(request, 7)
+
+    answers = [move(post(method="MOVE")).content for _ in range(2)]
+    assert [json.loads(answer) for answer in answers] == [{"charge": 1}] * 2
 
 
 def test_finalize_response_may_return_a_plain_response() -> None:

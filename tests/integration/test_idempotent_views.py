@@ -43,11 +43,17 @@ def local() -> Iterator[None]:
 
 
 def post(
-    key: str | None = "k1", *, user: Any = None, body: str = "{}", path: str = "/pay/", **meta: Any
+    key: str | None = "k1",
+    *,
+    user: Any = None,
+    body: str = "{}",
+    path: str = "/pay/",
+    method: str = "POST",
+    **meta: Any,
 ) -> HttpRequest:
     headers = JSON if key is None else {**JSON, "idempotency-key": key}
     request = RequestFactory().generic(
-        "POST", path, body, content_type="application/json", headers=headers, **meta
+        method, path, body, content_type="application/json", headers=headers, **meta
     )
     request.user = User(pk=1) if user is None else user
     return request
@@ -190,9 +196,37 @@ def test_a_missing_key_is_400_only_where_it_is_required() -> None:
     assert states() == []
 
 
-def test_other_methods_have_no_key() -> None:
+@each_kind
+@pytest.mark.parametrize("method", ["PUT", "MOVE", "QUERY", "FOO"])
+def test_g12_every_method_that_is_not_known_to_be_safe_has_keys(make: Any, method: str) -> None:
+    view = make(charge)
+    assert view(post(method=method)).content == b'{"charge": 1}'
+    assert view(post(method=method)).content == b'{"charge": 1}'
+    assert effects() == 1
+
+
+def test_g12_a_class_based_view_with_a_method_of_its_own_has_keys() -> None:
+    @idempotent_view(required=True)
+    class Pay(View):
+        http_method_names = ["get", "move"]
+
+        def move(self, request: HttpRequest) -> HttpResponse:
+            return charge(request)
+
+    view: Any = Pay.as_view()
+    assert view(post(None, method="MOVE")).status_code == 400
+    view(post(method="MOVE"))
+    view(post(method="MOVE"))
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE"])
+def test_safe_methods_have_no_key(method: str) -> None:
     view = idempotent_view(required=True)(lambda request: HttpResponse("page"))
-    assert view(RequestFactory().get("/pay/")).content == b"page"
+    assert view(post(None, method=method)).content == b"page"
+
+
+def test_methods_that_are_not_named_have_no_key() -> None:
     only_put = idempotent_view(methods=["PUT"])(charge)
     only_put(post())
     only_put(post())

@@ -106,7 +106,12 @@ def test_a_missing_value_of_another_user_is_an_error(user: User | None) -> None:
     [
         (None, [], ["GET", "POST"]),
         (["POST"], ["GET", "PUT"], ["POST"]),
-        ("unsafe", ["GET", "HEAD", "OPTIONS"], ["POST", "PUT", "PATCH", "DELETE"]),
+        (["GET", "POST"], ["FOO", "PUT"], ["GET", "POST"]),
+        (
+            "unsafe",
+            ["GET", "HEAD", "OPTIONS", "TRACE"],
+            ["POST", "PUT", "PATCH", "DELETE", "MOVE", "QUERY", "FOO"],
+        ),
     ],
 )
 def test_only_the_named_methods_need_the_lock(
@@ -119,6 +124,37 @@ def test_only_the_named_methods_need_the_lock(
         for method in locked:
             assert view.answer(request_by(method=method)).status_code == 409, method
     assert view.count == len(free)
+
+
+class Move(View):
+    http_method_names = ["get", "move"]
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+    move = get
+
+
+def test_a_class_based_view_with_a_method_of_its_own_is_locked() -> None:
+    guard = locked_view("view:it", methods="unsafe")
+    on_class, on_view = guard(type("OnClass", (Move,), {})).as_view(), guard(Move.as_view())
+    with Lock("view:it", bound=False):
+        for view in (on_class, on_view):
+            assert view(request_by(method="GET")).status_code == 200
+            assert view(request_by(method="MOVE")).status_code == 409
+
+
+def test_a_rest_framework_view_with_a_method_of_its_own_is_locked() -> None:
+    from rest_framework.decorators import api_view
+
+    @api_view(["GET", "QUERY"])
+    @locked_view("view:it", methods="unsafe")
+    def find(request: Any) -> HttpResponse:
+        return HttpResponse("ran")
+
+    with Lock("view:it", bound=False):
+        assert find(request_by(method="GET")).status_code == 200
+        assert find(request_by(method="QUERY")).status_code == 409
 
 
 def test_methods_may_be_given_by_an_iterator() -> None:
