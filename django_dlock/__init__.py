@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .fields import FencingTokenField
     from .handler import locks
     from .idempotent_views import idempotent_view
+    from .keys import keyed_digest
     from .lock import DEFAULT, Lock
     from .views import locked_view
 
@@ -56,6 +57,7 @@ __all__ = [
     "QuorumNotReached",
     "StaleToken",
     "idempotent_view",
+    "keyed_digest",
     "locked",
     "locked_view",
     "locks",
@@ -69,6 +71,7 @@ _MODULES = {
     "Lock": "lock",
     "LockedTask": "celery",
     "idempotent_view": "idempotent_views",
+    "keyed_digest": "keys",
     "locked": "decorators",
     "locked_view": "views",
     "locks": "handler",

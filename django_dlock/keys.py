@@ -21,7 +21,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
-from .names import REFUSED, digest, fit
+from django.utils.crypto import salted_hmac
+
+from .names import DIGEST_LENGTH, REFUSED, digest, fit
 
 __all__ = [
     "ALL_ARGUMENTS",
@@ -31,6 +33,7 @@ __all__ = [
     "MissingValue",
     "compile_key",
     "fingerprint",
+    "keyed_digest",
 ]
 
 
@@ -48,6 +51,9 @@ ALL_ARGUMENTS: Final = AllArguments.ALL_ARGUMENTS
 
 KeySpec: TypeAlias = str | Sequence[str] | Callable[..., str] | AllArguments
 """A template, names of arguments, a callable with the arguments, or ``ALL_ARGUMENTS``."""
+
+PlainValue: TypeAlias = str | int | uuid.UUID | dt.date | enum.Enum
+"""What a template renders: a value with one text that never changes."""
 
 
 OF_USER = "request.user"
@@ -134,6 +140,56 @@ def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
             "a template or a callable"
         ) from None
     return f"v1:{digest(json.dumps(tagged))}"
+
+
+def keyed_digest(value: PlainValue | None) -> str:
+    """A digest of a secret, for the name of a lock: ``f"cart:{keyed_digest(session_key)}"``.
+
+    Names are shown to operators, in logs and in traces. Without ``SECRET_KEY``, nobody can
+    compute the value from its digest, or check a guess. Every process with the same
+    ``SECRET_KEY`` makes the same digest; a new ``SECRET_KEY`` gives new digests, so the locks get
+    new names, and the records new keys.
+
+    Args:
+        value: A ``str``, ``int``, ``UUID``, ``date``, ``datetime`` or ``Enum``. As in a template,
+            ``1`` and ``"1"`` give the same digest.
+
+    Returns:
+        32 hexadecimal digits, which are 128 bits.
+
+    Raises:
+        TypeError: The value is ``None``, empty or of another type. If the value of the key of a
+            view is ``None`` or empty, an anonymous visitor is sent to the login page.
+        ImproperlyConfigured: ``SECRET_KEY`` is empty.
+    """
+    plain = _without_enum(value)
+    if plain is None or plain == "":
+        raise MissingValue(
+            f"keyed_digest() got {plain!r}: everybody without a value would share this key"
+        )
+    if not _is_plain(plain):
+        # Without the value, because this may be logged.
+        raise TypeError(
+            f"keyed_digest() got a value of type {type(plain).__name__}; it takes str, int, UUID, "
+            "date, datetime and Enum"
+        )
+    text = _as_text(plain).encode("utf-8", "surrogatepass")
+    made = salted_hmac("django_dlock.keyed_digest", text, algorithm="sha256")
+    return made.hexdigest()[:DIGEST_LENGTH]
+
+
+def _without_enum(value: Any) -> Any:
+    while isinstance(value, enum.Enum):
+        value = value.value
+    return value
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | uuid.UUID | dt.date) and not isinstance(value, bool)
+
+
+def _as_text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, dt.date) else str(value)
 
 
 class _Arguments:
@@ -230,21 +286,20 @@ class _Template:
             of_user = field.startswith(OF_USER)
             text = f"{where} cannot be looked up: {error!r}"
             raise MissingValue(text, of_user=of_user) from error
-        while isinstance(value, enum.Enum):
-            value = value.value
+        value = _without_enum(value)
         if value is None or value == "":
             raise MissingValue(
                 f"{where} is {value!r} (an anonymous user has no primary key): everybody without "
                 "a value would share this key. If you want that, use a callable",
                 of_user=field.startswith(OF_USER),
             )
-        if isinstance(value, bool) or not isinstance(value, str | int | uuid.UUID | dt.date):
+        if not _is_plain(value):
             raise TypeError(
                 f"{where} is {value!r} of type {type(value).__name__}; a template renders str, "
                 "int, UUID, date, datetime and Enum. Use an attribute of it, or a callable"
             )
         if not spec:
-            return value.isoformat() if isinstance(value, dt.date) else str(value)
+            return _as_text(value)
         try:
             return format(value, spec)
         except (TypeError, ValueError) as error:

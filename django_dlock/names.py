@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["MAX_KEY", "MAX_NAME", "REFUSED", "check_name", "digest", "fit"]
+__all__ = ["DIGEST_LENGTH", "MAX_KEY", "MAX_NAME", "REFUSED", "check_name", "digest", "fit"]
 
 MAX_NAME = 255
 MAX_KEY = 200
 """A longer key ends in a digest, which leaves room for a prefix within ``MAX_NAME``."""
+DIGEST_LENGTH = 32
+"""128 bits in hexadecimal: names stay short, and no two keys get the same digest by chance."""
 
 # Control characters break lists and logs; lone surrogates cannot be encoded.
 REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -39,8 +41,7 @@ def check_name(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    # 128 bits: names stay short, and no two keys get the same digest by chance.
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_LENGTH]
 
 
 def fit(key: str, longest: int = MAX_KEY) -> str:

@@ -328,6 +328,7 @@ def test_the_samples_of_the_view_guide_work(read: Read) -> None:
     with Lock("checkout:1", bound=False):
         assert page["add_to_cart"](request).status_code == 200
         assert request.session.session_key
+        assert request.session.session_key not in page["cart_of"](request)
         assert page["pay"](request).status_code == 403
         force_authenticate(request, User(pk=1))
         assert page["pay"](request).status_code == 409

@@ -14,8 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
 
-from django_dlock.keys import ALL_ARGUMENTS, KeySpec, compile_key, fingerprint
+from django_dlock import keyed_digest
+from django_dlock.keys import ALL_ARGUMENTS, KeySpec, MissingValue, compile_key, fingerprint
 from django_dlock.names import MAX_KEY, check_name
 
 UUID = uuid.UUID("12345678123456781234567812345678")
@@ -192,6 +195,53 @@ def test_a_key_with_characters_that_a_name_cannot_have_ends_in_a_digest(value: s
     name = key_of("order:{account_id}", value)
     assert check_name(name).startswith("order:a?b~")
     assert name != key_of("order:{account_id}", "a\tb")
+
+
+# -- secrets -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["x y", "Käse \ud800", 0, UUID, dt.date(2026, 1, 2), Colour.RED, Size.SMALL]
+)
+def test_a_keyed_digest_has_32_hexadecimal_digits(value: Any) -> None:
+    digest = keyed_digest(value)
+    assert (len(digest), int(digest, 16) > 0) == (32, True)
+    assert keyed_digest(value) == digest
+
+
+def test_a_keyed_digest_reads_a_value_as_a_template_does() -> None:
+    assert len({keyed_digest(value) for value in ["1", "2", "red", str(UUID)]}) == 4
+    assert keyed_digest(1) == keyed_digest("1") == keyed_digest(Size.SMALL)
+    assert keyed_digest(UUID) == keyed_digest(str(UUID))
+    assert keyed_digest(dt.date(2026, 1, 2)) == keyed_digest("2026-01-02")
+
+
+def test_a_keyed_digest_never_changes_between_releases() -> None:
+    # With a changed value, two processes of different releases could hold one lock.
+    with override_settings(SECRET_KEY="secret"):
+        assert keyed_digest("value") == "fbda1a43be443f93eac21d2b423b49ec"
+
+
+def test_a_keyed_digest_cannot_be_made_without_the_secret_key() -> None:
+    digest = keyed_digest("1")
+    with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=["of the tests"]):
+        assert keyed_digest("1") != digest
+    with override_settings(SECRET_KEY=""), pytest.raises(ImproperlyConfigured):
+        keyed_digest("1")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_keyed_digest_of_no_value_is_a_missing_value(value: Any) -> None:
+    with pytest.raises(MissingValue, match="everybody without a value would share this key"):
+        keyed_digest(value)
+
+
+@pytest.mark.parametrize("value", [True, 1.5, b"opensesame", ["opensesame"], object()])
+def test_the_error_of_a_keyed_digest_does_not_show_the_value(value: Any) -> None:
+    with pytest.raises(TypeError, match="keyed_digest") as refused:
+        keyed_digest(value)
+    assert type(value).__name__ in str(refused.value)
+    assert "opensesame" not in str(refused.value)
 
 
 # -- digests -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from django_dlock import Lock, idempotent_view, locked_view
+from django_dlock import Lock, idempotent_view, keyed_digest, locked_view
 from django_dlock.testing import local_locks
 
 
@@ -76,6 +76,14 @@ def test_what_is_no_view_is_refused() -> None:
         locked_view("key")("pay")  # type: ignore[type-var]
     with pytest.raises(TypeError, match=r"@idempotent_view takes a view.* not 'pay'"):
         idempotent_view("pay")  # type: ignore[call-overload]
+
+
+# -- a secret in a key ---------------------------------------------------------------------
+
+
+def test_a_visitor_without_the_value_of_a_keyed_digest_has_to_log_in() -> None:
+    view = locked_view(lambda request: f"cart:{keyed_digest(request.GET.get('it'))}")(pay)
+    assert view(request_of()).status_code == 302
 
 
 # -- a method ------------------------------------------------------------------------------
