@@ -1,6 +1,7 @@
 """The keys that templates, argument names and callables make from a call.
 
-Used by ``locked``, ``locked_view`` and ``LockedTask``; knows neither requests nor tasks.
+Used by ``locked``, ``locked_view`` and ``LockedTask``; knows no tasks, and of requests only what
+``template_secrets`` refuses.
 
 A template gives plain text, so that ``"order:{order_id}"`` and ``Lock("order:1")`` mean the same
 lock. So ``1`` and ``"1"`` make the same key, and a value that contains the text between two
@@ -24,6 +25,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from django.utils.crypto import salted_hmac
 
 from .names import DIGEST_LENGTH, REFUSED, digest, fit
+from .template_secrets import secret_in
 
 __all__ = [
     "ALL_ARGUMENTS",
@@ -102,7 +104,8 @@ def compile_key(
 
     Raises:
         TypeError: It is not a template, list of names or callable.
-        ValueError: The template is malformed, or a name is not that of an argument.
+        ValueError: The template is malformed or shows a secret, or a name is not that of an
+            argument.
     """
     if isinstance(spec, str):
         return _Template(spec, _Arguments(signature, what))
@@ -266,6 +269,12 @@ class _Template:
         if "{" in spec:
             raise self._malformed(f"the format spec of {{{field}}} cannot contain a field")
         self.arguments.check(name, f"the template {self.template!r}")
+        if secret := secret_in(field):
+            raise self._malformed(
+                f"the field {{{field}}} is {secret}, but names of locks and keys of records are "
+                "shown to operators, in logs and in traces; use a callable that returns "
+                "f'...:{keyed_digest(value)}'"
+            )
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         bound = self.arguments.bind(args, kwargs)

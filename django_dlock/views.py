@@ -243,7 +243,7 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
 
 
 _AT_HAND = frozenset(
-    {"COOKIES", "GET", "META", "content_type", "headers", "method", "path", "path_info", "scheme"}
+    {"GET", "META", "content_type", "headers", "method", "path", "path_info", "scheme"}
 )
 
 

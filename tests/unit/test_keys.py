@@ -200,6 +200,59 @@ def test_a_key_with_characters_that_a_name_cannot_have_ends_in_a_digest(value: s
 # -- secrets -------------------------------------------------------------------------------
 
 
+def of_request(request: Any, session_key: str = "", headers: Any = None) -> None: ...
+
+
+SECRETS = [
+    *("session_key", "request.session.session_key", "request._request.session.session_key"),
+    *("request.session._session_key", "request.session._SessionBase__session_key"),
+    *("request.session.cache_key", "request.session[_auth_user_hash]"),
+    *("request.COOKIES[sessionid]", "request.COOKIES.get", "request.COOKIES[language]"),
+    *("request.scope[cookies][sessionid]", "request.scope[session].session_key"),
+    *("request.META[HTTP_COOKIE]", "request.environ[HTTP_COOKIE]", "request.headers[Cookie]"),
+    *("request.META[HTTP_AUTHORIZATION]", "request.META[HTTP_PROXY_AUTHORIZATION]"),
+    *("request.headers[Authorization]", "request.headers[authorization]", "headers[AUTHORIZATION]"),
+    *("request._request.headers[Authorization]", "request.headers._store[authorization][1]"),
+    *("request.__dict__[META][HTTP_COOKIE]", "request.__dict__[COOKIES][sessionid]"),
+    *("request.META[CSRF_COOKIE]", "request.META[HTTP_X_CSRFTOKEN]", "request.session[_csrftoken]"),
+    *("request.headers[x-xsrf-token]", "request.headers[X-CSRFToken]"),
+    *("request.POST[csrfmiddlewaretoken]", "request.headers[X-Session-Id]"),
+    *("request.headers[X-Api-Key]", "request.META[HTTP_X_API_KEY]"),
+    *("request.headers[X-Auth-Token]", "request.headers[X-Auth]", "request.META[HTTP_X_AUTH_KEY]"),
+    *("request.headers._store[x-auth][1]", "request.headers[X-Amz-Access-Key]"),
+    *("request.headers[Cf-Access-Jwt-Assertion]", "request.headers[X-Client-Secret]"),
+    *("request.POST[password]", "request.data[new_password1]", "request.user.password"),
+    *("request.auth", "request.auth.key", "request.auth.pk", "request.user.auth_token.key"),
+]
+
+
+@pytest.mark.parametrize("field", SECRETS)
+def test_a_field_that_is_a_secret_is_refused_before_any_call(field: str) -> None:
+    template = f"cart:{{{field}}}"
+    with pytest.raises(ValueError, match=r"shown to operators.*keyed_digest") as refused:
+        compile_key(template, inspect.signature(of_request), what=WHAT)
+    assert f"{WHAT}: the template {template!r}: the field {{{field}}} is " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("request.user.pk", "request.session[cart]", "request.session[_auth_user_id]"),
+        *("request.headers[Idempotency-Key]", "request.headers[X-Account]", "request.path"),
+        *("request.META[REMOTE_ADDR]", "request.headers[X-Auth-Request-User]", "request.method"),
+        *("request.POST[order_key]", "request.auth[user_id]", "request.auth.user_id"),
+        *("request.order.authorization.pk", "request.user.cookies", "request.session_id"),
+    ],
+)
+def test_a_field_that_is_no_secret_is_accepted(field: str) -> None:
+    compile_key(f"cart:{{{field}}}", inspect.signature(of_request), what=WHAT)
+
+
+def test_a_secret_may_be_one_of_the_arguments_of_a_digest() -> None:
+    key = key_of(["session_key"], None, "of the session", function=of_request)
+    assert "of the session" not in key
+
+
 @pytest.mark.parametrize(
     "value", ["x y", "Käse \ud800", 0, UUID, dt.date(2026, 1, 2), Colour.RED, Size.SMALL]
 )

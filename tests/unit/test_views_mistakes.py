@@ -15,7 +15,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from django_dlock import Lock, idempotent_view, keyed_digest, locked_view
+from django_dlock import Lock, idempotent_view, keyed_digest, locked, locked_view
 from django_dlock.testing import local_locks
 
 
@@ -79,6 +79,28 @@ def test_what_is_no_view_is_refused() -> None:
 
 
 # -- a secret in a key ---------------------------------------------------------------------
+
+
+SESSION = "cart:{request.session.session_key}"
+
+
+@pytest.mark.parametrize(
+    ("decorate", "what"),
+    [
+        (lambda: locked_view(SESSION), "The key of @locked_view"),
+        (lambda: idempotent_view(client=SESSION), "client of @idempotent_view"),
+        (lambda: locked(SESSION)(pay), r"The key of @locked on .*\.pay"),
+        (
+            lambda: locked("cart:{view.request.session.session_key}")(lambda view: None),
+            "The key of @locked on",
+        ),
+    ],
+)
+def test_the_key_of_a_session_is_refused_at_decoration(
+    decorate: Callable[[], object], what: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{what}.*is the key of a session.*keyed_digest"):
+        decorate()
 
 
 def test_a_visitor_without_the_value_of_a_keyed_digest_has_to_log_in() -> None:
