@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .printable import printable
+
 if TYPE_CHECKING:
     from .lease import LeaseInfo
 
@@ -56,7 +58,9 @@ class LockError(Exception):
         place = [f"lock {self.name!r}"] if self.name else []
         if self.alias:
             place.append(f"alias {self.alias!r}")
-        return f"{self.message} ({', '.join(place)})" if place else self.message
+        text = f"{self.message} ({', '.join(place)})" if place else self.message
+        # What a server, a record or another process has said may contain control characters.
+        return printable(text)
 
 
 class LockNotAcquired(LockError):
@@ -82,7 +86,7 @@ class LockNotAcquired(LockError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return f"{text}. Holder: {self.holder}" if self.holder else text
+        return f"{text}. Holder: {printable(self.holder)}" if self.holder else text
 
 
 class AcquireTimeout(LockNotAcquired, TimeoutError):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from .printable import printable
 from .process import ProcessIdentity
 
 __all__ = [
@@ -173,6 +174,7 @@ class Waiter:
 
 
 def _described(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> list[str]:
+    """Task or request, and process; a path may contain any character, so they are escaped."""
     what = str(metadata.get("path") or metadata.get("task_name") or "")
     if what and metadata.get("task_id"):
         what = f"{what}[{metadata['task_id']}]"
@@ -181,7 +183,9 @@ def _described(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> 
     elif what.startswith("/"):
         what = f"request {what}"
     who = [what] if what else []
-    return [*who, f"process {process.pid} on {process.host}"] if process is not None else who
+    if process is not None:
+        who.append(f"process {process.pid} on {process.host}")
+    return list(map(printable, who))
 
 
 def _facts(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The logger ``django_dlock``: every line also carries what it is about, for log processors.
 
-Each record has the attributes ``FIELDS``, which are ``None`` where they are not known.
+Each record has the attributes ``FIELDS``, which are ``None`` where they are not known. The message
+is one line without control characters, whatever a path or an error contains; fields are exact.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from .exceptions import LockError
+from .printable import printable
 
 __all__ = ["FIELDS", "Line", "logger"]
 
@@ -102,7 +104,9 @@ class LockLogger:
 
     def write(self, line: Line) -> None:
         level, message, args, exc_info, fields = line
-        self._logger.log(level, message, *args, exc_info=exc_info, extra={_KEY: fields})
+        if self._logger.isEnabledFor(level):
+            shown = map(_escaped, args)
+            self._logger.log(level, message, *shown, exc_info=exc_info, extra={_KEY: fields})
 
     def _write(
         self,
@@ -116,8 +120,34 @@ class LockLogger:
     ) -> None:
         if self._logger.isEnabledFor(level):
             extra = {_KEY: _fields(args, about, facts)}
+            shown = map(_escaped, args)
             # The record names the place that called ``warning``.
-            self._logger.log(level, message, *args, exc_info=exc_info, extra=extra, stacklevel=3)
+            self._logger.log(level, message, *shown, exc_info=exc_info, extra=extra, stacklevel=3)
+
+
+class _Escaped(str):
+    """The text of an argument for ``%s``; ``%r`` gives the ``repr`` of the argument itself."""
+
+    _repr: str
+
+    def __new__(cls, argument: object, text: str) -> _Escaped:
+        escaped = super().__new__(cls, printable(text))
+        escaped._repr = printable(repr(argument))
+        return escaped
+
+    def __repr__(self) -> str:
+        return self._repr
+
+
+def _escaped(argument: object) -> object:
+    """The argument of a message; if its text has control characters, the escaped text."""
+    if isinstance(argument, int | float):
+        return argument
+    try:
+        text = str(argument)
+        return argument if printable(text) == text else _Escaped(argument, text)
+    except Exception:  # noqa: BLE001 - ``logging`` reports arguments that have no text
+        return argument
 
 
 def _fields(args: tuple[object, ...], about: object, facts: Mapping[str, Any]) -> dict[str, Any]:

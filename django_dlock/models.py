@@ -14,6 +14,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .lease import LeaseInfo
+from .printable import printable
 
 __all__ = [
     "FailoverRecord",
@@ -200,7 +201,7 @@ class IdempotencyRecord(models.Model):
         indexes = (models.Index(fields=["scope", "id"], name="dlock_record_scope"),)
 
     def __str__(self) -> str:
-        return f"{self.scope}: {self.key}"
+        return printable(f"{self.scope}: {self.key}")
 
     def as_it_was(self) -> models.QuerySet[IdempotencyRecord]:
         """This record, unless another run has begun or this one has ended since it was read."""
@@ -251,7 +252,7 @@ class FollowUp(models.Model):
         indexes = (models.Index(fields=["published_at", "expires_at"], name="dlock_followup_due"),)
 
     def __str__(self) -> str:
-        return f"{self.task}[{self.task_id}]"
+        return printable(f"{self.task}[{self.task_id}]")
 
 
 class Fence(models.Model):

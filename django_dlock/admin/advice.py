@@ -12,6 +12,7 @@ from ..blocking import LockId
 from ..core.held_lease import RENEWALS_PER_TTL
 from ..inspection import duration, is_running
 from ..lease import LeaseInfo, Waiter
+from ..printable import printable
 
 __all__ = ["Reading", "Step", "steps_for", "verdict"]
 
@@ -78,7 +79,7 @@ def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> 
         )
     if waits:
         text = gettext("The holder waits for another lock itself, “%(name)s”. Look there.")
-        return text % {"name": waits[-1].name}
+        return text % {"name": printable(waits[-1].name)}
     return _OF_KIND.get(info.kind, _of_process)(info)
 
 
@@ -213,7 +214,7 @@ def _stop(info: LeaseInfo) -> Step:
         )
     command = host = ""
     if process is not None:
-        command, host = f"kill {process.pid}", process.host
+        command, host = f"kill {process.pid}", printable(process.host)
         if info.holder_state == "silent":
             # A paused process gets the first signal only when it continues.
             command += f" && kill -CONT {process.pid}"

@@ -27,6 +27,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.timezone import localtime
 
+from ..printable import printable
 from .lookups import NamedLookups
 
 __all__ = [
@@ -213,9 +214,9 @@ def breakable(text: str) -> SafeString:
     """Let a narrow column wrap ``text`` after a dot, a slash, a colon or an underscore.
 
     The text has its own direction, so that text from right to left does not reorder the text
-    beside it.
+    beside it. Characters that are not visible by themselves are escaped.
     """
-    parts = ((part,) for part in _PARTS.findall(text))
+    parts = ((part,) for part in _PARTS.findall(printable(text)))
     return format_html("<bdi>{}</bdi>", format_html_join(SafeString("<wbr>"), "{}", parts))
 
 
@@ -229,7 +230,8 @@ def lines(*texts: str) -> SafeString:
 
 def long_text(text: str) -> SafeString:
     """Text of many lines, in a frame that scrolls."""
-    return format_html('<pre class="dlock-facts dlock-long">{}</pre>', text)
+    shown = printable(text, keep="\n")
+    return format_html('<pre class="dlock-facts dlock-long">{}</pre>', shown)
 
 
 _REQUEST = "_dlock_request"

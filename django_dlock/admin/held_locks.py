@@ -25,6 +25,7 @@ from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
+from ..printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
 from .cells import holder_of, time_left
 from .changelist import HeldLockChangeList, alias_and_name, as_row
@@ -227,7 +228,7 @@ class HeldLockAdmin(WhyAdmin):
     @admin.display(description=_("metadata"))
     def facts(self, row: HeldLock) -> str:
         text = json.dumps(dict(row.info.metadata), indent=2, ensure_ascii=False, default=str)
-        return format_html('<pre class="dlock-facts">{}</pre>', text)
+        return format_html('<pre class="dlock-facts">{}</pre>', printable(text, keep="\n"))
 
     @admin.display(description=_("release"))
     def release_link(self, row: HeldLock) -> str:

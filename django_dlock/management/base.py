@@ -19,6 +19,7 @@ from ..handler import locks
 from ..inspection import AliasQuery
 from ..lease import LeaseInfo, Waiter
 from ..models import IdempotencyRecord
+from ..printable import printable
 from .locked import WRONG_USAGE
 from .screen import Progress
 from .table import lease_table, waiter_table
@@ -115,7 +116,7 @@ class PurgeCommand(RecordCommand):
                     progress.show(f"{deleted} {self.rows} deleted so far")
         except Error as error:
             raise CommandError(
-                f"Stopped after {deleted} {self.rows}: {error}", returncode=FAILED
+                f"Stopped after {deleted} {self.rows}: {printable(str(error))}", returncode=FAILED
             ) from error
         if options["format"] == "json":
             self.print_json({"deleted": deleted})
@@ -216,4 +217,5 @@ class LockCommand(AliasCommand):
             CommandError: An alias did not answer.
         """
         if alias_query.problems:
-            raise CommandError("\n".join(alias_query.problems.values()), returncode=FAILED)
+            problems = map(printable, alias_query.problems.values())
+            raise CommandError("\n".join(problems), returncode=FAILED)

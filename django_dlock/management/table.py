@@ -7,16 +7,12 @@ from typing import Any
 
 from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
+from ..printable import printable
 
-__all__ = ["lease_table", "printable", "waiter_table"]
+__all__ = ["lease_table", "waiter_table"]
 
 NARROWEST = 12
 """The minimum width of a column in characters."""
-
-
-def printable(text: str) -> str:
-    """The text, with a ``?`` for each character that a terminal would not print."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def lease_table(infos: Iterable[LeaseInfo], width: int | None) -> Iterable[str]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ..inspection import AliasQuery, duration
 from ..lease import LeaseInfo
-from .table import lease_table, printable
+from ..printable import printable
+from .table import lease_table
 
 __all__ = ["Answer", "Watch", "clock_time"]
 

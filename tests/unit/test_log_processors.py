@@ -65,7 +65,7 @@ def test_plain_text() -> None:
     owner, _, lines = lose("Plain text")
     contended, lost = lines
     assert contended.endswith("is held by someone else [owner=None task=None]")
-    assert re.search(rf"was lost after .* broken \[owner={owner} task=6f3a\]$", lost)
+    assert re.search(rf"was lost after .* broken \[owner={owner} task='6f3a'\]$", lost)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ...handler import locks
 from ...lease import Contention, Kind, LeaseRequest
 from ...lock import Lock
 from ...log import logger
+from ...printable import printable
 from .. import owners
 from ..options import TaskWithOptions
 from ..publishing.broker import visibility_timeout
@@ -223,7 +224,7 @@ def apply_if_contended(
             raise DeliveryRefused(LockNotAcquired(text, name, alias, _holder_of(name, alias)))
     # A delivery is requeued often, so this asks the backend nothing.
     process = None if met is None else met.process
-    holder = "" if process is None else f"process {process.pid} on {process.host}"
+    holder = "" if process is None else printable(f"process {process.pid} on {process.host}")
     raise Requeue(LockNotAcquired(text, name, alias, holder), header)
 
 

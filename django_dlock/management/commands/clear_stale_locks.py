@@ -12,6 +12,7 @@ from ...core import dispatch
 from ...exceptions import BackendUnavailable
 from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
+from ...printable import printable
 from ..base import LockCommand
 from ..screen import Progress
 from ..wanted import Wanted
@@ -100,7 +101,9 @@ class Command(LockCommand):
         except Error as error:
             # The lock is free, which is more important than the row about it.
             self.stderr.write(
-                f"The lock event 'broken' of lock {info.name!r} may not have been written: {error}"
+                f"The lock event 'broken' of lock {info.name!r} may not have been written: "
+                # A database may repeat the row, with the path of a request.
+                f"{printable(str(error))}"
             )
         return True
 

@@ -11,9 +11,9 @@ from django.core.management.color import no_style
 
 from ...exceptions import InvalidLockBackend
 from ...handler import locks
+from ...printable import printable
 from ..base import FAILED, AliasCommand
 from ..diagnosis import Finding, diagnose_alias, diagnose_project
-from ..table import printable
 
 LEVELS = {"ERROR": ("error",), "WARNING": ("error", "warning")}
 """``--fail-level`` → the severities that make the command fail."""

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
 from ...models import FollowUp
+from ...printable import printable
 from ..base import FAILED, RecordCommand
 
 LONGEST = 36_500 * 86_400.0
@@ -50,7 +51,7 @@ class Command(RecordCommand):
             published = follow_ups.publish_all(using, older_than=age)
             left = FollowUp.objects.using(using).filter(published_at__isnull=True).count()
         except (Error, follow_ups.Unpublished) as error:
-            raise CommandError(str(error), returncode=FAILED) from error
+            raise CommandError(printable(str(error)), returncode=FAILED) from error
         if options["format"] == "json":
             self.print_json({"published": published, "pending": left})
         else:

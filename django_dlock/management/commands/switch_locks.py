@@ -15,6 +15,7 @@ from ...backends.failover.record import Reading, SwitchRefused
 from ...backends.failover.rules import quiet_after
 from ...exceptions import InvalidLockBackend
 from ...handler import locks
+from ...printable import printable
 from ..base import FAILED, OperatorCommand
 
 PAUSE = 0.2
@@ -58,7 +59,7 @@ class Command(OperatorCommand):
                 time.sleep(min(PAUSE, _quiet_left(reading)))
                 reading = backend.read_record()
         except (Error, TimeoutError, SwitchRefused) as error:
-            raise CommandError(f"{told}: {error}", returncode=FAILED) from error
+            raise CommandError(f"{told}: {printable(str(error))}", returncode=FAILED) from error
         self._show(options["using"], reading, options["format"])
 
     def _backend(self, alias: str) -> FailoverBackend:
@@ -99,7 +100,9 @@ class Command(OperatorCommand):
             return
         by = f" by {reading.switched_by}" if reading.switched_by else ""
         why = f"; switched{by}: {reading.reason}" if reading.reason else ""
-        self.stdout.write(f"{alias}: {reading.active} is active (epoch {reading.epoch}{why}).")
+        text = f"{alias}: {reading.active} is active (epoch {reading.epoch}{why})."
+        # The record may have been written by another program.
+        self.stdout.write(printable(text))
         if left:
             self.stdout.write(f"Nothing is granted for another {left:.0f} s.")
 
