@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 from .backends.base import AliasOptions, BaseLockBackend, Problem
 from .backends.redis.config import is_redis_cache
 from .exceptions import InvalidLockBackend
+from .redaction import redacted
 
 __all__ = [
     "Problem",
@@ -66,7 +67,7 @@ def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False)
     if isinstance(value, dt.timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} is {value!r}; it takes seconds (a number) or a timedelta")
+        raise TypeError(f"{what} is {redacted(value)}; it takes seconds (a number) or a timedelta")
     number = float(value)
     too_small = number <= minimum if above else number < minimum
     if not math.isfinite(number) or too_small:
@@ -85,8 +86,11 @@ def configured() -> Mapping[str, Any] | None:
     """``DLOCKS`` from the settings; ``None`` if the project does not set it."""
     value: Any = getattr(settings, "DLOCKS", None)
     if value is not None and not (isinstance(value, Mapping) and value):
+        shown = redacted(value)
+        # Error pages show the variables of a function that raises, here and below.
+        del value
         raise InvalidLockBackend(
-            f"DLOCKS is {value!r}; it must be a dict of aliases, such as "
+            f"DLOCKS is {shown}; it must be a dict of aliases, such as "
             "{'default': {'BACKEND': ...}}"
         )
     return value
@@ -145,6 +149,10 @@ def _checked(alias: str) -> tuple[list[Problem], AliasOptions | None]:
 def _backend_class(options: AliasOptions) -> type[BaseLockBackend] | Problem:
     """The class that ``BACKEND`` names, or why it cannot be used."""
     place = f"DLOCKS[{options.alias!r}]['BACKEND']"
+    if not all(part.isidentifier() for part in options.backend.split(".")):
+        # Python's error would repeat parts of what may be a URL with a password.
+        message = f"{place} is {redacted(options.backend)}, which is not the path of a class."
+        return Problem("E008", message, f"Set it to such a path, for example {REDIS_BACKEND!r}.")
     try:
         found: Any = import_string(options.backend)
     except ImportError as error:
@@ -177,7 +185,7 @@ def _wrongly_named(alias: str) -> list[Problem]:
     found, place = [], f"DLOCKS[{alias!r}]"
     for other in _named(alias):
         if other not in aliases():
-            message = f"{place} names the alias {other!r}, which DLOCKS does not define."
+            message = f"{place} names the alias {redacted(other)}, which DLOCKS does not define."
             found.append(Problem("E009", message, f"It defines {sorted(aliases())}."))
     circle = _circle((alias,))
     if circle:
@@ -208,27 +216,29 @@ def _entry(alias: str) -> Mapping[str, Any]:
             )
         return _default_entry()
     if alias not in value:
-        raise InvalidLockBackend(
-            f"There is no lock alias {alias!r} in DLOCKS; it defines {sorted(value)}"
-        )
+        known = sorted(value)
+        del value
+        raise InvalidLockBackend(f"There is no lock alias {alias!r} in DLOCKS; it defines {known}")
     entry = value[alias]
     if not isinstance(entry, Mapping):
-        raise InvalidLockBackend(f"DLOCKS[{alias!r}] is {entry!r}; it must be a dict")
+        shown = redacted(entry)
+        del value, entry
+        raise InvalidLockBackend(f"DLOCKS[{alias!r}] is {shown}; it must be a dict")
     return entry
 
 
 def _default_entry() -> Mapping[str, Any]:
     """The entry of ``default`` without ``DLOCKS``: a Redis cache, else the database."""
-    cache = settings.CACHES.get("default", {})
-    if is_redis_cache(cache.get("BACKEND", "")):
+    cache = settings.CACHES.get("default", {}).get("BACKEND", "")
+    if is_redis_cache(cache):
         return {"BACKEND": REDIS_BACKEND, "CACHE": "default"}
-    database = settings.DATABASES.get("default") or {}
-    if database.get("ENGINE", DUMMY_ENGINE) != DUMMY_ENGINE:
+    engine = (settings.DATABASES.get("default") or {}).get("ENGINE", DUMMY_ENGINE)
+    if engine != DUMMY_ENGINE:
         return {"BACKEND": DATABASE_BACKEND}
     # In-process locks are never chosen silently: they lock nothing between workers.
     raise InvalidLockBackend(
         "django_dlock has nowhere to keep its locks: DLOCKS is not set, CACHES['default'] is "
-        f"{cache.get('BACKEND', 'not set')!r}, not a Redis cache, and DATABASES['default'] is not "
+        f"{cache or 'not set'!r}, not a Redis cache, and DATABASES['default'] is not "
         f"set. Define DATABASES['default'], or set DLOCKS = {{'default': {{'BACKEND': "
         f"{REDIS_BACKEND!r}, 'LOCATION': 'redis://localhost:6379/0'}}}}"
     )
@@ -250,7 +260,8 @@ class _Entry:
         default: str | None = getattr(_DEFAULTS, key.lower()) or None
         value: str | None = self.entry.get(key, default)
         if value is not default and not (isinstance(value, str) and value):
-            self.wrong("E004", f"{self.place(key)} is {value!r}.", "It must be a non-empty string.")
+            hint = "It must be a non-empty string."
+            self.wrong("E004", f"{self.place(key)} is {redacted(value)}.", hint)
             return default
         return value
 
@@ -261,14 +272,15 @@ class _Entry:
         if value and all(isinstance(one, str) and one for one in value):
             return tuple(value)
         hint = "A list must contain only non-empty strings."
-        self.wrong("E004", f"{self.place('LOCATION')} is {value!r}.", hint)
+        self.wrong("E004", f"{self.place('LOCATION')} is {redacted(value)}.", hint)
         return None
 
     def choice(self, key: str, allowed: tuple[str, ...]) -> str:
         default: str = getattr(_DEFAULTS, key.lower())
         value: str = self.entry.get(key, default)
         if value not in allowed:
-            self.wrong("E004", f"{self.place(key)} is {value!r}.", f"It takes {list(allowed)}.")
+            message = f"{self.place(key)} is {redacted(value)}."
+            self.wrong("E004", message, f"It takes {list(allowed)}.")
             return default
         return value
 
@@ -286,10 +298,12 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
     read = _Entry(f"DLOCKS[{alias!r}]", entry, [])
     for key in entry:
         if key not in KEYS:
-            read.wrong("E003", f"{read.name} has the unknown key {key!r}.", f"Known: {KEYS}.")
+            message = f"{read.name} has the unknown key {redacted(key)}."
+            read.wrong("E003", message, f"Known: {KEYS}.")
     given = entry.get("OPTIONS", {})
     if not isinstance(given, Mapping):
-        read.wrong("E004", f"{read.place('OPTIONS')} is {given!r}.", "It must be a dict.")
+        message = f"{read.place('OPTIONS')} is {redacted(given)}."
+        read.wrong("E004", message, "It must be a dict.")
         given = {}
     options = _Entry(read.place("OPTIONS"), given, read.found)
     values: dict[str, Any] = {
@@ -334,7 +348,7 @@ def tracer_class() -> Any:
     """
     wanted: Any = getattr(settings, "DLOCK_TRACING", False)
     if not isinstance(wanted, bool):
-        raise ImproperlyConfigured(f"DLOCK_TRACING is {wanted!r}; it takes True or False")
+        raise ImproperlyConfigured(f"DLOCK_TRACING is {redacted(wanted)}; it takes True or False")
     if not wanted:
         return None
     try:

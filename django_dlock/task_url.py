@@ -10,6 +10,8 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from .redaction import redacted
+
 __all__ = ["read", "url_of_task"]
 
 KEYS = ("TASK_URL",)
@@ -25,15 +27,17 @@ def read() -> str | None:
     value: Any = getattr(settings, "DLOCK_ADMIN", None) or {}
     if not isinstance(value, Mapping):
         raise ImproperlyConfigured(
-            f"DLOCK_ADMIN is {value!r}; it takes a dict, such as {{'TASK_URL': {EXAMPLE!r}}}"
+            f"DLOCK_ADMIN is {redacted(value)}; it takes a dict, such as "
+            f"{{'TASK_URL': {EXAMPLE!r}}}"
         )
     unknown = sorted(map(str, set(value) - set(KEYS)))
     if unknown:
-        raise ImproperlyConfigured(f"DLOCK_ADMIN has {unknown}; it takes {list(KEYS)}")
+        raise ImproperlyConfigured(f"DLOCK_ADMIN has {redacted(unknown)}; it takes {list(KEYS)}")
     url = value.get("TASK_URL")
     if url is not None and not _is_template(url):
         raise ImproperlyConfigured(
-            f"DLOCK_ADMIN['TASK_URL'] is {url!r}; it takes an http or https URL with {{task_id}} "
+            f"DLOCK_ADMIN['TASK_URL'] is {redacted(url)}; it takes an http or https URL with "
+            f"{{task_id}} "
             f"after the host, such as {EXAMPLE!r}"
         )
     return url

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
+
+from ..redaction import redacted
 
 __all__ = ["AliasOptions", "Fact", "Problem"]
 
@@ -36,9 +38,11 @@ class Fact(NamedTuple):
     hint: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AliasOptions:
     """One validated entry of ``DLOCKS``; a backend is built from nothing else.
+
+    Its ``repr`` hides passwords.
 
     Attributes:
         cache: Alias in ``CACHES`` whose parameters are used to connect, or ``None``.
@@ -63,3 +67,7 @@ class AliasOptions:
     outage_patience: float = 5.0
     if_unavailable: str = "raise"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        values = (f"{each.name}={redacted(getattr(self, each.name))}" for each in fields(self))
+        return f"{type(self).__qualname__}({', '.join(values)})"

@@ -28,6 +28,7 @@ from ..lease import (
     in_order,
 )
 from ..process import ProcessIdentity, current
+from ..redaction import redacted
 from .base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
 from .holder_state import holder_state, json_object, process_state
 
@@ -72,7 +73,7 @@ class LocalBackend(BaseLockBackend):
         return [
             Problem(
                 "E008",
-                f"DLOCKS[{options.alias!r}]['OPTIONS'] has {sorted(options.options)}.",
+                f"DLOCKS[{options.alias!r}]['OPTIONS'] has {redacted(sorted(options.options))}.",
                 "The local backend takes 'command_timeout' and 'outage_patience' only.",
             )
         ]

@@ -9,6 +9,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from ..redaction import redacted
+
 __all__ = ["EXPORTERS", "MetricsSettings", "read"]
 
 EXPORTERS: dict[str, tuple[str, str | None]] = {
@@ -43,22 +45,24 @@ def read() -> MetricsSettings:
     value: Any = getattr(settings, "DLOCK_METRICS", None) or {}
     if not isinstance(value, Mapping):
         raise ImproperlyConfigured(
-            f"DLOCK_METRICS is {value!r}; it takes a dict, such as {{'EXPORTERS': ['prometheus']}}"
+            f"DLOCK_METRICS is {redacted(value)}; it takes a dict, such as "
+            "{'EXPORTERS': ['prometheus']}"
         )
     unknown = [key for key in value if key not in KEYS]
     if unknown:
-        raise ImproperlyConfigured(f"DLOCK_METRICS has {unknown}; it takes {list(KEYS)}")
+        raise ImproperlyConfigured(f"DLOCK_METRICS has {redacted(unknown)}; it takes {list(KEYS)}")
     exporters = value.get("EXPORTERS", ())
     if not isinstance(exporters, list | tuple) or any(
         name not in tuple(EXPORTERS) for name in exporters
     ):
         raise ImproperlyConfigured(
-            f"DLOCK_METRICS['EXPORTERS'] is {exporters!r}; it takes a list of {sorted(EXPORTERS)}"
+            f"DLOCK_METRICS['EXPORTERS'] is {redacted(exporters)}; it takes a list of "
+            f"{sorted(EXPORTERS)}"
         )
     records = value.get("RECORDS", True)
     if not isinstance(records, bool):
         raise ImproperlyConfigured(
-            f"DLOCK_METRICS['RECORDS'] is {records!r}; it takes True or False"
+            f"DLOCK_METRICS['RECORDS'] is {redacted(records)}; it takes True or False"
         )
     return MetricsSettings(tuple(exporters), _group(value.get("GROUP")), records)
 
@@ -71,7 +75,8 @@ def _group(value: Any) -> Callable[[str], str] | None:
             raise ImproperlyConfigured(f"DLOCK_METRICS['GROUP']: {error}") from error
     if value is not None and not callable(value):
         raise ImproperlyConfigured(
-            f"DLOCK_METRICS['GROUP'] is {value!r}; it takes a function of a lock's name, or the "
+            f"DLOCK_METRICS['GROUP'] is {redacted(value)}; it takes a function of a lock's name, "
+            "or the "
             "dotted path of one"
         )
     group: Callable[[str], str] | None = value

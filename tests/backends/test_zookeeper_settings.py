@@ -70,7 +70,7 @@ def client(zookeeper_server: ZooKeeperServer) -> Iterator[Any]:
         ({"LOCATION": "redis://localhost:6379/0"}, "E006", "host and port"),
         ({"LOCATION": "host:port"}, "E006", "'host:port'"),
         ({"LOCATION": "host:2181,,other:2181"}, "E006", "''"),
-        ({"LOCATION": ["host:2181", "user@other:2181"]}, "E006", "user@other"),
+        ({"LOCATION": ["host:2181", "user@other:2181"]}, "E006", "********@other"),
         ({"LOCATION": "host:2181", "CACHE": "default"}, "E006", "'CACHE'"),
         ({"LOCATION": "host", "OPTIONS": {"sesion": 1}}, "E008", "'sesion'"),
         ({"LOCATION": "host", "OPTIONS": {"credentials": "user"}}, "E008", "password"),

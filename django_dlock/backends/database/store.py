@@ -12,6 +12,7 @@ from django.db.utils import load_backend
 
 from ... import clock
 from ...exceptions import InvalidLockBackend
+from ...redaction import redacted
 from ..base import AliasOptions, Problem
 from .connection import Connection, connect_as_django, settings_of
 from .lease_file import FilePool, LeaseFile
@@ -165,7 +166,7 @@ def problems(options: AliasOptions) -> list[Problem]:
         hint = "Leave them out; OPTIONS['database'] names an alias of DATABASES."
         found.append(Problem("E006", message, hint))
     if unknown := sorted(set(given).difference(OPTIONS)):
-        message = f"{where}['OPTIONS'] has {unknown}."
+        message = f"{where}['OPTIONS'] has {redacted(unknown)}."
         hint = f"This backend takes {[*OPTIONS, 'command_timeout', 'outage_patience']}."
         found.append(Problem("E008", message, hint))
     found += _wrong_values(where, given)
@@ -174,7 +175,7 @@ def problems(options: AliasOptions) -> list[Problem]:
     engine = (entry or {}).get("ENGINE") or ""
     if not engine or engine == "django.db.backends.dummy":
         where = f"{where}['OPTIONS']['database']" if "database" in given else where
-        message = f"{where} keeps its locks in DATABASES[{named!r}], which is not defined."
+        message = f"{where} keeps its locks in DATABASES[{redacted(named)}], which is not defined."
         hint = f"DATABASES defines {sorted(databases)}. Define it, or use Redis in DLOCKS."
         if "database" not in given and databases:
             # Routers may choose another database.
@@ -203,12 +204,12 @@ def _wrong_values(where: str, given: Any) -> list[Problem]:
     found: list[Problem] = []
     count, pause = given.get("connections", CONNECTIONS), given.get("poll_interval", POLL_INTERVAL)
     if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
-        message = f"{where}['OPTIONS']['connections'] is {count!r}."
+        message = f"{where}['OPTIONS']['connections'] is {redacted(count)}."
         found.append(Problem("E008", message, f"It takes a whole number, {FEWEST} or more."))
     if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0.01 <= pause <= 10:
-        message = f"{where}['OPTIONS']['poll_interval'] is {pause!r}."
+        message = f"{where}['OPTIONS']['poll_interval'] is {redacted(pause)}."
         found.append(Problem("E008", message, "It takes seconds, 0.01 to 10."))
     if not isinstance(given.get("proof", False), bool):
-        message = f"{where}['OPTIONS']['proof'] is {given['proof']!r}."
+        message = f"{where}['OPTIONS']['proof'] is {redacted(given['proof'])}."
         found.append(Problem("E008", message, "It takes True or False."))
     return found

@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 
+from django.views.decorators.debug import sensitive_variables
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
 from ... import clock, process
 from ...exceptions import BackendRefused, BackendUnavailable
+from ...redaction import SecretBytes, SecretText
 from ..base import AliasOptions
 from .config import Member, members, option, tls_context
 from .entries import Json, prefix_of
@@ -78,13 +80,16 @@ class Client:
         InvalidLockBackend: A file for TLS cannot be read.
     """
 
+    @sensitive_variables("password")
     def __init__(self, options: AliasOptions) -> None:
         self.alias = options.alias
         self._members = members(options)
         self._keys = prefix_of(options.key_prefix)
         self._tls = tls_context(options) if self._members[0].scheme == "https" else None
         self._user = option(options, "username")
-        self._password = option(options, "password")
+        password = option(options, "password")
+        # Error pages show the variables of each function, and some of them get it.
+        self._password = None if password is None else SecretText(password)
         self._idle: deque[tuple[Member, HTTPConnection]] = deque()
         self.forget()
 
@@ -228,7 +233,8 @@ class Client:
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = self._token
-        content = json.dumps(body).encode()
+        # It may contain the password, and goes through urllib3.
+        content = SecretBytes(json.dumps(body).encode())
         connection.request("POST", path, body=content, headers=headers, preload_content=False)
         connection.timeout = _left(deadline)
         return connection.getresponse()

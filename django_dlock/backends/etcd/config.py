@@ -8,9 +8,19 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ...exceptions import InvalidLockBackend
+from ...redaction import redacted
 from ..base import AliasOptions, Fact, Problem
 
-__all__ = ["OPTIONS", "Member", "denied", "facts", "members", "option", "problems", "tls_context"]
+__all__ = [
+    "OPTIONS",
+    "Member",
+    "denied",
+    "facts",
+    "members",
+    "option",
+    "problems",
+    "tls_context",
+]
 
 OPTIONS = ("ca_cert", "client_cert", "client_key", "password", "username")
 """Keys of ``OPTIONS``, in addition to those that every backend has; each takes a string."""
@@ -81,7 +91,7 @@ def _wrong(options: AliasOptions) -> Iterator[tuple[str, str]]:
     for key, value in given.items():
         if key not in OPTIONS:
             known = ["command_timeout", "outage_patience", *OPTIONS]
-            yield f"['OPTIONS'] has the unknown key {key!r}.", f"Known: {known}."
+            yield f"['OPTIONS'] has the unknown key {redacted(key)}.", f"Known: {known}."
         elif not (isinstance(value, str) and value):
             yield f"['OPTIONS'][{key!r}] is not a non-empty string.", "Set it, or remove it."
     for one, other in (("username", "password"), ("client_key", "client_cert")):

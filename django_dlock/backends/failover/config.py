@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, cast
 
 from django.conf import settings
 from django.db.utils import load_backend
+from django.views.decorators.debug import sensitive_variables
 
 from ...exceptions import InvalidLockBackend
+from ...redaction import redacted
 from ..base import AliasOptions, Problem
 
 __all__ = ["FailoverOptions", "problems"]
@@ -51,6 +53,7 @@ class FailoverOptions(NamedTuple):
     failback_after: float | None
 
     @classmethod
+    @sensitive_variables("given")
     def read(cls, options: AliasOptions) -> FailoverOptions:
         """Read ``OPTIONS``.
 
@@ -84,16 +87,16 @@ def problems(options: AliasOptions) -> list[Problem]:
         message = f"{where} has 'CACHE' or 'LOCATION', but keeps its locks in two other aliases."
         found.append(Problem("E006", message, "Set these in the aliases that OPTIONS names."))
     if unknown := sorted(set(given).difference(OPTIONS)):
-        message = f"{where}['OPTIONS'] has {unknown}."
+        message = f"{where}['OPTIONS'] has {redacted(unknown)}."
         hint = f"This backend takes {[*OPTIONS, 'command_timeout', 'outage_patience']}."
         found.append(Problem("E008", message, hint))
     place = f"{where}['OPTIONS']"
     for key in ("primary", "standby"):
         if not (isinstance(given.get(key), str) and given[key]):
-            message = f"{place}[{key!r}] is {given.get(key)!r}."
+            message = f"{place}[{key!r}] is {redacted(given.get(key))}."
             found.append(Problem("E008", message, "It takes another alias of DLOCKS."))
     if given.get("primary") == given.get("standby") and isinstance(given.get("primary"), str):
-        message = f"{place} names {given['primary']!r} as primary and as standby."
+        message = f"{place} names {redacted(given['primary'])} as primary and as standby."
         found.append(Problem("E008", message, "Name two aliases with different servers."))
     return [*found, *_wrong_times(place, options), *_wrong_database(place, given)]
 
@@ -110,7 +113,8 @@ def _wrong_times(place: str, options: AliasOptions) -> list[Problem]:
             continue
         if not _is_at_least(minimum, value):
             allowed = f"seconds, at least {minimum:g}" + (", or None" if key in optional else "")
-            found.append(Problem("E008", f"{place}[{key!r}] is {value!r}.", f"It takes {allowed}."))
+            message = f"{place}[{key!r}] is {redacted(value)}."
+            found.append(Problem("E008", message, f"It takes {allowed}."))
     if "view_ttl" not in given and least > VIEW_TTL:
         message = f"{place}['view_ttl'] is not set, and its default of {VIEW_TTL:g} s is too short."
         hint = f"Set it to at least 3 times the command_timeout, {least:g} s."
@@ -134,7 +138,8 @@ def _wrong_database(place: str, given: Any) -> list[Problem]:
             # Routers may choose another database.
             return []
         message = (
-            f"{where}: DATABASES[{named!r}], which says which store is active, is not defined."
+            f"{where}: DATABASES[{redacted(named)}], which says which store is active, is not "
+            "defined."
         )
         hint = f"DATABASES defines {sorted(databases)}; name one in OPTIONS['database']."
         return [Problem("E006", message, hint)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -9,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from ...redaction import redacted
 from ..base import AliasOptions, Problem
 
 __all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "replica_problems", "store_problems"]
@@ -53,16 +55,35 @@ def problems(options: AliasOptions) -> list[Problem]:
         message = f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis."
         hint = "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster."
     elif cache is not None and cache not in caches:
-        message = f"{place}['CACHE'] is {cache!r}, which CACHES does not define."
+        message = f"{place}['CACHE'] is {redacted(cache)}, which CACHES does not define."
         hint = f"CACHES defines {sorted(caches)}."
     elif cache is not None and not is_redis_cache(backend := caches[cache].get("BACKEND", "")):
         message = (
-            f"{place}['CACHE'] names CACHES[{cache!r}], which is {backend!r}, not a Redis cache."
+            f"{place}['CACHE'] names CACHES[{cache!r}], which is {redacted(backend)}, not a Redis "
+            "cache."
         )
         hint = f"Use one of {list(REDIS_CACHES)} there, or LOCATION here."
+    elif cache is not None and not _has_ports(caches[cache].get("LOCATION")):
+        # The client's own error would repeat a part of the password.
+        message = f"CACHES[{cache!r}]['LOCATION'] has a port that is not a number."
+        hint = f"A URL is redis://host:6379/0. {ESCAPES}"
     else:
         return []
     return [Problem("E006", message, hint)]
+
+
+def _has_ports(location: object) -> bool:
+    """Whether each port in the URLs of a cache is a number."""
+    urls = re.split("[;,]", location) if isinstance(location, str) else location
+    return all(map(_has_port, urls)) if isinstance(urls, list | tuple) else True
+
+
+def _has_port(url: object) -> bool:
+    try:
+        urlsplit(str(url)).port  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _wrong_url(url: str) -> tuple[str, str] | None:
@@ -84,9 +105,12 @@ def _wrong_url(url: str) -> tuple[str, str] | None:
     wrong = next((name for name in named if name and not name.isdecimal()), None)
     if wrong is None:
         return None
+    if "@" in parts.query + parts.fragment:
+        # The password ends at the last @, so what was taken for a database is a part of it.
+        return "has a / before its @.", ESCAPES
     # redis-py would use database 0.
     return (
-        f"names the database {wrong!r}, which is not a number.",
+        f"names the database {redacted(wrong)}, which is not a number.",
         "The path of a redis:// URL is the number of a database, as in redis://host:6379/0.",
     )
 

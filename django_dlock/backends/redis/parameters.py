@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.cache.backends.redis import RedisCache
+from django.views.decorators.debug import sensitive_variables
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
@@ -14,6 +15,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
+from ...redaction import redacted
 from ..base import AliasOptions
 from .route import Route
 
@@ -53,6 +55,7 @@ _NOT_OURS = (
 )
 
 
+@sensitive_variables("extra", "key", "kwargs", "pool")
 def connection_maker(options: AliasOptions, timeout: float) -> Route:
     """Makes the connections of an alias.
 
@@ -66,7 +69,7 @@ def connection_maker(options: AliasOptions, timeout: float) -> Route:
     for key in options.options:
         if key not in OPTIONS:
             raise InvalidLockBackend(
-                f"{place}['OPTIONS'] has the unknown key {key!r}; "
+                f"{place}['OPTIONS'] has the unknown key {redacted(key)}; "
                 f"known: {['command_timeout', 'outage_patience', *OPTIONS]}"
             )
     cache = options.cache
@@ -82,9 +85,10 @@ def connection_maker(options: AliasOptions, timeout: float) -> Route:
         route()
     except (*_UNUSABLE, RedisError) as error:
         source = "CACHE" if cache is not None else "LOCATION"
+        # Without the frames of the client, which an error page would show with the password.
         raise InvalidLockBackend(
             f"{place}: cannot connect with its {source!r} and 'OPTIONS': {error}"
-        ) from error
+        ) from error.with_traceback(None)
     return route
 
 
@@ -95,7 +99,9 @@ def _cluster_nodes(options: AliasOptions, kwargs: Mapping[str, Any]) -> list[tup
         for node in nodes
     )
     if not usable:
-        raise TypeError(f"OPTIONS['cluster_nodes'] is {nodes!r}; it takes (host, port) pairs")
+        raise TypeError(
+            f"OPTIONS['cluster_nodes'] is {redacted(nodes)}; it takes (host, port) pairs"
+        )
     if nodes and "host" not in kwargs:
         raise TypeError("OPTIONS['cluster_nodes'] needs a URL with the host of a node")
     return [(host, port) for host, port in nodes]
@@ -121,11 +127,12 @@ def replicas(options: AliasOptions) -> int:
     return _count(options, "replicas", 0, at_least=0)
 
 
+@sensitive_variables("count")
 def _count(options: AliasOptions, key: str, default: int, *, at_least: int) -> int:
     count = options.options.get(key, default)
     if not isinstance(count, int) or isinstance(count, bool) or count < at_least:
         raise InvalidLockBackend(
-            f"DLOCKS[{options.alias!r}]['OPTIONS'][{key!r}] is {count!r}; "
+            f"DLOCKS[{options.alias!r}]['OPTIONS'][{key!r}] is {redacted(count)}; "
             f"it takes an int of at least {at_least}"
         )
     return count
@@ -208,5 +215,9 @@ def _sentinel_places(manager: Sentinel) -> list[tuple[str, int]]:
 def _mapping(options: AliasOptions, key: str) -> dict[str, Any]:
     value = options.options.get(key, {})
     if not isinstance(value, Mapping):
-        raise TypeError(f"OPTIONS[{key!r}] is {value!r}; it must be a dict")
+        raise TypeError(f"OPTIONS[{key!r}] is {redacted(value)}; it must be a dict")
+    for name in value:
+        # Python's error would repeat what may be a URL with a password.
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise TypeError(f"OPTIONS[{key!r}] has {redacted(name)}, which names no argument")
     return dict(value)

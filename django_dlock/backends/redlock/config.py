@@ -6,7 +6,10 @@ import math
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from django.views.decorators.debug import sensitive_variables
+
 from ...exceptions import InvalidLockBackend
+from ...redaction import redacted
 from ..base import AliasOptions, Problem
 
 __all__ = ["OPTIONS", "RedlockOptions", "address", "problems"]
@@ -33,6 +36,7 @@ class RedlockOptions(NamedTuple):
     clock_drift: float
 
     @classmethod
+    @sensitive_variables("clock_drift", "key", "max_ttl")
     def read(cls, options: AliasOptions) -> RedlockOptions:
         """Read ``OPTIONS``.
 
@@ -43,20 +47,20 @@ class RedlockOptions(NamedTuple):
         for key in options.options:
             if key not in OPTIONS:
                 raise InvalidLockBackend(
-                    f"{place} has the unknown key {key!r}; "
+                    f"{place} has the unknown key {redacted(key)}; "
                     f"known: {['command_timeout', 'outage_patience', *OPTIONS]}"
                 )
         max_ttl = options.options.get("max_ttl", options.ttl)
         if not (_is_number(max_ttl) and max_ttl >= options.ttl):
             raise InvalidLockBackend(
-                f"{place}['max_ttl'] is {max_ttl!r}; it takes seconds, at least the alias's TTL "
-                f"of {options.ttl:g}"
+                f"{place}['max_ttl'] is {redacted(max_ttl)}; it takes seconds, at least the "
+                f"alias's TTL of {options.ttl:g}"
             )
         clock_drift = options.options.get("clock_drift", CLOCK_DRIFT)
         if not (_is_number(clock_drift) and 0 <= clock_drift < 0.5):
             raise InvalidLockBackend(
-                f"{place}['clock_drift'] is {clock_drift!r}; it takes a fraction of the TTL, from "
-                "0 to less than 0.5"
+                f"{place}['clock_drift'] is {redacted(clock_drift)}; it takes a fraction of the "
+                "TTL, from 0 to less than 0.5"
             )
         return cls(float(max_ttl), float(clock_drift))
 

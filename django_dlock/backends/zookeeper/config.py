@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from django.views.decorators.debug import sensitive_variables
+
+from ...redaction import SecretText, redacted
 from ..base import AliasOptions, Problem
 
 __all__ = ["client_arguments", "problems", "root_of", "session_timeout"]
@@ -32,15 +35,18 @@ def _location_problems(options: AliasOptions) -> Iterator[Problem]:
             "E006", message, "LOCATION is 'host:2181', or 'host1:2181,host2:2181/chroot'."
         )
     elif (wrong := _wrong_host(_hosts(options))) is not None:
-        message = f"{place}['LOCATION']: {wrong!r} is not a host and port."
+        message = f"{place}['LOCATION']: {redacted(wrong)} is not a host and port."
         yield Problem("E006", message, f"LOCATION is {EXAMPLES}; it is no URL.")
 
 
 def _wrong_host(hosts: str) -> str | None:
+    if "@" in hosts:
+        # The comma and the slash may be those of a password.
+        return hosts
     for host in hosts.partition("/")[0].split(","):
         try:
             parts = urlsplit(f"//{host}")
-            good = bool(parts.hostname) and (parts.port or 1) > 0 and "@" not in host
+            good = bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
             good = False
         if not good or host.endswith(":"):
@@ -53,7 +59,7 @@ def _option_problems(options: AliasOptions) -> Iterator[Problem]:
     given, place = options.options, f"DLOCKS[{options.alias!r}]['OPTIONS']"
     for key in given:
         if key not in OPTIONS:
-            message = f"{place} has the unknown key {key!r}."
+            message = f"{place} has the unknown key {redacted(key)}."
             known = ["command_timeout", "outage_patience", *OPTIONS]
             yield Problem("E008", message, f"The ZooKeeper backend knows {known}.")
     credentials = given.get("credentials")
@@ -62,7 +68,7 @@ def _option_problems(options: AliasOptions) -> Iterator[Problem]:
         yield Problem("E008", message, "Set it to 'user:password'.")
     client = given.get("client", {})
     if not isinstance(client, Mapping):
-        message = f"{place}['client'] is {client!r}."
+        message = f"{place}['client'] is {redacted(client)}."
         yield Problem("E008", message, "It is a dict of arguments of kazoo's KazooClient.")
     else:
         for key in sorted(set(client) & set(OWN_ARGUMENTS)):
@@ -70,7 +76,7 @@ def _option_problems(options: AliasOptions) -> Iterator[Problem]:
             yield Problem("E008", message, "Use LOCATION for the servers, and session_timeout.")
     seconds = given.get("session_timeout", 1)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        message = f"{place}['session_timeout'] is {seconds!r}."
+        message = f"{place}['session_timeout'] is {redacted(seconds)}."
         yield Problem("E005", message, "It is a positive number of seconds.")
     elif session_timeout(options) < round(6 * options.command_timeout, 9):
         message = (
@@ -92,13 +98,14 @@ def _hosts(options: AliasOptions) -> str:
     return location if isinstance(location, str) else ",".join(location)
 
 
+@sensitive_variables("credentials")
 def client_arguments(options: AliasOptions) -> dict[str, Any]:
     """The arguments for ``KazooClient``."""
     credentials = options.options.get("credentials")
     return {
         "hosts": _hosts(options),
         "timeout": session_timeout(options),
-        "auth_data": [("digest", credentials)] if credentials else None,
+        "auth_data": [("digest", SecretText(credentials))] if credentials else None,
         # For ever: the state of the client says whether there is a connection.
         "connection_retry": {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5},
         **options.options.get("client", {}),

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from django.views.decorators.debug import sensitive_variables
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
@@ -65,6 +66,7 @@ class Session:
         refused: It has given up because the server did not accept our credentials.
     """
 
+    @sensitive_variables("arguments", "secured")
     def __init__(self, options: AliasOptions, listener: Listener) -> None:
         self.pid = os.getpid()
         self.root = root_of(options)
