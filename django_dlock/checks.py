@@ -255,8 +255,8 @@ def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
 
 
 def check_deployment(**_: Any) -> list[checks.CheckMessage]:
-    """E010 to E012, W003, W006, W008 to W013: the store; W002: locks of one process only; W004:
-    SQLite with deferred transactions; I001: where locks are kept if ``DLOCKS`` is not set.
+    """E010 to E012, W003, W006, W008 to W013, W016: the store; W002: locks of one process only;
+    W004: SQLite with deferred transactions; I001: where locks are kept if ``DLOCKS`` is not set.
     """
     found = [warning for options in _aliases() for warning in check_alias(options)]
     return [*found, *check_project()]
@@ -296,6 +296,8 @@ def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
             "'LOCATION'.",
             id="django_dlock.W002",
         )
+    for problem in backend.warnings(options):
+        yield checks.Warning(problem.message, hint=problem.hint, id=_id(problem))
     try:
         problems = backend.store_problems()
     except BackendUnavailable as error:

@@ -129,6 +129,11 @@ class BaseLockBackend(ABC):
         return []
 
     @classmethod
+    def warnings(cls, options: AliasOptions) -> list[Problem]:
+        """What valid settings put at risk, for ``check --deploy``; asks no server."""
+        return []
+
+    @classmethod
     def aliases_named(cls, options: AliasOptions) -> tuple[str, ...]:
         """The other aliases that this one uses."""
         return ()

@@ -284,3 +284,54 @@ def test_the_page_of_an_etcd_that_closes_the_connection_shows_no_password():
     page = error_page(caught.value)
     assert "content = " in page
     assert not is_told(page)
+
+
+# -- passwords on the network ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "told"),
+    [
+        ("http://etcd-1:2379", {"username": "me", "password": "XYZ"}, ["http://etcd-1:2379"]),
+        (
+            ["http://127.0.0.1:2379", "http://10.0.0.1"],
+            {"username": "me", "password": "XYZ"},
+            ["http://10.0.0.1:2379"],
+        ),
+        ("http://[fd00::1]:2379", {"username": "me", "password": "XYZ"}, ["http://[fd00::1]:2379"]),
+        ("https://etcd-1:2379", {"username": "me", "password": "XYZ"}, []),
+        ("http://etcd-1:2379", {}, []),
+        ("http://localhost:2379", {"username": "me", "password": "XYZ"}, []),
+        ("http://127.0.0.1:2379", {"username": "me", "password": "XYZ"}, []),
+        ("http://[::1]:2379", {"username": "me", "password": "XYZ"}, []),
+    ],
+)
+def test_a_password_of_etcd_on_a_plain_network_is_a_warning(monkeypatch, location, options, told):
+    # It is known without an answer.
+    monkeypatch.setattr(EtcdBackend, "store_problems", lambda backend: ())
+    entry = {"BACKEND": BACKENDS["etcd"], "LOCATION": location, "OPTIONS": options}
+    with override_settings(DLOCKS={"default": entry}):
+        found = [each for each in checks.check_deployment() if each.id == "django_dlock.W016"]
+    assert len(found) == bool(told)
+    for message in found:
+        assert all(address in message.msg for address in told)
+        assert "127.0.0.1" not in message.msg
+        assert "https://" in str(message.hint)
+        assert not is_told(f"{message.msg} {message.hint}")
+
+
+def test_the_warning_does_not_wait_for_an_answer():
+    def away(backend):
+        raise BackendUnavailable("nobody answers", "", "default")
+
+    entry = {
+        "BACKEND": BACKENDS["etcd"],
+        "LOCATION": "http://etcd-1:2379",
+        "OPTIONS": {"username": "me", "password": "XYZ"},
+    }
+    with pytest.MonkeyPatch.context() as patch, override_settings(DLOCKS={"default": entry}):
+        patch.setattr(EtcdBackend, "store_problems", away)
+        assert [each.id for each in checks.check_deployment()] == [
+            "django_dlock.W016",
+            "django_dlock.W008",
+        ]

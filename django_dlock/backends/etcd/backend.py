@@ -105,6 +105,10 @@ class EtcdBackend(BaseLockBackend):
     def problems(cls, options: AliasOptions) -> list[Problem]:
         return config.problems(options)
 
+    @classmethod
+    def warnings(cls, options: AliasOptions) -> list[Problem]:
+        return config.warnings(options)
+
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ __all__ = [
     "option",
     "problems",
     "tls_context",
+    "warnings",
 ]
 
 OPTIONS = ("ca_cert", "client_cert", "client_key", "password", "username")
@@ -104,6 +106,32 @@ def _wrong(options: AliasOptions) -> Iterator[tuple[str, str]]:
     if plain and tls:
         # Otherwise a forgotten "s" would send the password in the clear.
         yield f"['OPTIONS'] has {tls}, but a URL in LOCATION is http://.", "Use https:// there."
+
+
+def warnings(options: AliasOptions) -> list[Problem]:
+    """W016: the password would go through a network as plain text."""
+    if option(options, "password") is None:
+        return []
+    plain = [str(each) for each in members(options) if each.scheme == "http" and not _is_here(each)]
+    if not plain:
+        return []
+    message = (
+        f"The user and password of alias {options.alias!r} are sent to {', '.join(plain)} as plain "
+        "text: whoever reads the network can use them, and take or break any lock."
+    )
+    hint = (
+        f"Serve etcd with TLS, and write https:// in DLOCKS[{options.alias!r}]['LOCATION']; "
+        "OPTIONS['ca_cert'] names the certificate of an authority of your own."
+    )
+    return [Problem("W016", message, hint)]
+
+
+def _is_here(member: Member) -> bool:
+    """Whether the member is on this machine, so that nothing goes through a network."""
+    try:
+        return ipaddress.ip_address(member.host).is_loopback
+    except ValueError:
+        return member.host == "localhost"
 
 
 def option(options: AliasOptions, key: str) -> str | None:
