@@ -55,7 +55,12 @@ class HeldLock(models.Model):
         verbose_name_plural = _("held locks")
 
     def __str__(self) -> str:
-        return self.name
+        return printable(self.name)
+
+    @property
+    def shown_name(self) -> str:
+        """The name of the lock, without the alias and safe to read."""
+        return printable(self.info.name)
 
 
 class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
@@ -278,7 +283,7 @@ class Fence(models.Model):
         verbose_name_plural = _("fences")
 
     def __str__(self) -> str:
-        return f"{self.alias}: {self.name}"
+        return printable(f"{self.alias}: {self.name}")
 
     @staticmethod
     def digest_of(alias: str, key_prefix: str, name: str) -> str:
@@ -319,7 +324,7 @@ class LockEvent(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.get_event_display()}: {self.name}"
+        return printable(f"{self.get_event_display()}: {self.name}")
 
 
 class LockStatistics(models.Model):
@@ -426,7 +431,7 @@ class LeaseRecord(models.Model):
         indexes = (models.Index(fields=["key_prefix", "name"], name="dlock_lease_name"),)
 
     def __str__(self) -> str:
-        return self.name
+        return printable(self.name)
 
 
 class ProcessRecord(models.Model):

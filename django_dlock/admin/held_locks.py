@@ -173,7 +173,7 @@ class HeldLockAdmin(WhyAdmin):
         return super().changeform_view(request, object_id, form_url, context)
 
     def _gone(self, name: str) -> str:
-        return gettext("The lock “%(name)s” is not held any more.") % {"name": name}
+        return gettext("The lock “%(name)s” is not held any more.") % {"name": printable(name)}
 
     # -- columns -----------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class HeldLockAdmin(WhyAdmin):
     def state(self, row: HeldLock) -> str:
         url = why_url(self.admin_site.name, row.info.alias, row.info.name)
         # For screen readers, which would otherwise read the same text for every link.
-        label = gettext("Why does nothing move at the lock “%(name)s”?") % {"name": row.info.name}
+        label = gettext("Why does nothing move at the lock “%(name)s”?") % {"name": row.shown_name}
         link = format_html('<a href="{}" aria-label="{}">{}</a>', url, label, _("Why?"))
         # Here, because this column is in view even on a phone.
         return format_html('{}<div class="dlock-why-link">{}</div>', self.holder_state(row), link)
@@ -234,7 +234,7 @@ class HeldLockAdmin(WhyAdmin):
     def release_link(self, row: HeldLock) -> str:
         url = page_url(self.admin_site.name, "heldlock", "release", row.pk)
         # For screen readers, which would otherwise read the same text for every link.
-        label = gettext("Release the lock “%(name)s”") % {"name": row.info.name}
+        label = gettext("Release the lock “%(name)s”") % {"name": row.shown_name}
         return format_html('<a href="{}" aria-label="{}">{}…</a>', url, label, _("Release"))
 
     # -- the one write -----------------------------------------------------------------
@@ -322,11 +322,11 @@ class HeldLockAdmin(WhyAdmin):
 
     def _tell_changed_hands(self, request: HttpRequest, info: LeaseInfo) -> None:
         text = gettext("The lock “%(name)s” now has another owner. It was not released.")
-        self.message_user(request, text % {"name": info.name}, messages.WARNING)
+        self.message_user(request, text % {"name": printable(info.name)}, messages.WARNING)
 
     def _release(self, request: HttpRequest, row: HeldLock) -> bool:
         """Release one lock and show the outcome; returns whether its backend answered."""
-        info, names = row.info, {"name": row.info.name, "alias": row.info.alias}
+        info, names = row.info, {"name": row.shown_name, "alias": row.info.alias}
         databases = router.db_for_write(LogEntry), router.db_for_write(LockEvent)
         broken = False
         try:

@@ -22,6 +22,7 @@ from ..inspection import AliasQuery
 from ..lease import LeaseInfo
 from ..models import IdempotencyRecord, LockEvent
 from ..names import check_name
+from ..printable import printable
 from .advice import Reading, steps_for, verdict
 from .base import BoundedPaginator, GuardedAdmin, may_see_users
 from .changelist import alias_and_name
@@ -104,7 +105,7 @@ class WhyAdmin(GuardedAdmin):
             request,
             "why",
             title=gettext("Why does nothing move?"),
-            name=name,
+            name=printable(name),
             alias=alias,
             info=info,
             change_url=page_url(site, "heldlock", "change", id_of(*lock))

@@ -115,6 +115,24 @@ def test_the_page_tells_who_holds_and_who_waits(admin_client):
     assert "two may be running at once" in page
 
 
+def test_pages_show_no_marks_of_the_writing_direction(admin_client):
+    """Such a mark would show another name than that of the lock."""
+    metadata = json.dumps({"path": "/\u202e/\x1b[2J\ud800"})
+    hold_for("a\u202ecod", "default", owner="other", metadata=metadata)
+    queue_up("a\u202ecod", "one", path="/\u202e")
+    one = reverse("admin:django_dlock_heldlock_change", args=[quote("default/a\u202ecod")])
+    confirm = {"action": "release_selected", "_selected_action": "default/a\u202ecod"}
+    shown = [
+        *(admin_client.get(page) for page in (LIST, BLOCKING, one, why_page("a\u202ecod"))),
+        admin_client.post(LIST, confirm),
+        admin_client.post(LIST, {**confirm, "owner": "another", "force": "on"}, follow=True),
+    ]
+    for response in shown:
+        page = text_of(response)
+        assert "a\\u202ecod" in page
+        assert not {"\u202e", "\x1b"} & set(page)
+
+
 def test_it_is_one_click_away_from_the_list_and_from_the_lock(admin_client):
     hold("a")
     for page in (LIST, reverse("admin:django_dlock_heldlock_change", args=["default_2Fa"])):
