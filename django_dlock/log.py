@@ -138,6 +138,9 @@ class _Escaped(str):
     def __repr__(self) -> str:
         return self._repr
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
 
 def _escaped(argument: object) -> object:
     """The argument of a message; if its text has control characters, the escaped text."""

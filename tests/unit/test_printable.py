@@ -21,7 +21,7 @@ from django_dlock.backends.failover.record import Reading
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseRequest
-from django_dlock.log import logger
+from django_dlock.log import LockLogger, logger
 from django_dlock.management import LockedCommand, watch
 from django_dlock.management.commands import switch_locks
 from django_dlock.models import FollowUp, IdempotencyRecord
@@ -268,17 +268,23 @@ def test_the_repr_in_a_line_is_that_of_the_argument(caplog):
     assert caplog.records[0].getMessage() == r"Lock 'a\u202eb'"
 
 
-def test_an_argument_without_text_fails_no_caller(caplog):
+def test_an_escaped_argument_can_be_pickled(caplog):
+    """Handlers may send the arguments of a record to another process."""
+    with caplog.at_level(logging.WARNING, "django_dlock"):
+        logger.warning("%s", PATH, name="a")
+    args = pickle.loads(pickle.dumps(caplog.records[0].args))
+    assert args == (printable(PATH),)
+
+
+def test_an_argument_without_text_fails_no_caller():
     class Mute:
         def __str__(self) -> str:
             raise ValueError
 
-        __repr__ = __str__
-
-    with caplog.at_level(logging.WARNING, "django_dlock"):
-        logger.warning("constant", name="a")
-        logger.debug("%s", Mute())
-    assert caplog.records[0].getMessage() == "constant"
+    quiet = logging.getLogger(f"{__name__}.quiet")
+    quiet.propagate = False
+    quiet.addHandler(logging.NullHandler())
+    LockLogger(quiet.name).warning("%s", Mute())
 
 
 # -- pages -----------------------------------------------------------------------------------
