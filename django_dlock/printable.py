@@ -10,13 +10,17 @@ import unicodedata
 
 __all__ = ["printable"]
 
+JOINERS = "\u200c\u200d"
+"""They choose the form of the letters beside them, and move and hide nothing."""
+
 
 def printable(text: str, *, keep: str = "") -> str:
     r"""The text, in which each character that is not visible by itself is escaped as in ``repr``.
 
     These are control characters, line and paragraph separators, marks and overrides of the writing
     direction, characters without width, and lone surrogates: ``\x1b``, ``\u202e``. Spaces of every
-    width stay. A backslash stays, too, so that text may come here twice.
+    width stay, and so do joiners, which Persian, Hindi and emoji are written with. A backslash
+    stays, too, so that text may come here twice.
 
     Args:
         keep: Characters that stay, such as the line feeds of a text of many lines.
@@ -27,4 +31,4 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def _is_safe(char: str) -> bool:
-    return char.isprintable() or unicodedata.category(char) == "Zs"
+    return char.isprintable() or char in JOINERS or unicodedata.category(char) == "Zs"
