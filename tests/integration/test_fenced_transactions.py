@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from django.db import OperationalError, connections, models, transaction
@@ -23,7 +23,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def _fresh_local() -> None:
+def _fresh_local() -> Iterator[None]:
+    locks.reset()
+    yield
+    # No other file must meet the locks that a test has kept.
     locks.reset()
 
 

@@ -56,7 +56,9 @@ with isolate_apps("testproject.shop"):
 
 
 @pytest.fixture
-def _fresh_local() -> None:
+def _fresh_local() -> Iterator[None]:
+    locks.reset()
+    yield
     locks.reset()
 
 
