@@ -291,6 +291,7 @@ class HeldLockAdmin(WhyAdmin):
                 {
                     "pk": row.pk,
                     "info": row.info,
+                    "shown_name": row.shown_name,
                     "state": self.holder_state(row),
                     "holder": self.holder(row),
                     "age": self.age(row),

@@ -24,6 +24,8 @@ class ContractTools:
 
     SHORT: ClassVar[float] = 0.3
     """A TTL in seconds that is short enough for a test to wait for its end."""
+    SPREAD: ClassVar[float] = 0.0
+    """Seconds by which the servers of a store may differ about when a request came."""
     PATIENCE: ClassVar[float] = 20.0
     """Seconds after which a test fails if something has not happened."""
 

@@ -34,6 +34,8 @@ def nodes(servers: Nodes) -> Iterator[Nodes]:
 class TestRedlock(BackendContract):
     # Two round trips to several servers take no longer, as a rule.
     SHORT = 0.8
+    # Whichever nodes answer first tell it, and a request reaches them one after another.
+    SPREAD = 0.5
 
     def grant(self, backend: BaseLockBackend, request: LeaseRequest, attempts: int = 5) -> Lease:
         try:

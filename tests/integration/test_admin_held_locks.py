@@ -691,6 +691,18 @@ def test_locks_of_every_alias_can_be_selected_even_if_one_alias_does_not_answer(
     ]
 
 
+def test_the_question_names_each_of_several_locks(operator):
+    for name in ("a", "b\u202ec"):
+        hold(name)
+    chosen = ["default/a", "default/b\u202ec"]
+    response = operator.post(
+        LIST, {"action": "release_selected", "_selected_action": chosen, "index": "0"}
+    )
+    page = response.content.decode()
+    assert "Release these 2 locks?" in page
+    assert re.findall("<strong><bdi>(.*?)</bdi></strong>", page) == ["a", r"b\u202ec"]
+
+
 def test_after_an_alias_stops_answering_no_further_release_is_sent(operator, settings):
     use(settings, default=f"{__name__}.UnansweredBreak")
     hold("a")
