@@ -288,7 +288,7 @@ class _ObjectLocks(HeldLockAdmin):
             url = reverse(name, args=[quote(lock.pk)], current_app=self.admin_site.name)
         return {
             "info": lock.info,
-            "label": lock.shown_name,
+            "shown_name": lock.shown_name,
             "name": self.lock_name(lock),
             "url": url,
             "query": query.urlencode(),
