@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import logging
 import os
 import secrets
 import socket
@@ -23,6 +24,7 @@ from .model import OURS, Role, Unavailable
 __all__ = [
     "AWAITED",
     "BARE",
+    "CONFIRMED",
     "COUNTED",
     "DIRECT",
     "ETCD",
@@ -59,6 +61,8 @@ LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Our tables."""
 REACHED, BARE, TOKEN = "PING", "bare", "BLPOP token"
 """The names of the floors."""
+CONFIRMED = "django-dlock, confirmed"
+"""Ours, where each waiter asks the store after its hand-over."""
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 
@@ -177,6 +181,32 @@ def _ours(route: Route) -> Callable[[str], Handle]:
     return lambda name: Lock(name, using=route.alias, wait=None)
 
 
+class _Confirmed:
+    """A lock whose waiter finds the MAC of its hand-over wrong, and asks the store."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def acquire(self) -> Any:
+        from django.conf import settings
+
+        secret, settings.SECRET_KEY = settings.SECRET_KEY, "another"
+        try:
+            return self._handle.acquire()
+        finally:
+            settings.SECRET_KEY = secret
+
+    def release(self) -> Any:
+        return self._handle.release()
+
+
+def _ours_confirmed(route: Route) -> Callable[[str], Handle]:
+    make = _ours(route)
+    # It warns once a minute.
+    logging.getLogger("django_dlock").setLevel(logging.ERROR)
+    return lambda name: _Confirmed(make(name))
+
+
 # -- floors ---------------------------------------------------------------------------------
 
 
@@ -292,6 +322,12 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(TOKEN, "floor", "redis-py: BLPOP without a timeout, RPUSH; no lease", _token),
     Kind(OURS, "ours", "defaults: TTL 30 s, renewed by the watchdog; waits for ever", _ours),
+    Kind(
+        CONFIRMED,
+        "ours",
+        "the same; holder and waiter have different SECRET_KEYs, so each hand-over is confirmed",
+        _ours_confirmed,
+    ),
     Kind(
         "redis-py Lock",
         "peer",

@@ -101,11 +101,15 @@ def _handovers(bench: Bench) -> Iterator[Row]:
         (False, "release() in one process to acquire() in another, taking turns"),
         (True, "the same, where the waiter has slept for 50 to 250 ms"),
     ):
+        more = [peers.kind(peers.CONFIRMED)] if slept else []
         yield Row(
             "db.handover.slept" if slept else "db.handover",
             f"PostgreSQL: {title}",
             _over(NOTIFY, metrics),
-            tuple(handover.subject(bench, kind, slept=slept, store="postgres") for kind in kinds),
+            tuple(
+                handover.subject(bench, kind, slept=slept, store="postgres")
+                for kind in [*kinds, *more]
+            ),
             rounds=10 if slept else 5,
             passes=bench.size(4) if slept else 1,
             seconds=35 if slept else 15,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from .. import peers
 from ..counting import server_commands
 from ..model import OURS, Metric, Readings, Row, Session, Subject
-from ..peers import COUNTED, DIRECT, TOKEN, Handle, Kind, Route
+from ..peers import CONFIRMED, COUNTED, DIRECT, TOKEN, Handle, Kind, Route
 from ..processes import WorkerFailed
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         "handover.slept",
         "the same, where the holder never waited and the waiter has slept for 50 to 250 ms",
         (LATENCY, CPU, ROUND_TRIPS, AT_SERVER),
-        tuple(subject(bench, kind, slept=True) for kind in kinds),
+        tuple(subject(bench, kind, slept=True) for kind in [*kinds, peers.kind(CONFIRMED)]),
         rounds=10,
         passes=bench.size(6),
         seconds=65,

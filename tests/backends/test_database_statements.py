@@ -202,7 +202,7 @@ def test_a_release_in_one_statement_does_what_a_row_does(
     backend = bed.backend(postgres_alias, command_timeout=20.0)
     make = {**RELEASED, **RELEASED_BY_ROW}[state]
     now, before, answer, after = in_table(
-        backend, make, lambda one, store, key: store.dialect.release(one, key, ME)
+        backend, make, lambda one, store, key: store.dialect.release(one, key, ME, "key")
     )
     if state in RELEASED_BY_ROW:
         assert answer is None
@@ -415,9 +415,9 @@ def test_a_plan_that_was_made_for_a_small_table_uses_the_index(
     def plans(one: Connection, store: Store) -> Sequence[Any]:
         one.count("ANALYZE django_dlock_leaserecord")
         for _ in range(8):
-            one.prepared(postgresql.RELEASE, (key, ME))
+            one.prepared(postgresql.RELEASE, (key, ME, "key"))
         one.count("SET plan_cache_mode = force_generic_plan")
-        found = one.rows(f"{BY_INDEX}EXPLAIN {postgresql.RELEASE.execute}", (key, ME))
+        found = one.rows(f"{BY_INDEX}EXPLAIN {postgresql.RELEASE.execute}", (key, ME, "key"))
         one.count("RESET plan_cache_mode")
         return found
 

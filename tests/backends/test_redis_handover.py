@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_dlock import clock
+from django_dlock.backends import handover_mac
 from django_dlock.backends.redis import RedisBackend, handover
 from django_dlock.core import acquire
 from django_dlock.core.flow import drive
@@ -328,7 +329,9 @@ def test_g1_a_message_from_before_the_request_is_ignored(direct, listener, own_r
     reading = on_a_thread(lambda: wait(listener, reader, met, PATIENCE))
     with heard("listener.message", waiter=attempt.owner) as read, client(own_redis) as sending:
         (channel,) = sending.pubsub_channels()
-        sending.publish(channel, f"{attempt.owner} {2**52}")
+        # As the former primary has sent it.
+        key, text = handover_mac.key_of("dlock", "name"), f"{attempt.owner} {2**52}"
+        sending.publish(channel, f"{text} {handover_mac.mac('sha1', key, channel, text)}")
         read.wait()
     assert wait(listener, attempt, refuse(listener, attempt), 0.5) is None
     release(direct, lease)
@@ -653,6 +656,7 @@ def test_g7_another_waiter_reads_when_the_reader_leaves(direct, listener, asleep
 async def test_g5_a_blocked_event_loop_loses_no_message(direct, listener, monkeypatch, asleep):
     # As after a minute.
     monkeypatch.setattr(handover, "KEPT_FOR", 0.0)
+    monkeypatch.setattr(handover, "PRUNE_EVERY", -1.0)
     attempts = [waiter(name, ttl=600.0) for name in ("first", "second")]
     leases = [grant(direct, request(attempt.name)) for attempt in attempts]
     known = queue(listener, *attempts)

@@ -26,15 +26,16 @@ from ...lease import (
     Waiter,
 )
 from ...process import ProcessIdentity, current
+from .. import handover_mac
 from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, RenewalResults
 from .connection import Connection, Failure
 from .listing import DatabaseListing
 from .renewal import Renewals
-from .rows import SECOND, Message, Row, WaitInfo, is_dead, micro
+from .rows import MAC, SECOND, Message, Row, WaitInfo, is_dead, micro
 from .statements import Found, Released
 from .store import CONNECTIONS, POLL_INTERVAL, Store, problems
 from .table import LeaseTable
-from .waiting import Registration, pause
+from .waiting import Registration, handed_over, pause
 
 __all__ = ["DatabaseBackend"]
 
@@ -165,7 +166,8 @@ class DatabaseBackend(BaseLockBackend):
             time.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        return self._known(registration.wait(request, contention, until, over))
+        heard = registration.wait(contention, until, over)
+        return self._handed_over(request, contention, registration.channel, heard)
 
     async def async_wait(
         self,
@@ -180,14 +182,23 @@ class DatabaseBackend(BaseLockBackend):
             await asyncio.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        return self._known(await registration.async_wait(request, contention, until, over))
+        heard = await registration.async_wait(contention, until, over)
+        return self._handed_over(request, contention, registration.channel, heard)
 
-    def _known(self, lease: Lease | None) -> Lease | None:
-        """The lease; ``None`` if a copy of its request may arrive.
-
-        Only an acquire can note that in the row, so the caller has to ask again.
-        """
-        return None if lease and self._table.is_repeated(lease.owner) else lease
+    def _handed_over(
+        self, request: LeaseRequest, met: Contention, channel: str, payload: str | None
+    ) -> Lease | None:
+        """The lease that a notification grants; ``None`` if the caller has to ask again."""
+        found = None if payload is None else handed_over(request, met, payload)
+        # If a copy of the request may arrive, only an acquire can note that in the row.
+        if found is None or self._table.is_repeated(request.owner):
+            return None
+        lease, mac = found
+        key = self._table.mac_key(request.name)
+        if handover_mac.is_genuine(mac, MAC, key, channel, f"{lease.owner} {lease.token}"):
+            return lease
+        handover_mac.report(request.name, self.alias)
+        return None
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -199,7 +210,8 @@ class DatabaseBackend(BaseLockBackend):
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
         def in_one_statement(one: Connection, store: Store, key: Any) -> Released | None:
-            return table.send([owner], lambda: store.dialect.release(one, key, owner))
+            mac_key = table.mac_key(name)
+            return table.send([owner], lambda: store.dialect.release(one, key, owner, mac_key))
 
         table = self._table
         outcome: Outcome = "released"

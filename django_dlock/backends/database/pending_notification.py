@@ -22,6 +22,8 @@ __all__ = ["POLL_INTERVAL", "PendingNotification", "State", "Waiters", "set_even
 
 POLL_INTERVAL = 0.1, 0.5
 """Shortest and longest pause before a waiter asks again, in seconds, while nothing listens."""
+MOST_KEPT = 2
+"""Notifications that are kept for one waiter; a stranger may send any number."""
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
 """Seconds before a waiter first checks whether to stop, and between further checks."""
 
@@ -106,7 +108,8 @@ class PendingNotification:
     __slots__ = ("_state", "_waiters", "listened", "owner", "payloads", "wake")
 
     def __init__(self, waiters: Waiters, owner: str) -> None:
-        self.owner, self.payloads = owner, collections.deque[str]()
+        # Only the first one counts, because after any of them its waiter asks again.
+        self.owner, self.payloads = owner, collections.deque[str](maxlen=MOST_KEPT)
         self.wake: Callable[[], None] = wake_nobody
         self._waiters, self._state = waiters, waiters.state
         # Most callers get their lease at once. They do not keep the connection open.

@@ -8,7 +8,7 @@ from typing import Any
 
 from .memory import LONG
 from .prepared import Prepared
-from .rows import COLUMNS, TICKET_TTL, Message, Row, micro
+from .rows import COLUMNS, MAC, TICKET_TTL, Message, Row, micro
 from .statements import HIGHEST, LEASES, PROCESSES, Dialect, Executor, Found, Released
 
 __all__ = ["PostgreSQL"]
@@ -108,10 +108,19 @@ HANDED = {
     "past": r"'r' || l.owner || E'\n' || l.past",
     "queue": r"substr(old.queue, strpos(old.queue, E'\n') + 1)",
 }
+
+
+def _hash(text: str) -> str:
+    """The hash ``MAC`` of a text, in hexadecimal digits."""
+    # Not a cast to bytea, which would take a backslash of a damaged row for an escape.
+    return f"encode({MAC}(convert_to({text}, 'UTF8')), 'hex')"
+
+
+MESSAGE = rf"$3 || {field(6)} || ' ' || l.owner || ' ' || l.token"
 RELEASED = {column: f"l.{column}" for column in HANDED} | {"ended": "'r'"}
 RELEASE = Prepared(
     "release",
-    ("uuid", "text"),
+    ("uuid", "text", "text"),
     rf"""
 WITH old AS (
   SELECT id, queue FROM {LEASES} WHERE id = $1 AND owner = $2 AND ended = '' AND kind <> 'cooling'
@@ -129,7 +138,8 @@ UPDATE {LEASES} l SET version = l.version + 1, {
     }
 FROM old WHERE l.id = old.id
 RETURNING CASE WHEN old.queue <> '' THEN l.owner ELSE '' END, l.process,
-  CASE WHEN {field(6)} <> '' THEN pg_notify({field(6)}, l.owner || ' ' || l.token) END""",
+  CASE WHEN {field(6)} <> '' THEN pg_notify({field(6)}, l.owner || ' ' || l.token ||
+    CASE $3 WHEN '' THEN '' ELSE ' ' || {_hash(f"$3 || {_hash(MESSAGE)}")} END) END""",
 )
 """Frees the name, or hands the lease over to the first waiter, if its ticket is valid."""
 
@@ -180,8 +190,8 @@ class PostgreSQL(Dialect):
         now, columns = json.loads(queued)
         return int(now), Row(*(columns[column] for column in COLUMNS)), False
 
-    def release(self, executor: Executor, key: Any, owner: str) -> Released | None:
-        answer = executor.prepared(RELEASE, (key, owner))
+    def release(self, executor: Executor, key: Any, owner: str, mac_key: str) -> Released | None:
+        answer = executor.prepared(RELEASE, (key, owner, mac_key))
         return Released(*answer[0][:2]) if answer else None
 
     def renew(

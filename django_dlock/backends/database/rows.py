@@ -21,11 +21,13 @@ from typing import Any, NamedTuple, cast
 
 from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal
 from ...process import ProcessIdentity, death_proof
+from .. import handover_mac
 from ..holder_state import process_from_json
 from . import memory
 
 __all__ = [
     "COLUMNS",
+    "MAC",
     "MEMORY",
     "TICKET_TTL",
     "Message",
@@ -44,6 +46,9 @@ LATE_BY = 120 * SECOND
 """A copy of a request may be late by its TTL plus this time; it is granted nothing."""
 MEMORY = LATE_BY
 """The end of a lease is remembered for at least this long, or for its TTL if that is longer."""
+
+MAC = "sha256"
+"""The hash for MACs of messages that PostgreSQL's statements can make, too."""
 
 OUTCOMES: dict[str, Outcome] = {"r": "released", "e": "expired", "b": "broken"}
 """The outcomes that the codes in ``ended`` and ``past`` stand for."""
@@ -91,15 +96,29 @@ class Ticket(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Sent to a waiter together with the change; a token of 0 means "ask again"."""
+    """Sent to a waiter together with the change; a token of 0 means "ask again".
+
+    Attributes:
+        mac: See ``handover_mac``; a message that only tells to ask again needs none.
+    """
 
     channel: str
     owner: str
     token: int
+    mac: str = ""
+
+    @property
+    def grant(self) -> str:
+        return f"{self.owner} {self.token}"
 
     @property
     def payload(self) -> str:
-        return f"{self.owner} {self.token}"
+        return f"{self.grant} {self.mac}" if self.mac else self.grant
+
+    def signed(self, key: str) -> Message:
+        """The message with its MAC under the key of its name."""
+        made = handover_mac.mac(MAC, key, self.channel, self.grant) if key else ""
+        return self._replace(mac=made)
 
 
 class WaitInfo(NamedTuple):

@@ -156,8 +156,11 @@ RETURNING token"""
         rows = executor.rows(self._acquire, values)
         return int(rows[0][0]) if rows else 0
 
-    def release(self, executor: Executor, key: Any, owner: str) -> Released | None:
+    def release(self, executor: Executor, key: Any, owner: str, mac_key: str) -> Released | None:
         """Free the name; ``None`` if only ``Row.release`` can decide.
+
+        Args:
+            mac_key: For the message to a waiter; see ``handover_mac``.
 
         A dialect may hand the lease over to the first waiter. One that does not frees only a name
         that nobody waits for.

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ... import clock
 from ...exceptions import BackendRefused, BackendUnavailable
+from .. import handover_mac
 from ..base import AliasOptions
 from . import sqlite
 from .connection import Connection, Failure
@@ -91,6 +92,10 @@ class LeaseTable:
         text = f"{len(prefix)}:{prefix}{name}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
+    def mac_key(self, name: str) -> str:
+        """The key for hand-overs of a name; see ``handover_mac``."""
+        return handover_mac.key_of(self._options.key_prefix, name)
+
     def read(self, name: str, deadline: float) -> tuple[int, Row | None]:
         """The time, and the row if there is one."""
         return self.ask(lambda one, store, key: store.dialect.read(one, key), name, deadline)
@@ -123,7 +128,8 @@ class LeaseTable:
             if in_doubt and not is_new and (known := done(row, now)) is not None:
                 return known, True
             before = row.values()
-            answer, messages = change(row, now)
+            answer, unsigned = change(row, now)
+            messages = [message.signed(self.mac_key(name)) for message in unsigned]
             if row.values() == before or not writes:
                 return answer, row.values() == before
             try:

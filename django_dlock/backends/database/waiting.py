@@ -12,7 +12,7 @@ from .pending_notification import PendingNotification
 from .rows import TICKET_TTL, WaitInfo
 from .wakeup import Wakeup
 
-__all__ = ["Registration", "pause"]
+__all__ = ["Registration", "handed_over", "pause"]
 
 SHORTEST_PAUSE = 0.005
 """Seconds before a waiter that gets no notification asks again."""
@@ -50,36 +50,25 @@ class Registration:
         if pending is not None:
             pending.__exit__()
 
-    def wait(
-        self,
-        request: LeaseRequest,
-        met: Contention,
-        until: float,
-        interrupted: Callable[[], bool],
-    ) -> Lease | None:
-        """The lease that was handed over; ``None`` if the owner should ask again."""
+    def wait(self, met: Contention, until: float, interrupted: Callable[[], bool]) -> str | None:
+        """The notification for this waiter; ``None`` if the owner should ask again."""
         pending = self._pending
         if pending is None:
             return None
         try:
-            return _handed_over(request, met, pending.wait(_patience(met, until), interrupted))
+            return pending.wait(_patience(met, until), interrupted)
         finally:
             self._unregister()
 
     async def async_wait(
-        self,
-        request: LeaseRequest,
-        met: Contention,
-        until: float,
-        interrupted: Callable[[], bool],
-    ) -> Lease | None:
+        self, met: Contention, until: float, interrupted: Callable[[], bool]
+    ) -> str | None:
         """As ``wait``, for coroutines."""
         pending = self._pending
         if pending is None:
             return None
         try:
-            patience = _patience(met, until)
-            return _handed_over(request, met, await pending.async_wait(patience, interrupted))
+            return await pending.async_wait(_patience(met, until), interrupted)
         finally:
             self._unregister()
 
@@ -90,17 +79,17 @@ def _patience(met: Contention, until: float) -> float:
     return max(0.0, min(until - clock.now(), met.remaining + 0.002, ask_again))
 
 
-def _handed_over(request: LeaseRequest, met: Contention, payload: str | None) -> Lease | None:
-    """The lease that a notification grants, if enough of it is left."""
-    if payload is None:
-        return None
-    token = payload.rpartition(" ")[2]
+def handed_over(request: LeaseRequest, met: Contention, payload: str) -> tuple[Lease, str] | None:
+    """The lease that a notification grants, if enough of it is left, and the notification's MAC."""
+    token, _, mac = payload.partition(" ")[2].partition(" ")
     info = cast(WaitInfo, met.ticket)
     # The TTL counts from the request, which was sent before the hand-over.
     late = clock.now() - info.asked_at > request.ttl / 3
-    if not token.isdecimal() or int(token) <= info.token or not request.renewed or late:
+    # ``isdecimal`` takes digits of every script, and ``int`` refuses thousands of them.
+    whole = token.isascii() and token.isdecimal() and len(token) < 20
+    if not whole or int(token) <= info.token or not request.renewed or late:
         return None
-    return Lease(request.name, request.owner, int(token), request.ttl, info.asked_at)
+    return Lease(request.name, request.owner, int(token), request.ttl, info.asked_at), mac
 
 
 def pause(met: Contention, until: float, longest: float) -> float:

@@ -23,6 +23,7 @@ from ...lease import (
     RenewalResult,
     Waiter,
 )
+from .. import handover_mac
 from ..base import (
     AliasOptions,
     BaseLockBackend,
@@ -131,7 +132,11 @@ class RedisBackend(BaseLockBackend):
         # replicas have to confirm the lease, the answer to the next request waits for them.
         if self._replicas or request.owner in self._unanswered:
             return None
-        return self._commands.handed_over(request, contention, message)
+        lease = self._commands.handed_over(request, contention, message)
+        if lease is not None and not self._commands.is_genuine(request.name, message):
+            handover_mac.report(request.name, self.alias)
+            return None
+        return lease
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 from ... import clock
 from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal, RenewalResult
 from ...process import ProcessIdentity, current
+from .. import handover_mac
 from ..base import RenewalResults
 from ..holder_state import process_from_json
 from . import scripts
@@ -33,6 +34,8 @@ __all__ = [
 
 LATE_BY = 120.0
 """A copy of a request may be late by its TTL plus these seconds; it is granted nothing."""
+LONGEST_MESSAGE = 1000
+"""Bytes of a hand-over message: an owner has at most 255, a token 16, a MAC 40."""
 HOUSEKEEPING_EVERY = 32
 """One acquire of this many sends the identity of the process and sweeps the index."""
 
@@ -79,20 +82,27 @@ class HandoverMessage(NamedTuple):
 
     Attributes:
         read_at: When it was read, on ``clock.now()``.
+        mac: See ``handover_mac``; whether it is right is known only to the waiter.
     """
 
     owner: str
     token: int
     read_at: float
+    mac: str = ""
 
 
 def read_message(data: bytes) -> HandoverMessage | None:
-    """The message; ``None`` if it is malformed."""
-    try:
-        owner, token = data.decode().split(" ")
-        return HandoverMessage(owner, int(token), clock.now())
-    except ValueError:
+    """The message; ``None`` if it is not for a waiter, or longer than any of ours.
+
+    A waiter whose message has a malformed token asks again.
+    """
+    owner, _, rest = data[: LONGEST_MESSAGE + 1].decode("utf-8", "replace").partition(" ")
+    if not owner or len(data) > LONGEST_MESSAGE:
         return None
+    token, _, mac = rest.partition(" ")
+    # ``int`` takes more than digits, such as "1_0".
+    number = int(token) if token.isascii() and token.isdecimal() and len(token) < 20 else 0
+    return HandoverMessage(owner, number, clock.now(), mac)
 
 
 class Keys:
@@ -170,6 +180,7 @@ class Commands:
 
     def __init__(self, prefix: str, make: Callable[..., Command[Any]] = Command) -> None:
         self.keys = Keys(prefix)
+        self._prefix = prefix
         self._make = make
         self._acquires = 0
         self._known_as = ""
@@ -223,6 +234,11 @@ class Commands:
             return None
         return Lease(request.name, request.owner, message.token, request.ttl, asked_at)
 
+    def is_genuine(self, name: str, message: HandoverMessage) -> bool:
+        """Whether the message was made with this process's ``SECRET_KEY``."""
+        key, grant = handover_mac.key_of(self._prefix, name), f"{message.owner} {message.token}"
+        return handover_mac.is_genuine(message.mac, "sha1", key, self.keys.channel, grant)
+
     def renew(self, renewals: Sequence[Renewal], process: str) -> Command[RenewalResults]:
         keys, me = self.keys, current()
         ttls = [_ms(renewal.ttl) for renewal in renewals]
@@ -245,7 +261,8 @@ class Commands:
         )
 
     def release(self, name: str, owner: str, min_hold: float) -> Command[Outcome]:
-        args: list[Word] = [name, owner, math.ceil(min_hold * 1000)]
+        key = handover_mac.key_of(self._prefix, name)
+        args: list[Word] = [name, owner, math.ceil(min_hold * 1000), key]
         return Command(scripts.RELEASE, self.keys.of(name), args, _outcome, name)
 
     def cancel_acquire(self, request: LeaseRequest) -> Command[None]:
@@ -256,6 +273,7 @@ class Commands:
             [
                 *(name, owner, _ms(ttl + LATE_BY)),
                 *(_ms(ttl), kind, current().id, metadata),
+                handover_mac.key_of(self._prefix, name),
             ],
             as_it_is,
             name,
@@ -265,7 +283,7 @@ class Commands:
         return self._make(scripts.LOCKED, [self.keys.locks + name], [], _truth, name)
 
     def break_(self, name: str, owner: str) -> Command[bool]:
-        args = [name, owner, os.urandom(8).hex()]
+        args = [name, owner, os.urandom(8).hex(), handover_mac.key_of(self._prefix, name)]
         return Command(scripts.BREAK, self.keys.of(name), args, _truth, name)
 
     def deregister(self, process: str) -> Command[None]:

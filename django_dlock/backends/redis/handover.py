@@ -7,7 +7,8 @@
   otherwise the server may have skipped it. So the first wait subscribes and lets its caller ask
   again, as does every wait after the connection broke. A message that arrives between a request
   and its wait is kept.
-* A message is valid if it was read after the request was sent, and its token is higher than that of
+* A message is valid if its MAC is right; if not, its waiter asks again, as for a message that a
+  second one overtook. It was read after the request was sent, and its token is higher than that of
   the lease that the request found. An older message belongs to an earlier grant, which is over, or
   which a server that took over does not know.
 * As with every lease, the deadline counts from when the request was *sent*; the server's clock
@@ -57,6 +58,10 @@ SILENCE = 10.0
 KEPT_FOR = 60.0
 """Seconds for which a message is kept if its waiter is not waiting right now. In a busy process it
 may take long from the answer to a request to the wait."""
+PRUNE_EVERY = 5.0
+"""Seconds between two searches for messages that were kept for too long."""
+MOST_KEPT = 1000
+"""Messages that may be kept; of more, those of owners that do not wait are dropped."""
 ELSEWHERE = 2.0
 """Seconds after a subscription during which a new subscription would not help either."""
 SOON = 0.1
@@ -111,6 +116,7 @@ class HandoverListener:
         self._messages: dict[str, HandoverMessage] = {}
         self._reading: dict[str, _Waiter] = {}
         self._subscribed_at = self._heard_at = self._pinged_at = 0.0
+        self._complete_since = self._pruned_at = 0.0
         self._refused_at = float("-inf")
         self._breaks = 0
 
@@ -237,7 +243,7 @@ class HandoverListener:
         ):
             waiter.message = message
             return True
-        asked_too_early = listening and ticket.asked_at <= self._subscribed_at
+        asked_too_early = listening and ticket.asked_at <= self._complete_since
         if listening and not (asked_too_early or ticket.listens):
             self._subscribed_elsewhere()
             return True
@@ -300,7 +306,7 @@ class HandoverListener:
             self._refused_at = clock.now()
         else:
             # Only now: requests that were sent earlier do not count.
-            self._subscribed_at = self._heard_at = clock.now()
+            self._subscribed_at = self._complete_since = self._heard_at = clock.now()
             self._pinged_at = 0.0
             self._connection = connection
             reached("listener.listening", store="redis")
@@ -357,16 +363,34 @@ class HandoverListener:
         message = read_message(reply[-1]) if reply[0] == b"message" else None
         if message is None:
             return
-        for owner, kept in self._messages.copy().items():
-            # Keep that of a waiter that was woken and has not run since.
-            if message.read_at - kept.read_at > KEPT_FOR and owner not in self._waiting:
-                self._messages.pop(owner, None)
+        if message.read_at - self._pruned_at > PRUNE_EVERY or len(self._messages) > MOST_KEPT:
+            self._prune(message.read_at)
+        if message.owner in self._messages:
+            # Either may be forged or outdated.
+            message = HandoverMessage(message.owner, 0, message.read_at)
         # Store the message first, so that a waiter that starts right now finds it.
         self._messages[message.owner] = message
         reached("listener.message", waiter=message.owner)
         waiter = self._waiting.get(message.owner)
         if waiter is not None:
             waiter.wake()
+
+    def _prune(self, now: float) -> None:
+        """Drop the messages of owners that do not wait: old ones, or all if there are too many."""
+        self._pruned_at = now
+        # Keep that of a waiter that was woken and has not run since.
+        others = {
+            owner: message.read_at
+            for owner, message in self._messages.copy().items()
+            if owner not in self._waiting
+        }
+        too_many = len(others) > MOST_KEPT / 2
+        if too_many:
+            # Before dropping them: whoever sent a request and does not wait yet asks again.
+            self._complete_since = clock.now()
+        for owner, read_at in others.items():
+            if too_many or now - read_at > KEPT_FOR:
+                self._messages.pop(owner, None)
 
     def _drop(self, connection: Connection | None) -> None:
         if connection is not None:

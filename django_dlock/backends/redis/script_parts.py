@@ -27,7 +27,8 @@ digits and a token has 16. The server itself writes numbers in commands in full.
 **Hand-over.** An acquire that finds a holder, and may wait, becomes a waiter; if it asks again, it
 keeps its position. Release, cancel and break give the name to the first waiter in the same step:
 owner, a new token and the waiter's own data are written to the hash, with the full TTL that it
-asked for, and the message ``<owner> <token>`` is sent to the channel of its process. If nobody
+asked for, and the message ``<owner> <token> <MAC>`` is sent to the channel of its process; see
+``handover_mac.py``. If nobody
 listens to that channel, the process is gone: the waiter is removed and the next one is tried. If a
 process listens but does not react, the lease expires; the next request then removes the other
 waiters of that process. The message ``<owner> 0`` means "ask again": a release with ``min_hold``
@@ -156,8 +157,9 @@ end
 """
 
 # Hands the name over to the first waiter whose process listens; sets ``handed`` if there is one.
-# Needs ``name``; of the previous lease, if there was one: ``token``, ``last`` (its owner),
-# ``letter`` (how it ended) and ``past``; and the first waiter, ``waiter`` and ``since``, if known.
+# Needs ``name``; ``secret``, the key for MACs or ''; of the previous lease, if there was one:
+# ``token``, ``last`` (its owner), ``letter`` (how it ended) and ``past``; and the first waiter,
+# ``waiter`` and ``since``, if known.
 # If ``cools`` is set, all waiters are notified to ask again and keep their positions, because any
 # of them may give up before the name is free.
 HAND_OVER = f"""
@@ -181,7 +183,12 @@ while waiter and not (handed or cools) do
   redis.call('ZREM', KEYS[2], waiter)
   if listeners > 0 then
     local new = above(token)
-    local heard = redis.pcall('PUBLISH', channels .. proc, owner .. ' ' .. new)
+    local message = owner .. ' ' .. new
+    if secret ~= '' then
+      message = message .. ' ' .. redis.sha1hex(
+        secret .. redis.sha1hex(secret .. channels .. proc .. ' ' .. message))
+    end
+    local heard = redis.pcall('PUBLISH', channels .. proc, message)
     if type(heard) ~= 'number' then
       redis.call('ZADD', KEYS[2], since, waiter)
       redis.call('PEXPIRE', KEYS[2], '{MARGIN_MS}')

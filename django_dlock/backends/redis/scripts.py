@@ -134,7 +134,7 @@ end
 RELEASE = Script(
     f"""
 -- KEYS: lock, waiters, index, clock
--- ARGV: name, owner, min_hold ms
+-- ARGV: name, owner, min_hold ms, key for the MAC of a hand-over or ''
 -- Returns 1 if it is released now, else the outcome; 'unknown' if earlier ends were dropped, which
 -- may include the release of this owner.
 local name, me, how, cools = ARGV[1], ARGV[2], 'released', false
@@ -168,7 +168,7 @@ if ARGV[3] ~= '0' then
     cools = true
   end
 end
-local last, letter = me, 'r'
+local last, letter, secret = me, 'r', ARGV[4]
 {HAND_OVER}
 if cools then return 1 end
 {_STAYS_FREE}
@@ -182,7 +182,7 @@ CANCEL_ACQUIRE = Script(
     + f"""
 -- KEYS: lock, waiters, index, clock, mark of the cancelled attempt
 -- ARGV: name, owner, ms for which the request can no longer be granted; TTL in ms, kind, process
---   id and metadata of the request
+--   id and metadata of the request; key for the MAC of a hand-over or ''
 -- In this order for a server without memory; see RENEW.
 if redis.call('ZREM', KEYS[2], table.concat({{ARGV[2], unpack(ARGV, 4, 7)}}, '\\n')) == 0 then
   -- A caller that cancels for a dead process knows only the owner.
@@ -193,7 +193,7 @@ if redis.call('ZREM', KEYS[2], table.concat({{ARGV[2], unpack(ARGV, 4, 7)}}, '\\
   end
 end
 redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
-local name, me, how, cools = ARGV[1], ARGV[2], 'released', false
+local name, me, how, cools, secret = ARGV[1], ARGV[2], 'released', false, ARGV[8]
 local waiter, since
 local last, till, kind, ttl, token, past = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
@@ -212,9 +212,9 @@ BREAK = Script(
     + GRANT
     + f"""
 -- KEYS: lock, waiters, index, clock
--- ARGV: name, owner, an id of this call
+-- ARGV: name, owner, an id of this call, key for the MAC of a hand-over or ''
 -- Returns 1, or 0 if the owner does not hold it; a repeated call returns what the first one did.
-local name, how, letter, cools = ARGV[1], 'broken', 'b', false
+local name, how, letter, cools, secret = ARGV[1], 'broken', 'b', false, ARGV[4]
 local waiter, since
 local last, till, kind, ttl, token, past = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
