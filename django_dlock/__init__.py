@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     )
     from .fields import FencingTokenField
     from .handler import locks
-    from .idempotent_views import idempotent_view
     from .keys import keyed_digest
     from .lock import DEFAULT, Lock
     from .views import locked_view
+    from .views.idempotent import idempotent_view
 
 __all__ = [
     "DEFAULT",
@@ -70,7 +70,7 @@ _MODULES = {
     "FencingTokenField": "fields",
     "Lock": "lock",
     "LockedTask": "celery",
-    "idempotent_view": "idempotent_views",
+    "idempotent_view": "views.idempotent",
     "keyed_digest": "keys",
     "locked": "decorators",
     "locked_view": "views",

@@ -92,8 +92,8 @@ def test_locks_and_decorators_load_few_lines() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("admin.base", "audit", "celery.options", "idempotent_views", "models", "task_url"),
-        *("backends.redis.pool", "backends.database.rows", "metrics.config", "stored_responses"),
+        *("admin.base", "audit", "views.idempotent", "celery.options", "models", "task_url"),
+        *("backends.redis.pool", "backends.database.rows", "metrics.config", "views.stored"),
     ],
 )
 def test_a_module_that_others_need_is_recognised(module: str) -> None:

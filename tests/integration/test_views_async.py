@@ -10,7 +10,8 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_dlock import Lock, locked_view, views
+from django_dlock import Lock, locked_view
+from django_dlock.views import locked
 from testproject.servers import RedisServer
 from tests.support.aliases import alias, configured
 
@@ -25,13 +26,13 @@ def dlocks(own_redis: RedisServer) -> Iterator[None]:
 def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the functions that run on a thread."""
     seen: list[str] = []
-    hop = views.sync_to_async
+    hop = locked.sync_to_async
 
     def count(function: Callable[..., Any]) -> Any:
         seen.append(function.__name__)
         return hop(function)
 
-    monkeypatch.setattr(views, "sync_to_async", count)
+    monkeypatch.setattr(locked, "sync_to_async", count)
     return seen
 
 

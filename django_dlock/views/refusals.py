@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext
 
-from .lease import LeaseInfo
+from ..lease import LeaseInfo
 
 __all__ = [
     "contended",

@@ -10,41 +10,32 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.decorators import method_decorator
 from django.utils.functional import LazyObject, empty
 
-from . import refusal_responses
-from .core.options import Default, Seconds
-from .decorators import CommonKeywords, LockKeywords, check_options, full_name
-from .exceptions import AlreadyHeld, BackendUnavailable, LeaseLost, LockError, LockNotAcquired
-from .keys import Key, MissingValue, compile_key
-from .lock import Lock
-from .log import logger
-from .view_signatures import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
+from ..core.options import Default, Seconds
+from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
+from ..exceptions import AlreadyHeld, BackendUnavailable, LockError, LockNotAcquired
+from ..keys import Key, MissingValue, compile_key
+from ..lock import Lock
+from ..log import logger
+from . import refusals
+from .closing import hold_until_closed, release_when_closed
+from .requests import every_method, login_or_error, method_test
+from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
+from .transactions import OwnTransactions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = [
-    "OwnTransactions",
-    "locked_view",
-    "login_or_error",
-    "method_test",
-    "release_when_closed",
-]
+__all__ = ["locked_view"]
 
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 
 IfUnavailable: TypeAlias = Literal["raise", "local", "pass", 503]
-
-SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""``methods="unsafe"`` means all other methods, as Django's CSRF protection does.
-
-A method that nobody here has heard of may change something.
-"""
 
 
 def locked_view(
@@ -105,7 +96,7 @@ def locked_view(
             f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'local', 'pass' "
             "or 503"
         )
-    is_guarded = _every_method if methods is None else method_test(methods)
+    is_guarded = every_method if methods is None else method_test(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
     # A plain function may be a key or a view; if it is a view, the first request raises.
@@ -172,28 +163,6 @@ def _check_contention(wait: object, status: int, if_contended: str) -> None:
         )
 
 
-def method_test(methods: Sequence[str]) -> Callable[[str | None], bool]:
-    """Whether the option ``methods`` means the method of a request.
-
-    Raises:
-        TypeError: It is neither ``"unsafe"`` nor names in capitals.
-    """
-    if methods == "unsafe":
-        return lambda method: method not in SAFE
-    # A string is a sequence of strings, too, so exclude it first. Copy, because an iterator can be
-    # read only once.
-    names = frozenset() if isinstance(methods, str) else frozenset(methods)
-    if not names or not all(isinstance(name, str) and name.isupper() for name in names):
-        raise TypeError(
-            f"methods is {methods!r}; it takes names in capitals, such as ['POST'], or 'unsafe'"
-        )
-    return names.__contains__
-
-
-def _every_method(method: str | None) -> bool:
-    return True
-
-
 # -- the view ------------------------------------------------------------------------------
 
 
@@ -234,7 +203,7 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
             for database in databases:
                 body = transaction.atomic(using=database)(body)
             response = body()
-            if lock is not None and _hold_until_closed(request, response, lock):
+            if lock is not None and hold_until_closed(request, response, lock):
                 held.pop_all()
             return response
 
@@ -275,7 +244,7 @@ def _async(
                 try:
                     await held.enter_async_context(lock)
                 except LockError as error:
-                    if refusal_responses.prefers_json(request):
+                    if refusals.prefers_json(request):
                         refusal = rules.without_lock(request, lock, error)
                     else:
                         # A template and its context processors may do synchronous I/O, too.
@@ -286,84 +255,11 @@ def _async(
             response = view(request, *args, **kwargs)
             if inspect.isawaitable(response):
                 response = await response
-            if lock is not None and _hold_until_closed(request, response, lock):
+            if lock is not None and hold_until_closed(request, response, lock):
                 held.pop_all()
             return cast("Response", response)
 
     return respond
-
-
-class OwnTransactions(set[str]):
-    """The databases that ``non_atomic_requests`` named; claims to contain every database.
-
-    Django opens a transaction for each database that is not in this set. That transaction would
-    begin before the lock and end after the release, so the locked view opens it instead.
-    """
-
-    def __contains__(self, database: object) -> bool:
-        return True
-
-    def databases(self) -> list[str]:
-        """The databases with ``ATOMIC_REQUESTS``, without those in ``non_atomic_requests``."""
-        marked = set(self)
-        return [
-            database
-            for database, settings in connections.settings.items()
-            if settings["ATOMIC_REQUESTS"] and database not in marked
-        ]
-
-
-def _hold_until_closed(request: HttpRequest, response: object, lock: Lock) -> bool:
-    """Let a streamed response keep the lock; returns ``False`` for other responses.
-
-    The server closes a response when it is sent or when the client has disconnected.
-    """
-    if not getattr(response, "streaming", False):
-        return False
-    # Another thread or task may send it.
-    lock.unbind()
-    # Response and request release when they are closed; only the first one has an effect.
-    held = ExitStack()
-    held.callback(_release, lock)
-    closers: list[Callable[[], object]] = response._resource_closers  # type: ignore[attr-defined]
-    closers.append(held.close)
-    # A middleware may replace this response, as ConditionalGetMiddleware does with 304 (Not
-    # Modified); then it is never closed. But the response that is sent closes its request.
-    _call_when_closed(request, held.close)
-    return True
-
-
-def release_when_closed(request: HttpRequest, lock: Lock) -> None:
-    """Release with the request, at the latest, a lock that waits for the end of a transaction.
-
-    After a function of ``on_commit`` has raised, Django calls no other, and in a ``TestCase`` it
-    calls none.
-    """
-    late_release = getattr(lock, "_late_release", lambda: None)
-
-    def release() -> None:
-        if late := late_release():
-            late.run()
-
-    if late_release():
-        _call_when_closed(request, release)
-
-
-def _call_when_closed(request: HttpRequest, function: Callable[[], object]) -> None:
-    # REST framework passes its views a wrapper around Django's request.
-    whole: HttpRequest = getattr(request, "_request", request)
-    closing = ExitStack()
-    closing.callback(whole.close)
-    closing.callback(function)
-    whole.close = closing.close  # type: ignore[method-assign]
-
-
-def _release(lock: Lock) -> None:
-    try:
-        lock.release()
-    except (BackendUnavailable, LeaseLost) as error:
-        # The response has been sent, so it can only be logged.
-        logger.warning("After a streamed response: %s", error, about=lock)
 
 
 # -- the lock and the refusal --------------------------------------------------------------
@@ -398,30 +294,16 @@ class _ViewRules(NamedTuple):
     ) -> HttpResponse | None:
         """The response if the lock could not be acquired; ``None`` to run the view without it."""
         if isinstance(error, LockNotAcquired):
-            return refusal_responses.contended(request, self.status, error.info)
+            return refusals.contended(request, self.status, error.info)
         if isinstance(error, AlreadyHeld):
-            return refusal_responses.contended(request, self.status, None)
+            return refusals.contended(request, self.status, None)
         if not isinstance(error, BackendUnavailable) or self.if_unavailable in (
             "raise",
             "local",
         ):
             raise error
         logger.warning("%s %s: %s", request.method, request.path, error, about=lock)
-        return None if self.if_unavailable == "pass" else refusal_responses.unavailable(request)
-
-
-def login_or_error(
-    missing: MissingValue, view: Callable[..., Any], request: HttpRequest, kwargs: Mapping[str, Any]
-) -> Response:
-    """The answer to a request in which a field has no value: a redirect to the login page, or 403.
-
-    Raises:
-        MissingValue: A login would add no value.
-    """
-    if missing.of_user and refusal_responses.is_anonymous(request):
-        return refusal_responses.login_required(request)
-    text = f"{missing}. The view {name_of(view)} was called with {', '.join(['request', *kwargs])}"
-    raise MissingValue(text, of_user=missing.of_user) from missing
+        return None if self.if_unavailable == "pass" else refusals.unavailable(request)
 
 
 def _facts(request: HttpRequest) -> dict[str, str]:

@@ -9,30 +9,22 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import functools
-import hashlib
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
-from urllib.parse import quote
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from asgiref.sync import sync_to_async
-from django.db import Error, connections, transaction
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import method_decorator
-from django.utils.translation import gettext
 
-from . import conf, idempotency, refusal_responses, retention, stored_responses
-from .decorators import CommonKeywords, LockKeywords, check_options, full_name
-from .exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
-from .handler import locks
-from .idempotency import Claim, ClaimRequest, Finished
-from .keys import Key, MissingValue, compile_key
-from .lock import Lock
-from .log import logger
-from .view_signatures import CLASS_BASED, is_async, name_of, signature_of
-from .views import OwnTransactions, login_or_error, method_test, release_when_closed
+from .. import conf
+from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
+from ..keys import compile_key
+from .requests import method_test
+from .run import Rules
+from .signature import CLASS_BASED, is_async, name_of, signature_of
+from .transactions import OwnTransactions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,9 +34,6 @@ __all__ = ["idempotent_view"]
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 
-HEADER = "Idempotency-Key"
-LONGEST_KEY = 255
-"""Characters of a record's key; a longer one is stored as a digest."""
 LONGEST_SCOPE = 255
 WEEK = dt.timedelta(days=7)
 
@@ -147,7 +136,7 @@ def idempotent_view(
     keywords = cast("LockKeywords", {**options, "wait": 0, "if_unavailable": "raise"})
     check_options(keywords)
     of_client = compile_key(client, CLASS_BASED, what="client of @idempotent_view")
-    rules = _Rules(
+    rules = Rules(
         required=required,
         has_keys=method_test(methods),
         client=of_client,
@@ -174,7 +163,7 @@ def idempotent_view(
 # -- the view ------------------------------------------------------------------------------
 
 
-def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Response]:
+def _sync(view: Callable[..., Response], rules: Rules) -> Callable[..., Response]:
     own = _own_transactions(view)
     # As in ``locked_view``: on a method, Django's transaction is the outer one.
     rules = rules._replace(options={**rules.options, "hold_until": "commit"})
@@ -221,7 +210,7 @@ def _sync(view: Callable[..., Response], rules: _Rules) -> Callable[..., Respons
     return respond
 
 
-def _async(view: Callable[..., Any], rules: _Rules) -> Callable[..., Any]:
+def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
     own = _own_transactions(view)
 
     @functools.wraps(view)
@@ -302,170 +291,3 @@ def _finalized(response: Any, request: Any) -> Any:
     # REST framework calls it when the method has returned. There is a view for each request.
     view.finalize_response = finalize_others
     return finalized
-
-
-# -- one request ---------------------------------------------------------------------------
-
-
-class _Rules(NamedTuple):
-    """The validated arguments of ``idempotent_view``."""
-
-    required: bool
-    has_keys: Callable[[str | None], bool]
-    client: Key
-    scope: str
-    ttl: dt.timedelta
-    using: str | None
-    if_unavailable: Literal["raise", 503]
-    options: LockKeywords
-
-    def begin(
-        self,
-        view: Callable[..., Any],
-        request: HttpRequest,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> _Run | Response | None:
-        """A run of this request; ``None`` if it has no key; or a response that refuses it."""
-        if not self.has_keys(request.method):
-            return None
-        header = request.headers.get(HEADER)
-        if header is None and not self.required:
-            return None
-        key = _key(header or "")
-        if key is None:
-            detail = gettext(
-                "This request needs an Idempotency-Key header of 1 to 200 visible characters."
-            )
-            return refusal_responses.problem(request, HTTPStatus.BAD_REQUEST, detail)
-        try:
-            client = self.client((request, *args), kwargs)
-        except MissingValue as missing:
-            return login_or_error(missing, view, request, kwargs)
-        # Quoted, so that the first slash always ends the client.
-        key = f"{quote(client, safe='')}/{key}"
-        return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _key(header: str) -> str | None:
-    """The key in the header, with or without the quotes of the draft; ``None`` if malformed."""
-    found = re.fullmatch(r'"([!#-\[\]-~]{1,200})"|([!#-~]{1,200})', header)
-    return found and (found[1] or found[2])
-
-
-class _Run:
-    """What becomes of one request with a key."""
-
-    def __init__(self, rules: _Rules, request: HttpRequest, key: str) -> None:
-        self._rules, self._request, self._key = rules, request, key
-        self._claim: Claim | None = None
-        self._stored: Response | None = None
-        metadata = {"path": request.path, **(rules.options.get("metadata") or {})}
-        options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
-        self._lock = Lock(f"idempotent:{_digest(rules.scope, key)}", **options)
-
-    @contextmanager
-    def lock_or_refusal(self) -> Iterator[Response | None]:
-        """Hold the lock in this context; yields a response if it cannot be acquired."""
-        try:
-            if not self._lock.acquire():
-                yield self._in_progress()
-                return
-        except BackendUnavailable as error:
-            if self._rules.if_unavailable == "raise":
-                raise
-            logger.warning("%s: %s", self._request.path, error, about=self._lock)
-            yield refusal_responses.unavailable(self._request)
-            return
-        try:
-            yield None
-        finally:
-            try:
-                self._lock.release()
-            except (BackendUnavailable, LeaseLost) as error:
-                # The record has decided whether the run counts.
-                logger.warning("After the request: %s", error, about=self._lock)
-            release_when_closed(self._request, self._lock)
-
-    def claim(self) -> Claim | Response:
-        """The claim of the key, or the response if it cannot be claimed."""
-        lock, rules = self._lock, self._rules
-        request = ClaimRequest(
-            scope=rules.scope,
-            key=self._key,
-            payload=stored_responses.fingerprint(self._request),
-            ttl=rules.ttl,
-            lock_alias=lock.alias,
-            lock_name=lock.name,
-            owner=lock.owner or "",
-            token=lock.token,
-        )
-        try:
-            claim = idempotency.claim(request, holds=retention.holds, using=rules.using)
-        except PayloadMismatch:
-            detail = gettext("This Idempotency-Key was used for another request.")
-            return refusal_responses.problem(self._request, HTTPStatus.UNPROCESSABLE_ENTITY, detail)
-        if isinstance(claim, Finished):
-            return stored_responses.decode(claim.result)
-        if not isinstance(claim, Claim):
-            return self._in_progress()
-        self._claim = claim
-        return claim
-
-    def withdraw(self) -> None:
-        """Let the key be tried again: nobody waits for the claim any more."""
-        if self._claim is not None:
-            self._mark_failed(self._claim, "cancelled before the view began")
-
-    def store(self, claim: Claim, response: Response) -> bool:
-        """Record the answer; ``False`` if answers of this kind are not stored.
-
-        Raises:
-            StaleToken: Another request has the key by now.
-        """
-        if not stored_responses.is_final(response):
-            return False
-        idempotency.complete(claim, stored_responses.encode(response))
-        self._stored = response
-        return True
-
-    def finished(self, claim: Claim, response: Response) -> None:
-        """The answer is stored, or its transaction was rolled back."""
-        if self._stored is None:
-            self._mark_failed(claim, f"HTTP {response.status_code}")
-
-    def failed(self, claim: Claim, error: BaseException) -> Response:
-        """The response after an error, if there is one.
-
-        Raises:
-            BaseException: ``error``.
-        """
-        if isinstance(error, StaleToken):
-            return self._in_progress()
-        if self._stored is not None and isinstance(error, Error):
-            # The COMMIT was not answered, but it may have happened.
-            try:
-                if idempotency.has_succeeded(claim):
-                    return self._stored
-            except Error:
-                raise error from None
-        self._mark_failed(claim, stored_responses.describe(error))
-        raise error
-
-    def _mark_failed(self, claim: Claim, error: str) -> None:
-        try:
-            idempotency.mark_failed(claim, error)
-        except Error as trouble:
-            # Its run counts as one that died in the middle, so the key can be tried again.
-            logger.warning("%s: not recorded: %s", self._request.path, trouble, about=self._lock)
-
-    def _in_progress(self) -> Response:
-        try:
-            info = locks[self._lock.alias].get(self._lock.name)
-        except BackendUnavailable:
-            info = None
-        return refusal_responses.contended(self._request, HTTPStatus.CONFLICT, info)

@@ -10,7 +10,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
-from .decorators import full_name
+from ..decorators import full_name
 
 __all__ = ["CLASS_BASED", "is_async", "is_made_by_class", "name_of", "signature_of"]
 

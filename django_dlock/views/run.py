@@ -1,0 +1,200 @@
+"""One request to an idempotent view, from its key to its answer."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import quote
+
+from django.db import Error
+from django.http import HttpRequest, HttpResponseBase
+from django.utils.translation import gettext
+
+from .. import idempotency, retention
+from ..decorators import LockKeywords
+from ..exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
+from ..handler import locks
+from ..idempotency import Claim, ClaimRequest, Finished
+from ..keys import Key, MissingValue
+from ..lock import Lock
+from ..log import logger
+from . import refusals, stored
+from .closing import release_when_closed
+from .requests import login_or_error
+
+__all__ = ["Rules"]
+
+Response: TypeAlias = HttpResponseBase
+
+HEADER = "Idempotency-Key"
+LONGEST_KEY = 255
+"""Characters of a record's key; a longer one is stored as a digest."""
+
+
+class Rules(NamedTuple):
+    """The validated arguments of ``idempotent_view``."""
+
+    required: bool
+    has_keys: Callable[[str | None], bool]
+    client: Key
+    scope: str
+    ttl: dt.timedelta
+    using: str | None
+    if_unavailable: Literal["raise", 503]
+    options: LockKeywords
+
+    def begin(
+        self,
+        view: Callable[..., Any],
+        request: HttpRequest,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> _Run | Response | None:
+        """A run of this request; ``None`` if it has no key; or a response that refuses it."""
+        if not self.has_keys(request.method):
+            return None
+        header = request.headers.get(HEADER)
+        if header is None and not self.required:
+            return None
+        key = _key(header or "")
+        if key is None:
+            detail = gettext(
+                "This request needs an Idempotency-Key header of 1 to 200 visible characters."
+            )
+            return refusals.problem(request, HTTPStatus.BAD_REQUEST, detail)
+        try:
+            client = self.client((request, *args), kwargs)
+        except MissingValue as missing:
+            return login_or_error(missing, view, request, kwargs)
+        # Quoted, so that the first slash always ends the client.
+        key = f"{quote(client, safe='')}/{key}"
+        return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _key(header: str) -> str | None:
+    """The key in the header, with or without the quotes of the draft; ``None`` if malformed."""
+    found = re.fullmatch(r'"([!#-\[\]-~]{1,200})"|([!#-~]{1,200})', header)
+    return found and (found[1] or found[2])
+
+
+class _Run:
+    """What becomes of one request with a key."""
+
+    def __init__(self, rules: Rules, request: HttpRequest, key: str) -> None:
+        self._rules, self._request, self._key = rules, request, key
+        self._claim: Claim | None = None
+        self._stored: Response | None = None
+        metadata = {"path": request.path, **(rules.options.get("metadata") or {})}
+        options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
+        self._lock = Lock(f"idempotent:{_digest(rules.scope, key)}", **options)
+
+    @contextmanager
+    def lock_or_refusal(self) -> Iterator[Response | None]:
+        """Hold the lock in this context; yields a response if it cannot be acquired."""
+        try:
+            if not self._lock.acquire():
+                yield self._in_progress()
+                return
+        except BackendUnavailable as error:
+            if self._rules.if_unavailable == "raise":
+                raise
+            logger.warning("%s: %s", self._request.path, error, about=self._lock)
+            yield refusals.unavailable(self._request)
+            return
+        try:
+            yield None
+        finally:
+            try:
+                self._lock.release()
+            except (BackendUnavailable, LeaseLost) as error:
+                # The record has decided whether the run counts.
+                logger.warning("After the request: %s", error, about=self._lock)
+            release_when_closed(self._request, self._lock)
+
+    def claim(self) -> Claim | Response:
+        """The claim of the key, or the response if it cannot be claimed."""
+        lock, rules = self._lock, self._rules
+        request = ClaimRequest(
+            scope=rules.scope,
+            key=self._key,
+            payload=stored.fingerprint(self._request),
+            ttl=rules.ttl,
+            lock_alias=lock.alias,
+            lock_name=lock.name,
+            owner=lock.owner or "",
+            token=lock.token,
+        )
+        try:
+            claim = idempotency.claim(request, holds=retention.holds, using=rules.using)
+        except PayloadMismatch:
+            detail = gettext("This Idempotency-Key was used for another request.")
+            return refusals.problem(self._request, HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+        if isinstance(claim, Finished):
+            return stored.decode(claim.result)
+        if not isinstance(claim, Claim):
+            return self._in_progress()
+        self._claim = claim
+        return claim
+
+    def withdraw(self) -> None:
+        """Let the key be tried again: nobody waits for the claim any more."""
+        if self._claim is not None:
+            self._mark_failed(self._claim, "cancelled before the view began")
+
+    def store(self, claim: Claim, response: Response) -> bool:
+        """Record the answer; ``False`` if answers of this kind are not stored.
+
+        Raises:
+            StaleToken: Another request has the key by now.
+        """
+        if not stored.is_final(response):
+            return False
+        idempotency.complete(claim, stored.encode(response))
+        self._stored = response
+        return True
+
+    def finished(self, claim: Claim, response: Response) -> None:
+        """The answer is stored, or its transaction was rolled back."""
+        if self._stored is None:
+            self._mark_failed(claim, f"HTTP {response.status_code}")
+
+    def failed(self, claim: Claim, error: BaseException) -> Response:
+        """The response after an error, if there is one.
+
+        Raises:
+            BaseException: ``error``.
+        """
+        if isinstance(error, StaleToken):
+            return self._in_progress()
+        if self._stored is not None and isinstance(error, Error):
+            # The COMMIT was not answered, but it may have happened.
+            try:
+                if idempotency.has_succeeded(claim):
+                    return self._stored
+            except Error:
+                raise error from None
+        self._mark_failed(claim, stored.describe(error))
+        raise error
+
+    def _mark_failed(self, claim: Claim, error: str) -> None:
+        try:
+            idempotency.mark_failed(claim, error)
+        except Error as trouble:
+            # Its run counts as one that died in the middle, so the key can be tried again.
+            logger.warning("%s: not recorded: %s", self._request.path, trouble, about=self._lock)
+
+    def _in_progress(self) -> Response:
+        try:
+            info = locks[self._lock.alias].get(self._lock.name)
+        except BackendUnavailable:
+            info = None
+        return refusals.contended(self._request, HTTPStatus.CONFLICT, info)
