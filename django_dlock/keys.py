@@ -67,11 +67,12 @@ class MissingValue(TypeError):
 
     Attributes:
         of_user: Whether it might have a value if the user were logged in.
+        of_call: Whether the call has no such argument, so that the key itself is wrong.
     """
 
-    def __init__(self, message: str, *, of_user: bool = True) -> None:
+    def __init__(self, message: str, *, of_user: bool = True, of_call: bool = False) -> None:
         super().__init__(message)
-        self.of_user = of_user
+        self.of_user, self.of_call = of_user, of_call
 
 
 class Key(Protocol):
@@ -293,8 +294,9 @@ class _Template:
             value, _ = self.formatter.get_field(field, (), named)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             of_user = field.startswith(OF_USER)
+            of_call = re.split(r"[.\[]", field, maxsplit=1)[0] not in named
             text = f"{where} cannot be looked up: {error!r}"
-            raise MissingValue(text, of_user=of_user) from error
+            raise MissingValue(text, of_user=of_user, of_call=of_call) from error
         value = _without_enum(value)
         if value is None or value == "":
             raise MissingValue(

@@ -25,6 +25,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.sessions.backends.cache import SessionStore
+from django.core import signing
 from django.core.management import (
     CommandError,
     ManagementUtility,
@@ -332,6 +333,16 @@ def test_the_samples_of_the_view_guide_work(read: Read) -> None:
         assert page["pay"](request).status_code == 403
         force_authenticate(request, User(pk=1))
         assert page["pay"](request).status_code == 409
+
+
+def test_the_client_of_the_guide_is_verified(read: Read) -> None:
+    page = read("docs/howto/repeated-requests.md")
+    token = signing.dumps({"account": "7"}, salt="shop.accounts")
+    statuses = [
+        page["refund"](RequestFactory().post("/", headers={"idempotency-key": "k1", **headers}))
+        for headers in ({"x-account-token": token}, {"x-account-token": "7"}, {})
+    ]
+    assert [answer.status_code for answer in statuses] == [200, 401, 401]
 
 
 async def _feed(view: Callable[..., Any]) -> int:

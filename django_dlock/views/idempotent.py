@@ -85,13 +85,17 @@ def idempotent_view(
     * The key was used with another method, path, query or body: 422.
     * The header is missing and ``required``, or it is not 1 to 200 visible ASCII characters: 400.
     * The client is anonymous, and ``client`` needs a user: as ``login_required``; 403 for JSON.
+    * ``client`` has no value for another reason: 401.
 
     Args:
         required: Whether a request without the header is refused; otherwise it runs as usual.
         methods: The HTTP methods that have keys, as for ``locked_view``; others run as usual.
             By default all but GET, HEAD, OPTIONS and TRACE.
         client: Whose keys these are: a template over ``request`` and the arguments of the URL,
-            or a callable with the view's arguments. Two clients may use the same key.
+            or a callable with the view's arguments. It must come from what the server has
+            verified: whoever can name another client gets that client's answers. Two clients may
+            use the same key. A callable knows no client if it returns ``None`` or an empty
+            string, or raises ``LookupError``, ``AttributeError`` or ``ObjectDoesNotExist``.
         idempotency_scope: The scope of the records; by default the view's name. Set it, so that
             records survive a new name of the view.
         idempotency_ttl: How long answers are kept: seconds or a ``timedelta``; 7 days by default.
@@ -140,6 +144,7 @@ def idempotent_view(
         required=required,
         has_keys=method_test(methods),
         client=of_client,
+        client_is_callable=callable(client),
         scope=idempotency_scope,
         ttl=dt.timedelta(seconds=ttl),
         using=idempotency_using,

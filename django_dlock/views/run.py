@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext
@@ -26,6 +27,7 @@ from ..log import logger
 from . import refusals, stored
 from .closing import release_when_closed
 from .requests import login_or_error
+from .signature import name_of
 
 __all__ = ["Rules"]
 
@@ -42,6 +44,7 @@ class Rules(NamedTuple):
     required: bool
     has_keys: Callable[[str | None], bool]
     client: Key
+    client_is_callable: bool
     scope: str
     ttl: dt.timedelta
     using: str | None
@@ -70,10 +73,24 @@ class Rules(NamedTuple):
         try:
             client = self.client((request, *args), kwargs)
         except MissingValue as missing:
-            return login_or_error(missing, view, request, kwargs)
+            of_user = missing.of_user and not self.client_is_callable
+            if missing.of_call or (of_user and refusals.is_anonymous(request)):
+                return login_or_error(missing, view, request, kwargs)
+            return _of_nobody(view, request, missing)
+        except (AttributeError, LookupError, ObjectDoesNotExist) as error:
+            # What a callable raises if a header, or the row with its value, does not exist.
+            return _of_nobody(view, request, error)
         # Quoted, so that the first slash always ends the client.
         key = f"{quote(client, safe='')}/{key}"
         return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key))
+
+
+def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
+    """The answer to a request of which it is not known whose it is."""
+    logger.info("@idempotent_view on %s: no client: %r", name_of(view), error)
+    return refusals.problem(
+        request, HTTPStatus.UNAUTHORIZED, gettext("Authentication is required.")
+    )
 
 
 def _digest(*parts: str) -> str:
