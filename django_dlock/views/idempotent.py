@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import method_decorator
 
 from .. import conf
 from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
+from ..idempotency import Finished
 from ..keys import compile_key
 from .requests import method_test
 from .run import Rules
@@ -33,6 +35,8 @@ __all__ = ["idempotent_view"]
 
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
+
+ReplayIf: TypeAlias = Callable[..., Any]
 
 LONGEST_SCOPE = 255
 WEEK = dt.timedelta(days=7)
@@ -52,6 +56,8 @@ def idempotent_view(
     idempotency_ttl: dt.timedelta | float = ...,
     idempotency_using: str | None = ...,
     if_unavailable: Literal["raise", 503] = ...,
+    replay_if: ReplayIf | None = ...,
+    store_cookies: bool = ...,
     **options: Unpack[CommonKeywords],
 ) -> Callable[[V], V]: ...
 
@@ -67,15 +73,18 @@ def idempotent_view(
     idempotency_ttl: dt.timedelta | float = WEEK,
     idempotency_using: str | None = None,
     if_unavailable: Literal["raise", 503] = "raise",
+    replay_if: ReplayIf | None = None,
+    store_cookies: bool = False,
     **options: Unpack[CommonKeywords],
 ) -> Any:
     """Run a view once for each ``Idempotency-Key`` of a client, and repeat its answer.
 
     Use it as ``locked_view``: on functions, sync or async, on class-based views, and outermost.
     The first answer is stored in the idempotency table, in the transaction of the view, and sent
-    again, with its own status and headers, to every later request with the key. Answers of 500
-    and above, and those that may change (401, 403, 408, 409, 423, 425, 429), are not stored: the
-    transaction is rolled back, and the key may be tried again; likewise where the view itself has
+    again, with its own status and headers, but without cookies, to every later request with the
+    key. Answers of 500 and above, and those that may change (401, 403, 408, 409, 423, 425, 429),
+    are not stored: the transaction is rolled back, and the key may be tried again; likewise where
+    the view itself has
     called ``set_rollback``. An async view has no transaction: its effects are committed before its
     answer is stored.
 
@@ -103,6 +112,12 @@ def idempotent_view(
             the database of the view's effects.
         if_unavailable: If the lock's backend does not answer: ``"raise"``
             ``BackendUnavailable``, or refuse with ``503``.
+        replay_if: Asked with the view's arguments, before an answer is repeated. If it returns
+            ``False``, the request is refused with 403; if it returns a response, that is the
+            answer. An exception is handled like one of the view. For an asynchronous view, it may
+            be a coroutine function. Without it, whoever has the key gets the answer, also after a
+            permission that the view has checked is gone.
+        store_cookies: Whether the cookies of an answer are stored and set again.
         options: Options of ``Lock``.
 
     Raises:
@@ -123,8 +138,13 @@ def idempotent_view(
         )
     if "wait" in options:
         raise TypeError("@idempotent_view takes no wait: a key in progress is refused at once")
-    if not isinstance(required, bool):
-        raise TypeError(f"required is {required!r}; it takes True or False")
+    for name, value in {"required": required, "store_cookies": store_cookies}.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; it takes True or False")
+    if replay_if is not None and not callable(replay_if):
+        raise TypeError(
+            f"replay_if is {replay_if!r}; it takes a callable with the view's arguments"
+        )
     if not isinstance(idempotency_scope, str) or len(idempotency_scope) > LONGEST_SCOPE:
         raise TypeError(
             f"idempotency_scope is {idempotency_scope!r}; it takes a string of at most "
@@ -149,6 +169,8 @@ def idempotent_view(
         ttl=dt.timedelta(seconds=ttl),
         using=idempotency_using,
         if_unavailable=if_unavailable,
+        replay_if=replay_if,
+        store_cookies=store_cookies,
         options=keywords,
     )
 
@@ -157,8 +179,14 @@ def idempotent_view(
             return cast("V", method_decorator(decorate, name="dispatch")(view))
         if not callable(view):
             raise TypeError(f"@idempotent_view takes a view, and options by name; not {view!r}")
-        signature_of(view, "@idempotent_view")  # refuses a method
+        signature = signature_of(view, "@idempotent_view")  # refuses a method
         wrap = _async if is_async(view) else _sync
+        # ``method_decorator`` shows a plain function in place of the method, also of an async one.
+        if wrap is _sync and signature is not CLASS_BASED and iscoroutinefunction(replay_if):
+            raise TypeError(
+                f"replay_if of @idempotent_view on {full_name(view)} is a coroutine function, but "
+                "the view is not asynchronous"
+            )
         scope = rules.scope or full_name(view)
         return cast("V", wrap(view, rules._replace(scope=scope)))
 
@@ -192,6 +220,9 @@ def _sync(view: Callable[..., Response], rules: Rules) -> Callable[..., Response
             claim = started.claim()
             if isinstance(claim, HttpResponseBase):
                 return claim
+            if isinstance(claim, Finished):
+                may = rules.replay_if
+                return started.replay(claim, may is None or may(request, *args, **kwargs))
             # The record's transaction is the outer one, so that it commits last.
             databases = [*(name for name in own.databases() if name != claim.using), claim.using]
 
@@ -241,6 +272,9 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                 raise
             if isinstance(claim, HttpResponseBase):
                 return claim
+            if isinstance(claim, Finished):
+                allowed = await _allowed(rules.replay_if, request, args, kwargs)
+                return await sync_to_async(started.replay)(claim, allowed)
             try:
                 response = await view(request, *args, **kwargs)
                 response = await sync_to_async(_rendered)(response, request, view)
@@ -253,6 +287,20 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
             await sync_to_async(held.close)()
 
     return respond
+
+
+async def _allowed(
+    may: Callable[..., Any] | None,
+    request: HttpRequest,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """What ``replay_if`` says; it may be asynchronous or not."""
+    if may is None:
+        return True
+    ask = may if iscoroutinefunction(may) else sync_to_async(may)
+    allowed = await ask(request, *args, **kwargs)
+    return await allowed if inspect.isawaitable(allowed) else allowed
 
 
 def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ class Rules(NamedTuple):
     ttl: dt.timedelta
     using: str | None
     if_unavailable: Literal["raise", 503]
+    replay_if: Callable[..., Any] | None
+    store_cookies: bool
     options: LockKeywords
 
     def begin(
@@ -137,8 +140,8 @@ class _Run:
                 logger.warning("After the request: %s", error, about=self._lock)
             release_when_closed(self._request, self._lock)
 
-    def claim(self) -> Claim | Response:
-        """The claim of the key, or the response if it cannot be claimed."""
+    def claim(self) -> Claim | Finished | Response:
+        """The claim of the key; what has finished it; or the response if it cannot be claimed."""
         lock, rules = self._lock, self._rules
         request = ClaimRequest(
             scope=rules.scope,
@@ -156,11 +159,32 @@ class _Run:
             detail = gettext("This Idempotency-Key was used for another request.")
             return refusals.problem(self._request, HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         if isinstance(claim, Finished):
-            return stored.decode(claim.result)
+            return claim
         if not isinstance(claim, Claim):
             return self._in_progress()
         self._claim = claim
         return claim
+
+    def replay(self, finished: Finished, allowed: Any) -> Response:
+        """The stored answer, or the refusal to repeat it.
+
+        Args:
+            allowed: What ``replay_if`` has returned.
+        """
+        if inspect.isawaitable(allowed):
+            # It would be true, whatever it returns.
+            if inspect.iscoroutine(allowed):
+                allowed.close()
+            raise TypeError(
+                "replay_if of @idempotent_view returned a coroutine, but the view is not "
+                f"asynchronous: {self._rules.replay_if!r}"
+            )
+        if isinstance(allowed, HttpResponseBase):
+            return allowed
+        if not allowed:
+            detail = gettext("You may not see the answer to this request any more.")
+            return refusals.problem(self._request, HTTPStatus.FORBIDDEN, detail)
+        return stored.decode(finished.result, cookies=self._rules.store_cookies)
 
     def withdraw(self) -> None:
         """Let the key be tried again: nobody waits for the claim any more."""
@@ -175,7 +199,7 @@ class _Run:
         """
         if not stored.is_final(response):
             return False
-        idempotency.complete(claim, stored.encode(response))
+        idempotency.complete(claim, stored.encode(response, cookies=self._rules.store_cookies))
         self._stored = response
         return True
 

@@ -24,13 +24,18 @@ def fingerprint(request: HttpRequest) -> str:
     """A digest of method, path, query and body."""
     made = hashlib.sha256()
     for part in (request.method or "", request.get_full_path(), *_body(request)):
-        data = part if isinstance(part, bytes) else part.encode()
+        if part is None:
+            # No part has this length.
+            made.update(b"\xff" * 8)
+            continue
+        # A lone surrogate is possible in the path and in a form.
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
         # The length distinguishes ("a", "bc") from ("ab", "c").
         made.update(len(data).to_bytes(8, "big") + data)
     return made.hexdigest()
 
 
-def _body(request: HttpRequest) -> Iterator[str | bytes]:
+def _body(request: HttpRequest) -> Iterator[str | bytes | None]:
     # REST framework passes its views a wrapper around Django's request.
     request = getattr(request, "_request", request)
     if request.method != "POST" or request.content_type != "multipart/form-data":
@@ -40,13 +45,25 @@ def _body(request: HttpRequest) -> Iterator[str | bytes]:
         return
     # By its parts, because a client chooses another boundary each time; and the whole body may be
     # larger than Django reads into memory.
-    for name, values in sorted(request.POST.lists()):
-        yield from (name, *values)
-    for name, files in sorted(request.FILES.lists()):
-        for file in files:
-            yield from (name, file.name or "")
-            yield from file.chunks()
+    fields, files = sorted(request.POST.lists()), sorted(request.FILES.lists())
+    if not files and all(len(values) == 1 for _, values in fields):
+        for name, values in fields:
+            yield from (name, *values)
+        return
+    # The counts distinguish ``a=1&a=b&a=2`` from ``a=1&b=2``, and a file from two fields. Nothing
+    # else has a part of this kind, so that what has only single values, above, is never the same.
+    yield None
+    for name, values in fields:
+        yield from (name, str(len(values)), *values)
+    yield None
+    for name, uploads in files:
+        yield from (name, str(len(uploads)))
+        for file in uploads:
+            content = hashlib.sha256()
+            for chunk in file.chunks():
+                content.update(chunk)
             file.seek(0)
+            yield from (file.name or "", content.digest())
 
 
 def is_final(response: HttpResponseBase) -> bool:
@@ -54,8 +71,11 @@ def is_final(response: HttpResponseBase) -> bool:
     return response.status_code < 500 and response.status_code not in TRANSIENT
 
 
-def encode(response: HttpResponseBase) -> str:
+def encode(response: HttpResponseBase, *, cookies: bool) -> str:
     """The response as text; what middleware adds later is not part of it.
+
+    Args:
+        cookies: Whether cookies are part of it.
 
     Raises:
         TypeError: It is a streamed response.
@@ -71,26 +91,37 @@ def encode(response: HttpResponseBase) -> str:
             f"@idempotent_view: the response has {len(response.content)} bytes; at most "
             f"{MOST_BYTES} are stored. Return a reference, such as a URL, instead"
         )
+    headers = [item for item in response.items() if cookies or not _is_cookie(item[0])]
+    morsels = response.cookies.values() if cookies else ()
     stored: dict[str, Any] = {
         "status": response.status_code,
         "reason": response.reason_phrase,
-        "headers": list(response.items()),
-        "cookies": [morsel.OutputString() for morsel in response.cookies.values()],
+        "headers": headers,
+        "cookies": [morsel.OutputString() for morsel in morsels],
         "body": base64.b64encode(response.content).decode(),
     }
     return json.dumps(stored)
 
 
-def decode(text: str) -> HttpResponse:
-    """The response that ``encode`` was given, marked as a repeated one."""
+def _is_cookie(header: str) -> bool:
+    return header.lower() == "set-cookie"
+
+
+def decode(text: str, *, cookies: bool) -> HttpResponse:
+    """The response that ``encode`` was given, marked as a repeated one.
+
+    Args:
+        cookies: Whether to set its cookies, if they were stored.
+    """
     stored = json.loads(text)
     response = HttpResponse(
         base64.b64decode(stored["body"]), status=stored["status"], reason=stored["reason"]
     )
     del response["Content-Type"]
     for name, value in stored["headers"]:
-        response[name] = value
-    for cookie in stored["cookies"]:
+        if cookies or not _is_cookie(name):
+            response[name] = value
+    for cookie in stored["cookies"] if cookies else ():
         response.cookies.load(cookie)
     response["Idempotent-Replayed"] = "true"
     return response
