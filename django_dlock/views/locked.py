@@ -21,9 +21,8 @@ from ..exceptions import AlreadyHeld, BackendUnavailable, LockError, LockNotAcqu
 from ..keys import Key, MissingValue, compile_key
 from ..lock import Lock
 from ..log import logger
-from . import refusals
 from .closing import hold_until_closed, release_when_closed
-from .requests import every_method, login_or_error, method_test
+from .requests import every_method, has_unread_body, login_or_error, method_test, read_body
 from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
 from .transactions import OwnTransactions
 
@@ -180,6 +179,8 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
         lock = rules.lock(request, args, kwargs)
         if isinstance(lock, HttpResponseBase):
             return lock
+        if lock is not None and has_unread_body(request):
+            read_body(request)
 
         def run() -> Response:
             response = view(request, *args, **kwargs)
@@ -239,11 +240,16 @@ def _async(
             lock = rules.lock(request, args, kwargs)
         if isinstance(lock, HttpResponseBase):
             return lock
+        if lock is not None and has_unread_body(request):
+            await sync_to_async(read_body)(request)
         async with AsyncExitStack() as held:
             if lock is not None:
                 try:
                     await held.enter_async_context(lock)
                 except LockError as error:
+                    # Loaded here, because most requests are not refused.
+                    from . import refusals
+
                     if refusals.prefers_json(request):
                         refusal = rules.without_lock(request, lock, error)
                     else:
@@ -293,6 +299,8 @@ class _ViewRules(NamedTuple):
         self, request: HttpRequest, lock: Lock, error: LockError
     ) -> HttpResponse | None:
         """The response if the lock could not be acquired; ``None`` to run the view without it."""
+        from . import refusals
+
         if isinstance(error, LockNotAcquired):
             return refusals.contended(request, self.status, error.info)
         if isinstance(error, AlreadyHeld):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
+from django.http.request import RawPostDataException
 
 from ..keys import MissingValue
-from . import refusals
 from .signature import name_of
 
-__all__ = ["every_method", "login_or_error", "method_test"]
+__all__ = ["every_method", "has_unread_body", "login_or_error", "method_test", "read_body"]
+
+LARGEST = 2_621_440
+"""Bytes of a body that is read before its lock is taken, in a project that sets no limit."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """``methods="unsafe"`` means all other methods, as Django's CSRF protection does.
@@ -42,6 +47,35 @@ def every_method(method: str | None) -> bool:
     return True
 
 
+def has_unread_body(request: HttpRequest) -> bool:
+    """Whether the client may still be sending a body that fits into memory.
+
+    Under ASGI, Django calls no view before it has the body. An upload is left to the view, whose
+    handlers must be set before it is read.
+    """
+    # REST framework passes its views a wrapper around Django's request.
+    whole = getattr(request, "_request", request)
+    if not hasattr(whole, "environ") or (whole.content_type or "").startswith("multipart/"):
+        return False
+    try:
+        length = int(whole.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return False
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return 0 < length <= (LARGEST if limit is None else limit)
+
+
+def read_body(request: HttpRequest) -> None:
+    """Read the body, which the view then finds in memory, so that a slow client holds no lock.
+
+    Raises:
+        UnreadablePostError: The client has broken off.
+    """
+    with suppress(RawPostDataException):
+        # Something has read it as a stream already; then it is the view's.
+        _ = getattr(request, "_request", request).body
+
+
 def login_or_error(
     missing: MissingValue, view: Callable[..., Any], request: HttpRequest, kwargs: Mapping[str, Any]
 ) -> HttpResponseBase:
@@ -50,6 +84,8 @@ def login_or_error(
     Raises:
         MissingValue: A login would add no value.
     """
+    from . import refusals
+
     if missing.of_user and refusals.is_anonymous(request):
         return refusals.login_required(request)
     text = f"{missing}. The view {name_of(view)} was called with {', '.join(['request', *kwargs])}"

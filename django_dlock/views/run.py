@@ -83,9 +83,11 @@ class Rules(NamedTuple):
         except (AttributeError, LookupError, ObjectDoesNotExist) as error:
             # What a callable raises if a header, or the row with its value, does not exist.
             return _of_nobody(view, request, error)
+        # Before the lock is taken: a slow client must not hold it while it sends its body.
+        payload = stored.fingerprint(request)
         # Quoted, so that the first slash always ends the client.
         key = f"{quote(client, safe='')}/{key}"
-        return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key))
+        return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key), payload)
 
 
 def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
@@ -109,8 +111,8 @@ def _key(header: str) -> str | None:
 class _Run:
     """What becomes of one request with a key."""
 
-    def __init__(self, rules: Rules, request: HttpRequest, key: str) -> None:
-        self._rules, self._request, self._key = rules, request, key
+    def __init__(self, rules: Rules, request: HttpRequest, key: str, payload: str) -> None:
+        self._rules, self._request, self._key, self._payload = rules, request, key, payload
         self._claim: Claim | None = None
         self._stored: Response | None = None
         metadata = {"path": request.path, **(rules.options.get("metadata") or {})}
@@ -146,7 +148,7 @@ class _Run:
         request = ClaimRequest(
             scope=rules.scope,
             key=self._key,
-            payload=stored.fingerprint(self._request),
+            payload=self._payload,
             ttl=rules.ttl,
             lock_alias=lock.alias,
             lock_name=lock.name,
