@@ -314,6 +314,7 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
         "ttl": read.duration("TTL", 0.1),
         "wait": None if entry.get("WAIT", 0) is None else read.duration("WAIT"),
         "max_hold": read.duration("MAX_HOLD", 0.1),
+        "stream_max_hold": read.duration("STREAM_MAX_HOLD", 0.1),
         "command_timeout": options.duration("command_timeout", above=True),
         "outage_patience": options.duration("outage_patience"),
         "if_unavailable": read.choice("IF_UNAVAILABLE", IF_UNAVAILABLE),

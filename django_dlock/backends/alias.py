@@ -48,6 +48,7 @@ class AliasOptions:
         cache: Alias in ``CACHES`` whose parameters are used to connect, or ``None``.
         location: Where to connect, such as a URL, or several of them.
         ttl, wait, max_hold: Seconds; a ``wait`` of ``None`` waits for ever.
+        stream_max_hold: Seconds for which a view's lock is held while its answer is streamed.
         command_timeout: Seconds that one command may take.
         outage_patience: Seconds for which an acquire that may wait keeps trying while the
             backend does not answer.
@@ -63,6 +64,7 @@ class AliasOptions:
     ttl: float = 30.0
     wait: float | None = 10.0
     max_hold: float = 86400.0
+    stream_max_hold: float = 300.0
     command_timeout: float = 1.0
     outage_patience: float = 5.0
     if_unavailable: str = "raise"

@@ -168,6 +168,22 @@ class HeldLease:
             self._set_deadline(now, renewal.ttl)
         return renewal
 
+    def end_within(self, seconds: float, now: float) -> Renewal | None:
+        """Let ``max_hold`` end it this many seconds from now, if that is earlier than before.
+
+        Returns:
+            The renewal that cuts it in the store, too, if it was granted for longer.
+        """
+        end = now + seconds
+        if end >= self.max_end:
+            return None
+        self.max_end, granted_until = end, self.confirmed_at + self.ttl
+        self._set_deadline(self.confirmed_at, self.ttl)
+        if granted_until <= end:
+            return None
+        self.shortenings += 1
+        return self.renewal(now)._replace(shorten=self.shortenings)
+
     def confirm(self, sent_at: float, ttl: float, now: float) -> None:
         """A renewal that was sent at ``sent_at`` is confirmed."""
         if now >= self.deadline:

@@ -15,7 +15,7 @@ from ..lease import LeaseRequest
 from ..log import logger
 from . import cleanup, transactions, watchdog
 from .acquire import AcquireFlows
-from .flow import Flow, drive
+from .flow import Flow, adrive, drive
 from .held_lease import HeldLease
 from .options import Seconds, lease_ttl
 
@@ -65,6 +65,40 @@ class LockFlows(AcquireFlows):
         else:
             held.lose_by_outcome(result.outcome)
         held.check()
+
+    def _end_within(self, seconds: float) -> None:
+        """Let ``max_hold`` end the lease this many seconds from now, if that is earlier.
+
+        Does nothing if other holders have entered it, too. Never raises because of the backend: if
+        it does not answer, the lease ends on time for this process, and in the store with its TTL.
+        """
+        drive(self._end_within_flow(seconds), self._backend)
+
+    async def _aend_within(self, seconds: float) -> None:
+        """As ``_end_within``, for coroutines."""
+        await adrive(self._end_within_flow(seconds), self._backend)
+
+    def _end_within_flow(self, seconds: float) -> Flow[None]:
+        held = self._leases.current()
+        if held is None or not held.active or len(held.entries or ()) > 1:
+            return
+        now = clock.now()
+        cut = held.end_within(seconds, now)
+        # It may end before the watchdog next wakes.
+        watchdog.watch(held)
+        # A name that is locked in this process only ends with its own deadline.
+        if cut is None or held.backend is not self._backend:
+            return
+        options = {"process": process.current().id, "deadline": held.backend.call_deadline()}
+        try:
+            (result,) = yield "renew", ([cut],), options
+        except BackendUnavailable as error:
+            logger.warning("It ends in the store with its TTL: %s", error, about=held)
+            return
+        if result.outcome == "renewed":
+            held.confirm(now, result.ttl, clock.now())
+        elif result.outcome != "unanswered":
+            held.lose_by_outcome(result.outcome)
 
     # -- release -----------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ __all__ = ["hold_until_closed", "release_when_closed"]
 def hold_until_closed(request: HttpRequest, response: object, lock: Lock) -> bool:
     """Let a streamed response keep the lock; returns ``False`` for other responses.
 
-    The server closes a response when it is sent or when the client has disconnected.
+    The server closes a response when it is sent or when the client has disconnected. A client that
+    reads slowly, or not at all, decides when that is; so the caller limits the time.
     """
     if not getattr(response, "streaming", False):
         return False

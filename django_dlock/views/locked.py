@@ -15,9 +15,11 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.decorators import method_decorator
 from django.utils.functional import LazyObject, empty
 
-from ..core.options import Default, Seconds
+from .. import conf
+from ..core.options import DEFAULT, Default, Seconds
 from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
 from ..exceptions import AlreadyHeld, BackendUnavailable, LockError, LockNotAcquired
+from ..handler import locks
 from ..keys import Key, MissingValue, compile_key
 from ..lock import Lock
 from ..log import logger
@@ -45,6 +47,7 @@ def locked_view(
     if_contended: Literal["reject", "wait"] = "reject",
     methods: Sequence[str] | Literal["unsafe"] | None = None,
     if_unavailable: IfUnavailable = "raise",
+    stream_max_hold: Seconds | Default = DEFAULT,
     **options: Unpack[CommonKeywords],
 ) -> Callable[[V], V]:
     """Run a view under the lock that ``key`` names, one request at a time.
@@ -54,8 +57,8 @@ def locked_view(
     ``ATOMIC_REQUESTS`` the transaction then begins inside the lock, ends before the release, and
     is rolled back if the lease is lost before that. If it began before, as for a method, the lock
     is released when it has ended, unless ``hold_until="release"``. A streamed response keeps the
-    lock until it is closed. A ``TemplateResponse`` is rendered after the release, as it is after
-    the transaction.
+    lock until it is closed, for at most ``stream_max_hold``. A ``TemplateResponse`` is rendered
+    after the release, as it is after the transaction.
 
     If the key needs a value that an anonymous visitor does not have, such as a primary key, the
     visitor is redirected to the login page, as by ``login_required``; a client that prefers JSON
@@ -78,6 +81,9 @@ def locked_view(
             ``BackendUnavailable``, ``"local"`` (lock the name in this process only), ``"pass"``
             (run the view without its lock) or ``503`` (refuse). All but the first log a warning.
             The alias's ``IF_UNAVAILABLE`` does not count here.
+        stream_max_hold: Seconds for which the lock is held at most while a streamed response is
+            sent, after which it is lost; the response goes on. ``DEFAULT`` is the alias's
+            ``STREAM_MAX_HOLD``, five minutes.
         options: All other options of ``Lock``. The request's path and user are added to
             ``metadata``.
 
@@ -95,6 +101,8 @@ def locked_view(
             f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'local', 'pass' "
             "or 503"
         )
+    if not isinstance(stream_max_hold, Default):
+        stream_max_hold = conf.seconds(stream_max_hold, what="stream_max_hold", minimum=0.1)
     is_guarded = every_method if methods is None else method_test(methods)
     if not (isinstance(key, str) or callable(key)):
         raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
@@ -126,7 +134,9 @@ def locked_view(
         else:
             what = f"The key of @locked_view on {full_name(view)}"
             make_key = compile_key(key, signature, what=what)
-        rules = _ViewRules(view, make_key, keywords, status, is_guarded, if_unavailable)
+        rules = _ViewRules(
+            *(view, make_key, keywords, status, is_guarded, if_unavailable, stream_max_hold)
+        )
         if not is_async(view):
             return cast("V", _sync(view, rules))
         if keywords.get("hold_until") == "commit":
@@ -205,6 +215,7 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
                 body = transaction.atomic(using=database)(body)
             response = body()
             if lock is not None and hold_until_closed(request, response, lock):
+                lock._end_within(rules.longest_stream(lock))
                 held.pop_all()
             return response
 
@@ -262,6 +273,7 @@ def _async(
             if inspect.isawaitable(response):
                 response = await response
             if lock is not None and hold_until_closed(request, response, lock):
+                await lock._aend_within(rules.longest_stream(lock))
                 held.pop_all()
             return cast("Response", response)
 
@@ -280,6 +292,14 @@ class _ViewRules(NamedTuple):
     status: int
     is_guarded: Callable[[str | None], bool]
     if_unavailable: IfUnavailable
+    stream_max_hold: float | Default
+
+    def longest_stream(self, lock: Lock) -> float:
+        """Seconds for which the lock is held at most while a response is sent."""
+        limit = self.stream_max_hold
+        if isinstance(limit, Default):
+            return locks[lock.alias].options.stream_max_hold
+        return limit
 
     def lock(
         self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -7,7 +7,6 @@ import io
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from django.contrib.auth.models import User
 from django.core.exceptions import RequestDataTooBig
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import MemoryFileUploadHandler
-from django.core.handlers.wsgi import WSGIHandler
-from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from django.http import HttpRequest, HttpResponse
 from django.http.request import UnreadablePostError
 from django.test import RequestFactory, override_settings
@@ -28,6 +25,7 @@ from rest_framework.views import APIView
 
 from django_dlock import Lock, idempotent_view, locked_view, locks
 from django_dlock.testing import local_locks
+from tests.support.serving import serving
 
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db(transaction=True)]
 
@@ -202,51 +200,6 @@ def test_a_file_reaches_a_locked_view() -> None:
 # -- with a socket -------------------------------------------------------------------------
 
 
-reading = threading.Event()
-
-
-class Watched:
-    """The stream of a server's client; tells when it is read."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        reading.set()
-        content: bytes = self.stream.read(size)
-        return content
-
-    def readline(self, size: int = -1) -> bytes:
-        line: bytes = self.stream.readline(size)
-        return line
-
-
-class Quiet(WSGIRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serving() -> Iterator[tuple[str, int]]:
-    """Serves the views of this module on a socket."""
-    django = WSGIHandler()
-
-    def application(environ: Any, start_response: Any) -> Any:
-        return django({**environ, "wsgi.input": Watched(environ["wsgi.input"])}, start_response)
-
-    server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet, connections_override={})
-    server.daemon_threads = False
-    server.set_app(application)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address  # type: ignore[misc]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 urlpatterns = [
     path("locked/", locked_view("slow")(show)),
     path("idempotent/", idempotent_view(client="all")(show)),
@@ -256,13 +209,13 @@ urlpatterns = [
 @pytest.mark.parametrize("kind", ["locked", "idempotent"])
 def test_g6_a_client_that_sends_a_byte_at_a_time_holds_nothing(kind: str, settings: Any) -> None:
     settings.MIDDLEWARE = []
-    reading.clear()
+    reading = threading.Event()
     body = b'{"a": 1}'
     head = (
         f"POST /{kind}/ HTTP/1.0\r\nHost: testserver\r\nIdempotency-Key: k1\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with serving() as address, socket.create_connection(address, timeout=30) as client:
+    with serving(reading) as address, socket.create_connection(address, timeout=30) as client:
         client.sendall(head.encode())
         for byte in body[:-1]:
             client.sendall(bytes([byte]))

@@ -68,6 +68,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     options = read()
     assert (options.alias, options.backend, options.key_prefix) == ("default", LOCAL, "dlock")
     assert (options.ttl, options.wait, options.max_hold) == (30.0, 10.0, 86400.0)
+    assert options.stream_max_hold == 300.0
     assert (options.command_timeout, dict(options.options)) == (1.0, {})
     assert options.outage_patience == 5.0
 
@@ -79,10 +80,12 @@ def test_every_key_is_read() -> None:
         TTL=60,
         WAIT=dt.timedelta(minutes=1),
         MAX_HOLD=3600,
+        STREAM_MAX_HOLD=dt.timedelta(minutes=1),
         OPTIONS={"command_timeout": 0.5, "outage_patience": 0},
     )
     assert (options.location, options.key_prefix) == ("redis://h/1", "shop")
     assert (options.ttl, options.wait, options.max_hold) == (60.0, 60.0, 3600.0)
+    assert options.stream_max_hold == 60.0
     assert (options.command_timeout, options.outage_patience) == (0.5, 0.0)
     assert dict(options.options) == {}
 
@@ -160,6 +163,7 @@ WRONG = [
     ("E005", {"default": {"BACKEND": LOCAL, "WAIT": -1}}, r"\['WAIT'\] is -1.*at least 0"),
     ("E005", {"default": {"BACKEND": LOCAL, "WAIT": math.nan}}, r"\['WAIT'\] is nan"),
     ("E005", {"default": {"BACKEND": LOCAL, "MAX_HOLD": 0}}, r"\['MAX_HOLD'\] is 0"),
+    ("E005", {"default": {"BACKEND": LOCAL, "STREAM_MAX_HOLD": 0}}, r"'STREAM_MAX_HOLD'\] is 0"),
     (
         "E005",
         {"default": {"BACKEND": LOCAL, "OPTIONS": {"command_timeout": 0}}},

@@ -125,6 +125,31 @@ def test_g6_if_a_backend_grants_less_the_rest_of_max_hold_is_requested_again() -
     assert held.max_end - 3 * held.backend.command_timeout < held.deadline <= held.max_end
 
 
+def test_g6_an_end_within_seconds_is_an_earlier_max_hold() -> None:
+    held = hold(ttl=30.0)
+    assert held.end_within(60.0, 1000.0) is None
+    assert held.max_end == 1060.0
+    assert held.due < held.deadline
+    held.confirm(1025.0, 30.0, 1025.0)
+    assert held.renewal(1040.0).ttl == 20.0
+    held.confirm(1040.0, 20.0, 1040.0)
+    assert held.due == held.deadline == pytest.approx(1060.0 - 0.2)
+
+
+def test_g6_an_end_before_that_of_the_grant_cuts_it_in_the_store() -> None:
+    held = hold(ttl=30.0)
+    cut = held.end_within(5.0, 1000.0)
+    assert cut is not None
+    assert (cut.ttl, cut.shorten) == (5.0, 1)
+    assert held.due == held.deadline == 1005.0
+
+
+def test_g6_an_end_within_seconds_is_never_later_than_before() -> None:
+    held = hold(ttl=30.0, max_hold=40.0)
+    assert held.end_within(60.0, 1000.0) is None
+    assert held.max_end == 1040.0
+
+
 def test_g6_a_little_less_than_max_hold_is_enough() -> None:
     held = hold(ttl=29.5, max_hold=35.0)
     renewal = held.renewal(1010.0)
