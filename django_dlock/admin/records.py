@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from django.contrib import admin
@@ -38,6 +39,13 @@ State = IdempotencyRecord.State
 _STYLES = {State.RUNNING: "plain", State.WAITING: "warn", State.SUCCEEDED: "good"}
 
 MOST_SCOPES = 50
+
+SEE_RESULTS = "view_results"
+"""The permission to see results, stored answers and the texts of errors; named like a step."""
+
+# Errors are stored as ``ValueError('…')`` by tasks and as ``ValueError: …`` by views. Anything else
+# is the text of an error with a representation of its own, except for what we have written.
+_KIND = re.compile(r"[A-Za-z_][\w.]*(?=\(|: )|HTTP \d{3}$|cancelled before the view began$")
 
 
 def first_scopes(database: str) -> list[str]:
@@ -117,6 +125,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         "arguments",
         "result_text",
         "error_text",
+        "error_kind",
         "history",
         "owner",
         "token",
@@ -171,7 +180,12 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         # Arguments may be private, so only those see them who must know what they run again. The
         # fingerprint that an earlier version has stored has no key, so arguments can be guessed.
-        hidden = () if self.may_take_step(request, "rerun") else ("arguments", "payload")
+        hidden = {"error_kind"}
+        if not self.may_take_step(request, "rerun"):
+            hidden |= {"arguments", "payload"}
+        if not self.may_take_step(request, SEE_RESULTS):
+            # A result or an answer may be what a customer was sent, and an error may quote it.
+            hidden = hidden - {"error_kind"} | {"result_text", "error_text"}
         return tuple(field for field in self.fields if field not in hidden)
 
     @admin.display(description=_("lock"))
@@ -227,6 +241,16 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
     @admin.display(description=_("error"))
     def error_text(self, record: IdempotencyRecord) -> str:
         return long_text(record.error) if record.error else self.get_empty_value_display()
+
+    @admin.display(description=_("error"))
+    def error_kind(self, record: IdempotencyRecord) -> str:
+        """The type of the error, for those who may not see its text."""
+        if not record.error:
+            return self.get_empty_value_display()
+        found = _KIND.match(record.error)
+        return gettext("%(type)s; you may not see its text") % {
+            "type": gettext("not known") if found is None else found[0]
+        }
 
     @admin.display(description=_("history"))
     def history(self, record: IdempotencyRecord) -> str:

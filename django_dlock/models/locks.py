@@ -85,6 +85,7 @@ class LockEvent(models.Model):
         MAX_HOLD = "max_hold", _("max_hold reached")
         LONG_WAIT = "long_wait", _("long wait")
         RERUN = "rerun", _("run again")
+        FORGOTTEN = "forgotten", _("forgotten")
 
     id = models.BigAutoField(primary_key=True)
     when = models.DateTimeField(_("when"), db_index=True)

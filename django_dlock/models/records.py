@@ -148,6 +148,10 @@ class IdempotencyRecord(models.Model):
         permissions = (
             ("forget_idempotencyrecord", "Can forget idempotency record"),
             ("rerun_idempotencyrecord", "Can run the task of an idempotency record again"),
+            (
+                "view_results_idempotencyrecord",
+                "Can view results, answers and errors of idempotency records",
+            ),
         )
         verbose_name = _("idempotency record")
         verbose_name_plural = _("idempotency records")

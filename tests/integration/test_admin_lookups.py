@@ -20,6 +20,8 @@ from django_dlock.models import FollowUp, HeldLock, IdempotencyRecord, LockEvent
 pytestmark = pytest.mark.django_db
 
 SECRET, OPERATOR = "sesame", "grace"
+ANSWER = "poppy"
+"""In the result and in the text of the error."""
 
 MODELS = (HeldLock, IdempotencyRecord, FollowUp, LockEvent, LockStatistics)
 
@@ -54,7 +56,7 @@ def aliases(settings):
 
 @pytest.fixture
 def objects():
-    """One object of each model; private are the arguments and the operator's name."""
+    """One object of each model; private are arguments, results and the operator's name."""
     now = timezone.now()
     later = now + dt.timedelta(days=7)
     message = json.dumps({"args": [SECRET], "kwargs": {}})
@@ -69,6 +71,8 @@ def objects():
         lock_name="order:42",
         owner="owner",
         message=message,
+        result=json.dumps({"body": ANSWER}),
+        error=f"ValueError('no such colour: {ANSWER}')",
         created_at=now,
         started_at=now,
         expires_at=later,
@@ -221,7 +225,7 @@ def permissions():
 
 
 @pytest.mark.parametrize("permission", list(permissions()))
-def test_one_permission_alone_shows_neither_arguments_nor_users(objects, permission):
+def test_one_permission_alone_shows_neither_arguments_nor_results_nor_users(objects, permission):
     client, seen = visitor(permission), 0
     for model, pk in objects.items():
         addresses = [*pages_of(model, pk), *(list_of(model) + query for query in queries_of(model))]
@@ -231,15 +235,16 @@ def test_one_permission_alone_shows_neither_arguments_nor_users(objects, permiss
             seen += response.status_code == 200
             page = response.content.decode()
             assert SECRET not in page, address
+            assert ANSWER not in page, address
             assert OPERATOR not in page, address
     # With a permission to see a list, there were pages to look at.
-    assert seen > 10 or not permission.startswith("view_") or permission == "view_user"
+    assert seen > 10 or permission not in {f"view_{model._meta.model_name}" for model in MODELS}
 
 
 def test_a_search_finds_nothing_by_what_is_hidden(objects):
     client = visitor(*(f"view_{model._meta.model_name}" for model in NAMED))
     for model in NAMED:
-        for text in (SECRET, OPERATOR):
+        for text in (SECRET, ANSWER, OPERATOR):
             rows = client.get(list_of(model), {"q": text}).context["cl"].result_list
             assert not list(rows), (model, text)
 
@@ -251,7 +256,7 @@ def test_a_choice_of_records_needs_the_permission_to_see_them(objects):
     assert client.get(address, {**facts, "term": "42"}).status_code == 403
     User.objects.all().delete()
     client = visitor("view_idempotencyrecord")
-    for term, found in (("42", 1), (SECRET, 0), ("fingerprint", 0)):
+    for term, found in (("42", 1), (SECRET, 0), (ANSWER, 0), ("fingerprint", 0)):
         answer = client.get(address, {**facts, "term": term}).json()
         assert len(answer["results"]) == found
 
@@ -263,3 +268,51 @@ def test_the_fingerprint_is_shown_to_those_who_may_see_the_arguments(objects):
     User.objects.all().delete()
     client = visitor("view_idempotencyrecord", "rerun_idempotencyrecord")
     assert b"v1:fingerprint" in client.get(page).content
+
+
+@pytest.mark.parametrize(
+    "permission", ["forget_idempotencyrecord", "rerun_idempotencyrecord", "view_followup"]
+)
+def test_no_other_permission_shows_results(objects, permission):
+    """Not even together with the one to see records, on the pages of the steps."""
+    client = visitor("view_idempotencyrecord", permission)
+    for model in (IdempotencyRecord, FollowUp):
+        for address in pages_of(model, objects[model]):
+            assert ANSWER not in client.get(address, follow=True).content.decode(), address
+
+
+def test_results_and_texts_of_errors_are_shown_to_those_who_may_see_them(objects):
+    page = reverse("admin:django_dlock_idempotencyrecord_change", args=[objects[IdempotencyRecord]])
+    shown = visitor("view_idempotencyrecord").get(page).content.decode()
+    # The type of an error is that of a class, and helps those who look for its cause.
+    assert "ValueError" in shown
+    assert "no such colour" not in shown
+    User.objects.all().delete()
+    client = visitor("view_idempotencyrecord", "view_results_idempotencyrecord")
+    shown = client.get(page).content.decode()
+    assert shown.count(ANSWER) >= 2
+    assert "no such colour" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("ValueError('42')", "ValueError"),
+        ("ValueError: 42", "ValueError"),
+        ("shop.errors.Declined(card='42')", "shop.errors.Declined"),
+        ("HTTP 502", "HTTP 502"),
+        ("cancelled before the view began", "cancelled before the view began"),
+        ("Key '42' in scope 's' had 5 runs that died in the middle", "not known"),
+        ("<Exception of customer 42>", "not known"),
+        ("42: gone", "not known"),
+    ],
+)
+def test_the_kind_of_an_error_says_nothing_of_its_text(objects, error, kind):
+    IdempotencyRecord.objects.update(error=error)
+    page = reverse("admin:django_dlock_idempotencyrecord_change", args=[objects[IdempotencyRecord]])
+    shown = visitor("view_idempotencyrecord").get(page).context["adminform"]
+    fields = {
+        field.field["field"]: field.contents() for line in shown for row in line for field in row
+    }
+    assert kind in fields["error_kind"]
+    assert "42" not in fields["error_kind"]

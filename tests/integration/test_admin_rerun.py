@@ -57,6 +57,7 @@ def operator():
     return visitor(
         "view_idempotencyrecord",
         "rerun_idempotencyrecord",
+        "view_results_idempotencyrecord",
         "view_followup",
         "publish_followup",
         "view_lockevent",
