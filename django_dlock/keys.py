@@ -139,9 +139,9 @@ def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
             tagged.append([name, _tag(arguments[name])])
     except _Unstable as error:
         raise TypeError(
-            f"{what}: the argument {name!r} contains {error.args[0]!r}, which has no stable form: "
-            "pass plain data instead (the primary key of a model instance), or make the key with "
-            "a template or a callable"
+            f"{what}: the argument {name!r} contains a value of type {error.args[0]}, which has no "
+            "stable form: pass plain data instead (the primary key of a model instance), or make "
+            "the key with a template or a callable"
         ) from None
     return f"v1:{digest(json.dumps(tagged))}"
 
@@ -306,7 +306,7 @@ class _Template:
             )
         if not _is_plain(value):
             raise TypeError(
-                f"{where} is {value!r} of type {type(value).__name__}; a template renders str, "
+                f"{where} is of type {type(value).__name__}; a template renders str, "
                 "int, UUID, date, datetime and Enum. Use an attribute of it, or a callable"
             )
         if not spec:
@@ -314,7 +314,8 @@ class _Template:
         try:
             return format(value, spec)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{where} is {value!r}: {error}") from error
+            kind = type(value).__name__
+            raise TypeError(f"{where} has a value of type {kind}: {error}") from error
 
 
 # -- digests -------------------------------------------------------------------------------
@@ -366,7 +367,10 @@ class _Digest:
 
 
 class _Unstable(TypeError):
-    """A value has no stable form; the value is the argument of the exception."""
+    """A value has no stable form; its type is the argument of the exception.
+
+    Not the value itself: errors are logged, and arguments may be private.
+    """
 
 
 def _datetime(value: dt.datetime) -> str:
@@ -406,7 +410,7 @@ def _tag(value: Any) -> Any:
         items = ([_tag(key), _tag(item)] for key, item in value.items())
         return ["m", sorted(items, key=json.dumps)]
     # Anything else only has a repr, which may contain a memory address.
-    raise _Unstable(value)
+    raise _Unstable(type(value).__name__)
 
 
 # -- callables -----------------------------------------------------------------------------
@@ -431,8 +435,10 @@ class _Called:
             text = f"{self.what}: {self.function!r} does not take the arguments of this call"
             raise TypeError(f"{text}: {error}") from error
         if not isinstance(key, str) or not key:
-            kind = MissingValue if key in (None, "") else TypeError
-            raise kind(f"{self.what}: {self.function!r} returned {key!r}, not a non-empty string")
+            missing = key is None or key == ""
+            got = repr(key) if missing else f"a value of type {type(key).__name__}"
+            kind = MissingValue if missing else TypeError
+            raise kind(f"{self.what}: {self.function!r} returned {got}, not a non-empty string")
         return fit(key)
 
 

@@ -230,7 +230,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
                 "store_arguments=False, or its arguments are too long or cannot be written as "
                 "JSON, or an older version of django-dlock wrote the record."
             )
-        return long_text(_pretty(record.message, "args", "kwargs"))
+        return long_text(_arguments(record.message))
 
     @admin.display(description=_("result"))
     def result_text(self, record: IdempotencyRecord) -> str:
@@ -267,12 +267,25 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         }
 
 
-def _pretty(text: str, *parts: str) -> str:
-    """JSON on several lines, or some of its parts; any other text as it is."""
+def _pretty(text: str) -> str:
+    """JSON on several lines; any other text as it is."""
     try:
         value = json.loads(text)
-        if parts:
-            value = {part: value[part] for part in parts}
-    except (ValueError, TypeError, KeyError):
+    except ValueError:
         return text
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _arguments(message: str) -> str:
+    """The arguments of a message; in the words of its publisher, if it has hidden them."""
+    try:
+        stored = json.loads(message)
+        words = stored.get("options") or {}
+        shown = {
+            part: words.get(f"{part}repr", value)
+            for part, value in (("args", stored["args"]), ("kwargs", stored["kwargs"]))
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # Not written by us, so nobody knows what is in it.
+        return gettext("They cannot be read.")
+    return json.dumps(shown, indent=2, ensure_ascii=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
+from celery.exceptions import Retry
 from celery.result import AsyncResult, GroupResult
 from kombu.utils import json
 from kombu.utils.encoding import safe_repr
@@ -17,6 +19,9 @@ MAX_RESULT = 1024 * 1024
 
 MAX_ERROR = 10_000
 """Characters of a recorded error."""
+
+NOT_THE_BODY = frozenset({"billiard", "celery", "django_dlock", "kombu"})
+"""Packages in which an error is raised for the body, as ``Retry`` is by ``retry()``."""
 
 
 def encode(result: Any, *, task: str, task_id: str | None = None) -> str:
@@ -50,9 +55,34 @@ def decode(text: str) -> Any:
     return json.loads(text) if text else None
 
 
-def describe(error: BaseException) -> str:
-    """The error as text that every database can store; never raises."""
-    text: str = safe_repr(error)
+def describe(error: BaseException, *, private: bool = False) -> str:
+    """The error as text that every database can store; never raises.
+
+    Args:
+        private: Its text may contain arguments that must not be stored, so keep only its type and
+            the place where it was raised: ``ValueError(…) at shop/tasks.py:12 in charge``.
+    """
+    text: str = _kind(error) + _place(error.__traceback__) if private else safe_repr(error)
     # PostgreSQL stores no NUL, and no database stores a lone surrogate.
     text = text[:MAX_ERROR].replace("\x00", "\\x00")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _kind(error: BaseException) -> str:
+    inner = error.exc if isinstance(error, Retry) else None
+    inside = _kind(inner) if isinstance(inner, BaseException) else "…"
+    return f"{type(error).__name__}({inside})"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """File, line and function of the innermost call that is not one of Celery or of ours."""
+    found = None
+    while trace is not None:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if found is None or package not in NOT_THE_BODY:
+            found = trace
+        trace = trace.tb_next
+    if found is None:
+        return ""
+    code = found.tb_frame.f_code
+    return f" at {code.co_filename}:{found.tb_lineno} in {code.co_name}"

@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
-from ..exceptions import LockNotAcquired
+from ..exceptions import LockError, LockNotAcquired
 from ..log import logger
 from .canvas import callbacks, chords, items
 from .delivery.context import DeliveryContext, Run
@@ -15,6 +15,7 @@ from .delivery.delivery import Delivery
 from .options import TaskOptions, TaskWithOptions
 from .publishing import follow_ups
 from .publishing.broker import is_outage
+from .publishing.chosen_words import chosen_words
 from .publishing.requeue import return_message
 from .publishing.unique import POSITIONAL, publish, send_safely
 
@@ -109,7 +110,13 @@ class LockedTask(TaskWithOptions):
         return publish(self, unique, send, call)
 
     def retry(self, *args: Any, **options: Any) -> Any:
-        """As ``Task.retry``; during an outage of the broker the message is returned, not lost."""
+        """As ``Task.retry``; during an outage of the broker the message is returned, not lost.
+
+        If the publisher has hidden the arguments with ``argsrepr`` or ``kwargsrepr``, so does the
+        new message.
+        """
+        request = self.request
+        options = {**chosen_words(request, request.args or (), request.kwargs or {}), **options}
         try:
             return super().retry(*args, **options)
         except Reject as rejected:
@@ -136,8 +143,11 @@ class LockedTask(TaskWithOptions):
             result = chords.counted_result(self, request, result)
         except (Ignore, Reject, Retry):
             raise
-        except Exception:
+        except Exception as error:
             callbacks.name_errbacks(self.app, request)
+            if not self.store_arguments and isinstance(error, LockError):
+                # Celery logs and stores the traceback, which would show what our error comes from.
+                error.__cause__ = None
             raise
         callbacks.name_callbacks(self.app, request)
         return result

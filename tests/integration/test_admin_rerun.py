@@ -539,3 +539,15 @@ def test_without_the_permission_follow_ups_are_not_published(app):
 def test_the_list_of_follow_ups_says_which_it_shows(app, query, title):
     page = visitor("view_followup").get(FOLLOW_UPS + query).content.decode()
     assert title in re.search("<title>(.*?)[|]", page, re.DOTALL)[1]
+
+
+def test_the_page_of_a_record_shows_arguments_in_the_words_of_the_publisher(app, operator):
+    made = recorded(app)
+    made.apply_async((7,), {"note": "4111-1111"}, kwargsrepr="{'note': '***'}")
+    work(app)
+    record = IdempotencyRecord.objects.get()
+    for step in ("change", "rerun"):
+        page = operator.get(f"{RECORDS}{record.pk}/{step}/").content.decode()
+        assert "4111" not in page
+        assert "&#x27;***&#x27;" in page
+        assert "7" in page

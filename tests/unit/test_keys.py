@@ -122,7 +122,7 @@ def test_a_field_that_cannot_be_looked_up_is_named(field: str) -> None:
 def test_a_template_takes_format_specs() -> None:
     day = dt.date(2026, 3, 1)
     assert key_of("{account_id:06d}:{since:%Y-%m}", 42, since=day) == "000042:2026-03"
-    with pytest.raises(TypeError, match="is 'x': Unknown format code"):
+    with pytest.raises(TypeError, match="of type str: Unknown format code"):
         key_of("{account_id:06d}", "x")
 
 

@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from ... import clock
 from ...exceptions import LeaseLost, StaleToken
 from ...lock import Lock
-from .. import owners
+from .. import owners, results
 from ..options import TaskWithOptions
 from ..publishing.follow_ups import FollowUps
 from ..publishing.header import RequeueHeader
@@ -146,4 +146,14 @@ class DeliveryContext:
             return None
         if greenlets.is_end(error, self.time_limit):
             return None
-        return BodyInterrupted(f"The body ended with {error!r:.200}")
+        described = self.describe(error) if self.is_private else f"{error!r:.200}"
+        return BodyInterrupted(f"The body ended with {described}")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether neither the arguments may be kept, nor a text that may quote them."""
+        return not self.task.store_arguments
+
+    def describe(self, error: BaseException) -> str:
+        """The error of a body as text for records and logs; without its own text if private."""
+        return results.describe(error, private=self.is_private)

@@ -216,7 +216,7 @@ class RecordedRun:
             # unless the lock's backend was unreachable.
             away = locking.was_outage(reason)
             mark = idempotency.mark_waiting if away else idempotency.mark_interrupted
-            self._note(claim, mark, reason)
+            self._note(claim, mark, reason, ours=reason is not error)
             raise self._requeue(reason) from error
         if not isinstance(error, Exception) and self._ends_its_process(error):
             # Without a limit, Celery would redeliver it for ever. The record is left as it is,
@@ -265,22 +265,33 @@ class RecordedRun:
         if not isinstance(error, Exception) and self.context.interruption(error) is None:
             raise error
         logger.error(
-            "Task %s[%s] is recorded as succeeded, but an error was raised after its COMMIT",
+            "Task %s[%s] is recorded as succeeded, but an error was raised after its COMMIT: %s",
             self.task.name,
             self.request.id,
-            exc_info=error,
+            self.context.describe(error),
+            # A traceback ends with the text of the error.
+            exc_info=None if self.context.is_private else error,
             **self._about,
         )
 
     def _note(
-        self, claim: Claim, end: Callable[[Claim, str], bool], reason: BaseException
+        self,
+        claim: Claim,
+        end: Callable[[Claim, str], bool],
+        reason: BaseException,
+        *,
+        ours: bool = False,
     ) -> Error | None:
         """Record the end of the run; returns the error if that fails.
 
         Then the key can be claimed again as soon as its owner no longer holds the lock.
+
+        Args:
+            ours: Whether the text of the reason is ours, and quotes no arguments.
         """
+        text = results.describe(reason) if ours else self.context.describe(reason)
         try:
-            end(claim, results.describe(reason))
+            end(claim, text)
         except Error as error:
             logger.warning(
                 "Task %s[%s]: the end of the run was not recorded: %s",

@@ -27,6 +27,7 @@ from ...log import logger
 from .. import shutdown
 from . import destination
 from .broker import confirming, unacknowledged_for, visibility_timeout, write_connection
+from .chosen_words import WORDS
 from .destination import CannotRequeue
 from .header import HEADER, RequeueHeader
 
@@ -272,7 +273,7 @@ def _message_options(
         # the full text of arguments that the publisher may have hidden.
         headers={
             **headers,
-            **{key: known[key] for key in ("parent_id", "argsrepr", "kwargsrepr") if key in known},
+            **{key: known[key] for key in ("parent_id", *WORDS) if key in known},
             HEADER: {**asdict(header), "count": header.count + 1},
         },
         task_type=task,

@@ -24,6 +24,7 @@ from ...idempotency import Now
 from ...models import FollowUp, IdempotencyRecord
 from ..options import TaskWithOptions
 from . import follow_ups
+from .chosen_words import chosen_words
 from .destination import QUEUE
 from .follow_ups import Unpublished
 
@@ -48,7 +49,7 @@ def encode(
         "task": task.name,
         "args": list(args),
         "kwargs": dict(kwargs),
-        "options": _destination(request),
+        "options": {**_destination(request), **chosen_words(request, args, kwargs)},
         "subtask_type": None,
         "immutable": False,
     }
