@@ -9,23 +9,29 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from django.db import connections, models, router, transaction
+from django.db import Error, connections, models, router, transaction
 from django.utils import timezone
 
+from . import audit
 from .exceptions import BackendUnavailable, InvalidLockBackend
 from .handler import locks
 from .idempotency import Now
+from .log import logger
 from .models import FollowUp, IdempotencyRecord, LockEvent, LockStatistics
 
 __all__ = [
+    "Forgotten",
     "delete",
     "forget",
+    "forget_record",
+    "has_pending",
     "holds",
     "in_batches",
     "is_alive",
     "may_be_alive",
+    "note_forgotten",
     "purge",
     "purge_events",
     "purge_statistics",
@@ -152,19 +158,99 @@ def in_batches(rows: models.QuerySet[M], size: int) -> Iterator[list[M]]:
         last = batch[-1].pk
 
 
-def forget(records: Records, *, force: bool = False) -> bool:
-    """Delete the selected record, if there is one.
+class Forgotten(NamedTuple):
+    """What was deleted with a record."""
+
+    follow_ups: int
+    pending: int
+    """How many of them no broker had confirmed."""
+
+
+def forget(records: Records, *, force: bool = False, user: str = "") -> bool:
+    """Delete the selected record, if there is one, and its follow-ups; writes a lock event.
 
     Args:
-        force: Delete it even if its run may be in progress.
+        force: Delete it even if its run may be in progress, or if follow-ups are pending.
+        user: Who wants it, for the lock event.
 
     Returns:
         Whether it was deleted.
     """
     record = records.first()
-    if record is None or not (force or not may_be_alive(record, set())):
+    if record is None:
         return False
-    return bool(delete(record.as_it_was()))
+    if not force and (has_pending(record) or may_be_alive(record, set())):
+        return False
+    event = router.db_for_write(LockEvent)
+    with transaction.atomic(using=record._state.db):
+        forgotten = forget_record(record)
+        if forgotten is None:
+            return False
+        try:
+            # A savepoint, if this is the same database.
+            with transaction.atomic(using=event):
+                note_forgotten(record, forgotten, reason="code", user=user)
+        except Error as error:
+            # The record is what counts.
+            logger.warning(
+                "The lock event 'forgotten' of lock %r was not written: %s",
+                record.lock_name,
+                error,
+                name=record.lock_name,
+                alias=record.lock_alias,
+                owner=record.owner,
+                task_id=record.task_id,
+            )
+    return True
+
+
+def has_pending(record: IdempotencyRecord) -> bool:
+    """Whether a message of a committed run has not been published yet."""
+    follow_ups = FollowUp.objects.using(record._state.db)
+    return follow_ups.filter(record_id=record.pk, published_at__isnull=True).exists()
+
+
+def forget_record(record: IdempotencyRecord) -> Forgotten | None:
+    """Delete a record and its follow-ups, unless it has changed since it was read.
+
+    A follow-up that is being published at this moment is sent nevertheless.
+
+    Returns:
+        ``None`` if it has changed; then nothing was deleted.
+    """
+    with transaction.atomic(using=record._state.db):
+        if not delete(record.as_it_was()):
+            return None
+        follow_ups = FollowUp.objects.using(record._state.db).filter(record_id=record.pk)
+        pending = follow_ups.filter(published_at__isnull=True).delete()[0]
+        return Forgotten(pending + follow_ups.delete()[0], pending)
+
+
+def note_forgotten(
+    record: IdempotencyRecord, forgotten: Forgotten, *, reason: str, user: str = ""
+) -> None:
+    """Write the lock event about a record that was forgotten.
+
+    Raises:
+        django.db.Error: It may not have been written.
+    """
+    audit.record(
+        LockEvent.Event.FORGOTTEN,
+        name=record.lock_name,
+        alias=record.lock_alias,
+        owner=record.owner,
+        token=record.token,
+        reason=reason,
+        user=user,
+        detail={
+            "scope": record.scope,
+            "key": record.key,
+            "state": record.state,
+            "attempt": record.attempt,
+            "task_id": record.task_id,
+            **forgotten._asdict(),
+        },
+    )
 
 
 def delete(records: Records) -> int:

@@ -36,12 +36,13 @@ _STYLES = {
     LockEvent.Event.MAX_HOLD: "warn",
     LockEvent.Event.LONG_WAIT: "plain",
     LockEvent.Event.RERUN: "plain",
+    LockEvent.Event.FORGOTTEN: "plain",
 }
 
 
 @admin.register(LockEvent)
 class LockEventAdmin(LinkedToLock):
-    """Losses, take-overs, breaks, ``max_hold`` and long waits."""
+    """Losses, take-overs, breaks, ``max_hold``, long waits, and what operators did to records."""
 
     list_display = ("at", "what_and_why", "lock_name", "holder", "duration", "alias", "token")
     list_filter = ("event", "alias", "when")

@@ -89,10 +89,13 @@ class RecordSteps(GuardedAdmin):
     def _forget(self, request: HttpRequest, record: IdempotencyRecord) -> None:
         committing = False
         try:
-            with atomic_in(record._state.db, router.db_for_write(LogEntry)):
-                deleted = retention.delete(record.as_it_was())
-                if deleted:
+            others = router.db_for_write(LockEvent), router.db_for_write(LogEntry)
+            with atomic_in(record._state.db, *others):
+                forgotten = retention.forget_record(record)
+                if forgotten is not None:
                     log(request, record, DELETION, _text_of_forgetting(record))
+                    user = request.user.get_username()
+                    retention.note_forgotten(record, forgotten, reason="operator", user=user)
                     committing = True
         except Error as error:
             if committing:
@@ -101,7 +104,7 @@ class RecordSteps(GuardedAdmin):
                 text = gettext("“%(record)s” was not forgotten. %(error)s")
             self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
             return
-        if not deleted:
+        if forgotten is None:
             self._tell_changed(request, record)
             return
         text = gettext("“%(record)s” was forgotten: its next delivery runs like the first one.")
@@ -209,6 +212,11 @@ def obstacle_to(step: str, record: IdempotencyRecord) -> str | None:
         return gettext("It is not known whether its run is still alive: %(error)s") % {
             "error": error
         }
-    if not alive:
-        return None
-    return gettext("Its run is in progress. It would find its record gone, and run again.")
+    if alive:
+        return gettext("Its run is in progress. It would find its record gone, and run again.")
+    if step == "forget" and retention.has_pending(record):
+        return gettext(
+            "Messages that its run has sent are not published yet, and would be deleted, so nobody "
+            "would ever get them. You can publish them before, from the page of follow-ups."
+        )
+    return None

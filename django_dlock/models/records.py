@@ -32,18 +32,26 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
         return self.filter(digest=IdempotencyRecord.digest_of(scope, key))
 
     def forget(
-        self, scope: str, key: str, *, attempt: int | None = None, force: bool = False
+        self,
+        scope: str,
+        key: str,
+        *,
+        attempt: int | None = None,
+        force: bool = False,
+        user: str = "",
     ) -> bool:
         """Delete the record of ``key``, so that the next delivery runs as if it were the first.
 
-        Nothing is deleted while a run is in progress, or if the backend of its lock does not
-        answer.
+        The messages that its runs have sent are deleted, too, and a lock event is written.
+        Nothing is deleted while a run is in progress, if the backend of its lock does not answer,
+        or if a message of a committed run has not been published yet.
 
         Args:
             attempt: Delete it only if it is still at this attempt, which an operator has seen.
-            force: Delete it even if a run may be in progress. The run is not stopped. When it
-                completes, it gets ``StaleToken``, is rolled back if it is atomic, and its message
-                is requeued.
+            force: Delete it even if a run may be in progress, or if a message is pending, which
+                is then never sent. The run is not stopped. When it completes, it gets
+                ``StaleToken``, is rolled back if it is atomic, and its message is requeued.
+            user: Who wants it, for the lock event.
 
         Returns:
             Whether a record was deleted.
@@ -54,7 +62,7 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
         found = self.for_key(scope, key)
         if attempt is not None:
             found = found.filter(attempt=attempt)
-        return retention.forget(found, force=force)
+        return retention.forget(found, force=force, user=user)
 
 
 class IdempotencyRecord(models.Model):
@@ -179,7 +187,7 @@ class FollowUp(models.Model):
     """A message that a run sends; written in the transaction of the run's record.
 
     It is published after that transaction has committed, and repeated until the broker confirms
-    it, always with the same task id. A pending row is kept even if its record is deleted.
+    it, always with the same task id. A pending row is kept even if its record has expired.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -193,7 +201,9 @@ class FollowUp(models.Model):
     )
     task = models.CharField(_("task"), max_length=255)
     task_id = models.CharField(_("task id"), max_length=255)
-    message = models.TextField(_("message"), help_text=_("Arguments and options, as JSON."))
+    message = models.TextField(
+        _("message"), help_text=_("Arguments and options, as JSON; empty once published.")
+    )
     error = models.TextField(
         _("error"), blank=True, default="", help_text=_("Why the last attempt to publish failed.")
     )

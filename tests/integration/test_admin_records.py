@@ -158,6 +158,45 @@ def test_a_finished_record_is_forgotten_and_that_is_logged(operator):
     assert entry.change_message == "Forgotten in state succeeded at attempt 1."
 
 
+def make_follow_up(record, **facts):
+    now = timezone.now()
+    facts = {"task": "shop.receipt", "task_id": "t", "message": "{}", **facts}
+    return FollowUp.objects.create(record=record, created_at=now, expires_at=now, **facts)
+
+
+def test_a_forgotten_record_takes_its_messages_along_and_becomes_a_lock_event(operator):
+    record, other = make_record(), make_record("43")
+    kept = make_follow_up(other)
+    make_follow_up(record, published_at=timezone.now())
+    forget(operator, record)
+    assert FollowUp.objects.get() == kept
+    event = LockEvent.objects.get()
+    assert (event.event, event.name, event.reason) == ("forgotten", "order:42", "operator")
+    assert event.user == operator.user.username
+    assert (event.detail["scope"], event.detail["key"]) == ("shop.charge", "42")
+    assert (event.detail["follow_ups"], event.detail["pending"]) == (1, 0)
+
+
+def test_a_record_whose_messages_are_pending_is_forgotten_only_by_force(operator):
+    record = make_record()
+    make_follow_up(record)
+    page = operator.get(page_of(record, "forget")).content.decode()
+    assert "are not published yet" in page
+    assert "Tick this" in forget(operator, record).content.decode()
+    assert FollowUp.objects.exists()
+    assert IdempotencyRecord.objects.exists()
+    assert not LockEvent.objects.exists()
+    forget(operator, record, force=True)
+    assert not FollowUp.objects.exists()
+    assert LockEvent.objects.get().detail["pending"] == 1
+
+
+def test_a_record_that_is_not_forgotten_becomes_no_lock_event(operator):
+    record = make_record()
+    forget(operator, record, owner="another")
+    assert not LockEvent.objects.exists()
+
+
 def test_a_record_of_a_current_run_is_forgotten_only_by_force(operator):
     record = run_under_way()
     assert "in progress" in operator.get(page_of(record, "forget")).content.decode()

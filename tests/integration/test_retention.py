@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, transaction
 from django.db.models.functions import Now
 from django.db.models.signals import pre_delete
 from django.test.utils import CaptureQueriesContext
@@ -18,7 +18,7 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.idempotency import Claim, ClaimRequest
 from django_dlock.lease import Lease, LeaseRequest
-from django_dlock.models import FollowUp, IdempotencyRecord
+from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
 from tests.support import databases
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -219,3 +219,81 @@ def test_g12_forget_keeps_the_record_of_a_possibly_living_run_unless_forced(data
     assert keys(database) == ["42"]
     assert records.forget("shop.charge", "42", force=True)
     assert keys(database) == []
+
+
+def follow_ups_of(key: str, using: str) -> FollowUp:
+    """A published and a pending one; returns the pending one."""
+    record = IdempotencyRecord.objects.using(using).get(key=key)
+    facts = {"message": "{}", "created_at": record.created_at, "expires_at": record.expires_at}
+    made = FollowUp.objects.using(using)
+    made.create(record=record, task_id="sent", published_at=record.created_at, **facts)
+    return made.create(record=record, task_id="pending", **facts)
+
+
+def test_forget_deletes_the_follow_ups_of_its_record_alone(database):
+    for key in ("42", "43"):
+        idempotency.complete(begin(key, database))
+        follow_ups_of(key, database)
+    records = IdempotencyRecord.objects.db_manager(database)
+    assert records.forget("shop.charge", "42", force=True)
+    kept = FollowUp.objects.using(database)
+    assert {follow_up.record.key for follow_up in kept} == {"43"}
+    assert kept.count() == 2
+
+
+def test_g13_forget_keeps_a_record_with_pending_follow_ups_unless_forced(database):
+    """Their run is committed, and nobody would send them any more."""
+    idempotency.complete(begin("42", database))
+    pending = follow_ups_of("42", database)
+    records = IdempotencyRecord.objects.db_manager(database)
+    assert not records.forget("shop.charge", "42")
+    assert keys(database) == ["42"]
+    assert FollowUp.objects.using(database).count() == 2
+    pending.published_at = pending.created_at
+    pending.save()
+    assert records.forget("shop.charge", "42")
+    assert not FollowUp.objects.using(database).exists()
+
+
+def test_forget_writes_a_lock_event(database):
+    LockEvent.objects.all().delete()
+    idempotency.complete(begin("42", database))
+    follow_ups_of("42", database)
+    records = IdempotencyRecord.objects.db_manager(database)
+    assert not records.forget("shop.charge", "43")
+    assert not LockEvent.objects.exists()
+    assert records.forget("shop.charge", "42", force=True, user="grace")
+    event = LockEvent.objects.get()
+    assert (event.event, event.reason, event.user) == ("forgotten", "code", "grace")
+    assert (event.alias, event.name, event.owner) == ("default", "order:42", "a")
+    assert event.detail == {
+        "scope": "shop.charge",
+        "key": "42",
+        "state": "succeeded",
+        "attempt": 1,
+        "task_id": "",
+        "follow_ups": 2,
+        "pending": 1,
+    }
+
+
+def test_a_record_is_forgotten_even_if_its_event_cannot_be_written(database, monkeypatch, caplog):
+    idempotency.complete(begin("42", database))
+    monkeypatch.setattr(LockEvent._meta, "db_table", "no_such_table")
+    records = IdempotencyRecord.objects.db_manager(database)
+    with transaction.atomic(using=database):
+        assert records.forget("shop.charge", "42")
+        assert keys(database) == []
+    assert "The lock event 'forgotten' of lock 'order:42' was not written" in caplog.text
+
+
+def test_forgetting_what_is_just_claimed_again_deletes_no_follow_ups(database):
+    """The record that was seen, and the one that is there by now, have the same primary key."""
+    idempotency.complete(begin("42", database))
+    follow_ups_of("42", database)
+    FollowUp.objects.using(database).filter(task_id="pending").delete()
+    seen = IdempotencyRecord.objects.using(database).get()
+    expire(database)
+    begin("42", database, owner="b")
+    assert retention.forget_record(seen) is None
+    assert FollowUp.objects.using(database).count() == 1

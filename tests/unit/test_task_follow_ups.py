@@ -301,12 +301,47 @@ def test_g13_neither_purge_nor_forget_deletes_pending_follow_ups(app, mail, monk
     assert len(pending()) == 1
     left_pending(app, mail, monkeypatch)
     record = IdempotencyRecord.objects.get()
-    assert IdempotencyRecord.objects.forget(record.scope, record.key)
+    assert not IdempotencyRecord.objects.forget(record.scope, record.key)
     assert len(pending()) == 2
     call_command("publish_pending_followups", older_than=0, verbosity=0, stdout=io.StringIO())
     FollowUp.objects.update(expires_at=past)
     list(retention.purge())
     assert FollowUp.objects.count() == 0
+
+
+def test_a_published_follow_up_keeps_no_arguments(app, mail):
+    sending(app, mail).delay(1)
+    work(app)
+    follow_up = FollowUp.objects.get()
+    assert follow_up.published_at is not None
+    assert follow_up.message == ""
+    assert work(app).payload[0] == [1]
+
+
+@pytest.mark.usefixtures("current")
+def test_a_record_may_be_forgotten_while_its_follow_ups_are_published(app, mail, monkeypatch):
+    """What the broker has got is sent, the rest is not, and no row comes back."""
+
+    def body(self, order):
+        for number in range(3):
+            self.current_run.send(mail.s(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(follow_ups.FollowUps, "publish", lambda self: None)
+        recorded(app, body).delay(1)
+        work(app)
+    record = IdempotencyRecord.objects.get()
+    publish = Celery.send_task
+
+    def forget_and_publish(*args: Any, **options: Any) -> Any:
+        IdempotencyRecord.objects.forget(record.scope, record.key, force=True)
+        return publish(*args, **options)
+
+    monkeypatch.setattr(Celery, "send_task", forget_and_publish)
+    monkeypatch.setattr(app, "send_task", forget_and_publish.__get__(app), raising=False)
+    call_command("publish_pending_followups", older_than=0, verbosity=0, stdout=io.StringIO())
+    assert [message.payload[0] for message in messages(app)] == [[0]]
+    assert not FollowUp.objects.exists()
 
 
 @pytest.mark.usefixtures("current")

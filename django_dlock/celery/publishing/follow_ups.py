@@ -212,7 +212,10 @@ def pending(
     if older_than is not None:
         found = found.filter(created_at__lt=Now() - older_than)
     for batch in in_batches(found, BATCH):
-        yield from batch
+        for number, follow_up in enumerate(batch):
+            # While those before it were published, its record may have been forgotten.
+            if not number or found.filter(pk=follow_up.pk).exists():
+                yield follow_up
 
 
 def publish(app: Celery, messages: Iterable[FollowUp], using: str) -> int:
@@ -260,7 +263,8 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
             raise Unpublished(f"{follow_up} is not published: {error}") from error
         logger.exception("Follow-up %s cannot be published", follow_up, task_id=follow_up.task_id)
         return False
-    _mark(follow_up, using, error="", published_at=Now())
+    # The broker has the arguments now; keep no copy of them.
+    _mark(follow_up, using, error="", message="", published_at=Now())
     return True
 
 
