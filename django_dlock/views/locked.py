@@ -23,6 +23,7 @@ from ..handler import locks
 from ..keys import Key, MissingValue, compile_key
 from ..lock import Lock
 from ..log import logger
+from ..request_path import path_of
 from .closing import hold_until_closed, release_when_closed
 from .requests import every_method, has_unread_body, login_or_error, method_test, read_body
 from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
@@ -330,13 +331,13 @@ class _ViewRules(NamedTuple):
             "local",
         ):
             raise error
-        logger.warning("%s %s: %s", request.method, request.path, error, about=lock)
+        logger.warning("%s %s: %s", request.method, path_of(request), error, about=lock)
         return None if self.if_unavailable == "pass" else refusals.unavailable(request)
 
 
 def _facts(request: HttpRequest) -> dict[str, str]:
     """Path and user of the request, for operators; does not load a session or user for this."""
-    facts = {"path": request.path}
+    facts = {"path": path_of(request)}
     user = getattr(request, "user", None)
     loaded = not (isinstance(user, LazyObject) and user._wrapped is empty)
     if user is not None and loaded and user.is_authenticated:

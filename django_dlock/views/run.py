@@ -25,6 +25,7 @@ from ..idempotency import Claim, ClaimRequest, Finished
 from ..keys import Key, MissingValue
 from ..lock import Lock
 from ..log import logger
+from ..request_path import path_of
 from . import refusals, stored
 from .closing import release_when_closed
 from .requests import login_or_error
@@ -115,7 +116,7 @@ class _Run:
         self._rules, self._request, self._key, self._payload = rules, request, key, payload
         self._claim: Claim | None = None
         self._stored: Response | None = None
-        metadata = {"path": request.path, **(rules.options.get("metadata") or {})}
+        metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
         self._lock = Lock(f"idempotent:{_digest(rules.scope, key)}", **options)
 
@@ -129,7 +130,7 @@ class _Run:
         except BackendUnavailable as error:
             if self._rules.if_unavailable == "raise":
                 raise
-            logger.warning("%s: %s", self._request.path, error, about=self._lock)
+            logger.warning("%s: %s", path_of(self._request), error, about=self._lock)
             yield refusals.unavailable(self._request)
             return
         try:
@@ -233,7 +234,9 @@ class _Run:
             idempotency.mark_failed(claim, error)
         except Error as trouble:
             # Its run counts as one that died in the middle, so the key can be tried again.
-            logger.warning("%s: not recorded: %s", self._request.path, trouble, about=self._lock)
+            logger.warning(
+                "%s: not recorded: %s", path_of(self._request), trouble, about=self._lock
+            )
 
     def _in_progress(self) -> Response:
         try:
