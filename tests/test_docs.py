@@ -264,6 +264,29 @@ def test_the_samples_run(page: str, read: Read) -> None:
     read(page)
 
 
+LISTENERS = {"start_http_server": 1, "make_server": 0, "create_server": 0, "HTTPServer": 0}
+"""Functions that open a port, and the position of the address among their arguments."""
+
+
+def test_a_sample_that_opens_a_port_says_to_whom() -> None:
+    """Without an address, some of these listen on every network of the machine."""
+    found = 0
+    for page in PAGES:
+        assert not re.search(r"\b0\.0\.0\.0\b|\[::\]", page.read_text()), page
+        for block in blocks(page):
+            if block.language != "python":
+                continue
+            for call in ast.walk(ast.parse(block.code)):
+                if not isinstance(call, ast.Call):
+                    continue
+                name = ast.unparse(call.func).rpartition(".")[2]
+                if name in LISTENERS:
+                    address = ast.unparse(call.args[LISTENERS[name] :][0])
+                    assert "127.0.0.1" in address, page
+                    found += 1
+    assert found == 1
+
+
 def test_the_readme_charges_an_order_once(read: Read) -> None:
     page = read("README.md")
     assert page["Effect"].objects.filter(order_number=42).count() == 1

@@ -28,4 +28,5 @@ def serve_metrics(**_: object) -> None:
     registry = CollectorRegistry()
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         multiprocess.MultiProcessCollector(registry)
-    start_http_server(int(os.environ.get("METRICS_PORT", "9100")), registry=registry)
+    port = int(os.environ.get("METRICS_PORT", "9100"))
+    start_http_server(port, os.environ.get("METRICS_HOST", "127.0.0.1"), registry=registry)
