@@ -52,4 +52,6 @@ def is_of(owner: str, task_id: str | None) -> bool | None:
 
 def _mark(task_id: str | None) -> str:
     # A digest, because an id may have any length and an owner is stored in a column.
-    return hashlib.blake2b((task_id or "").encode(), digest_size=8).hexdigest()
+    # Whoever publishes chooses the id; the worker must not die of one that is no valid text.
+    text = str(task_id or "").encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

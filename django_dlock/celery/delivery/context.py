@@ -20,7 +20,7 @@ from ...lock import Lock
 from .. import owners, results
 from ..options import TaskWithOptions
 from ..publishing.follow_ups import FollowUps
-from ..publishing.header import RequeueHeader
+from ..publishing.header import RequeueHeader, drop_malformed
 from . import greenlets
 from .interrupt import BodyRunner, LeaseAborted
 
@@ -102,6 +102,7 @@ class DeliveryContext:
         # task has no worker.
         given: str = vars(request).pop(owners.KEY, "")
         self.owner = owners.in_child(given, os.getpid()) if given else owners.new(request.id)
+        drop_malformed(request)
         # Celery treats unknown keys as headers, so a retry would publish this one.
         (request.headers or {}).pop(owners.KEY, None)
         # Read before the body runs: a run ends contention, and so resets the header.

@@ -6,12 +6,24 @@ their key, and ``Delivery`` on the request of a retry; ``DeliveryContext`` reads
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from celery.app.task import Context
 
-__all__ = ["HEADER", "RequeueHeader"]
+from ...log import logger
+from ...names import REFUSED
+
+__all__ = [
+    "HEADER",
+    "LATEST",
+    "RequeueHeader",
+    "described",
+    "drop_malformed",
+    "headers_of",
+    "malformed",
+]
 
 HEADER = "django_dlock"
 """The name of the header."""
@@ -43,16 +55,29 @@ class RequeueHeader:
 
     @classmethod
     def of(cls, request: Context) -> RequeueHeader:
-        """The header of the request's message; a damaged one counts as that of a new message."""
-        found: Any = (request.headers or {}).get(HEADER)
-        if found is None:
-            return _NEW
+        """The header of the request's message; one that we have not written counts as none.
+
+        Whoever may publish to the broker can write any header. A malformed one is logged, and the
+        task runs as though its message had none.
+        """
         try:
-            since = found["since"]
-            told = {name: kind(found[name]) for name, kind in _KINDS.items() if name in found}
-            return cls(since=None if since is None else float(since), **told)
-        except (TypeError, KeyError, ValueError):
+            found = headers_of(request).get(HEADER)
+            return _NEW if found is None else cls._read(found)
+        except _Malformed as error:
+            malformed(request, HEADER, str(error))
             return _NEW
+
+    @classmethod
+    def _read(cls, found: Any) -> RequeueHeader:
+        if not isinstance(found, Mapping):
+            raise _Malformed(f"it is {described(found)}, not a mapping")
+        told: dict[str, Any] = {}
+        for name, new in _DEFAULTS.items():
+            value = found.get(name, new)
+            if not _is_valid(name, value):
+                raise _Malformed(f"{name} is {described(value)}")
+            told[name] = value
+        return cls(**told)
 
     @property
     def parked_as(self) -> tuple[str, str]:
@@ -72,7 +97,7 @@ class RequeueHeader:
 
     def write(self, request: Context) -> None:
         """Set the header on the request, so that a retry which the task publishes carries it."""
-        headers = dict(request.headers or {})
+        headers = dict(headers_of(request))
         headers.pop(HEADER, None)
         if self != _NEW:
             headers[HEADER] = asdict(self)
@@ -80,4 +105,88 @@ class RequeueHeader:
 
 
 _NEW = RequeueHeader()
-_KINDS = {name: type(new) for name, new in asdict(_NEW).items() if name != "since"}
+_DEFAULTS = asdict(_NEW)
+
+MOST = 2**31
+"""Counts grow by one with each delivery; more than this were never written by us."""
+LATEST = 1e12
+"""Seconds on any clock; a time beyond it was never written by us."""
+LONGEST = 1024
+"""Characters of an owner and a name of a lock."""
+
+
+class _Malformed(Exception):
+    """A header is not one that this package has written; the text says what is wrong."""
+
+
+def malformed(request: Context, header: str, why: str) -> None:
+    """Log that a header of the request's message is ignored.
+
+    Whoever may publish can choose name and id of the task, too, so they are shown in brief.
+    """
+    logger.warning(
+        "Task %s[%s]: the header %r of its message is malformed and ignored: %s",
+        _short(getattr(request, "task", None)),
+        _short(request.id),
+        header,
+        why,
+        task_id=_short(request.id),
+    )
+
+
+def drop_malformed(request: Context) -> None:
+    """Remove what stands in the place of the headers, or of the time limits, and is neither.
+
+    Celery and this package read them many times until the delivery is over.
+    """
+    facts = vars(request)
+    headers, limits = facts.get("headers"), facts.get("timelimit")
+    if headers is not None and not isinstance(headers, dict):
+        malformed(request, "headers", f"it is {described(headers)}, not a mapping")
+        request.headers = None
+    if limits is not None and not _are_limits(limits):
+        malformed(request, "timelimit", f"it is {described(limits)}, not two times in seconds")
+        request.timelimit = None
+
+
+def _are_limits(limits: Any) -> bool:
+    return (
+        isinstance(limits, list | tuple)
+        and len(limits) == 2
+        and all(limit is None or (_is_number(limit) and 0 <= limit < LATEST) for limit in limits)
+    )
+
+
+def headers_of(request: Context) -> Mapping[str, Any]:
+    """The headers of the request's message; empty if they are not a mapping."""
+    headers: Any = request.headers
+    return headers if isinstance(headers, Mapping) else {}
+
+
+def _is_valid(name: str, value: object) -> bool:
+    default = _DEFAULTS[name]
+    if name == "since":
+        return value is None or (_is_number(value) and abs(value) < LATEST)
+    if isinstance(default, int):
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+    return isinstance(value, str) and len(value) <= LONGEST and not REFUSED.search(value)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    # Not a number is not below any limit.
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def described(value: object) -> str:
+    """What was given, briefly; a forged value may be huge, or too deep for ``repr``."""
+    if isinstance(value, str):
+        return f"{value[:40]!r}" if len(value) <= 40 else f"{value[:40]!r}… ({len(value)})"
+    if isinstance(value, float) or value is None:
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if abs(value) < 10**20 else "a huge number"
+    return f"a {type(value).__name__}"
+
+
+def _short(value: object) -> str:
+    return value[:255] if isinstance(value, str) else described(value)

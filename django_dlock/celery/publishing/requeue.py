@@ -29,7 +29,7 @@ from . import destination
 from .broker import confirming, unacknowledged_for, visibility_timeout, write_connection
 from .chosen_words import WORDS
 from .destination import CannotRequeue
-from .header import HEADER, RequeueHeader
+from .header import HEADER, LATEST, RequeueHeader, described, malformed
 
 __all__ = ["Republished", "Requeue", "requeue", "return_message"]
 
@@ -291,8 +291,21 @@ def _message_options(
     if expiration is not None and options.get("expires") is None:
         # If the task itself expires, ``send_task`` sets it. The property is in milliseconds, the
         # option in seconds.
-        options["expiration"] = float(expiration) / 1000
+        seconds = _seconds(expiration)
+        if seconds is None:
+            malformed(request, "expiration", f"it is {described(expiration)}")
+        else:
+            options["expiration"] = seconds
     return {key: value for key, value in options.items() if value is not None}
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    """The time of a property that whoever publishes may write; ``None`` if it is none."""
+    try:
+        seconds = float(milliseconds) / 1000
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return seconds if 0 <= seconds < LATEST else None
 
 
 def _serializer(content_type: str) -> str | None:
