@@ -149,6 +149,7 @@ class _Reader:
         return not (value is None or value is False or isinstance(value, Default))
 
     def read(self) -> TaskOptions:
+        self.check_body()
         self.check_spelling()
         self.check_choices()
         self.check_sets()
@@ -163,6 +164,22 @@ class _Reader:
         )
 
     # -- what is wrong -----------------------------------------------------------------
+
+    def check_body(self) -> None:
+        """Refuse a body that Celery only creates and does not run."""
+        # Not unwrapped: a decorator may wait for the coroutine. Celery's own for ``autoretry_for``
+        # does not, and keeps the body here.
+        body = getattr(self.task, "_orig_run", self.task.run)
+        if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+            kind, cure = "an async def", "call async_to_sync(...) in a plain function"
+        elif inspect.isgeneratorfunction(body):
+            kind, cure = "a generator, since it has a yield", "return a list"
+        else:
+            return
+        raise ValueError(
+            f"The body of task {self.name!r} is {kind}: Celery would create it, run none of it, "
+            f"and report success; {cure}"
+        )
 
     def check_spelling(self) -> None:
         """Refuse a misspelling such as ``lock_tll`` or ``atomik``, which would have no effect."""

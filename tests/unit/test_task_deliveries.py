@@ -159,7 +159,18 @@ def test_g13_after_a_worker_stops_the_key_can_be_claimed_again(app, stop):
     assert locks["default"].get("order:1") is None
 
 
-@pytest.mark.parametrize("end", [SystemExit(3), SystemExit(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "end",
+    [
+        SystemExit(3),
+        SystemExit(-1),
+        SystemExit(-9),
+        SystemExit(-15),
+        SystemExit([1]),
+        SystemExit(),
+        KeyboardInterrupt(),
+    ],
+)
 def test_g13_a_body_that_always_ends_its_process_fails_for_good(app, end):
     """Its message comes back each time, like that of a killed child."""
 
@@ -179,6 +190,23 @@ def test_g13_a_body_that_always_ends_its_process_fails_for_good(app, end):
         pytest.fail("it ran once more")
     assert isinstance(last.result, AttemptsExhausted)
     assert states() == ["failed"]
+
+
+@pytest.mark.parametrize("make", [task, recorded])
+def test_g13_a_body_that_was_only_created_is_no_success(app, make):
+    # A decorator without ``functools.wraps`` hides that the function is a coroutine.
+    async def awaited(order):
+        Effect.objects.create(order_number=order, by="awaited")
+
+    def hidden(self, order):
+        return awaited(order)
+
+    made = make(app, hidden)
+    result = made.delay(1)
+    work(app)
+    with pytest.raises(TypeError, match="returned a coroutine, which nobody runs"):
+        result.get(timeout=5)
+    assert "succeeded" not in states()
 
 
 def test_g15_the_record_is_committed_before_the_lock_is_released(app, monkeypatch):

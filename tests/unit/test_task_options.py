@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 
 import pytest
+from asgiref.sync import async_to_sync
 from celery import Celery
 from celery.exceptions import NotRegistered
 from django.core.exceptions import ImproperlyConfigured
@@ -309,6 +311,55 @@ def test_the_payload_may_be_some_arguments_or_none(app):
     assert len(set(fingerprint())) == 2
     assert len(set(fingerprint(idempotency_payload=["order_id"]))) == 1
     assert set(fingerprint(idempotency_payload=[])) == {""}
+
+
+# -- the body -----------------------------------------------------------------------------------
+
+
+async def awaited(order_id):
+    return order_id
+
+
+def yielding(order_id):
+    yield order_id
+
+
+async def both(order_id):
+    yield order_id
+
+
+@pytest.mark.parametrize(
+    ("function", "cure"),
+    [
+        (awaited, "async_to_sync"),
+        (both, "async_to_sync"),
+        (yielding, "return a list"),
+    ],
+)
+def test_a_body_that_celery_would_not_run_is_refused(app, function, cure):
+    for options in ({}, {"autoretry_for": (OSError,)}):
+        made = task(app, function, **options)
+        with pytest.raises(ImproperlyConfigured, match=cure):
+            made.name  # noqa: B018
+
+
+def test_a_class_whose_body_celery_would_not_run_is_refused(app):
+    class Import(LockedTask):
+        name = "import"
+
+        async def run(self, order_id):
+            return order_id
+
+    with pytest.raises(ImproperlyConfigured, match=r"'import' is an async def.*async_to_sync"):
+        app.register_task(Import())
+
+
+def test_a_body_that_waits_for_a_coroutine_is_accepted(app):
+    @functools.wraps(awaited)
+    def waits(order_id):
+        return async_to_sync(awaited)(order_id)
+
+    assert task(app, waits).name
 
 
 # -- system checks -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ...idempotency import Claim
 from ...lock import Lock
 from ...log import logger
 from ..canvas import chords
+from ..options import TaskWithOptions
 from ..publishing.follow_ups import FollowUps, Unpublished
 from ..publishing.header import RequeueHeader
 from ..publishing.requeue import Requeue, requeue
@@ -190,7 +192,7 @@ class Delivery:
         context.header = parked_lock.header_of_body(context, self.guard)
         context.header.write(context.request)
         try:
-            return context.body_runner.run(lambda: task.run(*args, **kwargs))
+            return context.body_runner.run(lambda: _ended(task, task.run(*args, **kwargs)))
         except Exception as error:
             loss = context.loss_behind(error)
             if loss is None or not self._is_at_time_limit(loss):
@@ -246,6 +248,24 @@ class Delivery:
     @property
     def _named(self) -> tuple[str, str | None]:
         return self.context.task.name, self.context.request.id
+
+
+def _ended(task: TaskWithOptions, value: Any) -> Any:
+    """The value of a body.
+
+    Raises:
+        TypeError: The body has not run, because a decorator hides what kind of function it is.
+    """
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        kind = type(value).__name__
+        if inspect.iscoroutine(value):
+            # Without this, Python warns that it was never awaited.
+            value.close()
+        raise TypeError(
+            f"The body of task {task.name!r} returned a {kind}, which nobody runs: wait for it, "
+            "as with asgiref.sync.async_to_sync, or return a list"
+        )
+    return value
 
 
 def _remember(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], tuple[Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +37,11 @@ from .locking import Guard
 from .repair import OUTAGES, in_transaction, repair
 
 __all__ = ["RecordedRun", "RunOutcome", "find_finished", "outcome_of_duplicate"]
+
+
+EXITS_BY_SIGNAL = range(1 - 256, signal.NSIG - 256)
+"""What billiard's children exit with when a signal ends them. Other negative codes are the body's
+own, such as that of ``sys.exit(-1)``."""
 
 
 class UnknownAlias(LockError):
@@ -241,9 +247,7 @@ class RecordedRun:
         if not isinstance(error, SystemExit):
             # A pool's children ignore SIGINT.
             return isinstance(error, KeyboardInterrupt)
-        # A child that gets SIGTERM exits with a negative code.
-        by_signal = isinstance(error.code, int) and error.code < 0
-        return not by_signal
+        return not (isinstance(error.code, int) and error.code in EXITS_BY_SIGNAL)
 
     def _cut(self, claim: Claim, error: BaseException) -> Error | None:
         """The error, if the body failed because its transaction lost the connection."""
