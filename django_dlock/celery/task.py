@@ -7,9 +7,10 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
-from ..exceptions import LockError, LockNotAcquired
+from ..exceptions import LeaseLost, LockError, LockNotAcquired
 from ..log import logger
 from .canvas import callbacks, chords, items
+from .delivery import uninterrupted
 from .delivery.context import DeliveryContext, Run
 from .delivery.delivery import Delivery
 from .options import TaskOptions, TaskWithOptions
@@ -118,10 +119,12 @@ class LockedTask(TaskWithOptions):
         request = self.request
         options = {**chosen_words(request, request.args or (), request.kwargs or {}), **options}
         try:
-            return super().retry(*args, **options)
+            return uninterrupted.call(super().retry, *args, **options)
         except Reject as rejected:
             # Celery's own, with which Celery gives the task up.
             reason: Any = getattr(rejected, "reason", None)
+            if isinstance(reason, LeaseLost):
+                raise reason from rejected
             if self.acks_late and is_outage(self.app, reason):
                 return_message(reason)
             raise

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from billiard.einfo import ExceptionWithTraceback
 from celery import Celery, chain, chord, group
+from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.task import Context
 from celery.backends.redis import RedisBackend
 from celery.concurrency import asynpool
@@ -77,6 +78,8 @@ CANARIES: dict[str, Callable[[], object]] = {
         Context({"id": "1", "dlock_x": 1}).headers == {"dlock_x": 1}
     ),
     "_dump_pydantic_arguments": lambda: True,
+    # It keeps the body where ``autoretry_for`` has wrapped it.
+    "_orig_run": lambda: "task._orig_run(" in source(add_autoretry_behaviour),
     "replaced_task_nesting": lambda: Context().replaced_task_nesting == 0,
     # -- Celery: canvases
     "chain": lambda: signature(lambda s: chain(s, s))["kwargs"]["tasks"],

@@ -6,7 +6,8 @@ delays it until the call returns. So it is repeated until the body ends. It must
 outside the body: not in COMMIT, not in a release, not while the outcome is recorded.
 
 A COMMIT or a release inside the body is not interrupted either, as far as possible: it may begin
-between the check and the exception.
+between the check and the exception. A publish inside the body is never interrupted, and the
+exception is raised right after it; see ``uninterrupted``.
 
 If gevent has replaced threads by greenlets, the exception is thrown into the body's greenlet,
 which gets it where it waits.
@@ -23,18 +24,20 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic
 
 from ...exceptions import LeaseLost
 from ...lock import Lock
 from ...log import logger
-from . import greenlets
+from . import greenlets, uninterrupted
 
 __all__ = ["BodyRunner", "LeaseAborted"]
 
 T = TypeVar("T")
+
+uninterrupted.protect()
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
@@ -73,6 +76,9 @@ class BodyRunner:
         self._thread: int | None = None
         self._greenlet: greenlets.Greenlet | None = None
         self._closing = False
+        # The calls that must not be interrupted, and in which the body is.
+        self._inside: set[object] = set()
+        self._waits = False
         self.reason: str | None = None
         self.interruptions = 0
 
@@ -88,7 +94,7 @@ class BodyRunner:
             LeaseAborted: The lease was lost before the body began, or while it ran; even if the
                 body caught the interruption and returned, because part of it did not run.
         """
-        late = 0
+        late, outer = 0, uninterrupted.begin(self)
         try:
             self._begin()
             value = body()
@@ -107,9 +113,40 @@ class BodyRunner:
                 raise
             finally:
                 self._ended.set()
+                uninterrupted.end(outer)
         if self.interruptions > late:
             raise LeaseAborted(reason=self.reason or "")
         return value
+
+    def uninterrupted(self, function: Callable[[], T]) -> T:
+        """Call a function of the body; an interruption that comes meanwhile waits for its end.
+
+        Raises:
+            LeaseAborted: The function has returned or failed, and the body is to be stopped.
+        """
+        me = object()
+        try:
+            with self._lock:
+                self._inside.add(me)
+            _raise_pending()
+            value = function()
+        except (Ignore, Reject, Retry, SoftTimeLimitExceeded):
+            # How the body ends is decided.
+            raise
+        except Exception as error:
+            self._inside.discard(me)
+            self._stop_if_due(error)
+            raise
+        finally:
+            self._inside.discard(me)
+        self._stop_if_due(None)
+        return value
+
+    def _stop_if_due(self, cause: BaseException | None) -> None:
+        if self._waits and not self._inside:
+            self._waits = False
+            self.interruptions += 1
+            raise LeaseAborted(reason=self.reason or "") from cause
 
     def interrupt(self, lock: Lock, reason: str) -> None:
         """The ``on_lost`` of the lock."""
@@ -129,10 +166,7 @@ class BodyRunner:
         # Wait for an interruption that another thread is sending right now.
         with self._lock:
             pass
-        # A pending exception is raised in this loop at the latest. Clearing it with NULL instead
-        # would leave CPython's flag for it set, and under a tracer Python 3.11 then hangs.
-        for _ in range(2):
-            pass
+        _raise_pending()
 
     def _keep_interrupting(self) -> None:
         pause = FIRST_PAUSE
@@ -143,6 +177,9 @@ class BodyRunner:
         with self._lock:
             if self._thread is None or self._closing:
                 return False
+            if self._inside:
+                self._waits = True
+                return True
             if self._greenlet is not None:
                 self._greenlet.call_from_hub(self._throw)
                 return True
@@ -160,9 +197,20 @@ class BodyRunner:
         # and nothing that comes after the body waits here.
         if self._greenlet is None or self._closing:
             return
+        if self._inside:
+            self._waits = True
+            return
         if not _is_committing_or_releasing(self._greenlet.frame):
             self.interruptions += 1
             self._greenlet.throw(LeaseAborted)
+
+
+def _raise_pending() -> None:
+    """Return only when no exception of another thread is pending for this one."""
+    # It is raised in this loop at the latest. Clearing it with NULL instead would leave CPython's
+    # flag for it set, and under a tracer Python 3.11 then hangs.
+    for _ in range(2):
+        pass
 
 
 def _codes(*functions: Any) -> tuple[Any, ...]:
