@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
+from django.conf import settings
 from django.utils.crypto import salted_hmac
 
 from .names import DIGEST_LENGTH, REFUSED, digest, fit
@@ -36,6 +37,7 @@ __all__ = [
     "compile_key",
     "fingerprint",
     "keyed_digest",
+    "keyed_digests",
 ]
 
 
@@ -177,8 +179,18 @@ def keyed_digest(value: PlainValue | None) -> str:
             f"keyed_digest() got a value of type {type(plain).__name__}; it takes str, int, UUID, "
             "date, datetime and Enum"
         )
-    text = _as_text(plain).encode("utf-8", "surrogatepass")
-    made = salted_hmac("django_dlock.keyed_digest", text, algorithm="sha256")
+    return _under(settings.SECRET_KEY, _as_text(plain))
+
+
+def keyed_digests(text: str) -> Sequence[str]:
+    """The ``keyed_digest`` of a text under ``SECRET_KEY`` and each of ``SECRET_KEY_FALLBACKS``."""
+    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return [_under(secret, text) for secret in secrets]
+
+
+def _under(secret: str | bytes, text: str) -> str:
+    value = text.encode("utf-8", "surrogatepass")
+    made = salted_hmac("django_dlock.keyed_digest", value, secret, algorithm="sha256")
     return made.hexdigest()[:DIGEST_LENGTH]
 
 

@@ -152,10 +152,10 @@ def purge_statistics(*, using: str | None = None) -> int:
 
 def in_batches(rows: models.QuerySet[M], size: int) -> Iterator[list[M]]:
     """The rows in the order of their primary keys, in lists of at most ``size``."""
-    last = 0
-    while batch := list(rows.filter(pk__gt=last).order_by("pk")[:size]):
+    after = rows
+    while batch := list(after.order_by("pk")[:size]):
         yield batch
-        last = batch[-1].pk
+        after = rows.filter(pk__gt=batch[-1].pk)
 
 
 class Forgotten(NamedTuple):

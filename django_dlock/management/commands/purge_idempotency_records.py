@@ -1,4 +1,4 @@
-"""``manage.py purge_idempotency_records``: delete records whose retention has ended."""
+"""``manage.py purge_idempotency_records``: delete expired records, or all traces of a key."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ... import retention
-from ..base import PurgeCommand
+from ..erasing import ErasingCommand
 
 
-class Command(PurgeCommand):
-    help = "Delete idempotency records whose retention has ended, in batches."
+class Command(ErasingCommand):
+    help = (
+        "Delete idempotency records whose retention has ended, in batches; or erase what is kept "
+        "of one key or person."
+    )
     rows = "expired records"
 
     def batches(self, *, batch_size: int, using: str, **options: Any) -> Iterator[int]:
