@@ -8,6 +8,7 @@ If a row cannot be written, it is lost and a line is logged.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from .core import dispatch
 from .lease import LeaseInfo
 from .log import logger
 from .models import LockEvent
+from .request_path import MAX_PATH
 
 __all__ = ["BY_HAND", "connect", "is_defined", "not_while_forking", "record", "record_break"]
 
@@ -73,14 +75,23 @@ def record(
     return LockEvent.objects.create(
         when=timezone.now(),
         event=event,
-        name=name,
+        name=_fitting(name),
         alias=alias,
-        owner=owner or "",
+        owner=_fitting(owner or ""),
         token=token,
-        reason=reason[:255],
+        reason=_fitting(reason),
         user=user,
         detail=dict(detail or {}),
     )
+
+
+def _fitting(text: str, longest: int = 255) -> str:
+    """The text as a column takes it; what another program wrote into a store must not prevent it.
+
+    PostgreSQL stores no null characters, neither in text nor in JSON, and no database stores lone
+    surrogates.
+    """
+    return re.sub("[\0\ud800-\udfff]", "\ufffd", text)[:longest]
 
 
 def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
@@ -110,7 +121,7 @@ def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
 def _context(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The task or the request. The user's own metadata may be large and is left out."""
     keys = ("task_name", "task_id", "path")
-    return {key: str(metadata[key]) for key in keys if metadata.get(key)}
+    return {key: _fitting(str(metadata[key]), MAX_PATH) for key in keys if metadata.get(key)}
 
 
 def _place(of: process.ProcessIdentity | None) -> dict[str, str | int | None]:

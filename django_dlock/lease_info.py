@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from .printable import printable
 from .process import ProcessIdentity
+from .request_path import cut
 
 __all__ = [
     "HOLDING",
+    "KINDS",
     "OWNER_PART",
     "SEARCHED",
     "SORT_KEYS",
@@ -31,6 +33,8 @@ Kind = Literal["held", "cooling", "parked", "reserved"]
 """``held`` by a process; ``cooling`` after a release with ``min_hold``; ``parked`` between
 retries of a task; ``reserved`` for a task in its queue. Rules about dead processes and about exit
 apply to ``held`` only."""
+
+KINDS: tuple[Kind, ...] = ("held", "cooling", "parked", "reserved")
 
 HolderState = Literal["alive", "silent", "dead", "unknown"]
 """``alive``: a heartbeat within 15 s. ``silent``: none; it may wake up. ``dead``: proven dead.
@@ -66,6 +70,8 @@ class LeaseInfo:
             user's own data.
         silent_for: Seconds since the last heartbeat of the process; ``None`` if not known.
         granted_ttl: Seconds that the last grant or renewal gave; ``None`` if not known.
+        damaged: What in the store is not as this package writes it, such as ``metadata``; the
+            attributes then have values that say nothing.
     """
 
     name: str
@@ -83,6 +89,7 @@ class LeaseInfo:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     silent_for: float | None = None
     granted_ttl: float | None = None
+    damaged: tuple[str, ...] = ()
 
     @property
     def renewed_ago(self) -> float | None:
@@ -126,6 +133,7 @@ class LeaseInfo:
             "ttl": self.ttl,
             "renewals": self.renewals,
             "waiting": self.waiting,
+            "damaged": list(self.damaged),
         }
 
 
@@ -139,7 +147,7 @@ class Waiter:
         waited: Seconds since then.
         process: The waiter's process; ``None`` if it is not known.
         state: Of that process; see ``HolderState``. A waiter that is ``dead`` gets no lease.
-        metadata: As of ``LeaseInfo``.
+        metadata, damaged: As of ``LeaseInfo``.
     """
 
     name: str
@@ -150,6 +158,7 @@ class Waiter:
     process: ProcessIdentity | None
     state: HolderState
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
 
     @property
     def holding(self) -> tuple[str, ...]:
@@ -170,6 +179,7 @@ class Waiter:
             "state": self.state,
             "since": self.since.isoformat(),
             "waited": self.waited,
+            "damaged": list(self.damaged),
         }
 
 
@@ -185,7 +195,8 @@ def _described(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> 
     who = [what] if what else []
     if process is not None:
         who.append(f"process {process.pid} on {process.host}")
-    return list(map(printable, who))
+    # A value of another program may be huge.
+    return [cut(printable(text)) for text in who]
 
 
 def _facts(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> dict[str, Any]:

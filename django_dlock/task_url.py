@@ -52,7 +52,8 @@ def url_of_task(task_id: object) -> str | None:
         return None
     if template is None or not task_id or not isinstance(task_id, str):
         return None
-    return template.replace("{task_id}", quote(task_id, safe=""))
+    # An id that another program wrote may be no valid text.
+    return template.replace("{task_id}", quote(task_id, safe="", errors="replace"))
 
 
 def _is_template(url: Any) -> bool:

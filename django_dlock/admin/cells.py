@@ -11,13 +11,14 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import duration
-from ..lease import LeaseInfo
+from ..lease import LeaseInfo, Waiter
 from ..process import ProcessIdentity
+from ..request_path import cut
 from ..task_url import url_of_task
 from .base import badge, breakable, lines
 from .links import task_link
 
-__all__ = ["holder_of", "time_left", "who"]
+__all__ = ["holder_of", "time_left", "who", "with_damage"]
 
 _BAR = (
     # Attributes, because a strict Content-Security-Policy refuses inline styles.
@@ -37,12 +38,22 @@ def who(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> str:
     texts = [f"{process.host} · {process.pid}"] if process else []
     for key in ("task_name", "task_id", "path"):
         if key in metadata:
-            text = breakable(str(metadata[key]))
+            # A value of another program may be huge.
+            text = breakable(cut(str(metadata[key])))
             address = url_of_task(metadata[key]) if key == "task_id" else None
             texts.append(task_link(address, text) if address else text)
     if metadata.get("user"):
-        texts.append(gettext("user %(user)s") % {"user": metadata["user"]})
+        texts.append(gettext("user %(user)s") % {"user": cut(str(metadata["user"]))})
     return lines(*texts) if texts else ""
+
+
+def with_damage(state: SafeString, it: LeaseInfo | Waiter) -> SafeString:
+    """The state; beside it, whether the store has something that this package did not write."""
+    if not it.damaged:
+        return state
+    title = gettext("Not as django-dlock writes it: %s") % ", ".join(it.damaged)
+    mark = format_html('<span title="{}">{}</span>', title, badge("bad", _("damaged")))
+    return format_html("{} {}", state, mark)
 
 
 def _style_of(info: LeaseInfo) -> str:

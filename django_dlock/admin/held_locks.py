@@ -27,7 +27,7 @@ from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
 from ..printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
-from .cells import holder_of, time_left
+from .cells import holder_of, time_left, with_damage
 from .changelist import HeldLockChangeList, alias_and_name, as_row
 from .filters import (
     HOLDER_STATES,
@@ -195,7 +195,7 @@ class HeldLockAdmin(WhyAdmin):
     @admin.display(description=_("state"), ordering="holder_state")
     def holder_state(self, row: HeldLock) -> str:
         state = row.info.holder_state
-        return badge(_STYLES[state], dict(HOLDER_STATES)[state])
+        return with_damage(badge(_STYLES[state], dict(HOLDER_STATES)[state]), row.info)
 
     @admin.display(description=_("state"), ordering="holder_state")
     def state(self, row: HeldLock) -> str:
@@ -260,7 +260,8 @@ class HeldLockAdmin(WhyAdmin):
         left, silent, refused = [], set[str](), False
         for row in self._held(request, object_ids):
             info, owner = row.info, seen.get(row.pk)
-            if not owner or info.alias in silent:
+            # Only a damaged entry has no owner.
+            if owner is None or (info.owner and not owner) or info.alias in silent:
                 left.append(row)
             elif owner != info.owner:
                 self._tell_changed_hands(request, info)

@@ -13,10 +13,10 @@ from django.utils.translation import gettext, ngettext
 
 from ..blocking import Blocking, Line, LockId
 from ..inspection import duration
-from ..lease import HolderState, LeaseInfo, Waiter
+from ..lease import LeaseInfo, Waiter
 from ..process import ProcessIdentity, death_proof
 from .base import badge, breakable, may_see_users
-from .cells import who
+from .cells import who, with_damage
 from .filters import HOLDER_STATES, KINDS
 from .links import why_url
 
@@ -38,7 +38,7 @@ class People:
         return {
             "kind": dict(KINDS).get(info.kind, info.kind),
             "who": self._who(info.metadata, info.process),
-            "state": _state(info.holder_state),
+            "state": _state(info),
             "proof": _proof(info),
             "sign_of_life": _sign_of_life(info),
             "since": _moment(info.acquired_at),
@@ -50,7 +50,7 @@ class People:
         """A row of the table of waiters."""
         return {
             "who": self._who(waiter.metadata, waiter.process),
-            "state": _state(waiter.state),
+            "state": _state(waiter),
             "since": _moment(waiter.since),
             "waited": duration(waiter.waited),
             "holds": [self._link(lock) for lock in blocking.held_by(waiter)],
@@ -65,7 +65,7 @@ class People:
             "link": self._link(lock),
             "waited": duration(waiter.waited),
             "who": self._who(lease.metadata, lease.process) if lease is not None else "",
-            "state": _state(lease.holder_state) if lease is not None else "",
+            "state": _state(lease) if lease is not None else "",
         }
 
     def deadlock(self, blocking: Blocking, circle: Sequence[LockId]) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ class People:
                 **row,
                 "what": gettext("waits"),
                 "who": self._who(waiter.metadata, waiter.process),
-                "state": _state(waiter.state),
+                "state": _state(waiter),
                 "for": duration(waiter.waited),
             }
         notes = [gettext("its waiters are shown elsewhere in this list")] if line.repeated else []
@@ -109,7 +109,7 @@ class People:
             "what": self._link(line.lock),
             "notes": notes,
             "who": self._who(lease.metadata, lease.process) if lease else gettext("nobody"),
-            "state": _state(lease.holder_state) if lease else "",
+            "state": _state(lease) if lease else "",
             "for": duration(lease.age) if lease else "",
         }
 
@@ -128,8 +128,9 @@ class People:
         return who(metadata, process) or gettext("not known")
 
 
-def _state(state: HolderState) -> SafeString:
-    return badge(_STYLES[state], dict(HOLDER_STATES)[state])
+def _state(it: LeaseInfo | Waiter) -> SafeString:
+    state = it.state if isinstance(it, Waiter) else it.holder_state
+    return with_damage(badge(_STYLES[state], dict(HOLDER_STATES)[state]), it)
 
 
 def _moment(when: Any) -> str:

@@ -56,8 +56,10 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
     none of these columns has an index.
     """
     wanted = Q(owner=info.owner) | Q(lock_alias=info.alias, lock_name=info.name)
-    if task_id := info.metadata.get("task_id"):
-        wanted |= Q(task_id=str(task_id))
+    task_id = info.metadata.get("task_id")
+    # Another program may have written anything else.
+    if task_id and isinstance(task_id, str) and len(task_id) <= 255:
+        wanted |= Q(task_id=task_id)
     other: IdempotencyRecord | None = None
     for database in databases():
         if other is not None and not {"task_id", "path"} & info.metadata.keys():
@@ -70,8 +72,9 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
                 newest = records.aggregate(pk=Max("pk"))["pk"] or 0
                 latest = records.filter(wanted, pk__gt=newest - BoundedPaginator.MAX_ROWS)
                 found = list(latest.defer("message", "result", "error").order_by("-pk")[:100])
-        except Error:
-            # Another page says so; this one is about the lock.
+        except (Error, ValueError):
+            # Another page says so; this one is about the lock. A damaged name or owner may have
+            # characters that the database does not take.
             continue
         for record in found:
             if record.owner == info.owner:

@@ -159,12 +159,13 @@ class WhyAdmin(GuardedAdmin):
         if may_see_events:
             try:
                 events = self._events(request, lock)
-            except Error as error:
+            # A damaged name may have characters that the database does not take.
+            except (Error, ValueError) as error:
                 problems[gettext("The lock events cannot be read.")] = str(error)
         if request.user.has_perm("django_dlock.view_idempotencyrecord"):
             try:
                 records = self._records(lock, info)
-            except Error as error:
+            except (Error, ValueError) as error:
                 problems[gettext("The idempotency records cannot be read.")] = str(error)
         more_events = events is not None and len(events) > EVENTS
         return {

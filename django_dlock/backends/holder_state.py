@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..lease import HolderState, Kind
 from ..process import ProcessIdentity, death_proof
 
-__all__ = ["SILENT_AFTER", "holder_state", "json_object", "process_from_json", "process_state"]
+__all__ = [
+    "DEEPEST",
+    "LONGEST",
+    "SILENT_AFTER",
+    "Stored",
+    "damaged",
+    "holder_state",
+    "json_object",
+    "process_from_json",
+    "process_state",
+    "stored_object",
+]
 
 SILENT_AFTER = 15.0
 """Seconds without a heartbeat after which a holder counts as silent."""
+
+LONGEST = 65_536
+"""Characters of a stored text that operators read; a longer one counts as damaged."""
+LONGEST_IDENTITY = 4096
+DEEPEST = 64
+"""Levels of a stored object; with more, other code would reach the limit of recursion."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def holder_state(
@@ -41,21 +62,81 @@ def process_state(
     return "silent" if silent else "alive"
 
 
-def json_object(text: str) -> Mapping[str, Any]:
-    """The JSON object in ``text``; empty if another program has written something else."""
+class Stored(NamedTuple):
+    """A JSON object that was read from a store.
+
+    Attributes:
+        value: Empty if nothing could be read.
+        is_sound: Whether it is what this package may have written.
+    """
+
+    value: Mapping[str, Any]
+    is_sound: bool = True
+
+
+def stored_object(text: object) -> Stored:
+    """The JSON object in ``text``; never raises, whatever another program has written.
+
+    The value can be compared, put into words and written as JSON again: it is at most ``DEEPEST``
+    levels deep, and it has no numbers that JSON does not know. A text in it may have any character.
+    """
+    if not isinstance(text, str) or len(text) > LONGEST:
+        return Stored({}, False)
     try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return Stored({}, False)
+    if not isinstance(value, dict) or _is_too_deep(text, value):
+        return Stored({}, False)
+    # Most texts are plain, and need no second look. JSON may write a surrogate as ``\\ud800``.
+    if text.isascii() and "\\u" not in text:
+        return Stored(value)
+    return Stored(value, not _SURROGATES.search(json.dumps(value, ensure_ascii=False)))
+
+
+def json_object(text: object) -> Mapping[str, Any]:
+    """The value of ``stored_object``."""
+    return stored_object(text).value
+
+
+def _finite(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else text
+
+
+# ``NaN`` and numbers such as 1e999 stay texts, because no JSON could be made of them again.
+_DECODER = json.JSONDecoder(parse_constant=str, parse_float=_finite)
+
+
+def _is_too_deep(text: str, value: Any) -> bool:
+    if text.count("{") + text.count("[") <= DEEPEST:
+        return False
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    found = value.values() if isinstance(value, dict) else value
+    return [inner for inner in found if isinstance(inner, dict | list)]
 
 
 # Cached, because many waiters read the identity of the same few processes.
 @functools.lru_cache(maxsize=4096)
 def process_from_json(text: str) -> ProcessIdentity | None:
     """The process identity in ``text``; ``None`` if there is none or it is damaged."""
+    if not isinstance(text, str) or len(text) > LONGEST_IDENTITY:
+        return None
     facts = json_object(text)
     try:
         return ProcessIdentity.from_dict(dict(facts)) if facts else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def damaged(**parts: bool) -> tuple[str, ...]:
+    """The names of those parts that are damaged, as ``LeaseInfo.damaged`` has them."""
+    return tuple(name for name, is_damaged in parts.items() if is_damaged)

@@ -8,6 +8,7 @@ from typing import Any
 from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
 from ..printable import printable
+from ..request_path import cut
 
 __all__ = ["lease_table", "waiter_table"]
 
@@ -29,21 +30,27 @@ def waiter_table(waiters: Iterable[Waiter], width: int | None) -> Iterable[str]:
 
 def _who(facts: Mapping[str, Any]) -> str:
     where = f"{facts['host']}:{facts['pid']}" if facts["host"] else ""
-    what = facts["task_name"] or facts["path"] or ""
+    # A value of another program may be huge.
+    what = cut(str(facts["task_name"] or facts["path"] or ""))
     if facts["task_id"]:
-        what = f"{what}[{facts['task_id']}]"
+        what = f"{what}[{cut(str(facts['task_id']))}]"
     return " ".join(part for part in (where, what) if part) or "-"
+
+
+def _with_damage(state: str, it: LeaseInfo | Waiter) -> str:
+    return f"{state}, damaged: {' '.join(it.damaged)}" if it.damaged else state
 
 
 def _waiter_cells(waiter: Waiter) -> tuple[str, ...]:
     who, since = _who(waiter.as_dict()["waiter"]), duration(waiter.waited)
-    return tuple(map(printable, (waiter.name, waiter.state, who, since, waiter.alias)))
+    state = _with_damage(waiter.state, waiter)
+    return tuple(map(printable, (waiter.name, state, who, since, waiter.alias)))
 
 
 def _lease_cells(info: LeaseInfo) -> tuple[str, ...]:
     cells = (
         info.name,
-        info.holder_state,
+        _with_damage(info.holder_state, info),
         _who(info.as_dict()["holder"]),
         duration(info.age),
         "never ends" if info.ttl is None else duration(info.ttl),

@@ -18,6 +18,9 @@ __all__ = ["ProcessIdentity", "current", "identity_of", "proc_stat", "reset"]
 # The inode of the first PID namespace of a Linux machine (PROC_PID_INIT_INO in the kernel).
 _FIRST_PID_NAMESPACE = "4026531836"
 
+LARGEST_PID = 2**31 - 1
+"""The largest that any system has room for."""
+
 
 class ProcessIdentity(NamedTuple):
     """One run of one process.
@@ -44,10 +47,14 @@ class ProcessIdentity(NamedTuple):
         """The identity from what ``as_dict`` returned; a missing entry counts as unknown.
 
         Raises:
-            TypeError, ValueError: ``facts`` was not written by this package.
+            KeyError, TypeError, ValueError: ``facts`` was not written by this package.
         """
+        pid = facts["pid"]
+        # The system is asked about the pid, and 0 and negative ones mean groups of processes.
+        if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid <= LARGEST_PID:
+            raise ValueError(f"a pid is from 1 to {LARGEST_PID}")
         known: dict[str, Any] = {key: str(facts.get(key, "")) for key in cls._fields}
-        return cls(**{**known, "pid": int(facts["pid"])})
+        return cls(**{**known, "pid": pid})
 
 
 def _read(path: str) -> str:

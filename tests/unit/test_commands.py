@@ -39,6 +39,7 @@ KEYS = {
     "ttl",
     "renewals",
     "waiting",
+    "damaged",
 }
 
 
@@ -182,7 +183,7 @@ def test_list_locks_prints_the_waiters_as_json():
     first, second = run_json("list_locks", waiters=True)
     assert set(first) == KEYS | {"waiters"}
     (waiter,) = first["waiters"]
-    assert set(waiter) == {"owner", "waiter", "state", "since", "waited"}
+    assert set(waiter) == {"owner", "waiter", "state", "since", "waited", "damaged"}
     assert waiter["waiter"]["task_name"] == "shop.charge"
     assert (waiter["owner"], waiter["state"]) == ("waiter 0", "alive")
     assert dt.datetime.fromisoformat(waiter["since"]).tzinfo

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
+from ...lease_info import KINDS
 from ..holder_state import (
     SILENT_AFTER,
+    damaged,
     holder_state,
-    json_object,
     process_from_json,
     process_state,
+    stored_object,
 )
 from .connection import Connection
 from .rows import COLUMNS, SECOND, Row, Ticket
@@ -51,7 +54,7 @@ class DatabaseListing:
         return [self._waiter(name, ticket, now) for ticket in tickets]
 
     def _waiter(self, name: str, ticket: Ticket, now: int) -> Waiter:
-        process = process_from_json(ticket.process)
+        process, facts = process_from_json(ticket.process), stored_object(ticket.metadata)
         since = max(0, min(ticket.since, now)) / SECOND
         # Its last request is its sign of life.
         silent = (now - ticket.asked_at) / SECOND > SILENT_AFTER
@@ -63,7 +66,10 @@ class DatabaseListing:
             waited=now / SECOND - since,
             process=process,
             state=process_state(process, silent),
-            metadata=json_object(ticket.metadata),
+            metadata=facts.value,
+            damaged=damaged(
+                process=bool(ticket.process) and process is None, metadata=not facts.is_sound
+            ),
         )
 
     def page(
@@ -131,6 +137,28 @@ class DatabaseListing:
         return [self._info(name, row, now, beats) for now, name, row in found]
 
     def _info(self, name: str, row: Row, now: int, beats: Heartbeats) -> LeaseInfo:
+        try:
+            return self._sound_info(name, row, now, beats)
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            # SQLite stores a value of any type in any column. It must not hide the other rows.
+            return LeaseInfo(
+                name=str(name),
+                alias=self._alias,
+                kind="held",
+                owner=str(row.owner),
+                token=0,
+                acquired_at=dt.datetime.fromtimestamp(now / SECOND, tz=dt.timezone.utc),
+                age=0.0,
+                ttl=None,
+                renewals=0,
+                waiting=0,
+                process=None,
+                holder_state="unknown",
+                damaged=("type",),
+            )
+
+    def _sound_info(self, name: str, row: Row, now: int, beats: Heartbeats) -> LeaseInfo:
+        facts = stored_object(row.metadata)
         process = process_from_json(row.process)
         beat, gone = beats.get(process.id if process else "", (0, False))
         # A renewal proves the process alive as well as a heartbeat does.
@@ -140,9 +168,9 @@ class DatabaseListing:
         return LeaseInfo(
             name=name,
             alias=self._alias,
-            kind=row.kind,
+            kind=row.kind if row.kind in KINDS else "held",
             owner=row.owner,
-            token=row.token,
+            token=operator.index(row.token),
             acquired_at=dt.datetime.fromtimestamp(at, tz=dt.timezone.utc),
             age=now / SECOND - at,
             ttl=(row.ends_at - now) / SECOND,
@@ -150,9 +178,14 @@ class DatabaseListing:
             waiting=len(row.tickets(now)),
             process=process,
             holder_state=holder_state(row.kind, process, silent_for > SILENT_AFTER, gone),
-            metadata=json_object(row.metadata),
+            metadata=facts.value,
             silent_for=silent_for,
             granted_ttl=row.ttl / SECOND,
+            damaged=damaged(
+                kind=row.kind not in KINDS,
+                process=bool(row.process) and process is None,
+                metadata=not facts.is_sound,
+            ),
         )
 
 

@@ -44,6 +44,8 @@ TICKET_TTL = 20.0
 every request writes the ticket again."""
 LATE_BY = 120 * SECOND
 """A copy of a request may be late by its TTL plus this time; it is granted nothing."""
+LARGEST = 2**61
+"""Microseconds; a time and a duration below it fit into a column together."""
 MEMORY = LATE_BY
 """The end of a lease is remembered for at least this long, or for its TTL if that is longer."""
 
@@ -91,8 +93,11 @@ class Ticket(NamedTuple):
     def of(cls, line: str) -> Ticket:
         """Raises ``ValueError`` if it is damaged."""
         owner, ttl, kind, process, metadata, channel, until, since = line.split("\t")
-        times = int(until), int(since)
-        return cls(owner, int(ttl), cast(Kind, kind), process, metadata, channel, *times)
+        numbers = int(ttl), int(until), int(since)
+        # A column has no room for more, and the release that grants the name would fail.
+        if not all(0 <= number < LARGEST for number in numbers) or not numbers[0]:
+            raise ValueError("no duration, or no time")
+        return cls(owner, numbers[0], cast(Kind, kind), process, metadata, channel, *numbers[1:])
 
 
 class Message(NamedTuple):

@@ -258,7 +258,8 @@ class EtcdBackend(BaseLockBackend):
         (entry,) = entries_of(answer)
         if entry is None:
             return None
-        now, at = now_of(answer), float(entry.number("at"))
+        now = now_of(answer)
+        at = min(float(entry.number("at")), now)
         left = self._store.left(entry, deadline)
         state = holder_state(entry.kind, entry.process, False, False)
         return LeaseInfo(
@@ -277,6 +278,7 @@ class EtcdBackend(BaseLockBackend):
             # A proof of death counts, but etcd does not know whose process shows signs of life.
             holder_state="dead" if state == "dead" else "unknown",
             metadata=json_object(entry.metadata),
+            damaged=entry.damaged,
         )
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:

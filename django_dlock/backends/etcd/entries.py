@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from urllib.parse import quote
 
 from ...lease import Kind
+from ...lease_info import KINDS
 from ...process import ProcessIdentity
-from ..holder_state import json_object, process_from_json
+from ..holder_state import damaged, json_object, process_from_json, stored_object
 
 __all__ = [
     "Entry",
@@ -59,6 +60,11 @@ def range_after(prefix: str) -> str:
     """The end of the range of all keys with the prefix, in Base64."""
     # The prefix ends with a slash, so there is a next character.
     return encoded(prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
+NUMBERS = ("at", "ttl", "renewals")
+LARGEST = 10**10
+"""Seconds since 1970, and all other numbers, are smaller."""
 
 
 class Entry(NamedTuple):
@@ -101,7 +107,8 @@ class Entry(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        return cast(Kind, self.facts.get("kind", "held"))
+        kind = self.facts.get("kind")
+        return kind if kind in KINDS else "held"
 
     @property
     def context(self) -> tuple[str, str]:
@@ -111,7 +118,22 @@ class Entry(NamedTuple):
     def number(self, fact: str) -> int:
         """A fact that is a number; 0 if it is missing or damaged."""
         found = self.facts.get(fact, 0)
-        return found if isinstance(found, int) else 0
+        return found if _is_number(found) else 0
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """As of ``LeaseInfo``."""
+        return damaged(
+            facts=not self.facts or not all(_is_number(self.facts.get(one, 0)) for one in NUMBERS),
+            kind=bool(self.facts) and self.facts.get("kind") not in KINDS,
+            process=self.process is None,
+            metadata=not stored_object(self.metadata).is_sound,
+        )
+
+
+def _is_number(value: object) -> bool:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return is_whole and 0 <= cast(int, value) < LARGEST
 
 
 def value_of(owner: str, facts: Mapping[str, Any], process: str, metadata: str) -> str:

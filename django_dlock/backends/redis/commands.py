@@ -298,12 +298,16 @@ def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Cont
     return Contention(
         owner=holder,
         kind=cast(Kind, kind),
-        remaining=int(remaining) / 1000,
+        remaining=max(0, int(remaining)) / 1000,
         now=int(now) / 1000,
         process=process_from_json(process_json),
-        # If the token is damaged, ignore all messages.
-        ticket=Ticket(int(token) if token.isdigit() else sys.maxsize, sent_at, listens != "0"),
+        ticket=Ticket(_token(token), sent_at, listens != "0"),
     )
+
+
+def _token(word: str) -> int:
+    # If the token is damaged, ignore all messages.
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 20 else sys.maxsize
 
 
 def _renewal_results(renewals: Sequence[Renewal], answer: Any, sent_at: float) -> RenewalResults:

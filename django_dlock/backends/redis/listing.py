@@ -17,8 +17,9 @@ from typing import Any, TypeAlias, cast
 
 from ...lease import SEARCHED, SORT_KEYS, LeaseInfo, LeasePage, LeaseQuery
 from ..base import LeaseInfos
+from ..holder_state import LONGEST
 from .commands import Keys, text
-from .rows import ALL_FACTS, FACTS, Reader, Row
+from .rows import ALL_FACTS, FACTS, WRONG_TYPE, Reader, Row
 from .script_parts import COMMON, Script
 
 __all__ = ["RedisListing"]
@@ -39,17 +40,21 @@ for i = 1, facts do
   column_of[fact] = 3 + i
   if string.sub(fact, 1, 1) ~= '@' then fields[i] = fact end
 end
-local call, rows, procs, number_of = redis.call, {}, {}, {}
+local call, try, rows, procs, number_of = redis.call, redis.pcall, {}, {}, {}
+-- A huge value would take the time and the memory of everybody who reads the page.
+local function brief(value)
+  return #value <= LONGEST and value or string.sub(value, 1, LONGEST)
+end
 local proc_at, endless_at, waiting_at = column_of.proc, column_of['@endless'], column_of['@waiting']
-local function read(process)
+local function known(process)
   local beat, identity = string.match(
-    call('GET', ARGV[1] .. 'p:' .. process) or '', '^(%S*) (.*)$')
-  return beat or '0', identity or ''
+    read('GET', ARGV[1] .. 'p:' .. process) or '', '^(%S*) (.*)$')
+  return brief(beat or '0'), brief(identity or '')
 end
 -- Rows refer to a process by number, so that its identity and heartbeat are sent only once.
 local function number(process)
   if not number_of[process] then
-    local beat, identity = read(process)
+    local beat, identity = known(process)
     procs[#procs + 1] = {identity, beat}
     -- As text, because formatting a number for each lease is slower than finding the process.
     number_of[process] = tostring(#procs)
@@ -65,11 +70,11 @@ end
 local is_there = {}
 local function waiting(name)
   local count = 0
-  for _, waiter in ipairs(call('ZRANGE', waiters .. name, 0, -1)) do
+  for _, waiter in ipairs(read('ZRANGE', waiters .. name, 0, -1) or {}) do
     local process = string.match(waiter, '^.-\\n.-\\n.-\\n(.-)\\n') or ''
     if is_there[process] == nil then
       local listeners = redis.pcall('PUBSUB', 'NUMSUB', channels .. process)[2] or 0
-      is_there[process] = listeners > 0 or now - (tonumber((read(process))) or 0) < 15000
+      is_there[process] = listeners > 0 or now - (tonumber((known(process))) or 0) < 15000
     end
     if is_there[process] then count = count + 1 end
   end
@@ -77,7 +82,15 @@ local function waiting(name)
 end
 -- Adds {name, until, kind, fact...} to the rows, or removes a free name from the index.
 local function collect(name)
-  local l = call('HMGET', locks .. name, 'owner', 'until', 'kind', unpack(fields))
+  local l = try('HMGET', locks .. name, 'owner', 'until', 'kind', unpack(fields))
+  if l.err then
+    -- Another program has put something else there. It stays in the index, so that it is seen.
+    l = read('HMGET', locks .. name, 'owner') or {name, '', 'WRONG_TYPE'}
+    for i = 4, 3 + facts do l[i] = false end
+    if endless_at then l[endless_at] = true end
+    rows[#rows + 1] = l
+    return
+  end
   local owner, till, kind = l[1], l[2], l[3]
   -- For most names this is enough, and a function call is slow.
   local ends = kind == 'held' and owner and owner ~= '' and tonumber(till)
@@ -85,6 +98,10 @@ local function collect(name)
   if not plain and not is_held(name, owner, till, kind) then
     call('ZREM', KEYS[1], name)
     return
+  end
+  for i = 2, 3 + #fields do
+    local value = l[i]
+    if value and #value > LONGEST then l[i] = brief(value) end
   end
   l[1] = name
   if proc_at then l[proc_at] = l[proc_at] and (number_of[l[proc_at]] or number(l[proc_at])) end
@@ -101,7 +118,7 @@ local function answer(...)
   end
   return {text(now), cjson.encode(rows), cjson.encode(procs), ...}
 end
-"""
+""".replace("LONGEST", str(LONGEST)).replace("WRONG_TYPE", WRONG_TYPE)
 
 ROWS = Script(
     COMMON
@@ -130,8 +147,8 @@ local index = KEYS[1]
 size, newest = tonumber(size), newest == '1'
 if cursor == '' and rank ~= '' and call('ZCARD', index) <= 1000 then
   for _, name in ipairs(call('ZRANGE', index, 0, -1)) do
-    local l = call('HMGET', locks .. name, 'owner', 'until', 'kind')
-    if not is_held(name, unpack(l)) then call('ZREM', index, name) end
+    local l = read('HMGET', locks .. name, 'owner', 'until', 'kind')
+    if l and not is_held(name, unpack(l)) then call('ZREM', index, name) end
   end
 end
 rank = tonumber(rank) or 0
@@ -148,7 +165,7 @@ end
 -- Read before names are removed, and only for the last one, because formatting scores is slow.
 cursor = size > 0 and #names == size and call('ZSCORE', index, names[size]) or ''
 local function metadata_with(name, text)
-  local meta = call('HGET', locks .. name, 'meta') or ''
+  local meta = read('HGET', locks .. name, 'meta') or ''
   -- Searching the whole text first is faster than decoding it.
   if not string.find(meta, text, 1, true) then return {} end
   local is_json, metadata = pcall(cjson.decode, meta)

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ...lease import HolderState, Kind, LeaseInfo
+from ...lease_info import KINDS
 from ...process import ProcessIdentity
-from ..holder_state import SILENT_AFTER, holder_state, json_object, process_from_json
+from ..holder_state import SILENT_AFTER, damaged, holder_state, process_from_json, stored_object
 from .commands import EXACTLY
 from .script_parts import EXACT
 
-__all__ = ["ALL_FACTS", "FACTS", "Reader", "Row"]
+__all__ = ["ALL_FACTS", "FACTS", "WRONG_TYPE", "Reader", "Row"]
+
+WRONG_TYPE = "!type"
+"""The kind of a row whose key has a value of another type."""
 
 FACTS: dict[str, tuple[str, ...]] = {
     "name": (),
@@ -96,7 +100,8 @@ class Row:
 
     @property
     def kind(self) -> Kind:
-        return cast(Kind, self._text("kind") or "held")
+        kind = self._text("kind")
+        return kind if kind in KINDS else "held"
 
     @property
     def owner(self) -> str:
@@ -146,7 +151,7 @@ class Row:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        return json_object(self._text("meta"))
+        return stored_object(self._text("meta")).value
 
     @property
     def silent_for(self) -> float:
@@ -160,6 +165,22 @@ class Row:
         overdue = self._answer.now - beat > SILENT_AFTER * 1000
         silent = overdue and self.silent_for > SILENT_AFTER
         return self._answer.reader.holder_state(self.kind, self.process, silent, beat < 0)
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """Only for a row with all facts."""
+        if self._said("kind") == WRONG_TYPE:
+            return ("type",)
+        number = {fact: not _is_whole(self._said(fact)) for fact in _NUMBERS}
+        return damaged(
+            kind=self._said("kind") not in KINDS,
+            token=number["token"],
+            acquired_at=number["at"],
+            ttl=number["until"] or number["ttl"],
+            renewals=number["n"],
+            process=bool(self._holder[0]) and self.process is None,
+            metadata=not stored_object(self._text("meta")).is_sound,
+        )
 
     def info(self) -> LeaseInfo:
         return LeaseInfo(**{fact: getattr(self, fact) for fact in LeaseInfo.__slots__})
@@ -180,6 +201,9 @@ class Row:
         return _whole(self._values[self._answer.column_of[fact]])
 
 
+_NUMBERS = ("until", "token", "ttl", "at", "n")
+
+
 def _whole(value: Any) -> int:
     # A damaged entry, such as an end that is not a number, must not hide the others either.
     try:
@@ -187,3 +211,7 @@ def _whole(value: Any) -> int:
     except (TypeError, ValueError):
         return 0
     return number if abs(number) < EXACT else 0
+
+
+def _is_whole(value: Any) -> bool:
+    return bool(value) and str(_whole(value)) == str(value)

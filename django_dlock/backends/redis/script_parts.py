@@ -53,6 +53,7 @@ __all__ = [
     "KNOWN_FOR_MS",
     "MEMORY_MS",
     "NOW",
+    "READ",
     "SWEEP",
     "Script",
 ]
@@ -81,6 +82,28 @@ PAST_BYTES = 512
 EXACT = 2**53
 """From here on Lua's numbers are not exact; our times and tokens are smaller."""
 
+# Another program may have put a value of another type in the place of a key. A script that reads
+# many keys must not end at one of them.
+READ = """
+-- The reply; nil if the key has another type.
+local function read(...)
+  local reply = redis.pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  -- Any other error reaches the caller as it is.
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call(...) end
+end
+-- Adds to a sorted set, in the place of a value of another type if there is one.
+local function add(key, ...)
+  if read('ZADD', key, ...) == nil then
+    -- It ends at once. For this the user needs no other right.
+    redis.call('SET', key, '', 'PXAT', '1')
+    redis.call('ZADD', key, ...)
+  end
+end
+-- As one of the lines of an answer.
+local function line(field) return (string.gsub(field, '[\\r\\n]', ' ')) end
+"""
+
 # The server's time in µs and in ms, as text, and in ms as a number. Texts are cut and joined if
 # possible, because formatting a number takes as long as a command.
 NOW = """
@@ -93,7 +116,8 @@ local now = tonumber(moment)
 # ``lives`` tells whether a hash has a present lease. A lease without an end, or with one that is
 # not a number, was damaged by another program. It counts as present until an operator breaks it.
 COMMON = (
-    NOW
+    READ
+    + NOW
     + f"""
 local function text(number) return string.format('%.0f', number) end
 -- Another program may have written a value that is not a number, or one that no command accepts.
@@ -128,7 +152,9 @@ local function above(token)
   if least and least >= tonumber(new) and least < {EXACT} then
     new = string.format('%.0f', least + 1)
   end
-  least = tonumber(redis.call('SET', KEYS[4], new, 'GET'))
+  local before = read('SET', KEYS[4], new, 'GET')
+  if before == nil then redis.call('SET', KEYS[4], new) end
+  least = tonumber(before)
   if least and least >= tonumber(new) and least < {EXACT} then
     new = string.format('%.0f', least + 1)
     redis.call('SET', KEYS[4], new)
@@ -152,7 +178,7 @@ local function grant(name, owner, token, ttl, kind, proc, meta, n, past)
     'ttl', ttl, 'at', moment, 'n', n, 'proc', proc, 'meta', meta, 'past', past)
   -- Exactly as long after ``until`` as RELEASE relies on, however long this script takes.
   redis.call('PEXPIREAT', KEYS[1], now + ttl + math.max(ttl, {MEMORY_MS}))
-  redis.call('ZADD', KEYS[3], token, name)
+  add(KEYS[3], token, name)
 end
 """
 
@@ -164,15 +190,17 @@ end
 # of them may give up before the name is free.
 HAND_OVER = f"""
 local handed, gone, channels = false, {{}}, string.sub(KEYS[1], 1, -3 - #name) .. 'm:'
-if not waiter then waiter, since = unpack(redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')) end
-for _, each in ipairs(cools and redis.call('ZRANGE', KEYS[2], 0, -1) or {{}}) do
+local function first() return unpack(read('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES') or {{}}) end
+if not waiter then waiter, since = first() end
+for _, each in ipairs(cools and read('ZRANGE', KEYS[2], 0, -1) or {{}}) do
   local owner, proc = string.match(each, '^(.-)\\n.-\\n.-\\n(.-)\\n')
   if owner then redis.pcall('PUBLISH', channels .. proc, owner .. ' 0') end
 end
 while waiter and not (handed or cools) do
   local owner, ttl, kind, proc, meta = string.match(waiter, '^(.-)\\n(.-)\\n(.-)\\n(.-)\\n(.*)$')
   local listeners = 0
-  if owner and not gone[proc] then
+  -- A request without a duration was not written by us, and cannot be granted.
+  if owner and (whole(ttl) or 0) > 0 and not gone[proc] then
     -- Asked before publishing: a message without a listener here could still reach, through a
     -- replica, a process that listens to a former primary.
     listeners = redis.pcall('PUBSUB', 'NUMSUB', channels .. proc)[2]
@@ -201,7 +229,7 @@ while waiter and not (handed or cools) do
   end
   if not handed then
     gone[proc or ''] = true
-    waiter, since = unpack(redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES'))
+    waiter, since = first()
   end
 end
 """
@@ -210,10 +238,10 @@ SWEEP = """
 -- ``base``: the prefix of all keys.
 local function sweep(index, base, rounds)
   repeat
-    local names, dead = redis.call('ZRANDMEMBER', index, 20), 0
+    local names, dead = read('ZRANDMEMBER', index, 20) or {}, 0
     for _, name in ipairs(names) do
-      local l = redis.call('HMGET', base .. 'l:' .. name, 'owner', 'until', 'kind')
-      if not lives(l[1], l[2], l[3])
+      local l = read('HMGET', base .. 'l:' .. name, 'owner', 'until', 'kind')
+      if l and not lives(l[1], l[2], l[3])
         and (ended(l[3]) or redis.call('PTTL', base .. 'l:' .. name) ~= -1) then
         dead = dead + redis.call('ZREM', index, name)
       end

@@ -10,6 +10,7 @@ from .script_parts import (
     MARGIN_MS,
     MEMORY_MS,
     NOW,
+    READ,
     SWEEP,
     Script,
 )
@@ -59,7 +60,7 @@ local mine = living and owner == me and kind ~= 'cooling' and mark ~= '1'
 local passed = living and owner == ARGV[8] and kind ~= 'cooling' and not mark
 local waiter = table.concat({{me, ARGV[3], ARGV[4], ARGV[5], ARGV[6]}}, '\\n')
 if known and (mine or passed or mark or not living or not waits) then
-  redis.call('ZREM', KEYS[2], waiter)
+  read('ZREM', KEYS[2], waiter)
 end
 
 if mine then
@@ -78,7 +79,7 @@ end
 local over = mark == 'granted' or ended(owner == me and end_of(kind) or end_before(past, me))
 if living or mark or over then
   if over or not living then
-    return table.concat({{'held', '0', moment, token or '0', '', '', ''}}, '\\n')
+    return table.concat({{'held', '0', moment, line(token or '0'), '', '', ''}}, '\\n')
   end
   local remaining = till and till - now or 10000
   -- If the end is further away than the TTL, the clock has stepped back. Correct the end, so that
@@ -90,21 +91,21 @@ if living or mark or over then
   end
   local listens = ''
   if waits and not mark then
-    redis.call('ZADD', KEYS[2], 'NX', micros, waiter)
+    add(KEYS[2], 'NX', micros, waiter)
     listens = redis.pcall('PUBSUB', 'NUMSUB', base .. 'm:' .. ARGV[5])[2] or ''
     -- Every waiter asks again when the lease that it found would end.
     if redis.call('PTTL', KEYS[2]) < remaining + {MARGIN_MS} then
       redis.call('PEXPIRE', KEYS[2], remaining + {MARGIN_MS})
     end
   end
-  local process = proc and redis.call('GET', base .. 'p:' .. proc)
-  return table.concat({{kind or 'held', text(remaining), moment, token or '0', listens,
-    process and string.match(process, '{{.*') or '', owner}}, '\\n')
+  local process = proc and read('GET', base .. 'p:' .. proc)
+  return table.concat({{line(kind or 'held'), text(remaining), moment, line(token or '0'), listens,
+    process and line(string.match(process, '{{.*') or '') or '', owner}}, '\\n')
 end
 
 if n == '-1' and owner and kind ~= 'cooling' and not ended(kind) then
   -- It was handed over, and its process has not used it for a whole TTL.
-  for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  for _, other in ipairs(read('ZRANGE', KEYS[2], 0, -1) or {{}}) do
     if string.match(other, '^.-\\n.-\\n.-\\n(.-)\\n') == proc then
       redis.call('ZREM', KEYS[2], other)
     end
@@ -120,7 +121,7 @@ return tonumber(new)
 
 # The name becomes free. First removes, then writes, for a server without memory; see RENEW.
 _FREE = """
-redis.call('ZREM', KEYS[3], name)
+read('ZREM', KEYS[3], name)
 redis.call('HSET', KEYS[1], 'kind', how)
 """
 # Sets the key's TTL, too: if another program has removed it, the key would stay for ever.
@@ -132,15 +133,17 @@ end
 """
 
 RELEASE = Script(
-    f"""
+    READ
+    + f"""
 -- KEYS: lock, waiters, index, clock
 -- ARGV: name, owner, min_hold ms, key for the MAC of a hand-over or ''
 -- Returns 1 if it is released now, else the outcome; 'unknown' if earlier ends were dropped, which
 -- may include the release of this owner.
 local name, me, how, cools = ARGV[1], ARGV[2], 'released', false
-local owner, kind, ttl, token, past, till = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'kind', 'ttl', 'token', 'past', 'until'), 1, 6)
-local waiter, since = unpack(redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES'))
+local l = read('HMGET', KEYS[1], 'owner', 'kind', 'ttl', 'token', 'past', 'until')
+if not l then return 'refused' end
+local owner, kind, ttl, token, past, till = unpack(l, 1, 6)
+local waiter, since = unpack(read('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES') or {{}})
 -- The usual case. A lease is present as long as its key has more than ``memory`` left, which is
 -- faster to ask than the time. A damaged TTL, or a key without one, is handled below.
 if ARGV[3] == '0' and owner == me and kind == 'held' and not waiter
@@ -184,9 +187,9 @@ CANCEL_ACQUIRE = Script(
 -- ARGV: name, owner, ms for which the request can no longer be granted; TTL in ms, kind, process
 --   id and metadata of the request; key for the MAC of a hand-over or ''
 -- In this order for a server without memory; see RENEW.
-if redis.call('ZREM', KEYS[2], table.concat({{ARGV[2], unpack(ARGV, 4, 7)}}, '\\n')) == 0 then
+if read('ZREM', KEYS[2], table.concat({{ARGV[2], unpack(ARGV, 4, 7)}}, '\\n')) == 0 then
   -- A caller that cancels for a dead process knows only the owner.
-  for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  for _, other in ipairs(read('ZRANGE', KEYS[2], 0, -1) or {{}}) do
     if string.sub(other, 1, #ARGV[2] + 1) == ARGV[2] .. '\\n' then
       redis.call('ZREM', KEYS[2], other)
     end
@@ -195,8 +198,9 @@ end
 redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
 local name, me, how, cools, secret = ARGV[1], ARGV[2], 'released', false, ARGV[8]
 local waiter, since
-local last, till, kind, ttl, token, past = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
+local l = read('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past')
+if not l then return end
+local last, till, kind, ttl, token, past = unpack(l, 1, 6)
 local living = lives(last, till, kind)
 if living and (last ~= me or kind == 'cooling') then return end
 local letter = string.sub(living and how or end_of(kind), 1, 1)
@@ -216,8 +220,15 @@ BREAK = Script(
 -- Returns 1, or 0 if the owner does not hold it; a repeated call returns what the first one did.
 local name, how, letter, cools, secret = ARGV[1], 'broken', 'b', false, ARGV[4]
 local waiter, since
-local last, till, kind, ttl, token, past = unpack(
-  redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past'), 1, 6)
+local l = read('HMGET', KEYS[1], 'owner', 'until', 'kind', 'ttl', 'token', 'past')
+if not l then
+  -- A value of another type is no lease. An operator who has seen that it has no owner removes it.
+  if ARGV[2] ~= '' then return 0 end
+  redis.call('SET', KEYS[1], '', 'PXAT', '1')
+  read('ZREM', KEYS[3], name)
+  return 1
+end
+local last, till, kind, ttl, token, past = unpack(l, 1, 6)
 if last ~= ARGV[2] or ended(kind) then
   return redis.call('HGET', KEYS[1], 'breaker') == ARGV[3] and 1 or 0
 end
@@ -262,10 +273,12 @@ for i = 1, count do
     ends, forget = text(now + ttl), text(now + ttl + memory(ttl))
   end
   local lock, me = KEYS[2 + i], ARGV[2 + i]
-  local l = call('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
+  -- Only one of many leases may be lost if another program has overwritten it.
+  local l = redis.pcall('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
+  if l.err then l = read('HMGET', lock, 'owner') or {{}} end
   local owner, till, kind, n, before = l[1], l[2], l[3], l[4], l[5]
   if owner ~= me then
-    outcomes[i] = string.sub(end_before(call('HGET', lock, 'past'), me) or 'f', 1, 1)
+    outcomes[i] = string.sub(end_before(read('HGET', lock, 'past'), me) or 'f', 1, 1)
   elseif kind == 'cooling' or not lives(owner, till, kind) then
     outcomes[i] = string.sub(end_of(kind), 1, 1)
   else
@@ -300,17 +313,20 @@ LOCKED = Script(
     COMMON
     + """
 -- KEYS: lock
-local l = redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind')
+-- A value of another type is no lease, but a name that has one cannot be acquired.
+local l = read('HMGET', KEYS[1], 'owner', 'until', 'kind')
+if not l then return 1 end
 return lives(unpack(l, 1, 3)) and 1 or 0
 """
 )
 
 DEREGISTER = Script(
-    NOW
+    READ
+    + NOW
     + """
 -- KEYS: process
 -- An hour is long enough for other processes to see it; its leases have been released.
-local known = redis.call('GET', KEYS[1])
+local known = read('GET', KEYS[1])
 redis.call('SET', KEYS[1], '-' .. moment .. ' ' .. (known and string.match(known, '{.*') or ''),
   'PX', '3600000')
 """

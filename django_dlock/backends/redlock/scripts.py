@@ -25,7 +25,9 @@ _GUARD = f"""
 do
   local run, keep = table.remove(ARGV), tonumber(table.remove(ARGV))
   local node = table.remove(KEYS)
-  local known = redis.call('GET', node)
+  -- A value of another type says nothing.
+  local known = redis.pcall('GET', node)
+  if type(known) ~= 'string' then known = false end
   if known ~= run .. ' joined' then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -54,12 +56,12 @@ RAISE_TOKEN = Script(
 -- KEYS: lock, index, clock
 -- ARGV: name, owner, token
 -- Gives the owner's lease the token that the quorum chose. Returns 1, or 0 if it has none.
-local owner, till, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'until', 'kind'), 1, 3)
+local owner, till, kind = unpack(read('HMGET', KEYS[1], 'owner', 'until', 'kind') or {}, 1, 3)
 if owner ~= ARGV[2] or kind == 'cooling' or not lives(owner, till, kind) then return 0 end
-local highest = whole(redis.call('GET', KEYS[3]))
+local highest = whole(read('GET', KEYS[3]))
 if not highest or highest < tonumber(ARGV[3]) then redis.call('SET', KEYS[3], ARGV[3]) end
 redis.call('HSET', KEYS[1], 'token', ARGV[3])
-redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+add(KEYS[2], ARGV[3], ARGV[1])
 return 1
 """
 )
@@ -70,9 +72,9 @@ WITHDRAW = Script(
 -- KEYS: lock, index
 -- ARGV: name, owner
 -- Withdraws a grant that found no quorum and leaves no trace: the same owner may ask again.
-local owner, kind = unpack(redis.call('HMGET', KEYS[1], 'owner', 'kind'), 1, 2)
+local owner, kind = unpack(read('HMGET', KEYS[1], 'owner', 'kind') or {}, 1, 2)
 if owner == ARGV[2] and kind ~= 'cooling' and not ended(kind) then
-  redis.call('ZREM', KEYS[2], ARGV[1])
+  read('ZREM', KEYS[2], ARGV[1])
   redis.call('HSET', KEYS[1], 'owner', '')
 end
 return 1

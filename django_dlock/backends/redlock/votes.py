@@ -194,4 +194,5 @@ class Votes(NamedTuple):
             ttl=None if ttl == endless else ttl,
             renewals=max(info.renewals for info in infos),
             waiting=max(info.waiting for info in infos),
+            damaged=tuple(dict.fromkeys(part for info in infos for part in info.damaged)),
         )

@@ -330,6 +330,7 @@ class ZooKeeperBackend(BaseLockBackend):
             process=facts.process,
             holder_state=holder_state("held", facts.process, False, False),
             metadata=json_object(facts.metadata),
+            damaged=facts.damaged,
         )
 
     def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
@@ -351,6 +352,7 @@ class ZooKeeperBackend(BaseLockBackend):
             process=facts.process,
             state=process_state(facts.process, False),
             metadata=json_object(facts.metadata),
+            damaged=facts.damaged,
         )
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:

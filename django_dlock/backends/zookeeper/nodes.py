@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import quote, unquote
 
 from ...lease import LeaseRequest
 from ...process import ProcessIdentity, current
-from ..holder_state import json_object, process_from_json
+from ..holder_state import damaged, process_from_json, stored_object
 from .session import Session
 
 __all__ = [
@@ -28,6 +28,9 @@ __all__ = [
 
 BUCKETS = 256
 """Directories of nodes, so that a list of nodes is short."""
+
+LONGEST_TTL = 1e9
+"""Seconds; another program wrote a longer one."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,13 @@ class Facts(NamedTuple):
     Attributes:
         metadata: JSON.
         ttl: Seconds for which its lease was to be granted.
+        damaged: As of ``LeaseInfo``.
     """
 
     process: ProcessIdentity | None
     metadata: str
     ttl: float
+    damaged: tuple[str, ...] = ()
 
 
 def content(request: LeaseRequest, ttl: float) -> bytes:
@@ -72,12 +77,21 @@ def content(request: LeaseRequest, ttl: float) -> bytes:
 
 def contents(node: LockNode) -> Facts:
     """What ``content`` has put there; empty values if another program has written it."""
-    facts = json_object(node.data.decode(errors="replace"))
-    ttl = facts.get("ttl")
+    facts, whole = stored_object(node.data.decode(errors="replace"))
+    process = process_from_json(json.dumps(facts.get("process")))
+    metadata, ttl = facts.get("metadata"), facts.get("ttl")
+    is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
+    is_duration = is_number and 0 < cast(float, ttl) < LONGEST_TTL
     return Facts(
-        process_from_json(json.dumps(facts.get("process"))),
-        str(facts.get("metadata", "{}")),
-        float(ttl) if isinstance(ttl, int | float) else 0.0,
+        process,
+        metadata if isinstance(metadata, str) else "{}",
+        float(cast(float, ttl)) if is_duration else 0.0,
+        damaged(
+            node=not whole,
+            process=whole and process is None,
+            ttl=whole and not is_duration,
+            metadata=whole and not stored_object(metadata).is_sound,
+        ),
     )
 
 
