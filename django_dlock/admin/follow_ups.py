@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest
 from django.db import Error
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -118,6 +120,14 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
         # Leave out actions of the whole site, which may delete rows.
         actions = super().get_actions(request)
         return {name: action for name, action in actions.items() if name == "publish_selected"}
+
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        # Django looks for whatever was posted, and fails if it is no number.
+        if not all(key.isdecimal() for key in request.POST.getlist(ACTION_CHECKBOX_NAME)):
+            raise BadRequest("A selected follow-up is no number")
+        return super().response_action(request, queryset, *args, **kwargs)
 
     def has_publish_permission(self, request: HttpRequest) -> bool:
         may = request.user.has_perm("django_dlock.publish_followup")

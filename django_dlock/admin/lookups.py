@@ -7,7 +7,8 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import get_fields_from_path
-from django.http import HttpRequest
+from django.core.exceptions import BadRequest
+from django.http import HttpRequest, HttpResponse
 
 __all__ = ["NamedLookups"]
 
@@ -32,6 +33,25 @@ class NamedLookups(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at 
             yield from (f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day"))
         for each in self.get_list_filter(request):
             yield from self._parameters_of(each, request)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        # PostgreSQL refuses it in a query, and no value that is shown contains it.
+        if "\0" in "".join(value for values in request.GET.lists() for value in values[1]):
+            raise BadRequest("A filter contains a null character")
+        try:
+            return super().changelist_view(request, extra_context)
+        except OverflowError as error:
+            # A time that has a year, but none in UTC.
+            raise BadRequest(str(error)) from error
+
+    def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
+        # Django fails on a relation from another model, which is no column.
+        columns = {
+            name for field in self.opts.concrete_fields for name in (field.name, field.attname)
+        }
+        return to_field in columns and super().to_field_allowed(request, to_field)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         return lookup in self.get_lookups(request)

@@ -31,7 +31,8 @@ FORCE = {
 class StepForm(forms.Form):
     """The operator's confirmation, with the attempt, the state and the owner that they saw."""
 
-    attempt = forms.IntegerField(widget=forms.HiddenInput)
+    # No database has room for a higher number in this column.
+    attempt = forms.IntegerField(max_value=2**31 - 1, widget=forms.HiddenInput)
     state = forms.ChoiceField(choices=State.choices, widget=forms.HiddenInput)
     owner = forms.CharField(required=False, widget=forms.HiddenInput, strip=False)
     force = forms.BooleanField(required=False)

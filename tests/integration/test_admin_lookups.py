@@ -196,6 +196,45 @@ def test_users_can_be_asked_for_by_those_who_may_see_them(objects):
     assert client.get(list_of(LockEvent), {"detail__contains": "x"}).status_code == 400
 
 
+# -- requests that no link of ours makes ----------------------------------------------------
+
+EARLIEST = "0001-01-01 00:00:00+14:00"
+
+
+@pytest.mark.parametrize("model", NAMED)
+def test_a_query_that_no_link_makes_is_no_error_of_the_server(objects, model):
+    client, pk = visitor(f"view_{model._meta.model_name}"), objects[model]
+    fields = {field.name for field in model._meta.get_fields()}
+    queries = [
+        *({"_to_field": name} for name in (*fields, "pk", "nothing", "\0")),
+        *({name: EARLIEST} for name in NAMED[model] if name.endswith(("__gte", "__lt"))),
+        *({name: "\0"} for name in (*NAMED[model], "q", "p", "o")),
+        *({name: "9" * 40} for name in ("p", "o", "e", "all")),
+    ]
+    for address in (list_of(model), *pages_of(model, pk)):
+        for query in queries:
+            status = client.get(address, query).status_code
+            assert status in (200, 302, 400, 403, 404), (address, query)
+    for name in NAMED[model]:
+        # On PostgreSQL, a query with it would fail.
+        assert client.get(list_of(model), {name: "\0"}).status_code == 400, name
+
+
+def test_a_form_that_no_page_of_ours_makes_is_no_error_of_the_server(objects):
+    client = visitor(*permissions())
+    record = objects[IdempotencyRecord]
+    for step in ("forget", "rerun"):
+        page = reverse(f"admin:django_dlock_idempotencyrecord_{step}", args=[record])
+        for attempt in ("9" * 40, "x", "\0"):
+            form = {"attempt": attempt, "state": "failed", "owner": "owner", "force": "on"}
+            assert client.post(page, form).status_code in (200, 302), attempt
+    for chosen in ("x", "\0", "9" * 400, "\u0661", ""):
+        form = {"action": "publish_selected", "_selected_action": [chosen]}
+        assert client.post(list_of(FollowUp), form).status_code in (302, 400), chosen
+    assert FollowUp.objects.get().published_at is None
+    assert IdempotencyRecord.objects.count() == 1
+
+
 # -- every page, with each permission alone ------------------------------------------------
 
 
