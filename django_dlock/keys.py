@@ -317,6 +317,7 @@ class _Template:
                 of_user=field.startswith(OF_USER),
             )
         if not _is_plain(value):
+            # Without the value, which may contain all headers, and may be logged.
             raise TypeError(
                 f"{where} is of type {type(value).__name__}; a template renders str, "
                 "int, UUID, date, datetime and Enum. Use an attribute of it, or a callable"

@@ -16,12 +16,18 @@ _SECRETS = {
     "an API token": r"""
         (^|\.)auth_token(\.|$)
         # The token of REST framework's TokenAuthentication is its primary key.
-        | (^|\.)_?request\.auth(\.(key|pk|token))?$
+        | (^|\.)_?request\._?auth(\.(key|pk|token))?$
+    """,
+    "a token or key that gives access": r"""
+        # Not every token does: those of forms and pages do not.
+        (^|\.)((\w+_)?(access|auth|bearer|id|refresh|reset|session)_?)?token(\.|$)
+        | (^|\.)(\w+_)?(secret | secret_?key | api_?key | access_?key | jwt)(\.|$)
+        | (^|\.)(?-i:GET|POST|query_params|data)\.session_?id$
     """,
     "a header with credentials": r"""
         (^|\.)(META | environ | headers)\.
         .*(
-            authorization | cookie | credential | jwt | passw | secret | session | token
+            authorization | cookie | credential | jwt | oidc | passw | secret | session | token
             | (access | api | auth)[-_]?key | [-_]auth(\.|$)
         )
     """,

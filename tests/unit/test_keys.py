@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
 from django.test import override_settings
 
 from django_dlock import keyed_digest
@@ -200,7 +201,9 @@ def test_a_key_with_characters_that_a_name_cannot_have_ends_in_a_digest(value: s
 # -- secrets -------------------------------------------------------------------------------
 
 
-def of_request(request: Any, session_key: str = "", headers: Any = None) -> None: ...
+def of_request(
+    request: Any, session_key: str = "", headers: Any = None, token: str = "", secret: str = ""
+) -> None: ...
 
 
 SECRETS = [
@@ -223,6 +226,14 @@ SECRETS = [
     *("request.headers[Cf-Access-Jwt-Assertion]", "request.headers[X-Client-Secret]"),
     *("request.POST[password]", "request.data[new_password1]", "request.user.password"),
     *("request.auth", "request.auth.key", "request.auth.pk", "request.user.auth_token.key"),
+    *("request._auth", "request._auth.key", "request._request._auth"),
+    # A link of "Reset your password" has one in its path.
+    *("token", "secret", "request.resolver_match.kwargs[token]", "request.user.reset_token"),
+    *("request.GET[token]", "request.query_params[access_token]", "request.data[refreshToken]"),
+    *("request.GET[api_key]", "request.GET[apikey]", "request.POST[client_secret]"),
+    *("request.user.api_key", "request.data[jwt]", "request.GET[sessionid]"),
+    *("request.session[access_token]", "request.session._session_cache[secret_key]"),
+    *("request.headers[X-Amzn-Oidc-Data]", "request.META[HTTP_X_AMZN_OIDC_DATA]"),
 ]
 
 
@@ -242,10 +253,28 @@ def test_a_field_that_is_a_secret_is_refused_before_any_call(field: str) -> None
         *("request.META[REMOTE_ADDR]", "request.headers[X-Auth-Request-User]", "request.method"),
         *("request.POST[order_key]", "request.auth[user_id]", "request.auth.user_id"),
         *("request.order.authorization.pk", "request.user.cookies", "request.session_id"),
+        *("request.POST[form_token]", "request.GET[page_token]", "request.user.tokens_left"),
+        *("request.secretary.pk", "request.user.token_count", "request.POST[key]"),
     ],
 )
 def test_a_field_that_is_no_secret_is_accepted(field: str) -> None:
     compile_key(f"cart:{{{field}}}", inspect.signature(of_request), what=WHAT)
+
+
+@pytest.mark.parametrize("field", ["request.META", "request.headers", "request.body"])
+def test_the_error_of_a_template_does_not_show_what_it_cannot_render(field: str) -> None:
+    request = HttpRequest()
+    request.META["HTTP_COOKIE"] = "sessionid=opensesame"
+    request._body = b"opensesame"
+    with pytest.raises(TypeError, match="a template renders str, int") as refused:
+        key_of(f"cart:{{{field}}}", request, function=of_request)
+    assert "opensesame" not in str(refused.value)
+
+
+def test_the_error_of_a_callable_does_not_show_what_it_returned() -> None:
+    with pytest.raises(TypeError, match="returned a value of type bytes") as refused:
+        key_of(lambda *args: b"opensesame", None)
+    assert "opensesame" not in str(refused.value)
 
 
 def test_a_secret_may_be_one_of_the_arguments_of_a_digest() -> None:
