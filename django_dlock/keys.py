@@ -95,6 +95,7 @@ def compile_key(
     what: str,
     prefix: str = "",
     normalise: Callable[[Any], Any] = lambda value: value,
+    of_list: Callable[..., Key] | None = None,
 ) -> Key:
     """Check a key against the signature of the function, and return the function that makes it.
 
@@ -104,6 +105,7 @@ def compile_key(
         prefix: The beginning of a digest; templates and callables are used without it.
         normalise: Converts an argument to the form that it has after a queue, so that both sides
             of the queue make the same digest; applied to arguments and defaults.
+        of_list: Makes the key of a list of names, in place of ``Digest``.
 
     Raises:
         TypeError: It is not a template, list of names or callable.
@@ -111,13 +113,13 @@ def compile_key(
             argument.
     """
     if isinstance(spec, str):
-        return _Template(spec, _Arguments(signature, what))
+        return _Template(spec, Arguments(signature, what))
     if isinstance(spec, AllArguments):
-        return _Digest(None, _Arguments(signature, what), prefix, normalise)
+        return Digest(None, Arguments(signature, what), prefix, normalise)
     if callable(spec):
         return _Called(spec, what)
     if isinstance(spec, Sequence) and all(isinstance(name, str) for name in spec):
-        return _Digest(spec, _Arguments(signature, what), prefix, normalise)
+        return (of_list or Digest)(spec, Arguments(signature, what), prefix, normalise)
     raise TypeError(
         f"{what} is {spec!r}; it takes a template such as 'order:{{order_id}}', a list of "
         "argument names, or a callable"
@@ -208,7 +210,7 @@ def _as_text(value: Any) -> str:
     return value.isoformat() if isinstance(value, dt.date) else str(value)
 
 
-class _Arguments:
+class Arguments:
     """The signature from whose arguments a key is made."""
 
     def __init__(self, signature: inspect.Signature, what: str) -> None:
@@ -243,16 +245,49 @@ class _Arguments:
 # -- templates -----------------------------------------------------------------------------
 
 
+_FORMATTER = string.Formatter()
+SHOWN = (
+    "but names of locks and keys of records are shown to operators, in logs and in traces; use a "
+    "callable that returns f'...:{keyed_digest(value)}'"
+)
+
+
+def root_of(field: str) -> str:
+    """The argument to which a field belongs."""
+    return re.split(r"[.\[]", field, maxsplit=1)[0]
+
+
+def value_of(field: str, named: Mapping[str, Any], where: str) -> Any:
+    """The value of a field, without its ``Enum``.
+
+    Raises:
+        MissingValue: It has none.
+    """
+    of_user = field.startswith(OF_USER)
+    try:
+        value, _ = _FORMATTER.get_field(field, (), named)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        text, of_call = f"{where} cannot be looked up: {error!r}", root_of(field) not in named
+        raise MissingValue(text, of_user=of_user, of_call=of_call) from error
+    value = _without_enum(value)
+    if value is None or value == "":
+        raise MissingValue(
+            f"{where} is {value!r} (an anonymous user has no primary key): everybody without a "
+            "value would share this key. If you want that, use a callable",
+            of_user=of_user,
+        )
+    return value
+
+
 class _Template:
     """``"order:{order_id}"``, with attributes, indexes and format specs."""
 
-    def __init__(self, template: str, arguments: _Arguments) -> None:
+    def __init__(self, template: str, arguments: Arguments) -> None:
         self.template, self.arguments = template, arguments
-        self.formatter = string.Formatter()
         # Literal text, field (``None`` at the end) and format spec.
         self.parts: list[tuple[str, str | None, str]] = []
         try:
-            parsed = list(self.formatter.parse(template))
+            parsed = list(_FORMATTER.parse(template))
         except ValueError as error:
             raise self._malformed(str(error)) from None
         if not parsed:
@@ -272,7 +307,7 @@ class _Template:
         return ValueError(f"{self.arguments.what}: the template {self.template!r}: {why}")
 
     def _check_field(self, field: str, spec: str, conversion: str | None) -> None:
-        name = re.split(r"[.\[]", field, maxsplit=1)[0]
+        name = root_of(field)
         if not name or name.isdigit():
             raise self._malformed(f"the field {{{field}}} has no name; use the name of an argument")
         if not name.isidentifier():
@@ -283,11 +318,7 @@ class _Template:
             raise self._malformed(f"the format spec of {{{field}}} cannot contain a field")
         self.arguments.check(name, f"the template {self.template!r}")
         if secret := secret_in(field):
-            raise self._malformed(
-                f"the field {{{field}}} is {secret}, but names of locks and keys of records are "
-                "shown to operators, in logs and in traces; use a callable that returns "
-                "f'...:{keyed_digest(value)}'"
-            )
+            raise self._malformed(f"the field {{{field}}} is {secret}, {SHOWN}")
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         bound = self.arguments.bind(args, kwargs)
@@ -302,20 +333,7 @@ class _Template:
 
     def _render(self, field: str, spec: str, named: Mapping[str, Any]) -> str:
         where = f"{self.arguments.what}: the field {{{field}}} of {self.template!r}"
-        try:
-            value, _ = self.formatter.get_field(field, (), named)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            of_user = field.startswith(OF_USER)
-            of_call = re.split(r"[.\[]", field, maxsplit=1)[0] not in named
-            text = f"{where} cannot be looked up: {error!r}"
-            raise MissingValue(text, of_user=of_user, of_call=of_call) from error
-        value = _without_enum(value)
-        if value is None or value == "":
-            raise MissingValue(
-                f"{where} is {value!r} (an anonymous user has no primary key): everybody without "
-                "a value would share this key. If you want that, use a callable",
-                of_user=field.startswith(OF_USER),
-            )
+        value = value_of(field, named, where)
         if not _is_plain(value):
             # Without the value, which may contain all headers, and may be logged.
             raise TypeError(
@@ -334,7 +352,7 @@ class _Template:
 # -- digests -------------------------------------------------------------------------------
 
 
-class _Digest:
+class Digest:
     """A digest of all arguments, or of those named, without those that equal their default.
 
     So a new optional parameter does not change keys while old and new code run side by side.
@@ -343,7 +361,7 @@ class _Digest:
     def __init__(
         self,
         names: Sequence[str] | None,
-        arguments: _Arguments,
+        arguments: Arguments,
         prefix: str,
         normalise: Callable[[Any], Any],
     ) -> None:
@@ -351,17 +369,24 @@ class _Digest:
             if not names:
                 raise ValueError(f"{arguments.what} is an empty list; it takes argument names")
             for name in names:
-                arguments.check(name, f"the list {list(names)!r}")
+                self.check(name, arguments, f"the list {list(names)!r}")
         self.names, self.arguments = names, arguments
         self.prefix = f"{prefix}:" if prefix else ""
         self.normalise = normalise
+
+    def check(self, name: str, arguments: Arguments, where: str) -> None:
+        """Refuse a name that no call can pass."""
+        arguments.check(name, where)
+
+    def chosen(self, names: Sequence[str], flat: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of the names in a list."""
+        return {name: flat[name] for name in names if name in flat}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         bound = self.arguments.bind(args, kwargs)
         named: Mapping[str, Any] = bound.arguments
         if self.names is not None:
-            flat = self.arguments.named(bound)
-            named = {name: flat[name] for name in self.names if name in flat}
+            named = self.chosen(self.names, self.arguments.named(bound))
         given = {name: self.normalise(value) for name, value in named.items()}
         relevant = {name: value for name, value in given.items() if not self._absent(name, value)}
         return fit(f"{self.prefix}{fingerprint(relevant, what=self.arguments.what)}")

@@ -23,7 +23,8 @@ from .. import conf
 from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
 from ..idempotency import Finished
 from ..keys import compile_key
-from .requests import method_test
+from .noted import note
+from .requests import method_test, of_list
 from .run import Rules
 from .signature import CLASS_BASED, is_async, name_of, signature_of
 from .transactions import OwnTransactions
@@ -51,7 +52,7 @@ def idempotent_view(
     *,
     required: bool = ...,
     methods: Sequence[str] | Literal["unsafe"] = ...,
-    client: str | Callable[..., str] = ...,
+    client: str | Sequence[str] | Callable[..., str] = ...,
     idempotency_scope: str = ...,
     idempotency_ttl: dt.timedelta | float = ...,
     idempotency_using: str | None = ...,
@@ -68,7 +69,7 @@ def idempotent_view(
     *,
     required: bool = False,
     methods: Sequence[str] | Literal["unsafe"] = "unsafe",
-    client: str | Callable[..., str] = "{request.user.pk}",
+    client: str | Sequence[str] | Callable[..., str] = "{request.user.pk}",
     idempotency_scope: str = "",
     idempotency_ttl: dt.timedelta | float = WEEK,
     idempotency_using: str | None = None,
@@ -100,11 +101,12 @@ def idempotent_view(
         required: Whether a request without the header is refused; otherwise it runs as usual.
         methods: The HTTP methods that have keys, as for ``locked_view``; others run as usual.
             By default all but GET, HEAD, OPTIONS and TRACE.
-        client: Whose keys these are: a template over ``request`` and the arguments of the URL,
-            or a callable with the view's arguments. It must come from what the server has
-            verified: whoever can name another client gets that client's answers. Two clients may
-            use the same key. A callable knows no client if it returns ``None`` or an empty
-            string, or raises ``LookupError``, ``AttributeError`` or ``ObjectDoesNotExist``.
+        client: Whose keys these are: a template over ``request`` and the arguments of the URL, a
+            list as for ``locked_view``, or a callable with the view's arguments. It must come
+            from what the server has verified: whoever can name another client gets that client's
+            answers. Two clients may use the same key. A callable knows no client if it returns
+            ``None`` or an empty string, or raises ``LookupError``, ``AttributeError`` or
+            ``ObjectDoesNotExist``.
         idempotency_scope: The scope of the records; by default the view's name. Set it, so that
             records survive a new name of the view.
         idempotency_ttl: How long answers are kept: seconds or a ``timedelta``; 7 days by default.
@@ -159,7 +161,9 @@ def idempotent_view(
     # Never the alias's IF_UNAVAILABLE: with "local", two requests with one key could run at once.
     keywords = cast("LockKeywords", {**options, "wait": 0, "if_unavailable": "raise"})
     check_options(keywords)
-    of_client = compile_key(client, CLASS_BASED, what="client of @idempotent_view")
+    what = "client of @idempotent_view"
+    of_client = compile_key(client, CLASS_BASED, what=what, of_list=of_list)
+    noted = note(what, client)
     rules = Rules(
         required=required,
         has_keys=method_test(methods),
@@ -188,7 +192,8 @@ def idempotent_view(
                 "the view is not asynchronous"
             )
         scope = rules.scope or full_name(view)
-        return cast("V", wrap(view, rules._replace(scope=scope)))
+        guarded = wrap(view, rules._replace(scope=scope))
+        return cast("V", noted.on(view, name_of(view), guarded))
 
     return decorate if view is None else decorate(view)
 

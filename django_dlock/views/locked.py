@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -17,17 +18,17 @@ from django.utils.functional import LazyObject, empty
 
 from .. import conf
 from ..core.options import DEFAULT, Default, Seconds
-from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
+from ..decorators import CommonKeywords, LockKeywords, check_options
 from ..exceptions import AlreadyHeld, BackendUnavailable, LockError, LockNotAcquired
 from ..handler import locks
 from ..keys import Key, MissingValue, compile_key
 from ..lock import Lock
 from ..log import logger
 from ..request_path import path_of
-from .closing import hold_until_closed, release_when_closed
-from .requests import every_method, has_unread_body, login_or_error, method_test, read_body
+from .noted import note
+from .requests import every_method, method_test, of_list, read_body, sends_body
 from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
-from .transactions import OwnTransactions
+from .transactions import OwnTransactions, release_when_closed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +42,7 @@ IfUnavailable: TypeAlias = Literal["raise", "local", "pass", 503]
 
 
 def locked_view(
-    key: str | Callable[..., str],
+    key: str | Sequence[str] | Callable[..., str],
     *,
     wait: Seconds | Default | None = 0,
     status: Literal[409, 423] = 409,
@@ -70,7 +71,9 @@ def locked_view(
 
     Args:
         key: A template over ``request`` and the arguments of the URL
-            (``"checkout:{request.user.pk}"``), or a callable with the view's arguments.
+            (``"checkout:{request.user.pk}"``); a list of such arguments and fields of the
+            request (``["request.user.pk", "slug"]``), from which a digest is made that no other
+            values produce, and no other view; or a callable with the view's arguments.
         wait: With ``if_contended="wait"``, seconds to wait before refusing; ``DEFAULT`` is the
             alias's ``WAIT``, ``None`` waits for ever.
         status: Of a refusal: 409 (Conflict) or 423 (Locked).
@@ -105,8 +108,6 @@ def locked_view(
     if not isinstance(stream_max_hold, Default):
         stream_max_hold = conf.seconds(stream_max_hold, what="stream_max_hold", minimum=0.1)
     is_guarded = every_method if methods is None else method_test(methods)
-    if not (isinstance(key, str) or callable(key)):
-        raise TypeError(f"The key of @locked_view is {key!r}; it takes a template or a callable")
     # A plain function may be a key or a view; if it is a view, the first request raises.
     if callable(key) and (
         isinstance(key, type)
@@ -118,7 +119,9 @@ def locked_view(
     policy = "local" if if_unavailable == "local" else "raise"
     keywords = cast("LockKeywords", {**options, "wait": wait, "if_unavailable": policy})
     check_options(keywords)
-    class_key = compile_key(key, CLASS_BASED, what="The key of @locked_view")
+    what = "The key of @locked_view"
+    in_class = partial(compile_key, key, CLASS_BASED, what=what, of_list=of_list)
+    class_key, noted = in_class(), note(what, key)
 
     # If the view was taken for the key, this is called with a request, or self and a request.
     def decorate(view: V, *args: Any, **kwargs: Any) -> V:
@@ -128,24 +131,27 @@ def locked_view(
             if callable(key):
                 raise _no_key(key)
             raise TypeError(f"@locked_view takes a view, not {view!r}")
-        signature = signature_of(view, "@locked_view")
-        if signature is CLASS_BASED:
+        signature, name = signature_of(view, "@locked_view"), name_of(view)
+        if signature is not CLASS_BASED:
+            of_view = f"{what} on {name}"
+            make_key = compile_key(key, signature, what=of_view, prefix=name, of_list=of_list)
+        elif isinstance(key, str) or callable(key):
             # ``method_decorator`` calls this with every request, so the key is compiled already.
             make_key = class_key
         else:
-            what = f"The key of @locked_view on {full_name(view)}"
-            make_key = compile_key(key, signature, what=what)
+            make_key = in_class(prefix=name)
         rules = _ViewRules(
             *(view, make_key, keywords, status, is_guarded, if_unavailable, stream_max_hold)
         )
         if not is_async(view):
-            return cast("V", _sync(view, rules))
+            return cast("V", noted.on(view, name, _sync(view, rules)))
         if keywords.get("hold_until") == "commit":
             raise ValueError(
                 "@locked_view: hold_until='commit' follows the transaction of a thread; an "
                 "asynchronous view has none"
             )
-        return cast("V", _async(view, rules, key_may_load=_may_load(key)))
+        guarded = _async(view, rules, key_may_load=_may_load(key))
+        return cast("V", noted.on(view, name, guarded))
 
     return decorate
 
@@ -190,7 +196,7 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
         lock = rules.lock(request, args, kwargs)
         if isinstance(lock, HttpResponseBase):
             return lock
-        if lock is not None and has_unread_body(request):
+        if lock is not None and sends_body(request):
             read_body(request)
 
         def run() -> Response:
@@ -215,7 +221,10 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
             for database in databases:
                 body = transaction.atomic(using=database)(body)
             response = body()
-            if lock is not None and hold_until_closed(request, response, lock):
+            if lock is not None and getattr(response, "streaming", False):
+                from .streams import hold_until_closed
+
+                hold_until_closed(request, response, lock)
                 lock._end_within(rules.longest_stream(lock))
                 held.pop_all()
             return response
@@ -229,11 +238,12 @@ _AT_HAND = frozenset(
 )
 
 
-def _may_load(key: str | Callable[..., str]) -> bool:
+def _may_load(key: str | Sequence[str] | Callable[..., str]) -> bool:
     """Whether computing the key may do synchronous I/O: load a session, a user or a tenant."""
     if callable(key):
         return True
-    return not _AT_HAND.issuperset(re.findall(r"\{request\b\.?(\w*)", key))
+    fields = key if isinstance(key, str) else f"{{{'{'.join(key)}"
+    return not _AT_HAND.issuperset(re.findall(r"\{request\b\.?(\w*)", fields))
 
 
 def _async(
@@ -252,7 +262,7 @@ def _async(
             lock = rules.lock(request, args, kwargs)
         if isinstance(lock, HttpResponseBase):
             return lock
-        if lock is not None and has_unread_body(request):
+        if lock is not None and sends_body(request):
             await sync_to_async(read_body)(request)
         async with AsyncExitStack() as held:
             if lock is not None:
@@ -273,7 +283,10 @@ def _async(
             response = view(request, *args, **kwargs)
             if inspect.isawaitable(response):
                 response = await response
-            if lock is not None and hold_until_closed(request, response, lock):
+            if lock is not None and getattr(response, "streaming", False):
+                from .streams import hold_until_closed
+
+                hold_until_closed(request, response, lock)
                 await lock._aend_within(rules.longest_stream(lock))
                 held.pop_all()
             return cast("Response", response)
@@ -311,7 +324,9 @@ class _ViewRules(NamedTuple):
         try:
             name = self.make_key((request, *args), kwargs)
         except MissingValue as missing:
-            return login_or_error(missing, self.view, request, kwargs)
+            from . import refusals
+
+            return refusals.login_or_error(missing, self.view, request, kwargs)
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
         return Lock(name, **options)

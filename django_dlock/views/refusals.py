@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -11,11 +11,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext
 
+from ..keys import MissingValue
 from ..lease import LeaseInfo
+from .signature import name_of
 
 __all__ = [
     "contended",
     "is_anonymous",
+    "login_or_error",
     "login_required",
     "prefers_json",
     "problem",
@@ -60,6 +63,20 @@ def is_anonymous(request: HttpRequest) -> bool:
     """Whether the project has users and this request belongs to none of them."""
     user = getattr(request, "user", None)
     return user is not None and not user.is_authenticated
+
+
+def login_or_error(
+    missing: MissingValue, view: Callable[..., Any], request: HttpRequest, kwargs: Mapping[str, Any]
+) -> HttpResponseBase:
+    """The answer to a request in which a field has no value: a redirect to the login page, or 403.
+
+    Raises:
+        MissingValue: A login would add no value.
+    """
+    if missing.of_user and is_anonymous(request):
+        return login_required(request)
+    text = f"{missing}. The view {name_of(view)} was called with {', '.join(['request', *kwargs])}"
+    raise MissingValue(text, of_user=missing.of_user) from missing
 
 
 def login_required(request: HttpRequest) -> HttpResponseBase:

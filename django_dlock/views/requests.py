@@ -1,19 +1,18 @@
-"""What both decorators ask of a request: its method, and whether its visitor has to log in."""
+"""What both decorators ask of a request: its method, its key and its body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest
 from django.http.request import RawPostDataException
 
-from ..keys import MissingValue
-from .signature import name_of
+from ..keys import Key
 
-__all__ = ["every_method", "has_unread_body", "login_or_error", "method_test", "read_body"]
+__all__ = ["every_method", "method_test", "of_list", "read_body", "sends_body"]
 
 LARGEST = 2_621_440
 """Bytes of a body that is read before its lock is taken, in a project that sets no limit."""
@@ -47,7 +46,15 @@ def every_method(method: str | None) -> bool:
     return True
 
 
-def has_unread_body(request: HttpRequest) -> bool:
+def of_list(*args: Any) -> Key:
+    """The key of a list of names."""
+    # Loaded here, because most keys are templates.
+    from .arguments import FieldsDigest
+
+    return FieldsDigest(*args)
+
+
+def sends_body(request: HttpRequest) -> bool:
     """Whether the client may still be sending a body that fits into memory.
 
     Under ASGI, Django calls no view before it has the body. An upload is left to the view, whose
@@ -74,19 +81,3 @@ def read_body(request: HttpRequest) -> None:
     with suppress(RawPostDataException):
         # Something has read it as a stream already; then it is the view's.
         _ = getattr(request, "_request", request).body
-
-
-def login_or_error(
-    missing: MissingValue, view: Callable[..., Any], request: HttpRequest, kwargs: Mapping[str, Any]
-) -> HttpResponseBase:
-    """The answer to a request in which a field has no value: a redirect to the login page, or 403.
-
-    Raises:
-        MissingValue: A login would add no value.
-    """
-    from . import refusals
-
-    if missing.of_user and refusals.is_anonymous(request):
-        return refusals.login_required(request)
-    text = f"{missing}. The view {name_of(view)} was called with {', '.join(['request', *kwargs])}"
-    raise MissingValue(text, of_user=missing.of_user) from missing

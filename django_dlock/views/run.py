@@ -27,9 +27,8 @@ from ..lock import Lock
 from ..log import logger
 from ..request_path import path_of
 from . import refusals, stored
-from .closing import release_when_closed
-from .requests import login_or_error
 from .signature import name_of
+from .transactions import release_when_closed
 
 __all__ = ["Rules"]
 
@@ -79,7 +78,7 @@ class Rules(NamedTuple):
         except MissingValue as missing:
             of_user = missing.of_user and not self.client_is_callable
             if missing.of_call or (of_user and refusals.is_anonymous(request)):
-                return login_or_error(missing, view, request, kwargs)
+                return refusals.login_or_error(missing, view, request, kwargs)
             return _of_nobody(view, request, missing)
         except (AttributeError, LookupError, ObjectDoesNotExist) as error:
             # What a callable raises if a header, or the row with its value, does not exist.

@@ -1,10 +1,16 @@
-"""The transactions that a guarded view opens in place of Django."""
+"""The transactions of a guarded view, and the release of a lock that waits for the end of one."""
 
 from __future__ import annotations
 
-from django.db import connections
+from collections.abc import Callable
+from contextlib import ExitStack
 
-__all__ = ["OwnTransactions"]
+from django.db import connections
+from django.http import HttpRequest
+
+from ..lock import Lock
+
+__all__ = ["OwnTransactions", "call_when_closed", "release_when_closed"]
 
 
 class OwnTransactions(set[str]):
@@ -25,3 +31,29 @@ class OwnTransactions(set[str]):
             for database, settings in connections.settings.items()
             if settings["ATOMIC_REQUESTS"] and database not in marked
         ]
+
+
+def release_when_closed(request: HttpRequest, lock: Lock) -> None:
+    """Release with the request, at the latest, a lock that waits for the end of a transaction.
+
+    After a function of ``on_commit`` has raised, Django calls no other, and in a ``TestCase`` it
+    calls none.
+    """
+    late_release = getattr(lock, "_late_release", lambda: None)
+
+    def release() -> None:
+        if late := late_release():
+            late.run()
+
+    if late_release():
+        call_when_closed(request, release)
+
+
+def call_when_closed(request: HttpRequest, function: Callable[[], object]) -> None:
+    """Call a function when the server has done with the request."""
+    # REST framework passes its views a wrapper around Django's request.
+    whole: HttpRequest = getattr(request, "_request", request)
+    closing = ExitStack()
+    closing.callback(whole.close)
+    closing.callback(function)
+    whole.close = closing.close  # type: ignore[method-assign]

@@ -1,0 +1,35 @@
+"""The keys of guarded views, for the system checks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Note", "note", "notes"]
+
+notes: dict[tuple[str, str], Note] = {}
+"""By place and key, so that there are hardly more of them than lines of code."""
+
+
+class Note:
+    """The key of one decorator, where that is, and the names of its views as far as known."""
+
+    def __init__(self, what: str, key: Any, place: str) -> None:
+        self.what, self.key, self.place = what, key, place
+        self.views: set[str] = set()
+
+    def on(self, view: Callable[..., Any], name: str, guarded: Any) -> Any:
+        """The guarded view with a mark, which ``functools.wraps`` and ``as_view()`` keep."""
+        # ``method_decorator`` also decorates a function of its own, which is no view.
+        if view.__class__ is not type(note) or view.__module__ != "django.utils.decorators":
+            self.views.add(name)
+        guarded._dlock_notes = (*getattr(view, "_dlock_notes", ()), self)
+        return guarded
+
+
+def note(what: str, key: Any) -> Note:
+    """Note the key of the decorator whose function calls this, unless it is a callable."""
+    caller = sys._getframe(2)
+    made = Note(what, key, f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}")
+    return made if callable(key) else notes.setdefault((made.place, str(key)), made)
