@@ -35,6 +35,7 @@ __all__ = [
     "check_shared_caches_of",
     "check_tasks",
     "check_tracing",
+    "check_views",
     "register",
 ]
 
@@ -50,6 +51,7 @@ def register() -> None:
     checks.register(check_tracing)
     checks.register(check_shared_caches, checks.Tags.caches)
     checks.register(check_tasks)
+    checks.register(check_views, checks.Tags.urls)
     # Checks that only matter in production, or ask a server, need ``check --deploy``.
     checks.register(check_deployment, deploy=True)
     # Django runs checks that ask a database only with ``--database``.
@@ -388,6 +390,14 @@ def check_tasks(**_: Any) -> list[checks.CheckMessage]:
     from .celery.checks import check_tasks
 
     return check_tasks()
+
+
+def check_views(**_: Any) -> list[checks.CheckMessage]:
+    """W017 to W019: keys of views that visitors can choose."""
+    # Imported here, because serving processes do not need it.
+    from .views.checks import check_views
+
+    return check_views()
 
 
 def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:

@@ -342,6 +342,8 @@ def test_the_samples_of_the_view_guide_work(read: Read) -> None:
     assert page["refund"](request, number=1).status_code == 200
     assert page["basket"](request, number=1).status_code == 200
     assert page["checkout"](request).status_code == 403
+    assert page["stock"](request, shop="1:2", article="3").status_code == 200
+    assert page["favour"](request, article="3").status_code == 403
     get = RequestFactory().get("/")
     get.user = AnonymousUser()
     assert page["report"](get, number=1).status_code == 302
