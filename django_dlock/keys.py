@@ -70,11 +70,14 @@ class MissingValue(TypeError):
     Attributes:
         of_user: Whether it might have a value if the user were logged in.
         of_call: Whether the call has no such argument, so that the key itself is wrong.
+        field: The field, such as ``request.user.pk``; empty if it is a callable that has no value.
     """
 
-    def __init__(self, message: str, *, of_user: bool = True, of_call: bool = False) -> None:
+    def __init__(
+        self, message: str, *, of_user: bool = True, of_call: bool = False, field: str = ""
+    ) -> None:
         super().__init__(message)
-        self.of_user, self.of_call = of_user, of_call
+        self.of_user, self.of_call, self.field = of_user, of_call, field
 
 
 class Key(Protocol):
@@ -268,13 +271,14 @@ def value_of(field: str, named: Mapping[str, Any], where: str) -> Any:
         value, _ = _FORMATTER.get_field(field, (), named)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         text, of_call = f"{where} cannot be looked up: {error!r}", root_of(field) not in named
-        raise MissingValue(text, of_user=of_user, of_call=of_call) from error
+        raise MissingValue(text, of_user=of_user, of_call=of_call, field=field) from error
     value = _without_enum(value)
     if value is None or value == "":
         raise MissingValue(
             f"{where} is {value!r} (an anonymous user has no primary key): everybody without a "
             "value would share this key. If you want that, use a callable",
             of_user=of_user,
+            field=field,
         )
     return value
 

@@ -13,16 +13,9 @@ from django.urls import URLPattern, get_resolver
 
 from .noted import Note, notes
 from .signature import name_of
+from .visitors import is_chosen
 
 __all__ = ["check_views"]
-
-# What a server has not verified. Of META, that are the headers and the URL; REMOTE_USER, for
-# instance, comes from the server.
-_CHOSEN = re.compile(
-    r"request\.(_request\.)?("
-    r"(GET|POST|FILES|headers|body|data|query_params|path|path_info|method|content_type)\b"
-    r"|META\.(HTTP_|CONTENT_|QUERY_STRING|PATH_INFO|REQUEST_|RAW_URI))"
-)
 
 
 def check_views() -> list[checks.CheckMessage]:
@@ -47,12 +40,6 @@ def _parts(key: str) -> list[tuple[str, str | None]]:
     return [(literal, field) for literal, field, _, _ in string.Formatter().parse(key)]
 
 
-def _is_chosen(field: str) -> bool:
-    """Whether a visitor can choose the value: an argument of the URL, or part of the request."""
-    path = ".".join(re.findall(r"[^.\[\]]+", field))
-    return path.partition(".")[0] != "request" or _CHOSEN.match(path) is not None
-
-
 def _where(note: Note) -> str:
     views = ", ".join(sorted(note.views))
     return f"{note.what} on {views}" if views else f"{note.what} in {note.place}"
@@ -65,7 +52,7 @@ def _of_visitors(note: Note) -> Iterator[checks.CheckMessage]:
     if not isinstance(note.key, str):
         return
     literal, field = _parts(note.key)[0]
-    if not literal and field is not None and _is_chosen(field):
+    if not literal and field is not None and is_chosen(field):
         yield checks.Warning(
             f"{_where(note)}: {note.key!r} begins with {{{field}}}, which a visitor chooses, so a "
             "visitor can take the lock of any other view or task.",
@@ -80,7 +67,7 @@ def _unverified(note: Note) -> Iterator[checks.CheckMessage]:
         fields = [field for _, field in _parts(note.key) if field is not None]
     else:
         fields = list(note.key)
-    if fields and all(map(_is_chosen, fields)):
+    if fields and all(map(is_chosen, fields)):
         yield checks.Warning(
             f"{_where(note)} is {note.key!r}: a visitor who names another client gets the stored "
             "answers of that client.",
@@ -110,7 +97,7 @@ def _ambiguous(note: Note, converters: Mapping[str, Any]) -> list[str]:
 
 def _may_contain(field: str, text: str, converters: Mapping[str, Any]) -> bool:
     if field.startswith("request"):
-        return _is_chosen(field)
+        return is_chosen(field)
     converter = converters.get(field)
     if converter is None:
         # Nothing is known of an argument of ``re_path()``.

@@ -14,6 +14,7 @@ from django.utils.translation import gettext
 from ..keys import MissingValue
 from ..lease import LeaseInfo
 from .signature import name_of
+from .visitors import is_chosen
 
 __all__ = [
     "contended",
@@ -68,13 +69,18 @@ def is_anonymous(request: HttpRequest) -> bool:
 def login_or_error(
     missing: MissingValue, view: Callable[..., Any], request: HttpRequest, kwargs: Mapping[str, Any]
 ) -> HttpResponseBase:
-    """The answer to a request in which a field has no value: a redirect to the login page, or 403.
+    """The answer to a request in which a field has no value.
+
+    A redirect to the login page, or 403, if a login may add it; 400 if the visitor has left it out.
 
     Raises:
-        MissingValue: A login would add no value.
+        MissingValue: The view or the server does not have it.
     """
     if missing.of_user and is_anonymous(request):
         return login_required(request)
+    if missing.field and not missing.of_call and is_chosen(missing.field):
+        detail = gettext("This request lacks a value that it needs.")
+        return problem(request, HTTPStatus.BAD_REQUEST, detail)
     text = f"{missing}. The view {name_of(view)} was called with {', '.join(['request', *kwargs])}"
     raise MissingValue(text, of_user=missing.of_user) from missing
 

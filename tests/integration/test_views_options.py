@@ -163,7 +163,27 @@ def test_methods_may_be_given_by_an_iterator() -> None:
         assert view.answer(request_by(method="POST")).status_code == 409
 
 
-@pytest.mark.parametrize("key", ["view:{request.GET[format]}", "view:{request.META[nothing]}"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "view:{request.GET[format]}",
+        "view:{request.headers[X-Format]}",
+        "view:{request.META[HTTP_X_FORMAT]}",
+        ["request.POST[format]"],
+    ],
+)
+@pytest.mark.parametrize("user", [AnonymousUser(), User(pk=1)], ids=["anonymous", "user"])
+@each_kind
+def test_a_value_that_the_visitor_has_left_out_is_a_bad_request(
+    asynchronous: bool, key: Any, user: Any
+) -> None:
+    view = Ran(asynchronous, key)
+    assert view.answer(request_by(user)).status_code == 400
+    assert view.answer(request_by(user, **JSON))["Content-Type"] == "application/problem+json"
+    assert view.count == 0
+
+
+@pytest.mark.parametrize("key", ["view:{request.tenant}", "view:{request.META[nothing]}"])
 @each_kind
 def test_a_missing_value_that_a_login_would_not_add_is_an_error(
     asynchronous: bool, key: str
