@@ -12,10 +12,8 @@ make a digest that includes types, and that no other values produce.
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import enum
 import inspect
-import json
 import re
 import string
 import uuid
@@ -25,7 +23,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from django.conf import settings
 from django.utils.crypto import salted_hmac
 
-from .names import DIGEST_LENGTH, REFUSED, digest, fit
+from .call_arguments import Arguments
+from .names import DIGEST_LENGTH, REFUSED, fit
 from .template_secrets import secret_in
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "KeySpec",
     "MissingValue",
     "compile_key",
-    "fingerprint",
     "keyed_digest",
     "keyed_digests",
 ]
@@ -118,39 +116,20 @@ def compile_key(
     if isinstance(spec, str):
         return _Template(spec, Arguments(signature, what))
     if isinstance(spec, AllArguments):
+        # Loaded here and below, because most keys are templates.
+        from .digests import Digest
+
         return Digest(None, Arguments(signature, what), prefix, normalise)
     if callable(spec):
         return _Called(spec, what)
     if isinstance(spec, Sequence) and all(isinstance(name, str) for name in spec):
+        from .digests import Digest
+
         return (of_list or Digest)(spec, Arguments(signature, what), prefix, normalise)
     raise TypeError(
         f"{what} is {spec!r}; it takes a template such as 'order:{{order_id}}', a list of "
         "argument names, or a callable"
     )
-
-
-def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
-    """A versioned digest of named values and their types; independent of their order.
-
-    Lists and tuples are equal, as they are after JSON; an ``Enum`` counts as its value.
-
-    Args:
-        what: For messages.
-
-    Raises:
-        TypeError: A value has no stable form.
-    """
-    name, tagged = "", []
-    try:
-        for name in sorted(arguments):
-            tagged.append([name, _tag(arguments[name])])
-    except _Unstable as error:
-        raise TypeError(
-            f"{what}: the argument {name!r} contains a value of type {error.args[0]}, which has no "
-            "stable form: pass plain data instead (the primary key of a model instance), or make "
-            "the key with a template or a callable"
-        ) from None
-    return f"v1:{digest(json.dumps(tagged))}"
 
 
 def keyed_digest(value: PlainValue | None) -> str:
@@ -211,38 +190,6 @@ def _is_plain(value: object) -> bool:
 
 def _as_text(value: Any) -> str:
     return value.isoformat() if isinstance(value, dt.date) else str(value)
-
-
-class Arguments:
-    """The signature from whose arguments a key is made."""
-
-    def __init__(self, signature: inspect.Signature, what: str) -> None:
-        self.signature = signature
-        self.what = what
-        self.names = list(signature.parameters)
-        kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-        self.rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-
-    def check(self, name: str, where: str) -> None:
-        """Refuse a name that no call can pass."""
-        if name not in self.names and self.rest is None:
-            known = ", ".join(self.names) or "none"
-            raise ValueError(
-                f"{self.what}: {where} names the argument {name!r}, which does not exist; "
-                f"known arguments: {known}"
-            )
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        try:
-            return self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.what}: {error}") from None
-
-    def named(self, bound: inspect.BoundArguments) -> dict[str, Any]:
-        """Every argument by its name, including those in ``**kwargs``."""
-        if self.rest is None:
-            return bound.arguments
-        return {**bound.arguments.get(self.rest, {}), **bound.arguments}
 
 
 # -- templates -----------------------------------------------------------------------------
@@ -351,108 +298,6 @@ class _Template:
         except (TypeError, ValueError) as error:
             kind = type(value).__name__
             raise TypeError(f"{where} has a value of type {kind}: {error}") from error
-
-
-# -- digests -------------------------------------------------------------------------------
-
-
-class Digest:
-    """A digest of all arguments, or of those named, without those that equal their default.
-
-    So a new optional parameter does not change keys while old and new code run side by side.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str] | None,
-        arguments: Arguments,
-        prefix: str,
-        normalise: Callable[[Any], Any],
-    ) -> None:
-        if names is not None:
-            if not names:
-                raise ValueError(f"{arguments.what} is an empty list; it takes argument names")
-            for name in names:
-                self.check(name, arguments, f"the list {list(names)!r}")
-        self.names, self.arguments = names, arguments
-        self.prefix = f"{prefix}:" if prefix else ""
-        self.normalise = normalise
-
-    def check(self, name: str, arguments: Arguments, where: str) -> None:
-        """Refuse a name that no call can pass."""
-        arguments.check(name, where)
-
-    def chosen(self, names: Sequence[str], flat: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of the names in a list."""
-        return {name: flat[name] for name in names if name in flat}
-
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
-        bound = self.arguments.bind(args, kwargs)
-        named: Mapping[str, Any] = bound.arguments
-        if self.names is not None:
-            named = self.chosen(self.names, self.arguments.named(bound))
-        given = {name: self.normalise(value) for name, value in named.items()}
-        relevant = {name: value for name, value in given.items() if not self._absent(name, value)}
-        return fit(f"{self.prefix}{fingerprint(relevant, what=self.arguments.what)}")
-
-    def _absent(self, name: str, value: Any) -> bool:
-        """Whether the argument equals its default, so that it could have been left out."""
-        parameter = self.arguments.signature.parameters.get(name)
-        if parameter is None or parameter.default is parameter.empty:
-            return False
-        try:
-            # Compare the tags, because 1 == True.
-            return bool(_tag(value) == _tag(self.normalise(parameter.default)))
-        except _Unstable:
-            # If it is the argument that has no stable form, the digest will raise.
-            return False
-
-
-class _Unstable(TypeError):
-    """A value has no stable form; its type is the argument of the exception.
-
-    Not the value itself: errors are logged, and arguments may be private.
-    """
-
-
-def _datetime(value: dt.datetime) -> str:
-    # The same time in another zone counts as the same argument.
-    return (value if value.utcoffset() is None else value.astimezone(dt.timezone.utc)).isoformat()
-
-
-_PLAIN: Sequence[tuple[type[Any] | tuple[type[Any], ...], str, Callable[[Any], str]]] = (
-    (bool, "?", str),  # before int, its base class
-    (str, "s", str),
-    (int, "i", int.__repr__),
-    (float, "f", float.__repr__),
-    (decimal.Decimal, "d", str),
-    (uuid.UUID, "u", str),
-    (dt.datetime, "dt", _datetime),  # before date, its base class
-    ((dt.date, dt.time), "da", lambda value: value.isoformat()),
-    (dt.timedelta, "td", lambda value: str(value // dt.timedelta(microseconds=1))),
-    ((bytes, bytearray), "b", lambda value: value.hex()),
-)
-"""Types whose values have a stable form: type, tag, function that makes the form."""
-
-
-def _tag(value: Any) -> Any:
-    """The value as JSON data in which every type has its own tag."""
-    if value is None:
-        return None
-    if isinstance(value, enum.Enum):
-        return _tag(value.value)
-    for kind, mark, form in _PLAIN:
-        if isinstance(value, kind):
-            return [mark, form(value)]
-    if isinstance(value, list | tuple):
-        return ["l", [_tag(item) for item in value]]
-    if isinstance(value, set | frozenset):
-        return ["e", sorted((_tag(item) for item in value), key=json.dumps)]
-    if isinstance(value, Mapping):
-        items = ([_tag(key), _tag(item)] for key, item in value.items())
-        return ["m", sorted(items, key=json.dumps)]
-    # Anything else only has a repr, which may contain a memory address.
-    raise _Unstable(type(value).__name__)
 
 
 # -- callables -----------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from django.contrib.auth import get_user_model
 from django.db import models
 
-from ..keys import fingerprint, keyed_digests
+from ..digests import fingerprint
+from ..keys import keyed_digests
 from ..models import IdempotencyRecord
 from ..names import DIGEST_LENGTH, fit
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..keys import SHOWN, Arguments, Digest, root_of, value_of
+from ..call_arguments import Arguments
+from ..digests import Digest
+from ..keys import SHOWN, root_of, value_of
 from ..template_secrets import secret_in
 
 __all__ = ["FieldsDigest"]

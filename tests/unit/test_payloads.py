@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_dlock import payloads
-from django_dlock.keys import fingerprint
+from django_dlock.digests import fingerprint
 from django_dlock.models import IdempotencyRecord
 
 SCOPE, KEY = "shop.unlock", "door:7"
