@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +30,8 @@ class Note:
 
 def note(what: str, key: Any) -> Note:
     """Note the key of the decorator whose function calls this, unless it is a callable."""
-    caller = sys._getframe(2)
-    made = Note(what, key, f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}")
+    frame = inspect.currentframe()
+    caller = frame and frame.f_back and frame.f_back.f_back
+    place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}" if caller else "?"
+    made = Note(what, key, place)
     return made if callable(key) else notes.setdefault((made.place, str(key)), made)
