@@ -32,6 +32,8 @@ def note(what: str, key: Any) -> Note:
     """Note the key of the decorator whose function calls this, unless it is a callable."""
     frame = inspect.currentframe()
     caller = frame and frame.f_back and frame.f_back.f_back
+    # A frame that refers to itself would live until the next collection of garbage.
+    del frame
     place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}" if caller else "?"
     made = Note(what, key, place)
     return made if callable(key) else notes.setdefault((made.place, str(key)), made)
