@@ -21,11 +21,12 @@ RUN = $(BIN)/python -m tests.run -n $(JOBS) --dist loadscope --no-loadscope-reor
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
 SECONDS ?= 60
+TIMES ?= 20
 CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-rest test-nightly backend-matrix coverage celery-own mutants faults failover-load soak nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
+.PHONY: help demo serve test test-all test-rest test-nightly backend-matrix coverage fuzz celery-own mutants faults failover-load soak nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -57,6 +58,9 @@ coverage: $(VENV)/.dev ## Run the tests of make test-all and list the lines that
 		failed=$$?; $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet && \
 		$(BIN)/python -m coverage report && exit $$failed
 
+fuzz: $(VENV)/.dev ## Run the tests with values made at random, TIMES=20 as many as make test, others each time
+	@DLOCK_FUZZ=$(TIMES) $(BIN)/python -m pytest -q -n 2 --timeout 3600 tests/fuzz $(ARGS)
+
 celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the lock and with records; half an hour
 	@$(BIN)/python -m tests.celery_own $(ARGS)
 
@@ -79,7 +83,7 @@ failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a se
 	@DLOCK_LOAD_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -s -n 0 --timeout 3600 tests/integration/test_failover_under_load.py $(ARGS)
 
 # Each goes on when another fails; the last line names those that have failed.
-NIGHTLY := test-nightly mutants-all celery-own faults faults-database soak backend-matrix failover-load
+NIGHTLY := test-nightly fuzz mutants-all celery-own faults faults-database soak backend-matrix failover-load
 .PHONY: faults-database mutants-all
 nightly: $(VENV)/.dev ## Run the nightly tests, all mutants and the long suites; three hours
 	@failed=; for each in $(NIGHTLY); do echo "== make $$each"; $(MAKE) --no-print-directory $$each || failed="$$failed $$each"; done; \
@@ -120,7 +124,7 @@ package: $(VENV)/.dev ## Build sdist and wheel into dist/
 	@$(BIN)/python -m build
 
 clean: ## Remove environments, builds and caches
-	rm -rf $(VENV) build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .tox
+	rm -rf $(VENV) build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .tox
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -52,8 +52,11 @@ def url_of_task(task_id: object) -> str | None:
         return None
     if template is None or not task_id or not isinstance(task_id, str):
         return None
-    # An id that another program wrote may be no valid text.
-    return template.replace("{task_id}", quote(task_id, safe="", errors="replace"))
+    try:
+        return template.replace("{task_id}", quote(task_id, safe=""))
+    except UnicodeEncodeError:
+        # A lone surrogate, which somebody else has written: no address can contain it.
+        return None
 
 
 def _is_template(url: Any) -> bool:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.worker.request import Request
+from hypothesis import given
+from hypothesis import strategies as some
 
 from django_dlock.celery import owners
 from django_dlock.celery.publishing.header import HEADER
 from django_dlock.celery.worker.locked_request import LockedRequest
 from tests.support.deliveries import effects, held, in_memory, recorded, task, waiting, work
+from tests.support.fuzzing import examples, json_values
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -152,23 +155,15 @@ def test_the_worker_outlives_the_id_of_a_forged_message(app, forged):
     assert owners.is_of(request.request_dict[owners.KEY], forged)
 
 
-def test_any_header_is_ignored_or_obeyed(app, caplog):
-    hypothesis = pytest.importorskip("hypothesis")
-    some = hypothesis.strategies
-    scalars = some.none() | some.booleans() | some.integers() | some.floats() | some.text()
-    values = some.recursive(
-        scalars, lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner)
-    )
-    names = some.sampled_from(
-        ["count", "since", "contended", "setbacks", "losses", "parked", "reserved"]
-    )
+NAMES = some.sampled_from(
+    ["count", "since", "contended", "setbacks", "losses", "parked", "reserved"]
+)
+
+
+@examples(150)
+@given(json_values() | some.dictionaries(NAMES, json_values()))
+def test_any_header_is_ignored_or_obeyed(app: Celery, forged: Any) -> None:
     made = task(app)
-
-    @hypothesis.settings(max_examples=150, deadline=None, derandomize=True, database=None)
-    @hypothesis.given(values | some.dictionaries(names, values))
-    def fuzz(forged: Any) -> None:
-        sent = made.delay(1)
-        deliver(app, headers={HEADER: forged})
-        assert sent.state == "SUCCESS"
-
-    fuzz()
+    sent = made.delay(1)
+    deliver(app, headers={HEADER: forged})
+    assert sent.state == "SUCCESS"
