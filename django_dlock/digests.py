@@ -25,7 +25,8 @@ def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
         what: For messages.
 
     Raises:
-        TypeError: A value has no stable form.
+        TypeError: A value has no stable form, or is nested too deeply.
+        ValueError: A value is a number of more digits than Python writes.
     """
     name, tagged = "", []
     try:
@@ -36,6 +37,11 @@ def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
             f"{what}: the argument {name!r} contains a value of type {error.args[0]}, which has no "
             "stable form: pass plain data instead (the primary key of a model instance), or make "
             "the key with a template or a callable"
+        ) from None
+    except RecursionError:
+        raise TypeError(
+            f"{what}: the argument {name!r} is nested too deeply for a digest: pass plain data "
+            "instead, or make the key with a template or a callable"
         ) from None
     return f"v1:{digest(json.dumps(tagged))}"
 
@@ -87,7 +93,7 @@ class Digest:
         try:
             # Compare the tags, because 1 == True.
             return bool(_tag(value) == _tag(self.normalise(parameter.default)))
-        except _Unstable:
+        except (_Unstable, RecursionError):
             # If it is the argument that has no stable form, the digest will raise.
             return False
 
@@ -101,7 +107,12 @@ class _Unstable(TypeError):
 
 def _datetime(value: dt.datetime) -> str:
     # The same time in another zone counts as the same argument.
-    return (value if value.utcoffset() is None else value.astimezone(dt.timezone.utc)).isoformat()
+    try:
+        value = value if value.utcoffset() is None else value.astimezone(dt.timezone.utc)
+    except OverflowError:
+        # In UTC it would be before the year 1, or after 9999.
+        pass
+    return value.isoformat()
 
 
 _PLAIN: Sequence[tuple[type[Any] | tuple[type[Any], ...], str, Callable[[Any], str]]] = (
