@@ -50,9 +50,23 @@ def encode(result: Any, *, task: str, task_id: str | None = None) -> str:
     return ""
 
 
-def decode(text: str) -> Any:
-    """The result that ``encode`` was given; ``None`` if none was recorded."""
-    return json.loads(text) if text else None
+def decode(text: str, *, task: str, task_id: str | None = None) -> Any:
+    """The result that ``encode`` was given; ``None`` if none was recorded, or if it is damaged.
+
+    Never raises: the work is done, although somebody else has written its result.
+    """
+    try:
+        return json.loads(text) if text else None
+    except Exception as error:  # noqa: BLE001 - whatever Celery's JSON makes of a text
+        # Without the error itself, which may quote the result.
+        logger.warning(
+            "Task %s[%s]: the recorded result is damaged, so this duplicate gets None: %s",
+            task,
+            task_id,
+            type(error).__name__,
+            task_id=task_id,
+        )
+        return None
 
 
 def describe(error: BaseException, *, private: bool = False) -> str:

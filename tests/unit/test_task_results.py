@@ -25,11 +25,11 @@ from django_dlock.celery import results
     ],
 )
 def test_a_result_is_read_unchanged(value):
-    assert results.decode(results.encode(value, task="t")) == value
+    assert results.decode(results.encode(value, task="t"), task="t") == value
 
 
 def test_no_recorded_result_reads_as_none():
-    assert results.decode("") is None
+    assert results.decode("", task="t") is None
 
 
 class Strange:
@@ -47,12 +47,12 @@ def test_the_warning_for_a_result_that_cannot_be_recorded_names_task_and_solutio
 def test_results_of_celerys_own_are_recorded_as_its_backends_store_them():
     app = Celery(set_as_current=False)
     one = app.AsyncResult("one", parent=app.AsyncResult("parent"))
-    assert results.decode(results.encode(one, task="t")) == [
+    assert results.decode(results.encode(one, task="t"), task="t") == [
         ["one", [["parent", None], None]],
         None,
     ]
     several = app.GroupResult("g", [one])
-    assert results.decode(results.encode(several, task="t")) == [
+    assert results.decode(results.encode(several, task="t"), task="t") == [
         ["g", None],
         [[["one", [["parent", None], None]], None]],
     ]

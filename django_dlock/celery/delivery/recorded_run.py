@@ -365,13 +365,17 @@ def outcome_of_duplicate(
             # This delivery must not store a result: a replacement has the same id and does so.
             ignored = Ignore("The work is already done; the run ended with Ignore")
             return RunOutcome(ignored=ignored, follow_ups=follow_ups)
-        return RunOutcome(results.decode(finished.result), follow_ups=follow_ups)
+        return RunOutcome(_result_of(context, finished), follow_ups=follow_ups)
     if task.if_duplicate == "skip":
         return RunOutcome()
     if task.if_duplicate == "fail":
         known = _claim_request(context, options, guard)
         raise DuplicateRun("The work is already done", known.lock_name, known.lock_alias)
-    return RunOutcome(results.decode(finished.result))
+    return RunOutcome(_result_of(context, finished))
+
+
+def _result_of(context: DeliveryContext, finished: Finished) -> Any:
+    return results.decode(finished.result, task=context.task.name, task_id=context.request.id)
 
 
 def _follow_ups(
