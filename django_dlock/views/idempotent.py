@@ -92,6 +92,7 @@ def idempotent_view(
     Requests that do not run:
 
     * Another request with the key is in progress: 409 with ``Retry-After``.
+    * Its stored answer was erased, or is damaged: 409 without ``Retry-After``.
     * The key was used with another method, path, query or body: 422.
     * The header is missing and ``required``, or it is not 1 to 200 visible ASCII characters: 400.
     * The client is anonymous, and ``client`` needs a user: as ``login_required``; 403 for JSON.

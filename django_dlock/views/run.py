@@ -186,7 +186,18 @@ class _Run:
         if not allowed:
             detail = gettext("You may not see the answer to this request any more.")
             return refusals.problem(self._request, HTTPStatus.FORBIDDEN, detail)
-        return stored.decode(finished.result, cookies=self._rules.store_cookies)
+        try:
+            return stored.decode(finished.result, cookies=self._rules.store_cookies)
+        except stored.Damaged as error:
+            # The work is done, so the view must not run again; an exception would never end.
+            logger.error(
+                "%s: the stored answer is damaged or was erased (%s), so it cannot be repeated",
+                path_of(self._request),
+                error,
+                about=self._lock,
+            )
+            detail = gettext("This request was carried out, but its answer is not available.")
+            return refusals.problem(self._request, HTTPStatus.CONFLICT, detail)
 
     def withdraw(self) -> None:
         """Let the key be tried again: nobody waits for the claim any more."""

@@ -6,18 +6,28 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from http.cookies import CookieError
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-__all__ = ["decode", "describe", "encode", "fingerprint", "is_final"]
+from ..names import REFUSED
+
+__all__ = ["Damaged", "decode", "describe", "encode", "fingerprint", "is_final"]
 
 TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Statuses of answers that may be different later, although the request is the same."""
 MOST_BYTES = 1_000_000
 """A larger body is not stored."""
 LONGEST_ERROR = 1000
+
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+
+
+class Damaged(ValueError):
+    """A stored answer is not one that ``encode`` has made; the text does not quote it."""
 
 
 def fingerprint(request: HttpRequest) -> str:
@@ -112,13 +122,28 @@ def decode(text: str, *, cookies: bool) -> HttpResponse:
 
     Args:
         cookies: Whether to set its cookies, if they were stored.
+
+    Raises:
+        Damaged: Somebody else has written it, or it was erased.
     """
-    stored = json.loads(text)
-    response = HttpResponse(
-        base64.b64decode(stored["body"]), status=stored["status"], reason=stored["reason"]
-    )
+    try:
+        return _decoded(json.loads(text), cookies)
+    except (CookieError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Without the error itself, which may quote the answer.
+        raise Damaged(type(error).__name__) from None
+
+
+def _decoded(stored: Any, cookies: bool) -> HttpResponse:
+    status, reason = stored["status"], stored["reason"]
+    if type(status) is not int or not isinstance(reason, str) or REFUSED.search(reason):
+        raise Damaged("status or reason")
+    body = base64.b64decode(stored["body"], validate=True)
+    response = HttpResponse(body, status=status, reason=reason)
     del response["Content-Type"]
     for name, value in stored["headers"]:
+        # Django refuses line feeds, and no other character that ends a name.
+        if not _HEADER_NAME.fullmatch(name) or not isinstance(value, str) or "\0" in value:
+            raise Damaged("headers")
         if cookies or not _is_cookie(name):
             response[name] = value
     for cookie in stored["cookies"] if cookies else ():
