@@ -14,6 +14,7 @@ from django.db import connections, models, router, transaction
 
 from .. import retention
 from ..models import (
+    FailoverRecord,
     Fence,
     FollowUp,
     HeldLock,
@@ -73,7 +74,10 @@ def erase(
     run = _Run(subject, Erasure(), batch_size, force, dry_run)
     using = list(_databases() if databases is None else databases)
     # Records first: they tell the names of their locks.
-    for step in (run.records, run.events, run.statistics, run.admin_log, run.others):
+    for step in (
+        *(run.records, run.events, run.failover),
+        *(run.statistics, run.admin_log, run.others),
+    ):
         for database in using:
             for _ in step(database):
                 yield run.done
@@ -196,6 +200,25 @@ class _Run:
         if not self.dry_run:
             rows.filter(pk__in=keys).update(user="")
         self.done.anonymised["lock_events"] += len(keys)
+
+    # -- the record of fail-over -------------------------------------------------------
+
+    def failover(self, database: str) -> Iterator[None]:
+        """Who has switched it stays unnamed; the rest of the row is what makes it safe."""
+        if not self.subject.users or not _has(database, FailoverRecord):
+            return
+        rows = FailoverRecord.objects.using(database)
+        for batch in self._batches(rows, [models.Q(switched_by__in=list(self.subject.users))]):
+            chosen = [row for row in batch if row.switched_by in self.subject.users]
+            self.done.found |= {self.subject.users[row.switched_by] for row in chosen}
+            keys = [row.pk for row in chosen]
+            self._in_one(database, [partial(self._switchers, rows, keys)])
+            yield
+
+    def _switchers(self, rows: models.QuerySet[FailoverRecord], keys: list[str]) -> None:
+        if not self.dry_run:
+            rows.filter(pk__in=keys).update(switched_by="")
+        self.done.anonymised["failover_records"] += len(keys)
 
     # -- lock statistics ---------------------------------------------------------------
 

@@ -28,6 +28,7 @@ KINDS = {
     "lock_statistics": "rows of lock statistics",
     "admin_log": "entries of the admin's log, which stay without the name",
 }
+ANONYMISED = {"lock_events": "lock events", "failover_records": "records of fail-over"}
 KEPT = {
     "records_in_progress": (
         "idempotency records: their runs may be in progress; repeat the command when they have "
@@ -177,9 +178,11 @@ class ErasingCommand(PurgeCommand):
         self.stdout.write("Would be erased:" if dry_run else "Erased:")
         for kind, text in KINDS.items():
             self.stdout.write(f"  {done.erased[kind]:>6}  {text}")
-        if users := done.anonymised["lock_events"]:
+        if done.anonymised.total():
             self.stdout.write("Would lose their user:" if dry_run else "Kept without their user:")
-            self.stdout.write(f"  {users:>6}  lock events")
+        for kind, text in ANONYMISED.items():
+            if done.anonymised[kind]:
+                self.stdout.write(f"  {done.anonymised[kind]:>6}  {text}")
         if done.kept.total():
             self.stdout.write("Not erased:")
         for kind, text in KEPT.items():
@@ -196,7 +199,7 @@ def _as_json(done: Erasure, missing: list[Criterion], *, dry_run: bool) -> dict[
     return {
         "dry_run": dry_run,
         "erased": {kind: done.erased[kind] for kind in KINDS},
-        "anonymised": {"lock_events": done.anonymised["lock_events"]},
+        "anonymised": {kind: done.anonymised[kind] for kind in ANONYMISED},
         "kept": {kind: done.kept[kind] for kind in KEPT},
         "not_found": [{"option": f"--{option}", "value": value} for option, value in missing],
         "not_searched": list(NOT_SEARCHED),

@@ -25,6 +25,7 @@ from django_dlock.erasure import Erasure, Subject, erase
 from django_dlock.keys import keyed_digests
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import (
+    FailoverRecord,
     Fence,
     FollowUp,
     HeldLock,
@@ -278,6 +279,17 @@ def test_operators_lose_their_name_and_the_event_stays(database):
     assert not done.erased["lock_events"]
     users = LockEvent.objects.using(database).order_by("name").values_list("user", flat=True)
     assert list(users) == ["", "Grace", "ada"]
+
+
+def test_who_has_switched_a_store_stays_unnamed(database):
+    facts = {"alias": "a", "key_prefix": "", "epoch": 1, "active": "one", "longest": 0, "quiet": 0}
+    records = FailoverRecord.objects.using(database)
+    for number, name in enumerate(("grace", "Grace")):
+        records.create(pk=str(number), answered_at=0, switched_by=name, **facts)
+    done = erased(database, users=["grace"])
+    assert done.anonymised["failover_records"] == 1
+    assert list(records.order_by("pk").values_list("switched_by", flat=True)) == ["", "Grace"]
+    records.all().delete()
 
 
 def test_the_log_of_the_admin_stays_without_the_key():
