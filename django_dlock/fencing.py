@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 from asgiref.sync import sync_to_async
 from django.db import connections, models, router, transaction
 from django.db.models.manager import BaseManager
-from django.utils import timezone
 
 from .core import transactions
 from .core.held_lease import HeldLease
+from .database_time import Now
 from .exceptions import BackendUnavailable, StaleToken
 from .fields import FencingTokenField
 from .models import Fence
@@ -309,7 +309,7 @@ def atomic(held: HeldLease, using: str | None) -> Iterator[None]:
     # would fail, and on MySQL they would deadlock.
     name.ensure_row()
     with transaction.atomic(using=using, durable=True):
-        name.write_token()
+        name.begin()
         yield
         if not connections[using].needs_rollback:
             # Compare again: the row is still locked, unless a statement has implicitly ended the
@@ -331,8 +331,22 @@ class _Name:
     def ensure_row(self) -> None:
         """Make sure that there is a row."""
         if not self.row.exists():
-            new = Fence(digest=self.digest, token=0, updated_at=timezone.now(), **self.facts)
-            Fence.objects.using(self.using).bulk_create([new], ignore_conflicts=True)
+            self._insert()
+
+    def _insert(self) -> None:
+        new = Fence(digest=self.digest, token=0, updated_at=Now(), **self.facts)
+        Fence.objects.using(self.using).bulk_create([new], ignore_conflicts=True)
+
+    def begin(self) -> None:
+        """As ``write_token``, but if the row is gone, make a new one.
+
+        It was untouched for long, and a purge has deleted it since ``ensure_row``.
+        """
+        if self._write():
+            return
+        if not self.row.exists():
+            self._insert()
+        self.write_token()
 
     def write_token(self) -> None:
         """Write our token unless there is a newer one; the row stays locked until COMMIT.
@@ -340,10 +354,13 @@ class _Name:
         Raises:
             StaleToken: There is a newer one, or the row is gone.
         """
-        token = self.token
-        if not self.row.filter(token__lte=token).update(token=token, updated_at=timezone.now()):
+        if not self._write():
             raise StaleToken(
-                f"The fence on database {self.using!r} has seen a newer token than {token}",
+                f"The fence on database {self.using!r} has seen a newer token than {self.token}",
                 self.held.name,
                 self.held.alias,
             )
+
+    def _write(self) -> int:
+        token = self.token
+        return self.row.filter(token__lte=token).update(token=token, updated_at=Now())

@@ -18,12 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from django.conf import settings
 from django.db import IntegrityError, connections, models, router, transaction
-from django.db.models import functions
 
 from . import payloads
 from .core import tracing
+from .database_time import Now
 from .exceptions import AttemptsExhausted, DuplicateRun, LockError, PayloadMismatch, StaleToken
 from .models import IdempotencyRecord
 
@@ -45,14 +44,6 @@ State: TypeAlias = IdempotencyRecord.State
 Ending: TypeAlias = IdempotencyRecord.Ending
 E = TypeVar("E", bound=LockError)
 Records: TypeAlias = models.QuerySet[IdempotencyRecord]
-
-
-class Now(functions.Now):
-    """The database's time as Django stores times; MySQL's own would be in its server's zone."""
-
-    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        template = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
-        return self.as_sql(compiler, connection, template=template, **extra)
 
 
 _RACES = 100

@@ -9,17 +9,17 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import Error, connections, models, router, transaction
 from django.utils import timezone
 
 from . import audit
+from .database_time import Now
 from .exceptions import BackendUnavailable, InvalidLockBackend
 from .handler import locks
-from .idempotency import Now
 from .log import logger
-from .models import FollowUp, IdempotencyRecord, LockEvent, LockStatistics
+from .models import Fence, FollowUp, IdempotencyRecord, LockEvent, LockStatistics
 
 __all__ = [
     "Forgotten",
@@ -34,6 +34,7 @@ __all__ = [
     "note_forgotten",
     "purge",
     "purge_events",
+    "purge_fences",
     "purge_statistics",
 ]
 
@@ -127,6 +128,26 @@ def purge_events(*, days: float, batch_size: int = 1000, using: str | None = Non
     old = LockEvent.objects.using(using).filter(when__lt=before)
     for batch in in_batches(old.only("pk"), batch_size):
         yield old.filter(pk__in=[event.pk for event in batch]).delete()[0]
+
+
+def purge_fences(
+    *, untouched_for: dt.timedelta, batch_size: int = 1000, using: str | None = None
+) -> Iterator[int]:
+    """Delete rows of the fence table that no holder has written for so long, in batches.
+
+    A row that a holder writes meanwhile, or has locked in its transaction, stays. Once a row is
+    deleted, a holder of an older lease that wakes up later is not refused any more.
+
+    Args:
+        untouched_for: At least the largest ``MAX_HOLD``; the caller checks that.
+
+    Yields:
+        How many rows each batch deleted.
+    """
+    using = using or router.db_for_write(Fence)
+    old = Fence.objects.using(using).filter(updated_at__lt=Now() - untouched_for)
+    for batch in in_batches(old.only("pk"), batch_size):
+        yield _delete_matching(old.filter(pk__in=[fence.pk for fence in batch]), "token")
 
 
 KEPT = {
@@ -262,13 +283,27 @@ def delete(records: Records) -> int:
     Returns:
         The number of deleted records.
     """
-    with transaction.atomic(using=records.db):
-        if connections[records.db].features.has_select_for_update:
-            keys = list(records.select_for_update().values_list("pk", flat=True))
+    return _delete_matching(records, "attempt", wait=True)
+
+
+def _delete_matching(rows: models.QuerySet[Any], column: str, *, wait: bool = False) -> int:
+    """See ``delete``.
+
+    Args:
+        column: Any number, to write as it is where rows cannot be locked.
+        wait: For rows that other transactions have locked; else they are left out, if the
+            database can do that.
+    """
+    features = connections[rows.db].features
+    with transaction.atomic(using=rows.db):
+        if features.has_select_for_update:
+            skip = not wait and features.has_select_for_update_skip_locked
+            keys = list(rows.select_for_update(skip_locked=skip).values_list("pk", flat=True))
         else:
             # After a transaction's first write, no other one can write to a SQLite file.
-            records.update(attempt=models.F("attempt"))
-            keys = list(records.values_list("pk", flat=True))
-        found = IdempotencyRecord.objects.using(records.db).filter(pk__in=keys)
+            rows.update(**{column: models.F(column)})
+            keys = list(rows.values_list("pk", flat=True))
+        found = rows.model._base_manager.using(rows.db).filter(pk__in=keys)
         _, per_model = found.delete() if keys else (0, {})
-    return per_model.get(IdempotencyRecord._meta.label, 0)
+    count: int = per_model.get(rows.model._meta.label, 0)
+    return count

@@ -48,7 +48,7 @@ class Fence(models.Model):
     """The highest token with which a ``lock.atomic()`` of a lock has committed.
 
     A lock is identified by its alias, the alias's ``KEY_PREFIX`` and its name. You may delete a
-    row once no holder of an older lease can be alive any more.
+    row once no holder of an older lease can be alive any more; ``purge_fences`` does so.
     """
 
     # For the reasons given at ``IdempotencyRecord.digest``.
@@ -58,7 +58,7 @@ class Fence(models.Model):
     name = models.CharField(_("name"), max_length=255)
     token = models.BigIntegerField(_("fencing token"))
     updated_at = models.DateTimeField(
-        _("updated at"), help_text=_("According to the clock of the last holder.")
+        _("updated at"), help_text=_("When a holder last wrote it, by the database's clock.")
     )
 
     class Meta:

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from django_dlock import idempotency, locks, retention
+from django_dlock import database_time, idempotency, locks, retention
 from django_dlock.celery.publishing import follow_ups, requeue
 from django_dlock.models import FollowUp, IdempotencyRecord
 from testproject.shop.models import Effect
@@ -294,7 +294,7 @@ def left_pending(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_g13_neither_purge_nor_forget_deletes_pending_follow_ups(app, mail, monkeypatch):
     left_pending(app, mail, monkeypatch)
     record = IdempotencyRecord.objects.get()
-    past = idempotency.Now() - record.expires_at.resolution
+    past = database_time.Now() - record.expires_at.resolution
     IdempotencyRecord.objects.update(expires_at=past)
     FollowUp.objects.update(expires_at=past)
     assert list(retention.purge()) == [1]

@@ -26,7 +26,7 @@ from celery.utils import uuid
 from django.db import Error, connections, transaction
 from kombu.utils import json
 
-from ...idempotency import Now
+from ...database_time import Now
 from ...log import logger
 from ...models import FollowUp
 from ...retention import in_batches

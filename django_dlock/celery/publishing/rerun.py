@@ -20,7 +20,7 @@ from django.db import transaction
 from kombu.utils import json
 
 from ... import retention
-from ...idempotency import Now
+from ...database_time import Now
 from ...models import FollowUp, IdempotencyRecord
 from ..options import TaskWithOptions
 from . import follow_ups
