@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.sessions.models import Session
 
 from django_dlock import locks
 from tests.support.posed import pose_locks
@@ -184,3 +185,91 @@ def test_an_outage_is_read_out_when_it_begins_and_when_it_ends(listed, settings)
     locks.reset()
     wait_for(listed, f"{news} === 'The list is complete and updated again.'")
     backend.close()
+
+
+# -- nobody is there ---------------------------------------------------------------------------
+
+
+def leave_alone(page, after):
+    page.execute_script(f"document.getElementById('dlock-refresh').dataset.idle = '{after}'")
+
+
+def stopped(page):
+    return page.execute_script(
+        "return document.querySelector('.dlock-refresh-stopped').textContent"
+    )
+
+
+def wait_until_stopped(page):
+    wait_for(page, "document.querySelector('.dlock-refresh-stopped').textContent")
+    wait_for(page, "window.asked === window.answered")
+
+
+def move_pointer(page, x):
+    page.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": 40})
+
+
+def press_key(page, x):
+    key = {"key": "Shift", "code": "ShiftLeft"}
+    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyDown", **key})
+
+
+def come_back(page, x):
+    page.execute_script(HIDE)
+    page.execute_script(SHOW)
+
+
+@pytest.mark.parametrize("act", [move_pointer, press_key, come_back])
+def test_a_page_that_is_left_alone_does_not_prolong_a_session(listed, settings, act):
+    settings.SESSION_SAVE_EVERY_REQUEST = True
+    refreshed(listed)
+    before = expiry()
+    refreshed(listed)
+    assert expiry() > before, "each refresh prolongs the session"
+    leave_alone(listed, 0.1)
+    wait_until_stopped(listed)
+    assert stopped(listed) == "not refreshed: no action for 15 minutes"
+    asked, before = listed.execute_script("return window.asked"), expiry()
+    # Five of its intervals.
+    listed.execute_script("window.setTimeout(() => { window.later = true; }, 500)")
+    wait_for(listed, "window.later")
+    assert listed.execute_script("return window.asked") == asked
+    assert expiry() == before
+    seconds(listed, 1000)
+    act(listed, 60)
+    wait_for(listed, f"window.asked === {asked + 1} && window.asked === window.answered")
+    assert expiry() > before
+    assert complaints(listed) == []
+
+
+def test_a_page_goes_on_after_an_action_until_it_is_left_alone_again(listed):
+    leave_alone(listed, 0.1)
+    wait_until_stopped(listed)
+    leave_alone(listed, 900)
+    move_pointer(listed, 60)
+    refreshed(listed)
+    assert not stopped(listed)
+    leave_alone(listed, 0.1)
+    wait_until_stopped(listed)
+
+
+def test_what_the_page_does_itself_is_no_action(listed):
+    """It moves the focus when it replaces the list, and rows move beneath a resting pointer."""
+    move_pointer(listed, 60)
+    listed.execute_script("document.querySelector('.field-lock_name a').focus()")
+    refreshed(listed)
+    leave_alone(listed, 1)
+    acted = "window.asked > 0"
+    wait_for(listed, acted)
+    locks["default"].pose("order:9", "web-1", 1, age=1)
+    wait_until_stopped(listed)
+    asked = listed.execute_script("return window.asked")
+    move_pointer(listed, 60)
+    listed.execute_script("document.querySelector('.field-lock_name a').blur()")
+    listed.execute_script("document.querySelector('.field-lock_name a').focus()")
+    assert listed.execute_script("return window.asked") == asked
+    assert stopped(listed)
+
+
+def expiry():
+    return Session.objects.get().expire_date

@@ -22,6 +22,9 @@
         let clock = 0;
         let readAt = Date.now();
         let frame = null;
+        let actedAt = Date.now();
+        let stopped = false;
+        let pointer = "";
 
         // -- what the page shows of time ------------------------------------------------
 
@@ -44,6 +47,7 @@
             const shown = ago < 60 ? Math.floor(ago) + "s" : duration(ago);
             part("time").textContent = text.read.replace("%s", shown);
             part("waiting").textContent = !paused && isBeingUsed() ? text.waiting : "";
+            say("stopped", stopped && !paused ? text.stopped : "");
             if (still.matches) {
                 return;
             }
@@ -54,6 +58,36 @@
                 if (bar) {
                     bar.setAttribute("width", Math.min(100, 100 * left / Number(cell.dataset.of)));
                 }
+            }
+        }
+
+        /* Without writing the same words again, which a screen reader would read out again. */
+        function say(name, words) {
+            if (part(name).textContent !== words) {
+                part(name).textContent = words;
+            }
+        }
+
+        // -- whether somebody is there ---------------------------------------------------
+
+        /* Each request may prolong the session of somebody who has gone away. */
+        function isLeftAlone() {
+            return Date.now() - actedAt >= Number(text.idle) * 1000;
+        }
+
+        function noteAction() {
+            actedAt = Date.now();
+            if (stopped) {
+                refresh();
+            }
+        }
+
+        /* A browser also reports a pointer that rests while the page moves beneath it. */
+        function notePointer(event) {
+            const place = event.screenX + " " + event.screenY;
+            if (place !== pointer) {
+                pointer = place;
+                noteAction();
             }
         }
 
@@ -186,6 +220,11 @@
             if (document.hidden || asking) {
                 return;
             }
+            stopped = isLeftAlone();
+            tick();
+            if (stopped) {
+                return;
+            }
             if (!paused && !isBeingUsed()) {
                 asking = true;
                 const askedAt = Date.now();
@@ -232,7 +271,17 @@
             }
         }
 
+        for (const action of ["pointerdown", "keydown", "wheel", "touchstart"]) {
+            document.addEventListener(action, noteAction, {passive: true, capture: true});
+        }
+        document.addEventListener("pointermove", notePointer, {passive: true, capture: true});
+        // Of the window, because a refresh itself moves the focus within the page.
+        window.addEventListener("focus", noteAction);
         document.addEventListener("visibilitychange", function () {
+            if (!document.hidden) {
+                // Somebody has come back to this tab.
+                actedAt = Date.now();
+            }
             watchTheClock();
             refresh();
         });
