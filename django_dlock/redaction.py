@@ -10,18 +10,23 @@ __all__ = ["HIDDEN", "SecretBytes", "SecretText", "redacted"]
 HIDDEN = "********"
 """Shown in the place of a secret; as in Django's error reports, it does not tell how long it is."""
 
-_WORDS = r"pass|pwd|secret|token|credential|auth|sasl|digest|signature|api_?key|private"
+_WORDS = (
+    r"pass|pwd|(?<![a-z])pw(?![a-z])|secret|token|credential|auth|sasl|digest|signature|api_?key"
+    r"|private"
+)
 _NAME = re.compile(_WORDS, re.IGNORECASE)
 """A part of the names of settings that are secret: ``password``, ``auth_data``."""
 _PARAMETER = re.compile(
-    rf"""([\w-]*(?:{_WORDS})[\w-]*(?:["']?\s*=|["']\s*:|:(?=\s))\s*["']?)[^&;,\s"']+""",
-    re.IGNORECASE,
+    rf"""([\w-]*(?:{_WORDS})[\w-]*(?:["']?\s*=|["']\s*:|:(?=\s))\s*)"""
+    # In quotes, it may contain anything.
+    r"""(?:(["'])(?:\\.|(?!\2).)+|[^&;,\s"']+)""",
+    re.IGNORECASE | re.DOTALL,
 )
 """A parameter of a URL, of a server as in ``host:6380,password=…``, or in JSON."""
 _USER_INFO = re.compile(r"^(.*?://)?.*@", re.DOTALL)
 """All up to the last ``@``: a password that is not encoded may contain an ``@`` or a ``/`` itself,
 and so may one of several URLs."""
-_NO_PORT = re.compile(r"^(.*?://[^/:@\[]*:)(?!\d*(?:[/?#,;]|$))[^/]*", re.DOTALL)
+_NO_PORT = re.compile(r"^(.*?://[^/:@\[]*:)(?!\d{0,5}(?:[/?#,;]|$)).*", re.DOTALL)
 """What is in the place of a port, if it is no number: the rest of a URL is missing."""
 
 
@@ -66,7 +71,7 @@ def _collection(value: list[object] | tuple[object, ...] | set[object] | frozens
 def _without_credentials(text: str) -> str:
     text = _USER_INFO.sub(lambda found: f"{found[1] or ''}{HIDDEN}@", text)
     text = _NO_PORT.sub(lambda found: f"{found[1]}{HIDDEN}", text)
-    return _PARAMETER.sub(lambda found: f"{found[1]}{HIDDEN}", text)
+    return _PARAMETER.sub(lambda found: f"{found[1]}{found[2] or ''}{HIDDEN}", text)
 
 
 class SecretText(str):

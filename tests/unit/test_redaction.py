@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -74,6 +75,12 @@ def backends() -> Iterator[None]:
         ({"auth_data": [("digest", "u:pw")]}, "{'auth_data': '********'}"),
         ([("password", "pw"), 1], "[('password', '********'), 1]"),
         (("digest", "u:pw"), "('digest', '********')"),
+        ("host=h password='p w' dbname=x", '"host=h password=\'********\' dbname=x"'),
+        ('{"password": "p\\"w, x", "db": 1}', """'{"password": "********", "db": 1}'"""),
+        ("redis://user:p/w", "'redis://user:********'"),
+        ("redis://user:123456", "'redis://user:********'"),
+        ({"pw": "x", "db_pw": "x"}, "{'pw': '********', 'db_pw': '********'}"),
+        ("redis://h?pw=x&spw=1", "'redis://h?pw=********&spw=1'"),
     ],
 )  # fmt: skip
 def test_a_credential_is_hidden(value, text):
@@ -106,6 +113,11 @@ def entries(separator: str) -> Iterator[Any]:
     secret = f"XYZ{separator}UVW"
     url, user = f"redis://:{secret}@h/0", f"me:{secret}@host:2181"
     yield from (url, url.encode(), [url], {"default": url}, {"default": [url]})
+    # redis-py itself refuses the second parameter.
+    wrong = f"redis://h?password={quote(secret)}&socket_timeout=x"
+    for options in ({}, {"sentinels": [("h", 1)], "service_name": "s"}):
+        entry = {"BACKEND": BACKENDS["redis"], "LOCATION": wrong, "OPTIONS": options}
+        yield {"default": entry}
     for value in (url, url.encode(), {url: 1}):
         yield {"default": {"BACKEND": value}}
     for backend in BACKENDS.values():

@@ -157,9 +157,13 @@ def _bounded(timeout: float) -> dict[str, Any]:
 def _location_pool(options: AliasOptions, timeout: float) -> ConnectionPool:
     sentinels = options.options.get("sentinels")
     location = str(options.location)
-    if sentinels is None:
-        return ConnectionPool.from_url(location)
-    parsed: dict[str, Any] = dict(parse_url(location))  # type: ignore[no-untyped-call]
+    try:
+        if sentinels is None:
+            return ConnectionPool.from_url(location)
+        parsed: dict[str, Any] = dict(parse_url(location))  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        # Without the frames of redis-py, in which Django's error pages would show the password.
+        raise ValueError(str(error)) from None
     # As in django-redis: the URL's host is the service, and its scheme turns TLS on.
     service = options.options.get("service_name") or parsed.get("host")
     if not service:
