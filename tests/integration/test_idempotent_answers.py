@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -279,3 +280,25 @@ def test_a_form_with_one_value_a_field_has_the_fingerprint_of_earlier_versions()
     from django_dlock.views.stored import fingerprint
 
     assert fingerprint(post({"b": "2", "a": "1"})) == made.hexdigest()
+
+
+def test_checks_of_a_class_are_made_before_a_decorated_method() -> None:
+    """As the guide says; on the class, the decorator would stand above the mixin."""
+
+    class Pay(PermissionRequiredMixin, View):
+        permission_required = "shop.add_effect"
+        raise_exception = True
+        allowed = True
+
+        def has_permission(self) -> bool:
+            return type(self).allowed
+
+        @method_decorator(idempotent_view)
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("paid", status=201)
+
+    assert Pay.as_view()(post()).status_code == 201
+    assert Pay.as_view()(post())["Idempotent-Replayed"] == "true"
+    Pay.allowed = False
+    with pytest.raises(PermissionDenied):
+        Pay.as_view()(post())

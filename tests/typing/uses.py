@@ -21,6 +21,7 @@ from django_dlock import (
     LockError,
     LockNotAcquired,
     StaleToken,
+    idempotent_view,
     locked,
     locked_view,
     locks,
@@ -93,6 +94,20 @@ async def decorated_functions_keep_their_signatures() -> None:
 
 @locked_view("checkout:{request.user.pk}")
 def checkout(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked_view(["request.user.pk", "number"], stream_max_hold=60)
+def by_list(request: HttpRequest, number: str) -> HttpResponse:
+    return HttpResponse(number)
+
+
+async def may_see(request: HttpRequest) -> bool:
+    return True
+
+
+@idempotent_view(replay_if=may_see, store_cookies=True, client=["request.user.pk"])
+async def repeated(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
