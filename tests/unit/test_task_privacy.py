@@ -121,6 +121,26 @@ def test_an_error_after_the_commit_of_private_arguments_is_logged_without_its_te
     assert "ValueError(…) at " in text
 
 
+def test_a_key_that_raises_before_a_retry_is_not_quoted(app, caplog):
+    calls = []
+
+    def key(order: int, card: str) -> str:
+        calls.append(order)
+        if len(calls) > 1:
+            fail(card)
+        return "order:1"
+
+    def body(self: Any, order: int, card: str) -> None:
+        self.retry(args=(2, card), countdown=0)
+
+    task(app, body, lock_key=key, lock_across_retries=True, store_arguments=False).delay(1, SECRET)
+    work(app)
+    lines = [line for line in caplog.records if line.name == "django_dlock"]
+    text = "\n".join(map(logging.Formatter().format, lines))
+    assert "the lock is not kept for the retry: ValueError(…) at " in text
+    assert SECRET not in text
+
+
 def test_the_text_of_an_error_is_kept_if_arguments_are(app):
     recorded(app, raises).delay(1, SECRET)
     work(app)

@@ -201,6 +201,17 @@ def test_a_key_that_raises_ends_the_recovery(app, dead, caplog):
 
     recovered(task(app, lock_key=key), dead)
     assert "its lock could not be recovered" in caplog.text
+    assert "no such order" in caplog.text
+
+
+def test_a_key_that_raises_is_not_quoted_if_arguments_are_private(app, dead, caplog):
+    def key(order: int) -> str:
+        raise KeyError("no such order")
+
+    recovered(task(app, lock_key=key, store_arguments=False), dead)
+    assert "its lock could not be recovered: KeyError(…) at " in caplog.text
+    assert " in key" in caplog.text
+    assert "no such order" not in caplog.text
 
 
 def test_a_break_prevented_by_an_outage_is_repeated_later(app, dead, monkeypatch):

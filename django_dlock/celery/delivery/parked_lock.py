@@ -68,8 +68,9 @@ def park(context: DeliveryContext, guard: Guard | None, retry: Retry) -> bool:
             "Task %s[%s]: the lock is not kept for the retry: %s",
             context.task.name,
             context.request.id,
-            error,
-            exc_info=None if isinstance(error, LockError) else error,
+            error if isinstance(error, LockError) else context.describe(error),
+            # A traceback ends with the text of the error.
+            exc_info=None if isinstance(error, LockError) or context.is_private else error,
             about=guard,
             task_id=context.request.id,
         )

@@ -22,7 +22,7 @@ from ...handler import locks
 from ...keys import Key
 from ...lease import LeaseRequest
 from ...log import logger
-from .. import owners
+from .. import owners, results
 from ..options import TaskWithOptions
 
 __all__ = ["Recovery", "Suspect"]
@@ -113,9 +113,15 @@ class Recovery:
             finally:
                 # A ``lock_key`` callable may have opened connections on this thread.
                 connections.close_all()
-        except BaseException:
-            logger.exception(
-                "%s: its lock could not be recovered", self._suspect, about=self._suspect
+        except BaseException as error:
+            suspect, private = self._suspect, not self._suspect.task.store_arguments
+            logger.error(
+                "%s: its lock could not be recovered: %s",
+                suspect,
+                results.describe(error, private=private),
+                # A traceback ends with the text of the error.
+                exc_info=None if private else error,
+                about=suspect,
             )
         finally:
             process.thread_ends()
