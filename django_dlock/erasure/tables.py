@@ -252,9 +252,9 @@ class _Run:
         if not _has(database, LogEntry):
             return
         entries: Any = LogEntry.objects.using(database).exclude(object_repr=ERASED)
-        names = {model._meta.model_name: model for model in (HeldLock, IdempotencyRecord, FollowUp)}
+        names = [HeldLock._meta.model_name, IdempotencyRecord._meta.model_name]
         of_ours = models.Q(
-            content_type__app_label=HeldLock._meta.app_label, content_type__model__in=list(names)
+            content_type__app_label=HeldLock._meta.app_label, content_type__model__in=names
         )
         for batch in self._batches(entries.select_related("content_type"), [of_ours]):
             keys = []

@@ -6,6 +6,7 @@ called. Exit codes: 0 all that was found is erased, 1 something is left, 2 wrong
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -19,6 +20,7 @@ from .screen import Progress
 
 __all__ = ["ErasingCommand"]
 
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 CRITERIA = ("name", "key", "user", "argument")
 
 KINDS = {
@@ -161,8 +163,12 @@ class ErasingCommand(PurgeCommand):
                 self.wrong_usage(f"--argument is {text!r}; it takes NAME=VALUE.")
             arguments[name] = value
         for criterion in CRITERIA:
-            if "" in (options[criterion] or ()):
-                self.wrong_usage(f"--{criterion} is empty.")
+            for text in options[criterion] or ():
+                if not text or UNSTORABLE.search(text):
+                    self.wrong_usage(
+                        f"--{criterion} is {text!r}; it takes at least one character, and neither "
+                        "NUL nor lone surrogates, which no database stores."
+                    )
         try:
             return Subject(
                 names=options["name"] or (),

@@ -33,6 +33,7 @@ from django_dlock.models import (
     LockEvent,
     LockStatistics,
 )
+from django_dlock.names import fit
 from tests.support import databases
 from tests.support.deliveries import in_memory, recorded, task, work
 
@@ -165,6 +166,12 @@ def test_the_lock_of_many_keys_does_not_lead_to_the_others(database):
     erased(database, keys=[KEY])
     assert keys(database) == others
     assert names(database) == {"shop"}
+
+
+def test_a_key_that_was_no_valid_name_is_found_by_what_it_was(database):
+    for text in ("a\tb", "x" * 300):
+        make_record(fit(text), database)
+        assert erased(database, keys=[text]).erased["records"] == 1
 
 
 def test_a_key_with_wildcards_of_the_database_stands_for_itself(database):
@@ -434,11 +441,12 @@ def test_both_commands_erase_in_all_tables(name):
 
 def test_the_text_says_what_was_removed_and_what_was_not_found():
     make_record(KEY)
-    code, text = command(key=[KEY, "\x1b[2J"])
+    code, text = command(key=[KEY, "\x1b[2J\u202e"])
     assert code == 0
     assert "     1  idempotency records" in text
     assert r"Nothing was found of:" in text
     assert "\x1b" not in text
+    assert "\u202e" not in text
     assert "Not searched: " in text
 
 
@@ -448,6 +456,9 @@ def test_the_text_says_what_was_removed_and_what_was_not_found():
         ("purge_idempotency_records", {"force": True}),
         ("purge_idempotency_records", {"dry_run": True}),
         ("purge_idempotency_records", {"key": [""]}),
+        ("purge_idempotency_records", {"key": ["7\0"]}),
+        ("purge_lock_events", {"name": ["\udc80*"]}),
+        ("purge_idempotency_records", {"argument": ["order=\0"]}),
         ("purge_idempotency_records", {"argument": ["order"]}),
         ("purge_idempotency_records", {"argument": ["=7"]}),
         ("purge_idempotency_records", {"key": ["7"], "batch_size": 0}),
