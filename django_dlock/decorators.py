@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from . import conf
 from .core.options import Default, IfUnavailable, Seconds
 from .handler import locks
-from .keys import KeySpec, compile_key
-from .lock import Lock, unknown_option
+from .keys import KeySpec, compile_key, template_of
+from .lock import Lock, of_template, unknown_option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,6 +77,10 @@ def locked(
         _refuse_unlockable(given)
         function: Callable[P, R] = given
         name = full_name(function)
+
+        def lock(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
+            return of_template(Lock(make_key(args, kwargs), **options), template_of(make_key))
+
         make_key = compile_key(
             key, inspect.signature(function), what=f"The key of @locked on {name}", prefix=name
         )
@@ -89,14 +93,14 @@ def locked(
             body = cast("Callable[P, Awaitable[Any]]", function)
 
             async def awaits(*args: P.args, **kwargs: P.kwargs) -> Any:
-                async with Lock(make_key(args, kwargs), **options):
+                async with lock(args, kwargs):
                     return await body(*args, **kwargs)
 
             return cast("Callable[P, R]", functools.wraps(function)(awaits))
 
         @functools.wraps(function)
         def calls(*args: P.args, **kwargs: P.kwargs) -> R:
-            with Lock(make_key(args, kwargs), **options):
+            with lock(args, kwargs):
                 return function(*args, **kwargs)
 
         return calls

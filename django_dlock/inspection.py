@@ -87,6 +87,8 @@ def break_lease(info: LeaseInfo, *, reason: str) -> bool:
         owner=info.owner,
         token=info.token,
         metadata=info.metadata,
+        # The store does not keep it.
+        template="",
         reason=reason,
         process=info.process,
         held_for=info.age,

@@ -36,6 +36,7 @@ __all__ = [
     "compile_key",
     "keyed_digest",
     "keyed_digests",
+    "template_of",
 ]
 
 
@@ -87,6 +88,11 @@ class Key(Protocol):
         Raises:
             TypeError: The arguments do not fit the signature, or one of them has no stable form.
         """
+
+
+def template_of(key: Key) -> str:
+    """The template that the key is made from, as it stands in the code; else empty."""
+    return key.template if isinstance(key, _Template) else ""
 
 
 def compile_key(

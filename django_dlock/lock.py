@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .fencing import FencedInstance, FencedQuerySet
 
-__all__ = ["DEFAULT", "Lock", "unknown_option"]
+__all__ = ["DEFAULT", "Lock", "of_template", "unknown_option"]
 
 
 T = TypeVar("T")
@@ -413,3 +413,12 @@ def unknown_option(name: str, *others: str) -> TypeError:
             "wait= for the waiting time (timeout in threading)"
         )
     return TypeError(f"Lock() got an unexpected keyword argument {name!r}")
+
+
+L = TypeVar("L", bound=Lock)
+
+
+def of_template(lock: L, template: str) -> L:
+    """The lock, which tells its signals from which template its name was made."""
+    lock._options.template = template
+    return lock

@@ -310,8 +310,13 @@ class AcquireFlows:
 
     def _signal_kwargs(self) -> dict[str, Any]:
         """The arguments of a signal while this handle holds nothing."""
-        metadata = self._options.metadata
-        return {"name": self.name, "alias": self.alias, "token": None, "metadata": metadata}
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            "token": None,
+            "metadata": self._options.metadata,
+            "template": self._options.template,
+        }
 
 
 def grant_flow(

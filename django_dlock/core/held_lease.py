@@ -327,6 +327,7 @@ class HeldLease:
             "owner": self.owner,
             "token": self.token,
             "metadata": self.options.metadata,
+            "template": self.options.template,
         }
 
     def _finish(self, how: str) -> bool:

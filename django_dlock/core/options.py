@@ -40,13 +40,17 @@ class LockOptions:
 
     All durations are float seconds; ``wait`` of ``None`` waits for ever.
 
+    Attributes:
+        template: From which the name was made, as it stands in the code; empty if it was made in
+            another way.
+
     Raises:
         TypeError, ValueError: The message names the option, what was given and what is allowed.
     """
 
     __slots__ = (
         *("hold_until", "max_hold", "metadata", "metadata_json", "min_hold"),
-        *("if_unavailable", "on_lost", "reentrant", "renew", "ttl", "wait"),
+        *("if_unavailable", "on_lost", "reentrant", "renew", "template", "ttl", "wait"),
     )
 
     def __init__(  # noqa: PLR0917 - keywords would cost a tenth of a lock's construction
@@ -86,7 +90,7 @@ class LockOptions:
         self.metadata, self.metadata_json = facts
         self.renew, self.reentrant = renew, reentrant
         self.on_lost, self.hold_until = on_lost, hold_until
-        self.if_unavailable = unavailable
+        self.if_unavailable, self.template = unavailable, ""
 
 
 def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float:

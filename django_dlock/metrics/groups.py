@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ..log import logger
@@ -14,6 +15,10 @@ OTHER = "other"
 LONGEST = 64
 
 
+# A colon within a field begins its format.
+_BEFORE_THE_COLON = re.compile(r"((?:\{[^}]*\}|[^:{])+):")
+
+
 def before_the_colon(name: str) -> str:
     """``order`` for ``order:42``; ``other`` for a name without a colon, which may be anything."""
     group, colon, _ = name.partition(":")
@@ -23,19 +28,27 @@ def before_the_colon(name: str) -> str:
 class Groups:
     """Finds the group of a name.
 
+    Without a rule of the project, the template that the name was made from decides: the text of a
+    field may be a visitor's, who could use up all groups.
+
     Args:
         rule: The project's own. If it raises, that is logged once, and the name counts as
             ``other``.
     """
 
     def __init__(self, rule: Callable[[str], str] | None = None) -> None:
-        self._rule = rule or before_the_colon
+        self._rule = rule
         self._known: set[str] = {OTHER}
         self._failed = False
 
-    def of(self, name: str) -> str:
+    def of(self, name: str, template: str = "") -> str:
+        """The group of a lock.
+
+        Args:
+            template: Of its name, as it stands in the code; empty if there is none.
+        """
         try:
-            group = str(self._rule(name))[:LONGEST] or OTHER
+            group = self._group(name, template)[:LONGEST] or OTHER
         except Exception:
             if not self._failed:
                 self._failed = True
@@ -46,3 +59,11 @@ class Groups:
                 return OTHER
             self._known.add(group)
         return group
+
+    def _group(self, name: str, template: str) -> str:
+        if self._rule is not None:
+            return str(self._rule(name))
+        if template:
+            found = _BEFORE_THE_COLON.match(template)
+            return found[1] if found else OTHER
+        return before_the_colon(name)

@@ -67,40 +67,42 @@ class Recorder:
         for exporter in self._exporters:
             exporter.add(instrument, value, {**labels, **more})
 
-    def _of(self, alias: str, name: str) -> dict[str, str]:
-        return {"alias": alias, "group": self._groups.of(name)}
+    def _of(self, alias: str, name: str, facts: Mapping[str, Any]) -> dict[str, str]:
+        return {"alias": alias, "group": self._groups.of(name, facts.get("template", ""))}
 
-    def _on_acquired(self, *, alias: str, name: str, waited: float, **_: Any) -> None:
-        labels = self._of(alias, name)
+    def _on_acquired(self, *, alias: str, name: str, waited: float, **facts: Any) -> None:
+        labels = self._of(alias, name, facts)
         self._add(instruments.ATTEMPTS, labels, outcome="acquired")
         self._add(instruments.WAITS, labels, waited)
         self._add(instruments.HELD, labels)
 
-    def _on_contended(self, *, alias: str, name: str, **_: Any) -> None:
-        labels = self._of(alias, name)
+    def _on_contended(self, *, alias: str, name: str, **facts: Any) -> None:
+        labels = self._of(alias, name, facts)
         self._add(instruments.CONTENTIONS, labels)
         self._add(instruments.WAITING, labels)
 
-    def _on_stopped_waiting(self, *, alias: str, name: str, **_: Any) -> None:
-        self._add(instruments.WAITING, self._of(alias, name), -1)
+    def _on_stopped_waiting(self, *, alias: str, name: str, **facts: Any) -> None:
+        self._add(instruments.WAITING, self._of(alias, name, facts), -1)
 
-    def _on_gave_up(self, *, alias: str, name: str, reason: str, **_: Any) -> None:
-        self._add(instruments.ATTEMPTS, self._of(alias, name), outcome=reason)
+    def _on_gave_up(self, *, alias: str, name: str, reason: str, **facts: Any) -> None:
+        self._add(instruments.ATTEMPTS, self._of(alias, name, facts), outcome=reason)
 
     def _on_renewed(self, *, alias: str, **_: Any) -> None:
         self._add(instruments.RENEWALS, {"alias": alias})
         self._add(instruments.LATENESS, {}, watchdog.lateness())
 
-    def _on_in_doubt(self, *, alias: str, name: str, **_: Any) -> None:
-        self._add(instruments.DOUBTS, self._of(alias, name))
+    def _on_in_doubt(self, *, alias: str, name: str, **facts: Any) -> None:
+        self._add(instruments.DOUBTS, self._of(alias, name, facts))
 
     def _on_released(
-        self, *, alias: str, name: str, held_for: float, reason: str = "released", **_: Any
+        self, *, alias: str, name: str, held_for: float, reason: str = "released", **facts: Any
     ) -> None:
-        self._ended(self._of(alias, name), held_for, reason)
+        self._ended(self._of(alias, name, facts), held_for, reason)
 
-    def _on_lost(self, *, alias: str, name: str, held_for: float, reason: str, **_: Any) -> None:
-        labels = self._of(alias, name)
+    def _on_lost(
+        self, *, alias: str, name: str, held_for: float, reason: str, **facts: Any
+    ) -> None:
+        labels = self._of(alias, name, facts)
         self._add(instruments.LOSSES, labels, reason=reason)
         self._ended(labels, held_for, "lost")
 
@@ -108,8 +110,8 @@ class Recorder:
         self._add(instruments.HOLDS, labels, held_for, end=end)
         self._add(instruments.HELD, labels, -1)
 
-    def _on_broken(self, *, alias: str, name: str, reason: str, **_: Any) -> None:
-        self._add(instruments.BREAKS, self._of(alias, name), reason=reason)
+    def _on_broken(self, *, alias: str, name: str, reason: str, **facts: Any) -> None:
+        self._add(instruments.BREAKS, self._of(alias, name, facts), reason=reason)
 
     def _on_requeued(self, *, task: str, reason: str, **_: Any) -> None:
         self._add(instruments.REQUEUES, {"task": task, "reason": reason})

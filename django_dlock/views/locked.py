@@ -21,8 +21,8 @@ from ..core.options import DEFAULT, Default, Seconds
 from ..decorators import CommonKeywords, LockKeywords, check_options
 from ..exceptions import AlreadyHeld, BackendUnavailable, LockError, LockNotAcquired
 from ..handler import locks
-from ..keys import Key, MissingValue, compile_key
-from ..lock import Lock
+from ..keys import Key, MissingValue, compile_key, template_of
+from ..lock import Lock, of_template
 from ..log import logger
 from ..request_path import path_of
 from .noted import note
@@ -329,7 +329,7 @@ class _ViewRules(NamedTuple):
             return refusals.login_or_error(missing, self.view, request, kwargs)
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
-        return Lock(name, **options)
+        return of_template(Lock(name, **options), template_of(self.make_key))
 
     def without_lock(
         self, request: HttpRequest, lock: Lock, error: LockError

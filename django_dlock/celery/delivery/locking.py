@@ -17,8 +17,9 @@ from ...exceptions import (
     LockNotAcquired,
 )
 from ...handler import locks
+from ...keys import template_of
 from ...lease import Contention, Kind, LeaseRequest
-from ...lock import Lock
+from ...lock import Lock, of_template
 from ...log import logger
 from ...printable import printable
 from .. import owners
@@ -270,7 +271,7 @@ def lock_of(context: DeliveryContext) -> Guard:
     if context.time_limit and "max_hold" not in arguments:
         arguments["max_hold"] = context.time_limit + KILL_GRACE
     replaces, _ = context.header.parked_as
-    return DeliveryLock(
+    lock = DeliveryLock(
         options.lock_key(context.args, context.kwargs),
         context.owner,
         replaces,
@@ -284,6 +285,7 @@ def lock_of(context: DeliveryContext) -> Guard:
         if_unavailable="raise",
         **arguments,
     )
+    return of_template(lock, template_of(options.lock_key))
 
 
 def _acquire_locally(lock: Lock, ttl: float) -> LocalGuard | Contention:
