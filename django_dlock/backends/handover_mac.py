@@ -44,15 +44,21 @@ def key_of(prefix: str, name: str) -> str:
         secret = settings.SECRET_KEY
     except ImproperlyConfigured:
         return ""
-    of_prefix = _key_of_prefix(secret, prefix)
+    of_prefix = _key_of_prefix(_as_bytes(secret), prefix)
     return hashlib.blake2b(
         name.encode("utf-8", "surrogatepass"), digest_size=20, key=of_prefix
     ).hexdigest()
 
 
+def _as_bytes(secret: object) -> bytes:
+    # As Django does, but a worker that signs nothing may have one that is not UTF-8.
+    return secret if isinstance(secret, bytes) else str(secret).encode("utf-8", "surrogatepass")
+
+
 @functools.lru_cache(maxsize=64)
-def _key_of_prefix(secret: str | bytes, prefix: str) -> bytes:
-    return salted_hmac(_SALT, prefix, secret, algorithm="sha256").digest()
+def _key_of_prefix(secret: bytes, prefix: str) -> bytes:
+    value = prefix.encode("utf-8", "surrogatepass")
+    return salted_hmac(_SALT, value, secret, algorithm="sha256").digest()
 
 
 def mac(algorithm: str, key: str, channel: str, grant: str) -> str:

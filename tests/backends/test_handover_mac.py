@@ -391,3 +391,15 @@ def test_a_mac_is_that_of_one_prefix_one_name_and_one_secret() -> None:
     # An empty key is no key, whatever the MAC.
     empty = handover_mac.mac("sha1", "", "channel", "owner 1")
     assert not handover_mac.is_genuine(empty, "sha1", "", "channel", "owner 1")
+
+
+@pytest.mark.parametrize("secret", ["not \udcff UTF-8", bytearray(b"secret"), b"secret", 5])
+def test_a_secret_key_of_any_kind_fails_no_release(secret: Any) -> None:
+    # Django's signing refuses some of them, but a worker that signs nothing runs with them.
+    with override_settings(SECRET_KEY=secret):
+        assert len(handover_mac.key_of("dlock", "name")) == 40
+
+
+def test_a_key_prefix_that_is_not_utf8_fails_no_release(own_redis: RedisServer) -> None:
+    backend = backend_for(own_redis.url, key_prefix="not \udcff UTF-8")
+    release(backend, grant(backend, request()))
