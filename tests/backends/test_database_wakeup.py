@@ -559,3 +559,28 @@ def test_greenlets_can_wait(postgres_url):
     command = [sys.executable, "-W", "error", "-c", GREENLETS, postgres_url]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_stranger_cannot_hide_the_test_notification(make, database, driver):
+    # It hears the channel and answers at once.
+    statement = "SELECT pg_notify(%s, %s), pg_notify(%s, ' of a stranger')"
+
+    def probe(channel: str, payload: str) -> None:
+        with closing(psycopg.connect(database.url, autocommit=True)) as stranger:
+            stranger.execute(statement, (channel, payload, channel))
+
+    wakeup = make(driver=driver, probe=probe)
+    listening(wakeup)
+    assert wakeup.works
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_payload_in_another_encoding_does_not_end_the_listening(make, database, driver):
+    mark = "&" if "?" in database.url else "?"
+    wakeup = make(f"{database.url}{mark}client_encoding=LATIN1", driver=driver)
+    listening(wakeup)
+    with wakeup.pending("t1") as pending:
+        database.notify(wakeup.channel, "stranger \u00e9")
+        database.notify(wakeup.channel, "t1 x")
+        assert pending.wait(PATIENCE) == "t1 x"

@@ -83,7 +83,9 @@ class ListeningConnection:
     def _received(self) -> list[str]:
         if (session := getattr(self._connection, "pgconn", None)) is not None:
             session.consume_input()
-            return [found.extra.decode() for found in iter(session.notifies, None)]
+            # A stranger's may have letters, in whatever encoding the connection has.
+            received = iter(session.notifies, None)
+            return [found.extra.decode("utf-8", "replace") for found in received]
         self._connection.poll()
         received, self._connection.notifies = self._connection.notifies, []
         return [found.payload for found in received]
