@@ -124,6 +124,10 @@ class RecordSteps(GuardedAdmin):
                 if follow_up is not None:
                     self._write_down(request, record, follow_up)
                     committing = True
+        except rerun.Unreadable as error:
+            text = gettext("“%(record)s” cannot be run again: its message is damaged, %(error)s.")
+            self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
+            return
         except Error as error:
             if committing:
                 text = gettext(

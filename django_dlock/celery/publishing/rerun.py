@@ -28,7 +28,15 @@ from .chosen_words import chosen_words
 from .destination import QUEUE
 from .follow_ups import Unpublished
 
-__all__ = ["MAX_MESSAGE", "Unpublished", "arguments_of", "encode", "forget_and_write", "publish"]
+__all__ = [
+    "MAX_MESSAGE",
+    "Unpublished",
+    "Unreadable",
+    "arguments_of",
+    "encode",
+    "forget_and_write",
+    "publish",
+]
 
 MAX_MESSAGE = 16 * 1024
 """Characters of a message that is stored with each claim; longer ones are not stored."""
@@ -75,9 +83,34 @@ def _destination(request: Context) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+class Unreadable(ValueError):
+    """The message of a record is not one that ``encode`` has made."""
+
+
+_PARTS: Mapping[str, type[Any]] = {"task": str, "args": list, "kwargs": dict, "options": dict}
+
+
+def _signature(message: str) -> dict[str, Any]:
+    try:
+        found = json.loads(message)
+    except Exception as error:  # noqa: BLE001 - whatever Celery's JSON makes of a text
+        # Not the error itself, which may quote it.
+        raise Unreadable(type(error).__name__) from None
+    if not isinstance(found, dict):
+        raise Unreadable(f"it is a {type(found).__name__}")
+    for part, kind in _PARTS.items():
+        if not isinstance(found.get(part), kind):
+            raise Unreadable(f"its part {part!r} is missing or wrong")
+    return found
+
+
 def arguments_of(message: str) -> tuple[Any, Any]:
-    """The positional and the named arguments of a stored message."""
-    signature = json.loads(message)
+    """The positional and the named arguments of a stored message.
+
+    Raises:
+        Unreadable: Somebody else has written it.
+    """
+    signature = _signature(message)
     return signature["args"], signature["kwargs"]
 
 
@@ -86,9 +119,12 @@ def forget_and_write(record: IdempotencyRecord) -> FollowUp | None:
 
     Returns:
         ``None`` if the record has changed since it was read; then nothing was written.
+
+    Raises:
+        Unreadable: Nothing was written, because nobody knows what would run.
     """
     using = record._state.db or "default"
-    signature = json.loads(record.message or "")
+    signature = _signature(record.message or "")
     signature["options"]["task_id"] = uuid()
     kept = record.expires_at - (record.finished_at or record.started_at)
     with transaction.atomic(using=using):
