@@ -40,6 +40,7 @@ __all__ = [
     "badge",
     "breakable",
     "lines",
+    "local_text",
     "log",
     "long_text",
     "may_see_users",
@@ -207,7 +208,8 @@ def may_see_users(request: HttpRequest) -> bool:
 
 def badge(style: str, text: Any) -> SafeString:
     """A word on a coloured background; ``style`` is the name of the colour in ``admin.css``."""
-    return format_html('<span class="dlock-badge dlock-{}">{}</span>', style, text)
+    shown = printable(str(text))
+    return format_html('<span class="dlock-badge dlock-{}">{}</span>', style, shown)
 
 
 def breakable(text: str) -> SafeString:
@@ -248,6 +250,17 @@ def request_of(obj: Any) -> HttpRequest | None:
     return found
 
 
+def local_text(when: datetime) -> str:
+    """A time in the visitor's time zone, to the second."""
+    try:
+        when = localtime(when)
+    except OverflowError:
+        # A row that somebody else has written: there it would be before the year 1, or after 9999.
+        pass
+    # Not ``strftime``, which writes years before 1000 with fewer digits.
+    return when.replace(tzinfo=None).isoformat(" ", "seconds")
+
+
 def time_of(field: str, description: Any) -> Any:
     """A column of a time with seconds, which Django's own format leaves out."""
 
@@ -257,7 +270,7 @@ def time_of(field: str, description: Any) -> Any:
         # Not ``None``, which the page of one object shows as "None".
         if when is None:
             return str(self.get_empty_value_display())
-        parts = ((part,) for part in f"{localtime(when):%Y-%m-%d %H:%M:%S}".split())
+        parts = ((part,) for part in local_text(when).split())
         return format_html_join(" ", '<span class="dlock-time">{}</span>', parts)
 
     return column

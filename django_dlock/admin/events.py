@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import duration
@@ -29,7 +30,10 @@ __all__ = ["LockEventAdmin"]
 
 SEE_LOCKS = "django_dlock.view_heldlock"
 
-_STYLES = {
+LONGEST = 1e12
+"""Seconds; a longer duration was never written by us."""
+
+_STYLES: dict[str, str] = {
     LockEvent.Event.LOST: "bad",
     LockEvent.Event.TAKEN_OVER: "warn",
     LockEvent.Event.BROKEN: "warn",
@@ -94,12 +98,15 @@ class LockEventAdmin(LinkedToLock):
 
     @admin.display(description=_("detail"))
     def facts(self, event: LockEvent) -> str:
-        return long_text(json.dumps(_rounded(event.detail), indent=2, ensure_ascii=False))
+        try:
+            return long_text(json.dumps(_rounded(event.detail), indent=2, ensure_ascii=False))
+        except (ValueError, RecursionError):
+            return gettext("They cannot be read.")
 
     @admin.display(description=_("event"), ordering="event")
     def what(self, event: LockEvent) -> str:
-        style = _STYLES.get(LockEvent.Event(event.event), "plain")
-        return badge(style, event.get_event_display())
+        # A newer version may know other events.
+        return badge(_STYLES.get(event.event, "plain"), event.get_event_display())
 
     @admin.display(description=_("event"), ordering="event")
     def what_and_why(self, event: LockEvent) -> str:
@@ -122,21 +129,28 @@ class LockEventAdmin(LinkedToLock):
     @admin.display(description=_("duration"))
     def duration(self, event: LockEvent) -> str | None:
         for fact, text in (("held_for", _("held %s")), ("waited", _("waited %s"))):
-            seconds = event.detail.get(fact)
-            if isinstance(seconds, int | float):
+            seconds = _facts(event).get(fact)
+            if isinstance(seconds, int | float) and abs(seconds) < LONGEST:
                 return str(text) % duration(seconds)
         return None
 
     @admin.display(description=_("holder"))
     def holder(self, event: LockEvent) -> str | None:
-        facts = event.detail
-        texts = [f"{facts['host']} · {facts['pid']}"] if facts.get("host") else []
+        facts = _facts(event)
+        texts = [f"{facts['host']} · {facts.get('pid')}"] if facts.get("host") else []
         texts += [str(facts[key]) for key in ("task_name", "path") if facts.get(key)]
         return lines(*texts) if texts else None
 
 
-def _rounded(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(event: LockEvent) -> Mapping[str, Any]:
+    """The detail of an event; empty if it is not one of ours."""
+    return event.detail if isinstance(event.detail, Mapping) else {}
+
+
+def _rounded(facts: Any) -> Any:
     """Seconds to the millisecond."""
+    if not isinstance(facts, Mapping):
+        return facts
     return {
         name: round(fact, 3) if isinstance(fact, float) else fact for name, fact in facts.items()
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django.db import models, router, transaction
@@ -159,15 +160,15 @@ class Figures:
         # Under other names than the columns, because a sum cannot have the name of its column.
         values = {"n": Sum("count"), "seconds": Sum("total"), "most": Max("highest")}
         by_time: Any = _of(rows, OVER_TIME).values("metric", "start").annotate(**values)
-        for row in by_time:
+        for row in _finite(by_time):
             self._over_time[row["metric"], row["start"]] = row
         sums = {f"sum_{number}": Sum(name) for number, name in enumerate(LockStatistics.BUCKETS)}
         durations: Any = _of(rows, DISTRIBUTIONS).values("metric").annotate(**values, **sums)
-        for row in durations:
+        for row in _finite(durations):
             distribution = self.waits if row["metric"] == instruments.WAITS.name else self.holds
             distribution.add(row)
         series: Any = _of(rows, BY_SERIES).values("metric", "alias", "group", "label")
-        for row in series.annotate(**values).order_by("-n")[:MOST_SERIES]:
+        for row in _finite(series.annotate(**values).order_by("-n")[:MOST_SERIES]):
             self._take(row)
 
     def _take(self, row: dict[str, Any]) -> None:
@@ -254,6 +255,15 @@ def _ranked(counts: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
     """The highest count first."""
     found: Sequence[tuple[Any, int]] = [each for each in counts if each[1]]
     return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def _finite(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows, without numbers that no picture can show, and that we have not written."""
+    for row in rows:
+        yield {
+            name: 0.0 if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
 
 
 def _of(rows: Rows, metrics: Sequence[Instrument]) -> Rows:

@@ -12,10 +12,9 @@ from django.db import Error
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 
 from ..models import IdempotencyRecord, LockEvent
-from .base import may_see_users
+from .base import local_text, may_see_users
 
 __all__ = ["history_of"]
 
@@ -42,10 +41,7 @@ def history_of(record: IdempotencyRecord, request: HttpRequest) -> SafeString | 
     body = format_html_join(
         "",
         '<tr><td class="dlock-time">{}</td><td>{}</td><td>{}</td><td>{}</td></tr>',
-        (
-            (f"{localtime(row.when):%Y-%m-%d %H:%M:%S}", row.what, row.why, "" if hide else row.who)
-            for row in rows
-        ),
+        ((local_text(row.when), row.what, row.why, "" if hide else row.who) for row in rows),
     )
     return format_html(
         '<div class="dlock-scroll"><table class="dlock-history">{}</table></div>', body

@@ -8,14 +8,13 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 
 from ..blocking import Blocking, Line, LockId
 from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
 from ..process import ProcessIdentity, death_proof
-from .base import badge, breakable, may_see_users
+from .base import badge, breakable, local_text, may_see_users
 from .cells import who, with_damage
 from .filters import HOLDER_STATES, KINDS
 from .links import why_url
@@ -134,7 +133,7 @@ def _state(it: LeaseInfo | Waiter) -> SafeString:
 
 
 def _moment(when: Any) -> str:
-    return f"{localtime(when):%Y-%m-%d %H:%M:%S}"
+    return local_text(when)
 
 
 def _sign_of_life(info: LeaseInfo) -> str:

@@ -36,7 +36,12 @@ from .record_steps import RecordSteps
 __all__ = ["IdempotencyRecordAdmin"]
 
 State = IdempotencyRecord.State
-_STYLES = {State.RUNNING: "plain", State.WAITING: "warn", State.SUCCEEDED: "good"}
+_STYLES: dict[str, str] = {
+    State.RUNNING: "plain",
+    State.WAITING: "warn",
+    State.SUCCEEDED: "good",
+    State.FAILED: "bad",
+}
 
 MOST_SCOPES = 50
 
@@ -161,7 +166,8 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
 
     @admin.display(description=_("state"), ordering="state")
     def state_badge(self, record: IdempotencyRecord) -> str:
-        return badge(_STYLES.get(State(record.state), "bad"), record.get_state_display())
+        # A newer version may know other states.
+        return badge(_STYLES.get(record.state, "plain"), record.get_state_display())
 
     @admin.display(description=_("scope"), ordering="scope")
     def scope_wrapped(self, record: IdempotencyRecord) -> str:
@@ -270,10 +276,9 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
 def _pretty(text: str) -> str:
     """JSON on several lines; any other text as it is."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
         return text
-    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _arguments(message: str) -> str:
@@ -285,7 +290,7 @@ def _arguments(message: str) -> str:
             part: words.get(f"{part}repr", value)
             for part, value in (("args", stored["args"]), ("kwargs", stored["kwargs"]))
         }
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return json.dumps(shown, indent=2, ensure_ascii=False)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # Not written by us, so nobody knows what is in it.
         return gettext("They cannot be read.")
-    return json.dumps(shown, indent=2, ensure_ascii=False)
