@@ -8,7 +8,6 @@ If a row cannot be written, it is lost and a line is logged.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from .core import dispatch
 from .lease import LeaseInfo
 from .log import logger
 from .models import LockEvent
+from .printable import storable
 from .request_path import MAX_PATH
 
 __all__ = ["BY_HAND", "connect", "is_defined", "not_while_forking", "record", "record_break"]
@@ -72,26 +72,19 @@ def record(
     Raises:
         django.db.Error: The row may not have been written.
     """
+    # A visitor chooses the path of a request, and others may write the store: none of them may
+    # keep the row from being written, and so a lock from being released.
+    texts = {"name": name, "alias": alias, "owner": owner or "", "reason": reason, "user": user}
     return LockEvent.objects.create(
         when=timezone.now(),
         event=event,
-        name=_fitting(name),
-        alias=alias,
-        owner=_fitting(owner or ""),
         token=token,
-        reason=_fitting(reason),
-        user=user,
-        detail=dict(detail or {}),
+        detail={
+            fact: storable(value) if isinstance(value, str) else value
+            for fact, value in (detail or {}).items()
+        },
+        **{column: storable(text)[:255] for column, text in texts.items()},
     )
-
-
-def _fitting(text: str, longest: int = 255) -> str:
-    """The text as a column takes it; what another program wrote into a store must not prevent it.
-
-    PostgreSQL stores no null characters, neither in text nor in JSON, and no database stores lone
-    surrogates.
-    """
-    return re.sub("[\0\ud800-\udfff]", "\ufffd", text)[:longest]
 
 
 def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
@@ -121,7 +114,7 @@ def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
 def _context(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The task or the request. The user's own metadata may be large and is left out."""
     keys = ("task_name", "task_id", "path")
-    return {key: _fitting(str(metadata[key]), MAX_PATH) for key in keys if metadata.get(key)}
+    return {key: storable(str(metadata[key]))[:MAX_PATH] for key in keys if metadata.get(key)}
 
 
 def _place(of: process.ProcessIdentity | None) -> dict[str, str | int | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["printable"]
+__all__ = ["printable", "storable"]
 
 JOINERS = "\u200c\u200d"
 """They choose the form of the letters beside them, and move and hide nothing."""
@@ -28,6 +28,15 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(char if _is_safe(char) or char in keep else repr(char)[1:-1] for char in text)
+
+
+def storable(text: str) -> str:
+    r"""The text, in which what some database does not store is escaped: ``\x00``, ``\ud800``.
+
+    PostgreSQL stores no NUL, in its JSON neither, and no database stores a lone surrogate.
+    """
+    text = text.replace("\0", "\\x00")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _is_safe(char: str) -> bool:

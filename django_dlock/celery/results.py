@@ -11,6 +11,7 @@ from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
 from ..log import logger
+from ..printable import storable
 
 __all__ = ["MAX_RESULT", "decode", "describe", "encode"]
 
@@ -77,9 +78,7 @@ def describe(error: BaseException, *, private: bool = False) -> str:
             the place where it was raised: ``ValueError(…) at shop/tasks.py:12 in charge``.
     """
     text: str = _kind(error) + _place(error.__traceback__) if private else safe_repr(error)
-    # PostgreSQL stores no NUL, and no database stores a lone surrogate.
-    text = text[:MAX_ERROR].replace("\x00", "\\x00")
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return storable(text[:MAX_ERROR])
 
 
 def _kind(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from ..names import REFUSED
+from ..printable import storable
 
 __all__ = ["Damaged", "decode", "describe", "encode", "fingerprint", "is_final"]
 
@@ -157,6 +158,4 @@ def describe(error: BaseException) -> str:
     text = type(error).__name__
     with contextlib.suppress(Exception):
         text = f"{text}: {error}"
-    # PostgreSQL stores no NUL, and no database stores a lone surrogate.
-    text = text[:LONGEST_ERROR].replace("\0", "\\x00")
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return storable(text[:LONGEST_ERROR])
