@@ -97,4 +97,6 @@ def report(name: str, alias: str) -> None:
         "versions, or a stranger publishes",
         name,
         alias,
+        name=name,
+        alias=alias,
     )

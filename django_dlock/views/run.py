@@ -92,7 +92,9 @@ class Rules(NamedTuple):
 
 def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
     """The answer to a request of which it is not known whose it is."""
-    logger.info("@idempotent_view on %s: no client: %r", name_of(view), error)
+    # Another error's text may quote a header of the request.
+    why = error if isinstance(error, MissingValue) else type(error).__name__
+    logger.info("@idempotent_view on %s: no client: %s", name_of(view), why)
     return refusals.problem(
         request, HTTPStatus.UNAUTHORIZED, gettext("Authentication is required.")
     )

@@ -25,6 +25,7 @@ LATER = {"log_warning", "log_warning_later", "log_error"}
 FACTS = {"about", "name", "alias", "owner", "token", "task_id", "reason"}
 
 OF_NO_LOCK = {
+    "@idempotent_view on %s: no client: %s",
     "Events are not delivered: %d wait behind a receiver",
     "A callback for a lock event raised",
     "A receiver of a lock event hangs for %g s",
