@@ -92,8 +92,8 @@ class Rules(NamedTuple):
 
 def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
     """The answer to a request of which it is not known whose it is."""
-    # Another error's text may quote a header of the request.
-    why = error if isinstance(error, MissingValue) else type(error).__name__
+    # A ``KeyError`` shows the key that was looked up, which may be a credential.
+    why = type(error).__name__ if isinstance(error, LookupError) else repr(error)
     logger.info("@idempotent_view on %s: no client: %s", name_of(view), why)
     return refusals.problem(
         request, HTTPStatus.UNAUTHORIZED, gettext("Authentication is required.")

@@ -137,6 +137,14 @@ def test_an_operator_reads_why_a_client_was_not_known(caplog: pytest.LogCaptureF
     assert "test_idempotent_clients.pay" in caplog.text
 
 
+def test_an_operator_reads_no_credential(caplog: pytest.LogCaptureFixture) -> None:
+    accounts: dict[str, str] = {}
+    with caplog.at_level("INFO", "django_dlock"):
+        plain(lambda request, **_: accounts["Bearer s3cret"])(post())
+    assert "KeyError" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 @each_kind
 def test_a_refusal_of_the_projects_own_is_not_ours(make: Any) -> None:
     def forbid(request: Any, **_: Any) -> str:
