@@ -29,6 +29,7 @@ from django.utils.timezone import localtime
 
 from ..printable import printable
 from .lookups import NamedLookups
+from .text_columns import PrintableColumns
 
 __all__ = [
     "CHANGE",
@@ -52,7 +53,7 @@ __all__ = [
 _PARTS = re.compile(r"[^._:/]+[._:/]*|[._:/]+")
 
 
-class ReadOnlyAdmin(NamedLookups):
+class ReadOnlyAdmin(PrintableColumns, NamedLookups):
     """A model that cannot be added, changed or deleted with the admin's own forms."""
 
     actions: Sequence[Any] | None = None

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..inspection import duration
 from ..models import LockEvent
+from ..printable import printable
 from .base import (
     badge,
     lines,
@@ -67,7 +68,7 @@ class LockEventAdmin(LinkedToLock):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
         linked = {"lock_name": "why_link"} if request.user.has_perm(SEE_LOCKS) else {}
-        return (*(linked.get(column, column) for column in self.list_display), *users)
+        return self.shown((*(linked.get(each, each) for each in self.list_display), *users))
 
     def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
         hidden = () if may_see_users(request) else ("user",)
@@ -124,7 +125,7 @@ class LockEventAdmin(LinkedToLock):
 
     @admin.display(description=_("reason"), ordering="reason", empty_value="-")
     def why(self, event: LockEvent) -> str:
-        return event.reason.replace("_", " ")
+        return printable(event.reason.replace("_", " "))
 
     @admin.display(description=_("duration"))
     def duration(self, event: LockEvent) -> str | None:

@@ -27,11 +27,12 @@ from .base import (
     time_of,
 )
 from .databases import DatabaseFilter, InChosenDatabase, database_of
+from .text_columns import PrintableColumns
 
 __all__ = ["FollowUpAdmin", "FollowUps"]
 
 
-class FollowUps(admin.TabularInline):  # type: ignore[type-arg] # no generic at run time
+class FollowUps(PrintableColumns, admin.TabularInline):  # type: ignore[type-arg] # no generic at run time
     """The messages that the record's runs have sent, and whether the broker has them."""
 
     model = FollowUp

@@ -132,7 +132,7 @@ class HeldLockAdmin(WhyAdmin):
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         hidden = () if self.may_take_step(request, "release") else ("release_link",)
-        return tuple(column for column in self.list_display if column not in hidden)
+        return self.shown(column for column in self.list_display if column not in hidden)
 
     def get_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> tuple[str, ...]:
         if obj is not None and obj.related is None:
@@ -184,7 +184,7 @@ class HeldLockAdmin(WhyAdmin):
     waiting = _column(_("waiting"), "waiting")
     # As text, because thousands separators would make it hard to compare with log lines.
     token = _column(_("token"), "token", str)
-    owner = _column(_("owner"), "owner", sortable=False)
+    owner = _column(_("owner"), "owner", printable, sortable=False)
     acquired_at = _column(
         _("acquired at"),
         "acquired_at",

@@ -14,6 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from ..models import IdempotencyRecord, LockEvent
+from ..printable import printable
 from .base import local_text, may_see_users
 
 __all__ = ["history_of"]
@@ -41,7 +42,13 @@ def history_of(record: IdempotencyRecord, request: HttpRequest) -> SafeString | 
     body = format_html_join(
         "",
         '<tr><td class="dlock-time">{}</td><td>{}</td><td>{}</td><td>{}</td></tr>',
-        ((local_text(row.when), row.what, row.why, "" if hide else row.who) for row in rows),
+        (
+            (
+                local_text(row.when),
+                *(printable(text) for text in (row.what, row.why, "" if hide else row.who)),
+            )
+            for row in rows
+        ),
     )
     return format_html(
         '<div class="dlock-scroll"><table class="dlock-history">{}</table></div>', body

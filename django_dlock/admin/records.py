@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..models import IdempotencyRecord
+from ..printable import printable
 from .base import (
     BoundedChangeList,
     BoundedPaginator,
@@ -72,7 +73,7 @@ class ScopeFilter(admin.SimpleListFilter):
     parameter_name = "scope"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(scope, scope) for scope in first_scopes(database_of(request))]
+        return [(scope, printable(scope)) for scope in first_scopes(database_of(request))]
 
     def has_output(self) -> bool:
         return True
@@ -265,7 +266,12 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         return found or self.get_empty_value_display()
 
     def facts_of(self, record: IdempotencyRecord) -> dict[str, Any]:
+        empty = self.get_empty_value_display()
         return {
+            "key": printable(record.key),
+            "scope": printable(record.scope),
+            "worker": printable(record.worker or ""),
+            "task_id": printable(record.task_id or "") or empty,
             "state": self.state_badge(record),
             "started": self.started(record),
             "finished": self.finished(record),

@@ -192,7 +192,7 @@ class WhyAdmin(GuardedAdmin):
                 "why": page.why(event),
                 "duration": page.duration(event) or "",
                 "holder": page.holder(event) or "",
-                "user": event.user if sees_users else "",
+                "user": printable(event.user) if sees_users else "",
             }
             for event in events
         ]

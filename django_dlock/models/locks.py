@@ -43,6 +43,10 @@ class HeldLock(models.Model):
         """The name of the lock, without the alias and safe to read."""
         return printable(self.info.name)
 
+    @property
+    def shown_owner(self) -> str:
+        return printable(self.info.owner)
+
 
 class Fence(models.Model):
     """The highest token with which a ``lock.atomic()`` of a lock has committed.
