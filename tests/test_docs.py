@@ -26,6 +26,7 @@ from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.sessions.backends.cache import SessionStore
 from django.core import signing
+from django.core.cache import cache
 from django.core.management import (
     CommandError,
     ManagementUtility,
@@ -34,6 +35,7 @@ from django.core.management import (
     load_command_class,
 )
 from django.dispatch import Signal
+from django.http import HttpResponse
 from django.test import RequestFactory
 from django.test.utils import isolate_apps
 from rest_framework.test import force_authenticate
@@ -43,6 +45,7 @@ from django_dlock import Lock, LockNotAcquired, conf, exceptions, locks, signals
 from django_dlock.celery.options import TaskWithOptions
 from django_dlock.checks import check_shared_caches
 from django_dlock.management import LockedCommand
+from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
 from testproject.celery import app
 from testproject.servers import RedisServer
@@ -374,6 +377,36 @@ async def _feed(view: Callable[..., Any]) -> int:
     response = await view(RequestFactory().get("/"), number=1)
     status: int = response.status_code
     return status
+
+
+def test_the_throttle_counts_before_a_request_gets_a_key(read: Read) -> None:
+    pay = read("docs/explanation/trust.md")["pay"]
+    cache.clear()
+
+    def post(number: int, user: int = 1) -> HttpResponse:
+        request = RequestFactory().post("/", headers={"Idempotency-Key": f"key-{number}"})
+        request.user = User(pk=user)
+        answer: HttpResponse = pay(request)
+        return answer
+
+    assert [post(number).status_code for number in range(62)] == [201] * 60 + [429] * 2
+    assert IdempotencyRecord.objects.count() == 60
+    assert post(1, user=2).status_code == 201
+
+
+def test_a_row_of_an_idempotent_view_is_as_large_as_the_page_says() -> None:
+    page = (ROOT / "docs/explanation/trust.md").read_text()
+    said = re.search(r"at most ([0-9 ]+), and the answer in base64", page)
+    assert said
+    longest = 0
+    for column in IdempotencyRecord._meta.fields:
+        if column.name in ("result", "message"):
+            continue
+        # A view writes only ASCII into the others.
+        wide = 4 if column.name in ("scope", "error") else 1
+        size = 1000 if column.name == "error" else getattr(column, "max_length", None) or 8
+        longest += wide * size
+    assert longest <= int(said[1].replace(" ", ""))
 
 
 def test_the_asynchronous_samples_run(read: Read) -> None:

@@ -41,7 +41,7 @@ KEPT = {
         "publish_pending_followups, or add --force, which drops the messages"
     ),
     "records_that_have_changed": "idempotency records: they changed meanwhile; repeat the command",
-    "fences": "fences: they refuse the writes of late holders",
+    "fences": "fences: they refuse the writes of late holders; purge_fences deletes old ones",
     "leases": "leases in the database: they end with their TTL, and the rows go soon after",
     "pending_follow_ups_without_record": (
         "pending follow-ups whose record is gone, so nobody knows whose they are: run "
