@@ -38,7 +38,7 @@ class NamedLookups(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at 
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         # PostgreSQL refuses it in a query, and no value that is shown contains it.
-        if "\0" in "".join(value for values in request.GET.lists() for value in values[1]):
+        if any("\0" in text for _name, texts in request.GET.lists() for text in texts):
             raise BadRequest("A filter contains a null character")
         try:
             return super().changelist_view(request, extra_context)
