@@ -148,6 +148,8 @@ def _decoded(stored: Any, cookies: bool) -> HttpResponse:
         if cookies or not _is_cookie(name):
             response[name] = value
     for cookie in stored["cookies"] if cookies else ():
+        if not isinstance(cookie, str):
+            raise Damaged("cookies")
         response.cookies.load(cookie)
     response["Idempotent-Replayed"] = "true"
     return response

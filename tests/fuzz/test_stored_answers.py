@@ -118,6 +118,7 @@ damages = some.one_of(
 @example(json.dumps({**GOOD, "headers": [["X: Y", "1"]]}), pay)
 @example(json.dumps({**GOOD, "headers": [["X", "\ud800"]]}), pay)
 @example(json.dumps({**GOOD, "cookies": ["a=b\x00"]}), pay)
+@example(json.dumps({**GOOD, "cookies": [None]}), pay)
 @example(json.dumps({**GOOD, "body": "not base64!"}), pay)
 def test_a_damaged_answer_is_a_clear_refusal(text: str, view: Any) -> None:
     stored(text)
