@@ -320,6 +320,17 @@ def test_no_registered_look_up_is_allowed_but_those_that_the_list_names(
         assert lookup in {"", "exact", "isnull", "gte", "lt", "year", "month", "day"}, name
 
 
+@pytest.mark.parametrize("model", LISTS, ids=lambda model: model.__name__)
+def test_a_value_that_postgresql_cannot_compare_is_refused(
+    model: type[models.Model], ids: Any
+) -> None:
+    """On every database, so that it is no error 500 on PostgreSQL."""
+    client = visitor([view_of(model), "view_user"])
+    for name in named_by(model, client):
+        for value in ("\0", "a\0b"):
+            assert client.get(list_of(model), {str(name): value}).status_code == 400, name
+
+
 SECRETS = {
     IdempotencyRecord: {
         "message": "sesame-arguments",
