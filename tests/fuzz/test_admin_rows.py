@@ -157,7 +157,7 @@ def page(client: Client, model: str, page: str, *args: Any, **query: str) -> str
 @example([{**PLAIN, "error": "\u202e" + MARK}])
 def test_odd_records_are_shown_and_hide_no_others(client: Client, rows: Any) -> None:
     keys = write(*rows)
-    for zone in ("UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"):
+    for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):
         with timezone.override(zone):
             assert "the good one" in page(client, "idempotencyrecord", "changelist")
     for key in keys:

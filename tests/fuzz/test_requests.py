@@ -51,7 +51,7 @@ def locked(request: HttpRequest, slug: str) -> HttpResponse:
     return effect(request)
 
 
-@locked_view("slug:{slug}")
+@locked_view(["slug"])
 async def alocked(request: HttpRequest, slug: str) -> HttpResponse:
     return HttpResponse("done")
 
