@@ -188,13 +188,15 @@ class _Confirmed:
         self._handle = handle
 
     def acquire(self) -> Any:
-        from django.conf import settings
+        from django_dlock.backends import handover_mac
 
-        secret, settings.SECRET_KEY = settings.SECRET_KEY, "another"
+        real = handover_mac.key_of
+        # As in a process with another SECRET_KEY.
+        handover_mac.key_of = lambda prefix, name: real(prefix, name)[::-1]  # type: ignore
         try:
             return self._handle.acquire()
         finally:
-            settings.SECRET_KEY = secret
+            handover_mac.key_of = real
 
     def release(self) -> Any:
         return self._handle.release()

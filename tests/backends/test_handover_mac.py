@@ -257,10 +257,8 @@ def keys_differ() -> Iterator[None]:
     me = threading.current_thread()
 
     def key_of(prefix: str, name: str) -> str:
-        if threading.current_thread() is not me:
-            return real(prefix, name)
-        with override_settings(SECRET_KEY="another"):
-            return real(prefix, name)
+        key = real(prefix, name)
+        return key[::-1] if threading.current_thread() is me else key
 
     handover_mac.key_of = key_of
     try:

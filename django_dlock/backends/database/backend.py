@@ -87,6 +87,9 @@ class DatabaseBackend(BaseLockBackend):
         # Registered before its ticket is stored, so that no notification is missed.
         registration = Registration.of(self._store.wakeup, request)
         channel = registration.channel if registration else ""
+        if registration:
+            # For the hand-over that follows.
+            table.mac_key(request.name)
 
         def in_one_statement(one: Connection, store: Store, key: Any) -> int | Found:
             if table.is_repeated(owner):

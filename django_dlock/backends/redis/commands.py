@@ -201,6 +201,9 @@ class Commands:
         # A command that got lost may have been the one that introduced the process.
         identity = _identity(process) if repeated else self._introduction(process)
         args += ["1" if waits and listens else "", replaces, identity]
+        if waits:
+            # For the hand-over that follows.
+            handover_mac.key_of(self._prefix, name)
         args.append(_ms(ttl + LATE_BY) if repeated else "")
         return self._make(
             scripts.ACQUIRE,
