@@ -49,7 +49,11 @@ def in_transaction() -> Callable[[], None]:
 def main(job: dict[str, Any]) -> None:
     from django.conf import settings
 
-    settings.configure(DLOCKS=job["dlocks"], DATABASES=job.get("databases", {}))
+    settings.configure(
+        SECRET_KEY="that of all processes",
+        DLOCKS=job["dlocks"],
+        DATABASES=job.get("databases", {}),
+    )
     add = in_file(Path(job["file"])) if "file" in job else in_transaction()
     together = threading.Barrier(job["threads"])
 

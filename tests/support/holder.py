@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from django.conf import settings as current
+
 from tests.support import mariadb
 from tests.support.aliases import Dlocks
 
@@ -57,7 +59,15 @@ class Holder:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.holder"),
-                json.dumps({"DLOCKS": dlocks, "DATABASES": {}, **(settings or {})}),
+                json.dumps(
+                    {
+                        # With another one, each hand-over would be confirmed.
+                        "SECRET_KEY": current.SECRET_KEY,
+                        "DLOCKS": dlocks,
+                        "DATABASES": {},
+                        **(settings or {}),
+                    }
+                ),
             ],
             cwd=ROOT,
             env={**os.environ, **(env or {})},

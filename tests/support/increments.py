@@ -23,7 +23,12 @@ def main(settings_json: str, file: str, times: str) -> None:
         from tests.support import mariadb
 
         mariadb.install_driver()
-    settings.configure(INSTALLED_APPS=["django_dlock"], USE_TZ=True, **configured)
+    settings.configure(
+        SECRET_KEY="that of all processes",
+        INSTALLED_APPS=["django_dlock"],
+        USE_TZ=True,
+        **configured,
+    )
     import django
 
     django.setup()
