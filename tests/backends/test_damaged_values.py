@@ -292,7 +292,8 @@ def test_any_value_of_a_lock_hides_no_other(it, own_redis):
     objects = some.dictionaries(facts, json_values).map(json.dumps)
     values = some.binary() | objects | some.integers().map(str) | some.floats().map(str)
     for name in SOUND:
-        grant(it, request(name))
+        # Longer than the test may take on a busy machine.
+        grant(it, request(name, ttl=3600.0))
 
     @hypothesis.settings(max_examples=200, deadline=None, derandomize=True, database=None)
     @hypothesis.given(some.dictionaries(some.sampled_from(fields), values), values, values)

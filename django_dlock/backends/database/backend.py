@@ -200,7 +200,7 @@ class DatabaseBackend(BaseLockBackend):
         key = self._table.mac_key(request.name)
         if handover_mac.is_genuine(mac, MAC, key, channel, f"{lease.owner} {lease.token}"):
             return lease
-        handover_mac.report(request.name, self.alias)
+        handover_mac.report(key, request.name, self.alias)
         return None
 
     def renew(

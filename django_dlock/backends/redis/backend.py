@@ -133,10 +133,13 @@ class RedisBackend(BaseLockBackend):
         if self._replicas or request.owner in self._unanswered:
             return None
         lease = self._commands.handed_over(request, contention, message)
-        if lease is not None and not self._commands.is_genuine(request.name, message):
-            handover_mac.report(request.name, self.alias)
+        if lease is None:
             return None
-        return lease
+        key = handover_mac.key_of(self.options.key_prefix, request.name)
+        if self._commands.is_genuine(key, message):
+            return lease
+        handover_mac.report(key, request.name, self.alias)
+        return None
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float

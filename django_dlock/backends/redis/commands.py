@@ -237,9 +237,9 @@ class Commands:
             return None
         return Lease(request.name, request.owner, message.token, request.ttl, asked_at)
 
-    def is_genuine(self, name: str, message: HandoverMessage) -> bool:
-        """Whether the message was made with this process's ``SECRET_KEY``."""
-        key, grant = handover_mac.key_of(self._prefix, name), f"{message.owner} {message.token}"
+    def is_genuine(self, key: str, message: HandoverMessage) -> bool:
+        """Whether the message was made with this key; see ``handover_mac``."""
+        grant = f"{message.owner} {message.token}"
         return handover_mac.is_genuine(message.mac, "sha1", key, self.keys.channel, grant)
 
     def renew(self, renewals: Sequence[Renewal], process: str) -> Command[RenewalResults]:
