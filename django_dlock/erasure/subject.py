@@ -7,14 +7,12 @@ functions, and then looked for.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import itertools
 import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from django.contrib.auth import get_user_model
 from django.db import models
@@ -23,12 +21,11 @@ from ..digests import fingerprint
 from ..keys import keyed_digests
 from ..models import IdempotencyRecord
 from ..names import DIGEST_LENGTH, fit
+from ..view_keys import beginning_of_key, lock_name_of, record_key
 
 __all__ = ["Criterion", "Subject"]
 
 _DIGEST = re.compile(f"(?<![0-9a-f])[0-9a-f]{{{DIGEST_LENGTH}}}(?![0-9a-f])")
-OF_VIEWS = "idempotent:"
-"""What the locks of ``idempotent_view`` begin with."""
 
 
 class Criterion(NamedTuple):
@@ -76,11 +73,7 @@ class Subject:
         self._keys = {key: Criterion("key", key) for key in keys}
         self._exact = {fit(key): criterion for key, criterion in self._keys.items()}
         self._digests: dict[str, Criterion] = {}
-        self._clients = {
-            f"{quote(client, safe='')}/": self.users[user]
-            for user in users
-            for client in _clients_of(user)
-        }
+        self._clients = {client: self.users[user] for user in users for client in _clients_of(user)}
         # The names of the locks of records that were found; they are digests of scope and key.
         self._of_records: dict[str, Criterion] = {}
         argument_names = list(argument_names)
@@ -114,7 +107,7 @@ class Subject:
     def in_record(self, record: IdempotencyRecord) -> set[Criterion]:
         """The criteria that a record fits; also notes the name of its lock."""
         found = self.in_key(record.key) | self.in_name(record.lock_name)
-        own = lock_of_view(record.scope, record.key)
+        own = lock_name_of(record.scope, record.key)
         if record.lock_name == own:
             found |= self._in_key_of_view(record.key)
             self._of_records.update((own, criterion) for criterion in found)
@@ -126,7 +119,7 @@ class Subject:
         if not isinstance(scope, str) or not isinstance(key, str):
             return set()
         found = self.in_key(key)
-        if lock_name == lock_of_view(scope, key):
+        if lock_name == lock_name_of(scope, key):
             found |= self._in_key_of_view(key)
         return found
 
@@ -138,12 +131,13 @@ class Subject:
 
     def _in_key_of_view(self, key: str) -> set[Criterion]:
         """``key`` is the client, a slash, and the value of the header; or a digest of that."""
-        client, slash, header = key.partition("/")
+        _, slash, header = key.partition("/")
         found = {self._keys[header]} if slash and header in self._keys else set()
-        if client + slash in self._clients:
-            found.add(self._clients[client + slash])
+        for client, criterion in self._clients.items():
+            if key.startswith(beginning_of_key(client)):
+                found.add(criterion)
         for client, sent in itertools.product(self._clients, self._keys):
-            if key == _sha256(client + sent):
+            if key == record_key(client, sent):
                 found |= {self._clients[client], self._keys[sent]}
         return found
 
@@ -173,20 +167,9 @@ class Subject:
         for header in self._keys:
             yield models.Q(**{f"{field}__endswith": f"/{header}"})
         for client in self._clients:
-            yield models.Q(**{f"{field}__startswith": client})
+            yield models.Q(**{f"{field}__startswith": beginning_of_key(client)})
             for header in self._keys:
-                yield models.Q(**{field: _sha256(client + header)})
-
-
-# As ``idempotent_views`` makes them; a test sends requests to such a view, and erases.
-
-
-def lock_of_view(scope: str, key: str) -> str:
-    return OF_VIEWS + _sha256(f"{scope}\n{key}")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+                yield models.Q(**{field: record_key(client, header)})
 
 
 def _pattern(pattern: str) -> Any:

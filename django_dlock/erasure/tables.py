@@ -23,7 +23,8 @@ from ..models import (
     LockEvent,
     LockStatistics,
 )
-from .subject import OF_VIEWS, Criterion, Subject
+from ..view_keys import OF_VIEWS
+from .subject import Criterion, Subject
 
 __all__ = ["Erasure", "erase"]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple, TypeAlias
-from urllib.parse import quote
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error
@@ -26,6 +24,7 @@ from ..keys import Key, MissingValue
 from ..lock import Lock
 from ..log import logger
 from ..request_path import path_of
+from ..view_keys import lock_name_of, record_key
 from . import refusals, stored
 from .signature import name_of
 from .transactions import release_when_closed
@@ -35,8 +34,6 @@ __all__ = ["Rules"]
 Response: TypeAlias = HttpResponseBase
 
 HEADER = "Idempotency-Key"
-LONGEST_KEY = 255
-"""Characters of a record's key; a longer one is stored as a digest."""
 
 
 class Rules(NamedTuple):
@@ -85,9 +82,7 @@ class Rules(NamedTuple):
             return _of_nobody(view, request, error)
         # Before the lock is taken: a slow client must not hold it while it sends its body.
         payload = stored.fingerprint(request)
-        # Quoted, so that the first slash always ends the client.
-        key = f"{quote(client, safe='')}/{key}"
-        return _Run(self, request, key if len(key) <= LONGEST_KEY else _digest(key), payload)
+        return _Run(self, request, record_key(client, key), payload)
 
 
 def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
@@ -98,10 +93,6 @@ def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception)
     return refusals.problem(
         request, HTTPStatus.UNAUTHORIZED, gettext("Authentication is required.")
     )
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _key(header: str) -> str | None:
@@ -119,7 +110,7 @@ class _Run:
         self._stored: Response | None = None
         metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
-        self._lock = Lock(f"idempotent:{_digest(rules.scope, key)}", **options)
+        self._lock = Lock(lock_name_of(rules.scope, key), **options)
 
     @contextmanager
     def lock_or_refusal(self) -> Iterator[Response | None]:
