@@ -77,6 +77,10 @@ class Subject:
         # The names of the locks of records that were found; they are digests of scope and key.
         self._of_records: dict[str, Criterion] = {}
         argument_names = list(argument_names)
+        for client, criterion in self._clients.items():
+            # Of a key that is the list ``["request.user.pk"]``.
+            made = _fingerprints({"request.user.pk": client})
+            self._digests.update(dict.fromkeys(made, criterion))
         for key, criterion in self._keys.items():
             self._digests.update(dict.fromkeys(keyed_digests(key) if key else (), criterion))
             for name in argument_names:

@@ -90,10 +90,13 @@ def _databases() -> Iterator[str]:
         engine = connections.settings[database]["ENGINE"]
         if engine == "django.db.backends.dummy":
             continue
-        if router.allow_migrate_model(database, IdempotencyRecord) and _has(
-            database, IdempotencyRecord
-        ):
+        # A router may keep each table in a database of its own.
+        models_here = (each for each in _SEARCHED if router.allow_migrate_model(database, each))
+        if any(_has(database, each) for each in models_here):
             yield database
+
+
+_SEARCHED = (IdempotencyRecord, LockEvent, LockStatistics, FailoverRecord, Fence, LeaseRecord)
 
 
 def _has(database: str, model: type[models.Model]) -> bool:
@@ -131,6 +134,8 @@ class _Run:
     # -- records -----------------------------------------------------------------------
 
     def records(self, database: str) -> Iterator[None]:
+        if not _has(database, IdempotencyRecord):
+            return
         subject, silent = self.subject, set[str]()
         rows = IdempotencyRecord.objects.using(database).defer("message", "result", "error")
         conditions = [*subject.names("lock_name"), *subject.keys("key")]
@@ -291,7 +296,7 @@ class _Run:
                         self.done.found |= found
                         self.done.kept[kind] += 1
                 yield
-        if _has(database, FollowUp):
+        if _has(database, FollowUp) and _has(database, IdempotencyRecord):
             pending = FollowUp.objects.using(database).filter(published_at__isnull=True)
             record = IdempotencyRecord.objects.using(database).filter(
                 pk=models.OuterRef("record_id")

@@ -21,6 +21,7 @@ from .screen import Progress
 __all__ = ["ErasingCommand"]
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+ARGUMENT = re.compile(r"[^\W\d]\w*([.\[].*)?")
 CRITERIA = ("name", "key", "user", "argument")
 
 KINDS = {
@@ -159,8 +160,11 @@ class ErasingCommand(PurgeCommand):
         arguments = {}
         for text in options["argument"] or ():
             name, equals, value = text.partition("=")
-            if not equals or not name.isidentifier():
-                self.wrong_usage(f"--argument is {text!r}; it takes NAME=VALUE.")
+            if not equals or not ARGUMENT.fullmatch(name):
+                self.wrong_usage(
+                    f"--argument is {text!r}; it takes NAME=VALUE, where NAME is an argument or, "
+                    "of a view, a field such as request.user.pk."
+                )
             arguments[name] = value
         for criterion in CRITERIA:
             for text in options[criterion] or ():

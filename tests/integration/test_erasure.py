@@ -6,7 +6,7 @@ import datetime as dt
 import io
 import json
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,8 +19,9 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 from django.utils import timezone
 
-from django_dlock import idempotent_view, keyed_digest, locks
+from django_dlock import idempotent_view, keyed_digest, locked_view, locks, signals
 from django_dlock.celery.options import DEFAULT
+from django_dlock.core import dispatch
 from django_dlock.erasure import Erasure, Subject, erase
 from django_dlock.keys import keyed_digests
 from django_dlock.lease import Lease, LeaseRequest
@@ -485,3 +486,78 @@ def test_all_databases_are_searched(postgres_alias):
     make_record(KEY)
     assert command(key=[KEY])[0] == 0
     assert keys(postgres_alias) == keys() == set()
+
+
+class EventsElsewhere:
+    """A router that keeps the records in one database and the lock events in another."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str = "", **_: Any) -> Any:
+        if app_label != "django_dlock":
+            return None
+        return (db == self.database) == (model_name == "lockevent")
+
+
+def test_a_database_that_has_lock_events_alone_is_searched(postgres_alias, settings):
+    make_event(KEY, postgres_alias)
+    make_record(KEY)
+    settings.DATABASE_ROUTERS = [EventsElsewhere(postgres_alias)]
+    assert command(key=[KEY])[0] == 0
+    assert not keys()
+    assert not names(postgres_alias)
+
+
+# -- keys of views that are lists ----------------------------------------------------------
+
+
+@idempotent_view(required=True, idempotency_scope="pay", client=["request.user.pk"])
+def pay_by_list(request: Any) -> HttpResponse:
+    return HttpResponse("paid")
+
+
+@locked_view(["request.user.pk", "slug"])
+def report(request: Any, slug: str) -> HttpResponse:
+    return HttpResponse("done")
+
+
+@contextmanager
+def signals_of_acquired(names: list[str]) -> Iterator[None]:
+    """Adds the names of the locks that are acquired meanwhile."""
+
+    def note(sender: object, *, name: str, **_: Any) -> None:
+        names.append(name)
+
+    signals.acquired.connect(note)
+    try:
+        yield
+        dispatch.flush()
+    finally:
+        signals.acquired.disconnect(note)
+
+
+def of_user(user: User) -> Any:
+    request = RequestFactory().post("/", headers={"Idempotency-Key": "k-1"})
+    request.user = user
+    return request
+
+
+def test_answers_for_a_list_that_is_the_user_alone_are_found_by_user():
+    grace, ada = (User.objects.create_user(name) for name in ("grace", "ada"))
+    for user in (grace, ada):
+        assert pay_by_list(of_user(user)).status_code == 200
+    mine, others = IdempotencyRecord.objects.order_by("pk")
+    assert erased(users=["grace"]).erased["records"] == 1
+    assert IdempotencyRecord.objects.get() == others != mine
+
+
+def test_the_digest_of_fields_of_a_request_is_found_by_their_names():
+    user, seen = User.objects.create_user("grace"), []
+    with signals_of_acquired(seen):
+        assert report(of_user(user), "q3").status_code == 200
+    make_event(seen[0])
+    asked = [f"request.user.pk={user.pk}", "slug=q3"]
+    assert command(argument=asked)[0] == 0
+    assert not names()
+    assert command(argument=["1a=x"])[0] == 2
