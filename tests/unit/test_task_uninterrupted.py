@@ -227,3 +227,12 @@ def test_the_functions_of_other_libraries_are_there_and_protected_once():
     after = [getattr(kind, name) for kind, name in uninterrupted.CALLS]
     assert after == before
     assert all(hasattr(function, "_dlock_protects") for function in after)
+
+
+def test_g13_the_loss_of_an_outer_body_lets_the_inner_one_publish(app, plain, monkeypatch):
+    """An eager task runs inside the body that calls it."""
+    outer, inner = BodyRunner(), BodyRunner()
+    losing = Losing(outer, monkeypatch)
+    with stopped():
+        outer.run(lambda: inner.run(plain.delay))
+    assert losing.whole == 1

@@ -16,6 +16,7 @@ which gets it where it waits.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import inspect
 import sys
@@ -79,6 +80,7 @@ class BodyRunner:
         # The calls that must not be interrupted, and in which the body is.
         self._inside: set[object] = set()
         self._waits = False
+        self._outer: uninterrupted.Runner | None = None
         self.reason: str | None = None
         self.interruptions = 0
 
@@ -95,6 +97,7 @@ class BodyRunner:
                 body caught the interruption and returned, because part of it did not run.
         """
         late, outer = 0, uninterrupted.begin(self)
+        self._outer = outer
         try:
             self._begin()
             value = body()
@@ -124,6 +127,9 @@ class BodyRunner:
         Raises:
             LeaseAborted: The function has returned or failed, and the body is to be stopped.
         """
+        if self._outer is not None:
+            # The body of an eager task inside a body: neither may be interrupted.
+            function = functools.partial(self._outer.uninterrupted, function)
         me = object()
         try:
             with self._lock:
