@@ -236,3 +236,38 @@ def test_g13_the_loss_of_an_outer_body_lets_the_inner_one_publish(app, plain, mo
     with stopped():
         outer.run(lambda: inner.run(plain.delay))
     assert losing.whole == 1
+
+
+class Traced:
+    """Wraps a method as tracing libraries do, which learn the instance when it is bound."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._call(instance, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(None, *args, **kwargs)
+
+    def _call(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        instance.traced += 1
+        return self.function(instance, *args, **kwargs)
+
+
+class Publisher:
+    traced = 0
+
+    def publish(self, text: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize("in_body", [False, True])
+def test_a_tracing_wrapper_that_came_first_works(monkeypatch, in_body):
+    monkeypatch.setattr(Publisher, "publish", Traced(Publisher.publish))
+    monkeypatch.setattr(uninterrupted, "CALLS", ((Publisher, "publish"),))
+    uninterrupted.protect()
+    publisher = Publisher()
+    call = lambda: publisher.publish("x")  # noqa: E731 - one call in two ways
+    assert (BodyRunner().run(call) if in_body else call()) == "x"
+    assert publisher.traced == 1

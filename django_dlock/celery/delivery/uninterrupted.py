@@ -3,7 +3,8 @@
 Celery takes an exception inside ``retry()`` for a broker that refuses the message, and fails the
 task for good. A channel of RabbitMQ that was left in the middle of a publish can block for ever
 when it is closed. So these functions of Celery, kombu and amqp are replaced, once in a process, by
-ones that tell the body's runner when they begin and end. Outside a body they only look it up.
+ones that tell the body's runner when they begin and end. Outside a body they only look it up. Other
+libraries replace some of them, too, before or after this one does.
 
 Only our own interruption waits for their end. Signals and time limits do not.
 """
@@ -76,11 +77,14 @@ def protect() -> None:
 
 def _protected(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def protected(*args: Any, **kwargs: Any) -> Any:
+    def protected(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Bound as by ``self.name``: only so does the wrapper of a tracing library learn the
+        # instance.
+        bound = function.__get__(self, type(self))
         runner: Runner | None = getattr(_here, "runner", None)
         if runner is None:
-            return function(*args, **kwargs)
-        return runner.uninterrupted(functools.partial(function, *args, **kwargs))
+            return bound(*args, **kwargs)
+        return runner.uninterrupted(functools.partial(bound, *args, **kwargs))
 
     protected._dlock_protects = True  # type: ignore[attr-defined]
     return protected
