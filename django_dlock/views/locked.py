@@ -194,8 +194,8 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
         lock = rules.lock(request, args, kwargs)
-        if isinstance(lock, HttpResponseBase):
-            return lock
+        if isinstance(lock, partial):
+            return lock()
         if lock is not None and sends_body(request):
             read_body(request)
 
@@ -260,8 +260,9 @@ def _async(
             lock = await sync_to_async(rules.lock)(request, args, kwargs)
         else:
             lock = rules.lock(request, args, kwargs)
-        if isinstance(lock, HttpResponseBase):
-            return lock
+        if isinstance(lock, partial):
+            # It may load the user, and render a page; see below.
+            return await sync_to_async(lock)()
         if lock is not None and sends_body(request):
             await sync_to_async(read_body)(request)
         async with AsyncExitStack() as held:
@@ -317,8 +318,8 @@ class _ViewRules(NamedTuple):
 
     def lock(
         self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Lock | Response | None:
-        """A new lock for this request; ``None`` if it needs none; or a response that refuses it."""
+    ) -> Lock | partial[Response] | None:
+        """A new lock for this request; ``None`` if it needs none; or what makes its refusal."""
         if not self.is_guarded(request.method):
             return None
         try:
@@ -326,7 +327,7 @@ class _ViewRules(NamedTuple):
         except MissingValue as missing:
             from . import refusals
 
-            return refusals.login_or_error(missing, self.view, request, kwargs)
+            return partial(refusals.login_or_error, missing, self.view, request, kwargs)
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
         return of_template(Lock(name, **options), template_of(self.make_key))

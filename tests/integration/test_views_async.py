@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.asyncio import async_unsafe
+from django.utils.functional import SimpleLazyObject
 
 from django_dlock import Lock, locked_view
 from django_dlock.views import locked
@@ -29,7 +32,7 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     hop = locked.sync_to_async
 
     def count(function: Callable[..., Any]) -> Any:
-        seen.append(function.__name__)
+        seen.append(getattr(function, "func", function).__name__)
         return hop(function)
 
     monkeypatch.setattr(locked, "sync_to_async", count)
@@ -68,3 +71,26 @@ async def test_the_page_of_a_refusal_is_rendered_on_a_thread(hops: list[str]) ->
     assert refused.status_code == 409
     assert b"html" in refused.content
     assert hops == ["without_lock"]
+
+
+async def test_a_refusal_for_lack_of_a_value_is_made_on_a_thread(
+    hops: list[str], settings: Any, tmp_path: Path
+) -> None:
+    page = tmp_path / "django_dlock" / "contended.html"
+    page.parent.mkdir()
+    page.write_text("{{ request.who.pk }} {{ problem.detail }}")
+    options = {"context_processors": ["django.template.context_processors.request"]}
+    engine = {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": options}
+    settings.TEMPLATES = [{**engine, "DIRS": [tmp_path]}]
+
+    @async_unsafe
+    def load() -> User:
+        return User(pk=5)
+
+    guarded = locked_view("it:{request.GET[q]}")(view)
+    request = AsyncRequestFactory().get("/here/")
+    request.who = SimpleLazyObject(load)
+    refused = await guarded(request)
+    assert refused.status_code == 400
+    assert refused.content.startswith(b"5 This request lacks")
+    assert hops == ["login_or_error"]
