@@ -6,10 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Note", "note", "notes"]
+__all__ = ["MOST", "Note", "note", "notes"]
 
 notes: dict[tuple[str, str], Note] = {}
 """By place and key, so that there are hardly more of them than lines of code."""
+MOST = 5000
+"""Notes that are kept: code that decorates in each request, with a key of its own each time, must
+not fill the memory."""
 
 
 class Note:
@@ -36,4 +39,7 @@ def note(what: str, key: Any) -> Note:
     del frame
     place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}" if caller else "?"
     made = Note(what, key, place)
-    return made if callable(key) else notes.setdefault((made.place, str(key)), made)
+    known = made if callable(key) else notes.get((made.place, str(key)), made)
+    if known is made and not callable(key) and len(notes) < MOST:
+        notes[made.place, str(key)] = made
+    return known

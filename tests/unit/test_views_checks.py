@@ -256,3 +256,10 @@ def test_the_check_is_registered(settings: Any) -> None:
 def test_urls_that_cannot_be_imported_are_djangos_errors(urls: Any, settings: Any) -> None:
     settings.ROOT_URLCONF = urls
     assert check_views() == []
+
+
+def test_decorating_in_each_request_does_not_fill_the_memory(monkeypatch: Any) -> None:
+    monkeypatch.setattr(noted, "MOST", 20, raising=False)
+    for number in range(100):
+        locked_view(f"order:{number}")(view)
+    assert len(noted.notes) == 20
