@@ -124,12 +124,17 @@ def _inside(value: Any) -> Iterable[Any]:
     return [inner for inner in found if isinstance(inner, dict | list)]
 
 
-# Cached, because many waiters read the identity of the same few processes.
-@functools.lru_cache(maxsize=4096)
-def process_from_json(text: str) -> ProcessIdentity | None:
+def process_from_json(text: object) -> ProcessIdentity | None:
     """The process identity in ``text``; ``None`` if there is none or it is damaged."""
+    # Not cached: another program could fill the memory of whoever reads many long ones.
     if not isinstance(text, str) or len(text) > LONGEST_IDENTITY:
         return None
+    return _process_from_json(text)
+
+
+# Cached, because many waiters read the identity of the same few processes.
+@functools.lru_cache(maxsize=4096)
+def _process_from_json(text: str) -> ProcessIdentity | None:
     facts = json_object(text)
     try:
         return ProcessIdentity.from_dict(dict(facts)) if facts else None
