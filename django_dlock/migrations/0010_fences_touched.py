@@ -4,14 +4,25 @@ from django.db import migrations, models
 
 from django_dlock.database_time import Now
 
+BATCH = 1000
+
 
 def touch(apps: Any, schema_editor: Any) -> None:
-    """Until now the clocks of the holders wrote the time, which may be far behind."""
-    fences = apps.get_model("django_dlock", "Fence").objects
-    fences.using(schema_editor.connection.alias).update(updated_at=Now())
+    """Until now the clocks of the holders wrote the time, which may be far behind.
+
+    In batches of one transaction each, because holders wait for rows that are locked.
+    """
+    fences = apps.get_model("django_dlock", "Fence").objects.using(schema_editor.connection.alias)
+    after = fences
+    while keys := list(after.order_by("pk").values_list("pk", flat=True)[:BATCH]):
+        fences.filter(pk__in=keys).update(updated_at=Now())
+        after = fences.filter(pk__gt=keys[-1])
 
 
 class Migration(migrations.Migration):
+    # Else one transaction would hold the locks of all batches.
+    atomic = False
+
     dependencies = [("django_dlock", "0009_results_and_forgotten")]
 
     operations = [
