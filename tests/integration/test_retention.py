@@ -6,14 +6,16 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from unittest.mock import Mock
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import ConnectionHandler, OperationalError, connections, transaction
 from django.db.models.functions import Now
 from django.db.models.signals import pre_delete
 from django.test.utils import CaptureQueriesContext
 
-from django_dlock import idempotency, locks, retention
+from django_dlock import audit, idempotency, locks, retention
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.idempotency import Claim, ClaimRequest
@@ -297,3 +299,13 @@ def test_forgetting_what_is_just_claimed_again_deletes_no_follow_ups(database):
     begin("42", database, owner="b")
     assert retention.forget_record(seen) is None
     assert FollowUp.objects.using(database).count() == 1
+
+
+def test_a_record_is_forgotten_in_a_project_that_has_no_database_for_events(database, monkeypatch):
+    idempotency.complete(begin("42", database))
+    nowhere = ConnectionHandler({"default": {"ENGINE": "django.db.backends.dummy"}})
+    monkeypatch.setattr(audit, "connections", nowhere)
+    # As Django's own database without an engine.
+    monkeypatch.setattr(audit, "record", Mock(side_effect=ImproperlyConfigured))
+    assert IdempotencyRecord.objects.db_manager(database).forget("shop.charge", "42")
+    assert keys(database) == []
