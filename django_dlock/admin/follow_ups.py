@@ -32,6 +32,10 @@ from .text_columns import PrintableColumns
 __all__ = ["FollowUpAdmin", "FollowUps"]
 
 
+LONGEST_ID = 19
+"""Digits; ids with fewer ones fit into the column."""
+
+
 class FollowUps(PrintableColumns, admin.TabularInline):  # type: ignore[type-arg] # no generic at run time
     """The messages that the record's runs have sent, and whether the broker has them."""
 
@@ -125,8 +129,9 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        # Django looks for whatever was posted, and fails if it is no number.
-        if not all(key.isdecimal() for key in request.POST.getlist(ACTION_CHECKBOX_NAME)):
+        # Django looks for whatever was posted, and fails if it is no number, or a huge one.
+        chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        if not all(key.isdecimal() and len(key) < LONGEST_ID for key in chosen):
             raise BadRequest("A selected follow-up is no number")
         return super().response_action(request, queryset, *args, **kwargs)
 
