@@ -132,7 +132,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
         # Django looks for whatever was posted, and fails if it is no number, or a huge one.
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if not all(key.isdecimal() and len(key) < LONGEST_ID for key in chosen):
-            raise BadRequest("A selected follow-up is no number")
+            raise BadRequest("The id of a selected follow-up is no number")
         return super().response_action(request, queryset, *args, **kwargs)
 
     def has_publish_permission(self, request: HttpRequest) -> bool:

@@ -125,7 +125,7 @@ class RecordSteps(GuardedAdmin):
                     self._write_down(request, record, follow_up)
                     committing = True
         except rerun.Unreadable as error:
-            text = gettext("“%(record)s” cannot be run again: its message is damaged, %(error)s.")
+            text = gettext("“%(record)s” cannot be run again: its message is damaged (%(error)s).")
             self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
             return
         except Error as error:
@@ -221,7 +221,7 @@ def obstacle_to(step: str, record: IdempotencyRecord) -> str | None:
         return gettext("Its run is in progress. It would find its record gone, and run again.")
     if step == "forget" and retention.has_pending(record):
         return gettext(
-            "Messages that its run has sent are not published yet, and would be deleted, so nobody "
-            "would ever get them. You can publish them before, from the page of follow-ups."
+            "Messages that its run has sent are not published yet, and would be deleted. Publish "
+            "them first, from the page of follow-ups."
         )
     return None

@@ -94,7 +94,7 @@ class ErasingCommand(PurgeCommand):
             metavar="USERNAME",
             help=(
                 "The answers that idempotent views have stored for this user, and the user's name "
-                "in lock events. Repeatable."
+                "in lock events and in the row of fail-over. Repeatable."
             ),
         )
         group.add_argument(
@@ -199,7 +199,7 @@ class ErasingCommand(PurgeCommand):
             if done.kept[kind]:
                 self.stdout.write(f"  {done.kept[kind]:>6}  {text}")
         if missing:
-            self.stdout.write("Nothing was found of:")
+            self.stdout.write("Nothing was found for:")
         for criterion in missing:
             self.stdout.write(f"  {printable(str(criterion))}")
         self.stdout.write(f"Not searched: {'; '.join(NOT_SEARCHED)}.")

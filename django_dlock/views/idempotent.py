@@ -85,9 +85,8 @@ def idempotent_view(
     again, with its own status and headers, but without cookies, to every later request with the
     key. Answers of 500 and above, and those that may change (401, 403, 408, 409, 423, 425, 429),
     are not stored: the transaction is rolled back, and the key may be tried again; likewise where
-    the view itself has
-    called ``set_rollback``. An async view has no transaction: its effects are committed before its
-    answer is stored.
+    the view itself has called ``set_rollback``. An async view has no transaction: its effects are
+    committed before its answer is stored.
 
     Requests that do not run:
 

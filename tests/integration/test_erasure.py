@@ -445,7 +445,7 @@ def test_the_text_says_what_was_removed_and_what_was_not_found():
     code, text = command(key=[KEY, "\x1b[2J\u202e"])
     assert code == 0
     assert "     1  idempotency records" in text
-    assert r"Nothing was found of:" in text
+    assert "Nothing was found for:" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "Not searched: " in text

@@ -48,8 +48,8 @@ class Command(PurgeCommand):
         if days * DAY < longest:
             # A holder of that age may still be alive, and would not be refused any more.
             self.wrong_usage(
-                f"--older-than is {days:g} days, but DLOCKS[{alias!r}]['MAX_HOLD'] lets a lock be "
-                f"held for {longest / DAY:g} days; it must be at least {longest / DAY:g}."
+                f"--older-than is {days:g} days, but DLOCKS[{alias!r}]['MAX_HOLD'] is "
+                f"{longest / DAY:g} days; it must be at least that."
             )
         return retention.purge_fences(
             untouched_for=dt.timedelta(days=days), batch_size=batch_size, using=using
