@@ -18,8 +18,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -29,16 +27,9 @@ from django.utils.crypto import salted_hmac
 from .. import clock
 from ..log import logger
 
-try:
-    # Python's own is twice as fast as that of OpenSSL for a waiter that has slept, whose caches are
-    # cold. Pythons that lack it have the other one.
-    from _sha1 import sha1  # type: ignore[import-not-found]
-except ImportError:
-    from hashlib import sha1
-
 __all__ = ["is_genuine", "key_of", "mac", "report"]
 
-_HASHES: Mapping[str, Callable[..., Any]] = {"sha1": sha1, "sha256": hashlib.sha256}
+_HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
 _SALT = "django_dlock.handover"
 _REPORT_EVERY = 60.0
 """Seconds between two log lines of a process about messages that are not genuine."""
@@ -85,8 +76,7 @@ def mac(algorithm: str, key: str, channel: str, grant: str) -> str:
     # signatures must not refuse it.
     make = _HASHES[algorithm]
     inner = make(f"{key}{channel} {grant}".encode(), usedforsecurity=False).hexdigest()
-    outer: str = make(f"{key}{inner}".encode(), usedforsecurity=False).hexdigest()
-    return outer
+    return make(f"{key}{inner}".encode(), usedforsecurity=False).hexdigest()
 
 
 def is_genuine(received: str, algorithm: str, key: str, channel: str, grant: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -271,3 +273,29 @@ def test_a_tracing_wrapper_that_came_first_works(monkeypatch, in_body):
     call = lambda: publisher.publish("x")  # noqa: E731 - one call in two ways
     assert (BodyRunner().run(call) if in_body else call()) == "x"
     assert publisher.traced == 1
+
+
+def test_g8_a_child_that_a_body_forks_publishes(plain):
+    # At the moment of the fork, the interrupting thread may have the runner's lock.
+    runner, taken, forked = BodyRunner(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with runner._lock:
+            taken.set()
+            forked.wait()
+
+    def body() -> int:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        taken.wait()
+        child = os.fork()
+        if not child:
+            # A child that hangs is ended by this signal.
+            signal.alarm(20)
+            plain.delay()
+            os._exit(0)
+        forked.set()
+        thread.join()
+        return os.waitpid(child, 0)[1]
+
+    assert runner.run(body) == 0

@@ -19,6 +19,7 @@ import ctypes
 import functools
 import gc
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class BodyRunner:
         self._ended = threading.Event()
         self._thread: int | None = None
         self._greenlet: greenlets.Greenlet | None = None
-        self._closing = False
+        self._closing, self._process = False, 0
         # The calls that must not be interrupted, and in which the body is.
         self._inside: set[object] = set()
         self._waits = False
@@ -127,6 +128,9 @@ class BodyRunner:
         Raises:
             LeaseAborted: The function has returned or failed, and the body is to be stopped.
         """
+        if os.getpid() != self._process:
+            # Forked by the body. Nobody interrupts here, and the lock may have been held then.
+            return function()
         if self._outer is not None:
             # The body of an eager task inside a body: neither may be interrupted.
             function = functools.partial(self._outer.uninterrupted, function)
@@ -166,7 +170,7 @@ class BodyRunner:
             if self.reason is not None:
                 raise LeaseAborted(reason=self.reason)
             self._greenlet = greenlets.current()
-            self._thread = threading.get_ident()
+            self._thread, self._process = threading.get_ident(), os.getpid()
 
     def _close(self) -> None:
         # Wait for an interruption that another thread is sending right now.
