@@ -20,10 +20,11 @@ from ..publishing.follow_ups import FollowUps, Unpublished
 from ..publishing.header import RequeueHeader
 from ..publishing.requeue import Requeue, requeue
 from ..publishing.reservation import MessageReservation, Reservation
-from . import locking, parked_lock, recorded_run
+from . import locking, parked_lock, recorded_outcome
 from .context import DeliveryContext
 from .locking import DeliveryRefused, Guard
-from .recorded_run import RecordedRun, RunOutcome
+from .recorded_outcome import RunOutcome
+from .recorded_run import RecordedRun
 from .repair import OUTAGES, in_transaction, repair
 
 __all__ = ["Delivery"]
@@ -101,10 +102,10 @@ class Delivery:
         except DeliveryRefused as refused:
             record = self.context.options.record
             if record is not None:
-                finished = recorded_run.find_finished(self.context, record)
+                finished = recorded_outcome.find_finished(self.context, record)
                 if finished is not None:
                     return self._end_as(
-                        recorded_run.outcome_of_duplicate(self.context, record, finished)
+                        recorded_outcome.outcome_of_duplicate(self.context, record, finished)
                     )
             if refused.answer is None:
                 return None

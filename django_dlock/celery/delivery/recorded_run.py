@@ -7,26 +7,19 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import Error, connections, transaction
 
-from ... import idempotency, process, retention
-from ...exceptions import (
-    BackendUnavailable,
-    DuplicateRun,
-    InvalidLockBackend,
-    LockError,
-    LockNotAcquired,
-    StaleToken,
-)
+from ... import idempotency, process
+from ...exceptions import BackendUnavailable, StaleToken
 from ...handler import locks
-from ...idempotency import Claim, ClaimRequest, Ending, Finished, InFlight
+from ...idempotency import Claim, Ending, Finished, InFlight
 from ...log import logger
 from .. import results
-from ..options import RecordOptions, TaskWithOptions
+from ..options import RecordOptions
 from ..publishing import rerun
 from ..publishing.follow_ups import FollowUps
 from ..publishing.requeue import Requeue
@@ -34,18 +27,22 @@ from . import locking
 from .context import DeliveryContext
 from .interrupt import LeaseAborted
 from .locking import Guard
+from .recorded_outcome import (
+    RunOutcome,
+    UnknownAlias,
+    claim_request,
+    follow_ups_of,
+    holds,
+    outcome_of_duplicate,
+)
 from .repair import OUTAGES, in_transaction, repair
 
-__all__ = ["RecordedRun", "RunOutcome", "find_finished", "outcome_of_duplicate"]
+__all__ = ["RecordedRun"]
 
 
 EXITS_BY_SIGNAL = range(1 - 256, signal.NSIG - 256)
 """What billiard's children exit with when a signal ends them. Other negative codes are the body's
 own, such as that of ``sys.exit(-1)``."""
-
-
-class UnknownAlias(LockError):
-    """The record names a lock whose alias was removed or renamed."""
 
 
 class _Stage(enum.Enum):
@@ -55,21 +52,6 @@ class _Stage(enum.Enum):
     BODY = enum.auto()
     RECORDING = enum.auto()
     COMMITTING = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """How a run that is recorded as succeeded ended.
-
-    Attributes:
-        value: What the delivery returns.
-        ignored: What it raises instead, if the run ended with ``Ignore`` or ``replace()``.
-        follow_ups: What this delivery publishes; ``None`` if another delivery does that.
-    """
-
-    value: Any = None
-    ignored: Ignore | None = None
-    follow_ups: FollowUps | None = None
 
 
 class RecordedRun:
@@ -129,7 +111,7 @@ class RecordedRun:
                 claim.attempt,
                 **self._about,
             )
-        follow_ups = _follow_ups(self.task, self.options, claim.record_id)
+        follow_ups = follow_ups_of(self.task, self.options, claim.record_id)
         try:
             self._run_and_record(claim, follow_ups)
         except BaseException as error:  # noqa: BLE001 - recorded, and raised again
@@ -138,12 +120,12 @@ class RecordedRun:
 
     def _claim(self) -> Claim | Finished | InFlight:
         request = replace(
-            _claim_request(self.context, self.options, self.guard),
+            claim_request(self.context, self.options, self.guard),
             worker=f"{self.request.hostname or process.current().host} · {os.getpid()}"[-255:],
             message=rerun.encode(self.task, self.request, self.context.args, self.context.kwargs),
         )
         try:
-            return idempotency.claim(request, holds=_holds, using=self.options.using)
+            return idempotency.claim(request, holds=holds, using=self.options.using)
         except BackendUnavailable as error:
             locking.apply_if_unavailable(self.context, error)
         except (UnknownAlias, *OUTAGES) as error:
@@ -311,114 +293,3 @@ class RecordedRun:
     def _about(self) -> dict[str, Any]:
         """What log lines carry."""
         return {"about": self.guard, "task_id": self.request.id}
-
-
-def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished | None:
-    """The recorded end of the work, if it is done; for a delivery that did not get its lock.
-
-    Raises:
-        PayloadMismatch, DuplicateRun: See ``idempotency.claim``.
-        Requeue: Another delivery of this message is running, or the database does not answer.
-    """
-    try:
-        found = idempotency.find_outcome(
-            _claim_request(context, options, None), using=options.using
-        )
-        if not isinstance(found, InFlight):
-            return found
-        copy = found.task_id == context.request.id
-        if not copy or not _holds(found.lock_alias, found.lock_name, found.owner):
-            return None
-    except (BackendUnavailable, UnknownAlias, *OUTAGES) as error:
-        raise Requeue(error, context.header) from error
-    # The other delivery may have just started; if this one ended, it would overwrite its result.
-    reason = LockNotAcquired("The lock is held by someone else", found.lock_name, found.lock_alias)
-    raise Requeue(reason, context.header)
-
-
-def outcome_of_duplicate(
-    context: DeliveryContext, options: RecordOptions, finished: Finished, guard: Guard | None = None
-) -> RunOutcome:
-    """The outcome of a delivery whose work is already done.
-
-    Raises:
-        DuplicateRun: Another task did it, and this one has ``if_duplicate="fail"``.
-    """
-    task, request = context.task, context.request
-    logger.info(
-        "Task %s[%s] is a duplicate of a run that succeeded",
-        task.name,
-        request.id,
-        about=guard,
-        task_id=request.id,
-    )
-    if finished.task_id == request.id:
-        # An earlier delivery of this message may have died before it published them. A delivery
-        # of another task must not publish them: the first task may be doing so right now.
-        follow_ups = _follow_ups(task, options, finished.record_id, over=True)
-        # The caller of the task may not have its result yet.
-        ending = finished.ending
-        if not ending and task.store_result and not finished.result:
-            # Records of older versions have no ending.
-            ending = Ending.IGNORED
-        if ending in (Ending.IGNORED, Ending.REPLACED):
-            # This delivery must not store a result: a replacement has the same id and does so.
-            ignored = Ignore("The work is already done; the run ended with Ignore")
-            return RunOutcome(ignored=ignored, follow_ups=follow_ups)
-        return RunOutcome(_result_of(context, finished), follow_ups=follow_ups)
-    if task.if_duplicate == "skip":
-        return RunOutcome()
-    if task.if_duplicate == "fail":
-        known = _claim_request(context, options, guard)
-        raise DuplicateRun("The work is already done", known.lock_name, known.lock_alias)
-    return RunOutcome(_result_of(context, finished))
-
-
-def _result_of(context: DeliveryContext, finished: Finished) -> Any:
-    return results.decode(finished.result, task=context.task.name, task_id=context.request.id)
-
-
-def _follow_ups(
-    task: TaskWithOptions, options: RecordOptions, record: int, *, over: bool = False
-) -> FollowUps:
-    return FollowUps(task, options.using, record, ttl=options.ttl, atomic=task.atomic, over=over)
-
-
-def _claim_request(
-    context: DeliveryContext, options: RecordOptions, guard: Guard | None
-) -> ClaimRequest:
-    args, kwargs = context.args, context.kwargs
-    lock_key = context.options.lock_key
-    name = lock_key(args, kwargs) if guard is None and lock_key is not None else ""
-    return ClaimRequest(
-        scope=options.scope,
-        key=options.key(args, kwargs),
-        payload=options.payload(args, kwargs),
-        ttl=options.ttl,
-        lock_alias=context.options.lock["using"] if guard is None else guard.alias,
-        lock_name=name if guard is None else guard.name,
-        owner="" if guard is None else guard.owner or "",
-        token=None if guard is None else guard.token,
-        task_id=context.request.id or "",
-        step=context.request.replaced_task_nesting or 0,
-        max_attempts=context.task.max_attempts,
-    )
-
-
-def _holds(alias: str, name: str, owner: str) -> bool:
-    """Whether the backend says that ``owner`` holds the name now.
-
-    Raises:
-        BackendUnavailable: No answer.
-        UnknownAlias: The alias is not defined any more.
-    """
-    try:
-        return retention.holds(alias, name, owner)
-    except InvalidLockBackend as error:
-        raise UnknownAlias(
-            f"A run is recorded under the alias {alias!r}, which cannot be used any more "
-            f"({error}). Define it in DLOCKS until its runs have ended, or forget the record with "
-            "force=True",
-            name,
-            alias,
-        ) from error
