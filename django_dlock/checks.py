@@ -10,12 +10,12 @@ from urllib.parse import parse_qs, urlsplit
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections, router
-from django.db.models import Max
+from django.db import connections
 
 from . import conf, task_url
 from .backends.base import AliasOptions, Problem
 from .backends.redis.config import is_redis_cache
+from .database_checks import check_databases, check_migrations, check_records
 from .exceptions import BackendRefused, BackendUnavailable
 from .handler import locks
 from .metrics import config
@@ -39,9 +39,6 @@ __all__ = [
     "register",
 ]
 
-LATEST_RECORDS = 10_000
-"""How many records ``check_records`` reads."""
-
 
 def register() -> None:
     """Register the checks; called once, when the apps are ready."""
@@ -52,10 +49,10 @@ def register() -> None:
     checks.register(check_shared_caches, checks.Tags.caches)
     checks.register(check_tasks)
     checks.register(check_views, checks.Tags.urls)
+    # Before Django 6.1, checks that ask a database run only with ``--database``.
+    checks.register(check_databases, checks.Tags.database)
     # Checks that only matter in production, or ask a server, need ``check --deploy``.
     checks.register(check_deployment, deploy=True)
-    # Django runs checks that ask a database only with ``--database``.
-    checks.register(check_databases, checks.Tags.database, deploy=True)
     checks.register(check_records, checks.Tags.database, deploy=True)
 
 
@@ -339,49 +336,6 @@ def _deferred_sqlite() -> Iterator[checks.CheckMessage]:
             )
 
 
-def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """W005; W015: a database does not answer, which must not end the other checks."""
-    return [message for alias in databases or () for message in _migrations_of(alias)]
-
-
-def _migrations_of(alias: str) -> list[checks.CheckMessage]:
-    try:
-        return check_migrations([alias])
-    except Error as error:
-        return [
-            checks.Warning(
-                f"Database {alias!r} does not say which migrations of django_dlock are applied: "
-                f"{' '.join(str(error).split())}",
-                hint=f"Start its server, or correct DATABASES[{alias!r}].",
-                id="django_dlock.W015",
-            )
-        ]
-
-
-def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """W005: migrations of django_dlock are not applied."""
-    # Imported here, because serving processes do not need it.
-    from django.db.migrations.executor import MigrationExecutor
-
-    found: list[checks.CheckMessage] = []
-    for alias in databases or ():
-        if not router.allow_migrate(alias, "django_dlock"):
-            continue
-        executor = MigrationExecutor(connections[alias])
-        ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_dlock"]
-        missing = [migration.name for migration, _ in executor.migration_plan(ours)]
-        if missing:
-            found.append(
-                checks.Warning(
-                    f"Database {alias!r} lacks the migrations {missing} of django_dlock: records "
-                    "and lock events cannot be written there.",
-                    hint=f"python manage.py migrate django_dlock --database {alias}",
-                    id="django_dlock.W005",
-                )
-            )
-    return found
-
-
 def check_tasks(**_: Any) -> list[checks.CheckMessage]:
     """W101 and above, and E101: wrong options of tasks."""
     if "celery" not in sys.modules:
@@ -398,39 +352,6 @@ def check_views(**_: Any) -> list[checks.CheckMessage]:
     from .views.checks import check_views
 
     return check_views()
-
-
-def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """W007: runs are recorded under aliases that are not defined any more.
-
-    There is no index on the state of records, so only the latest ones are read.
-    """
-    from .models import IdempotencyRecord
-
-    if conf.problems():
-        return []
-    found: list[checks.CheckMessage] = []
-    for database in databases or ():
-        records = IdempotencyRecord.objects.using(database)
-        try:
-            newest = records.aggregate(newest=Max("pk"))["newest"] or 0
-            running = records.filter(pk__gt=newest - LATEST_RECORDS, state="running")
-            found_here = set(running.values_list("lock_alias", flat=True).distinct())
-        except Error:
-            # The table does not exist; another check reports that.
-            continue
-        found += [
-            checks.Warning(
-                f"Database {database!r} has records of runs under the alias {alias!r}, which "
-                "DLOCKS does not define. It is not known whether those runs are alive, so their "
-                "keys are blocked.",
-                hint=f"Define {alias!r} in DLOCKS until they have ended, or forget the records "
-                "with force=True.",
-                id="django_dlock.W007",
-            )
-            for alias in sorted(found_here.difference(conf.aliases()))
-        ]
-    return found
 
 
 def _aliases() -> Iterator[AliasOptions]:

@@ -18,7 +18,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 import django_dlock
-from django_dlock import checks, idempotency, locks
+from django_dlock import checks, database_checks, idempotency, locks
 from django_dlock.backends.base import AliasOptions, Problem
 from django_dlock.backends.local import LocalBackend
 from django_dlock.idempotency import ClaimRequest
@@ -300,9 +300,17 @@ def test_w005_migrations_that_are_not_applied() -> None:
     assert checks.check_migrations(databases=["default"]) == []
     assert checks.check_migrations() == []
     with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE app = 'django_dlock'")
+        cursor.execute("DELETE FROM django_migrations WHERE name = '0010_fences_touched'")
     (warning,) = checks.check_migrations(databases=["default"])
     assert warning.id == "django_dlock.W005"
+    assert "['0010_fences_touched']" in warning.msg
+    # A test database that was made without migrations has the tables, and no record of them.
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'django_dlock'")
+    assert checks.check_migrations(databases=["default"]) == []
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_dlock_fence RENAME TO elsewhere")
+    (warning,) = checks.check_migrations(databases=["default"])
     assert "0001_initial" in warning.msg
 
 
@@ -328,7 +336,7 @@ def test_w007_runs_under_an_alias_that_is_not_defined(monkeypatch: pytest.Monkey
     assert warning.id == "django_dlock.W007"
     assert "'gone'" in warning.msg
     # In a large table only the latest records are read, by their primary key.
-    monkeypatch.setattr(checks, "LATEST_RECORDS", 2)
+    monkeypatch.setattr(database_checks, "LATEST_RECORDS", 2)
     for key in ("another", "a third"):
         assert checks.check_records(databases=["default"]) == [warning]
         later = ClaimRequest("s", key, "p", timedelta(1), "default", "n", "o")

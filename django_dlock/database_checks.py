@@ -1,0 +1,137 @@
+"""System checks of the databases: forgotten migrations, and records of lost aliases.
+
+Django passes the databases: those of ``check --database``, from Django 6.1 on all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.core import checks
+from django.core.management.base import BaseCommand
+from django.db import Error, connections, router
+from django.db.models import Max
+
+from . import conf
+from .audit import is_defined
+
+__all__ = ["check_databases", "check_migrations", "check_records"]
+
+LATEST_RECORDS = 10_000
+"""How many records ``check_records`` reads."""
+APP = "django_dlock"
+
+
+def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """W005; W015: a database does not answer, which must not end the other checks."""
+    if not databases or _is_migrating():
+        return []
+    return [message for alias in databases for message in _migrations_of(alias)]
+
+
+def _is_migrating() -> bool:
+    """Whether it is ``migrate`` that runs the checks: it says itself what it applies.
+
+    Django does not tell a check which command runs it.
+    """
+    # Imported here, because serving processes do not need it.
+    from django.core.management.commands.migrate import Command as Migrate
+
+    return any(isinstance(command, Migrate) for command in _running_commands())
+
+
+def _running_commands() -> Iterator[BaseCommand]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(command := frame.f_locals.get("self"), BaseCommand):
+            yield command
+        frame = frame.f_back
+
+
+def _migrations_of(alias: str) -> list[checks.CheckMessage]:
+    try:
+        return check_migrations([alias])
+    except Error as error:
+        return [
+            checks.Warning(
+                f"Database {alias!r} does not say which migrations of django_dlock are applied: "
+                f"{' '.join(str(error).split())}",
+                hint=f"Start its server, or correct DATABASES[{alias!r}].",
+                id="django_dlock.W015",
+            )
+        ]
+
+
+def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """W005: migrations of django_dlock are not applied, where routers allow any of its tables."""
+    defined = filter(is_defined, databases or ())
+    return [message for alias in defined for message in _unapplied(alias)]
+
+
+def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
+    # Imported here, because serving processes do not need it.
+    from django.db.migrations.executor import MigrationExecutor
+
+    models = apps.get_app_config(APP).get_models()
+    # Asked for each, because a router may send the events to another database than the records.
+    tables = {
+        model._meta.db_table
+        for model in models
+        if model._meta.managed and router.allow_migrate_model(alias, model)
+    }
+    if not tables:
+        return
+    connection = connections[alias]
+    executor = MigrationExecutor(connection)
+    ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == APP]
+    plan = executor.migration_plan(ours)
+    missing = [migration.name for migration, _ in plan if migration.app_label == APP]
+    if not missing:
+        return
+    applied = {node for node in executor.loader.applied_migrations if node[0] == APP}
+    # A test database that was made without migrations has the tables, and no record of them.
+    if not applied and tables <= set(connection.introspection.table_names()):
+        return
+    yield checks.Warning(
+        f"Database {alias!r} lacks the migrations {missing} of django_dlock: records "
+        "and lock events cannot be written there.",
+        hint=f"python manage.py migrate django_dlock --database {alias}; if nothing of "
+        "django_dlock is kept there, let allow_migrate() of a database router say so.",
+        id="django_dlock.W005",
+    )
+
+
+def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """W007: runs are recorded under aliases that are not defined any more.
+
+    There is no index on the state of records, so only the latest ones are read.
+    """
+    from .models import IdempotencyRecord
+
+    if conf.problems():
+        return []
+    found: list[checks.CheckMessage] = []
+    for database in databases or ():
+        records = IdempotencyRecord.objects.using(database)
+        try:
+            newest = records.aggregate(newest=Max("pk"))["newest"] or 0
+            running = records.filter(pk__gt=newest - LATEST_RECORDS, state="running")
+            found_here = set(running.values_list("lock_alias", flat=True).distinct())
+        except Error:
+            # The table does not exist; another check reports that.
+            continue
+        found += [
+            checks.Warning(
+                f"Database {database!r} has records of runs under the alias {alias!r}, which "
+                "DLOCKS does not define. It is not known whether those runs are alive, so their "
+                "keys are blocked.",
+                hint=f"Define {alias!r} in DLOCKS until they have ended, or forget the records "
+                "with force=True.",
+                id="django_dlock.W007",
+            )
+            for alias in sorted(found_here.difference(conf.aliases()))
+        ]
+    return found
