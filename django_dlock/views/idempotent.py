@@ -23,8 +23,9 @@ from .. import conf
 from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
 from ..idempotency import Finished
 from ..keys import compile_key
+from . import disconnects
 from .noted import note
-from .requests import method_test, of_list
+from .requests import OnDisconnect, check_on_disconnect, method_test, of_list
 from .run import Rules
 from .signature import CLASS_BASED, is_async, name_of, signature_of
 from .transactions import OwnTransactions
@@ -59,6 +60,7 @@ def idempotent_view(
     if_unavailable: Literal["raise", 503] = ...,
     replay_if: ReplayIf | None = ...,
     store_cookies: bool = ...,
+    on_disconnect: OnDisconnect = ...,
     **options: Unpack[CommonKeywords],
 ) -> Callable[[V], V]: ...
 
@@ -76,6 +78,7 @@ def idempotent_view(
     if_unavailable: Literal["raise", 503] = "raise",
     replay_if: ReplayIf | None = None,
     store_cookies: bool = False,
+    on_disconnect: OnDisconnect = "finish",
     **options: Unpack[CommonKeywords],
 ) -> Any:
     """Run a view once for each ``Idempotency-Key`` of a client, and repeat its answer.
@@ -120,6 +123,8 @@ def idempotent_view(
             be a coroutine function. Without it, whoever has the key gets the answer, also after a
             permission that the view has checked is gone.
         store_cookies: Whether the cookies of an answer are stored and set again.
+        on_disconnect: As for ``locked_view``. With ``"cancel"``, the key of a cancelled view may be
+            tried again.
         options: Options of ``Lock``.
 
     Raises:
@@ -129,6 +134,7 @@ def idempotent_view(
         AttemptsExhausted: In a request: five runs of the key in a row died in the middle or lost
             their lease.
     """
+    check_on_disconnect(on_disconnect, "@idempotent_view")
     if if_unavailable not in ("raise", 503):
         raise ValueError(
             f"if_unavailable is {if_unavailable!r}; @idempotent_view takes 'raise' or 503"
@@ -175,6 +181,7 @@ def idempotent_view(
         if_unavailable=if_unavailable,
         replay_if=replay_if,
         store_cookies=store_cookies,
+        finishes=on_disconnect == "finish",
         options=keywords,
     )
 
@@ -264,32 +271,43 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
             return cast("Response", await view(request, *args, **kwargs))
         if isinstance(started, HttpResponseBase):
             return started
-        held = ExitStack()
-        refusal = await sync_to_async(held.enter_context)(started.lock_or_refusal())
-        try:
-            if refusal is not None:
-                return refusal
+
+        async def guarded(begin: disconnects.Begin) -> Response:
+            begin()
+            held = ExitStack()
             try:
-                claim = await sync_to_async(started.claim)()
-            except asyncio.CancelledError:
-                # The client has gone, but the claim is made all the same.
-                await sync_to_async(started.withdraw)()
-                raise
-            if isinstance(claim, HttpResponseBase):
-                return claim
-            if isinstance(claim, Finished):
-                allowed = await _allowed(rules.replay_if, request, args, kwargs)
-                return await sync_to_async(started.replay)(claim, allowed)
-            try:
-                response = await view(request, *args, **kwargs)
-                response = await sync_to_async(_rendered)(response, request, view)
-                await sync_to_async(started.store)(claim, response)
-            except BaseException as error:  # noqa: BLE001 - recorded, and raised again
-                return await sync_to_async(started.failed)(claim, error)
-            await sync_to_async(started.finished)(claim, response)
-            return cast("Response", response)
-        finally:
-            await sync_to_async(held.close)()
+                refusal = await sync_to_async(held.enter_context)(started.lock_or_refusal())
+                if refusal is not None:
+                    return refusal
+                try:
+                    claim = await sync_to_async(started.claim)()
+                except asyncio.CancelledError:
+                    # The client has gone, but the claim is made all the same.
+                    await sync_to_async(started.withdraw)()
+                    raise
+                if isinstance(claim, HttpResponseBase):
+                    return claim
+                if isinstance(claim, Finished):
+                    allowed = await _allowed(rules.replay_if, request, args, kwargs)
+                    return await sync_to_async(started.replay)(claim, allowed)
+                try:
+                    response = await view(request, *args, **kwargs)
+                    response = await sync_to_async(_rendered)(response, request, view)
+                    await sync_to_async(started.store)(claim, response)
+                except BaseException as error:
+                    if isinstance(error, asyncio.CancelledError) and disconnects.is_cut_short():
+                        # As if the process had died: the record of a run in progress stays.
+                        disconnects.keep_until_exit(started.lock, held)
+                        raise
+                    return await sync_to_async(started.failed)(claim, error)
+                await sync_to_async(started.finished)(claim, response)
+                return cast("Response", response)
+            finally:
+                await sync_to_async(held.close)()
+
+        if rules.finishes:
+            return await disconnects.finish(guarded, started.lock)
+        return await guarded(lambda: None)
 
     return respond
 

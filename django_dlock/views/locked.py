@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import method_decorator
-from django.utils.functional import LazyObject, empty
 
 from .. import conf
 from ..core.options import DEFAULT, Default, Seconds
 from ..decorators import CommonKeywords, LockKeywords, check_options
-from ..exceptions import AlreadyHeld, BackendUnavailable, LockError, LockNotAcquired
-from ..handler import locks
-from ..keys import Key, MissingValue, compile_key, template_of
-from ..lock import Lock, of_template
-from ..log import logger
-from ..request_path import path_of
+from ..exceptions import LockError
+from ..keys import compile_key
+from ..lock import Lock
+from .locking import IfUnavailable, ViewRules
 from .noted import note
-from .requests import every_method, method_test, of_list, read_body, sends_body
+from .requests import (
+    OnDisconnect,
+    check_on_disconnect,
+    every_method,
+    method_test,
+    of_list,
+    read_body,
+    sends_body,
+)
 from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
 from .transactions import OwnTransactions, release_when_closed
 
@@ -38,8 +42,6 @@ __all__ = ["locked_view"]
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 
-IfUnavailable: TypeAlias = Literal["raise", "local", "pass", 503]
-
 
 def locked_view(
     key: str | Sequence[str] | Callable[..., str],
@@ -50,6 +52,7 @@ def locked_view(
     methods: Sequence[str] | Literal["unsafe"] | None = None,
     if_unavailable: IfUnavailable = "raise",
     stream_max_hold: Seconds | Default = DEFAULT,
+    on_disconnect: OnDisconnect = "finish",
     **options: Unpack[CommonKeywords],
 ) -> Callable[[V], V]:
     """Run a view under the lock that ``key`` names, one request at a time.
@@ -88,6 +91,9 @@ def locked_view(
         stream_max_hold: Seconds for which the lock is held at most while a streamed response is
             sent, after which it is lost; the response goes on. ``DEFAULT`` is the alias's
             ``STREAM_MAX_HOLD``, five minutes.
+        on_disconnect: What becomes of an asynchronous view whose client goes away under ASGI, once
+            it has its lock: ``"finish"`` it, or ``"cancel"`` it where it waits, as Django does
+            with other views. Threads that a cancelled view waits for may go on after the release.
         options: All other options of ``Lock``. The request's path and user are added to
             ``metadata``.
 
@@ -100,6 +106,7 @@ def locked_view(
             ``if_unavailable="raise"``.
     """
     _check_contention(wait, status, if_contended)
+    check_on_disconnect(on_disconnect, "@locked_view")
     if if_unavailable not in ("raise", "local", "pass", 503):
         raise ValueError(
             f"if_unavailable is {if_unavailable!r}; @locked_view takes 'raise', 'local', 'pass' "
@@ -140,7 +147,7 @@ def locked_view(
             make_key = class_key
         else:
             make_key = in_class(prefix=name)
-        rules = _ViewRules(
+        rules = ViewRules(
             *(view, make_key, keywords, status, is_guarded, if_unavailable, stream_max_hold)
         )
         if not is_async(view):
@@ -150,7 +157,9 @@ def locked_view(
                 "@locked_view: hold_until='commit' follows the transaction of a thread; an "
                 "asynchronous view has none"
             )
-        guarded = _async(view, rules, key_may_load=_may_load(key))
+        from .locked_async import asynchronous
+
+        guarded = asynchronous(view, rules, key, finishes=on_disconnect == "finish")
         return cast("V", noted.on(view, name, guarded))
 
     return decorate
@@ -182,7 +191,7 @@ def _check_contention(wait: object, status: int, if_contended: str) -> None:
 # -- the view ------------------------------------------------------------------------------
 
 
-def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Response]:
+def _sync(view: Callable[..., Response], rules: ViewRules) -> Callable[..., Response]:
     marks = getattr(view, "_non_atomic_requests", None)
     # If a locked view is inside this one, it opens the transactions, inside both locks.
     inner = marks if isinstance(marks, OwnTransactions) else None
@@ -231,131 +240,3 @@ def _sync(view: Callable[..., Response], rules: _ViewRules) -> Callable[..., Res
 
     respond._non_atomic_requests = own  # type: ignore[attr-defined]
     return respond
-
-
-_AT_HAND = frozenset(
-    {"GET", "META", "content_type", "headers", "method", "path", "path_info", "scheme"}
-)
-
-
-def _may_load(key: str | Sequence[str] | Callable[..., str]) -> bool:
-    """Whether computing the key may do synchronous I/O: load a session, a user or a tenant."""
-    if callable(key):
-        return True
-    fields = key if isinstance(key, str) else f"{{{'{'.join(key)}"
-    return not _AT_HAND.issuperset(re.findall(r"\{request\b\.?(\w*)", fields))
-
-
-def _async(
-    view: Callable[..., Any], rules: _ViewRules, *, key_may_load: bool
-) -> Callable[..., Any]:
-    own = OwnTransactions(getattr(view, "_non_atomic_requests", ()))
-
-    @functools.wraps(view)
-    async def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:
-        if own.databases():
-            # Django's own check does not see this for methods with ``method_decorator``.
-            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
-        if key_may_load:
-            lock = await sync_to_async(rules.lock)(request, args, kwargs)
-        else:
-            lock = rules.lock(request, args, kwargs)
-        if isinstance(lock, partial):
-            # It may load the user, and render a page; see below.
-            return await sync_to_async(lock)()
-        if lock is not None and sends_body(request):
-            await sync_to_async(read_body)(request)
-        async with AsyncExitStack() as held:
-            if lock is not None:
-                try:
-                    await held.enter_async_context(lock)
-                except LockError as error:
-                    # Loaded here, because most requests are not refused.
-                    from . import refusals
-
-                    if refusals.prefers_json(request):
-                        refusal = rules.without_lock(request, lock, error)
-                    else:
-                        # A template and its context processors may do synchronous I/O, too.
-                        refusal = await sync_to_async(rules.without_lock)(request, lock, error)
-                    if refusal is not None:
-                        return refusal
-                    lock = None
-            response = view(request, *args, **kwargs)
-            if inspect.isawaitable(response):
-                response = await response
-            if lock is not None and getattr(response, "streaming", False):
-                from .streams import hold_until_closed
-
-                hold_until_closed(request, response, lock)
-                await lock._aend_within(rules.longest_stream(lock))
-                held.pop_all()
-            return cast("Response", response)
-
-    return respond
-
-
-# -- the lock and the refusal --------------------------------------------------------------
-
-
-class _ViewRules(NamedTuple):
-    """The validated arguments of ``locked_view``: by what rules a request is locked."""
-
-    view: Callable[..., Any]
-    make_key: Key
-    options: LockKeywords
-    status: int
-    is_guarded: Callable[[str | None], bool]
-    if_unavailable: IfUnavailable
-    stream_max_hold: float | Default
-
-    def longest_stream(self, lock: Lock) -> float:
-        """Seconds for which the lock is held at most while a response is sent."""
-        limit = self.stream_max_hold
-        if isinstance(limit, Default):
-            return locks[lock.alias].options.stream_max_hold
-        return limit
-
-    def lock(
-        self, request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Lock | partial[Response] | None:
-        """A new lock for this request; ``None`` if it needs none; or what makes its refusal."""
-        if not self.is_guarded(request.method):
-            return None
-        try:
-            name = self.make_key((request, *args), kwargs)
-        except MissingValue as missing:
-            from . import refusals
-
-            return partial(refusals.login_or_error, missing, self.view, request, kwargs)
-        metadata = {**_facts(request), **(self.options.get("metadata") or {})}
-        options: LockKeywords = {**self.options, "metadata": metadata}
-        return of_template(Lock(name, **options), template_of(self.make_key))
-
-    def without_lock(
-        self, request: HttpRequest, lock: Lock, error: LockError
-    ) -> HttpResponse | None:
-        """The response if the lock could not be acquired; ``None`` to run the view without it."""
-        from . import refusals
-
-        if isinstance(error, LockNotAcquired):
-            return refusals.contended(request, self.status, error.info)
-        if isinstance(error, AlreadyHeld):
-            return refusals.contended(request, self.status, None)
-        if not isinstance(error, BackendUnavailable) or self.if_unavailable in (
-            "raise",
-            "local",
-        ):
-            raise error
-        logger.warning("%s %s: %s", request.method, path_of(request), error, about=lock)
-        return None if self.if_unavailable == "pass" else refusals.unavailable(request)
-
-
-def _facts(request: HttpRequest) -> dict[str, str]:
-    """Path and user of the request, for operators; does not load a session or user for this."""
-    facts = {"path": path_of(request)}
-    user = getattr(request, "user", None)
-    loaded = not (isinstance(user, LazyObject) and user._wrapped is empty)
-    if user is not None and loaded and user.is_authenticated:
-        facts["user"] = user.get_username()
-    return facts

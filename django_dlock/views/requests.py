@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -12,7 +12,17 @@ from django.http.request import RawPostDataException
 
 from ..keys import Key
 
-__all__ = ["every_method", "method_test", "of_list", "read_body", "sends_body"]
+__all__ = [
+    "OnDisconnect",
+    "check_on_disconnect",
+    "every_method",
+    "method_test",
+    "of_list",
+    "read_body",
+    "sends_body",
+]
+
+OnDisconnect: TypeAlias = Literal["finish", "cancel"]
 
 LARGEST = 2_621_440
 """Bytes of a body that is read before its lock is taken, in a project that sets no limit."""
@@ -40,6 +50,11 @@ def method_test(methods: Sequence[str]) -> Callable[[str | None], bool]:
             f"methods is {methods!r}; it takes names in capitals, such as ['POST'], or 'unsafe'"
         )
     return names.__contains__
+
+
+def check_on_disconnect(value: object, decorator: str) -> None:
+    if value not in ("finish", "cancel"):
+        raise ValueError(f"on_disconnect is {value!r}; {decorator} takes 'finish' or 'cancel'")
 
 
 def every_method(method: str | None) -> bool:

@@ -49,6 +49,7 @@ class Rules(NamedTuple):
     if_unavailable: Literal["raise", 503]
     replay_if: Callable[..., Any] | None
     store_cookies: bool
+    finishes: bool
     options: LockKeywords
 
     def begin(
@@ -103,6 +104,10 @@ def _key(header: str) -> str | None:
 
 class _Run:
     """What becomes of one request with a key."""
+
+    @property
+    def lock(self) -> Lock:
+        return self._lock
 
     def __init__(self, rules: Rules, request: HttpRequest, key: str, payload: str) -> None:
         self._rules, self._request, self._key, self._payload = rules, request, key, payload

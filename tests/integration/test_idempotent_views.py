@@ -300,7 +300,7 @@ def test_g13_a_request_that_is_cancelled_while_it_claims_the_key_leaves_no_run(
         assert go_on.wait(20)
         return answer
 
-    @idempotent_view
+    @idempotent_view(on_disconnect="cancel")
     async def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse("ok")
 

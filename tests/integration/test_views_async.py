@@ -14,7 +14,7 @@ from django.utils.asyncio import async_unsafe
 from django.utils.functional import SimpleLazyObject
 
 from django_dlock import Lock, locked_view
-from django_dlock.views import locked
+from django_dlock.views import locked_async
 from testproject.servers import RedisServer
 from tests.support.aliases import alias, configured
 
@@ -29,13 +29,13 @@ def dlocks(own_redis: RedisServer) -> Iterator[None]:
 def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the functions that run on a thread."""
     seen: list[str] = []
-    hop = locked.sync_to_async
+    hop = locked_async.sync_to_async
 
     def count(function: Callable[..., Any]) -> Any:
         seen.append(getattr(function, "func", function).__name__)
         return hop(function)
 
-    monkeypatch.setattr(locked, "sync_to_async", count)
+    monkeypatch.setattr(locked_async, "sync_to_async", count)
     return seen
 
 
