@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .keys import keyed_digest
     from .lock import DEFAULT, Lock
     from .views import locked_view
+    from .views.idempotency_key import BodyField
     from .views.idempotent import idempotent_view
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "AttemptsExhausted",
     "BackendRefused",
     "BackendUnavailable",
+    "BodyField",
     "DuplicateRun",
     "FencingTokenField",
     "IdempotencyConflict",
@@ -66,6 +68,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
+    "BodyField": "views.idempotency_key",
     "DEFAULT": "lock",
     "FencingTokenField": "fields",
     "Lock": "lock",

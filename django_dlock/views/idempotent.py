@@ -11,20 +11,29 @@ import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import method_decorator
 
-from .. import conf
+from ..core.options import DEFAULT, Default, Seconds
 from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
 from ..idempotency import Finished
 from ..keys import compile_key
 from . import disconnects
+from .done import DoneIf, done_test
+from .idempotency_key import WHAT, KeyOption, key_source
+from .idempotent_options import (
+    check_flags,
+    check_lock_options,
+    check_record_options,
+    patience_of,
+)
 from .noted import note
+from .payload import PayloadOption, compile_payload
 from .requests import OnDisconnect, check_on_disconnect, method_test, of_list
 from .run import Rules
 from .signature import CLASS_BASED, is_async, name_of, signature_of
@@ -40,7 +49,6 @@ Response: TypeAlias = HttpResponseBase
 
 ReplayIf: TypeAlias = Callable[..., Any]
 
-LONGEST_SCOPE = 255
 WEEK = dt.timedelta(days=7)
 
 
@@ -51,7 +59,13 @@ def idempotent_view(view: V, /) -> V: ...
 @overload
 def idempotent_view(
     *,
-    required: bool = ...,
+    key: KeyOption | None = ...,
+    header: str | None = ...,
+    required: bool | None = ...,
+    payload: PayloadOption | None = ...,
+    if_contended: Literal["reject", "wait"] = ...,
+    wait: Seconds | Default | None = ...,
+    done_if: DoneIf | None = ...,
     methods: Sequence[str] | Literal["unsafe"] = ...,
     client: str | Sequence[str] | Callable[..., str] = ...,
     idempotency_scope: str = ...,
@@ -69,7 +83,13 @@ def idempotent_view(
     view: Any = None,
     /,
     *,
-    required: bool = False,
+    key: KeyOption | None = None,
+    header: str | None = None,
+    required: bool | None = None,
+    payload: PayloadOption | None = None,
+    if_contended: Literal["reject", "wait"] = "reject",
+    wait: Seconds | Default | None = DEFAULT,
+    done_if: DoneIf | None = None,
     methods: Sequence[str] | Literal["unsafe"] = "unsafe",
     client: str | Sequence[str] | Callable[..., str] = "{request.user.pk}",
     idempotency_scope: str = "",
@@ -81,9 +101,10 @@ def idempotent_view(
     on_disconnect: OnDisconnect = "finish",
     **options: Unpack[CommonKeywords],
 ) -> Any:
-    """Run a view once for each ``Idempotency-Key`` of a client, and repeat its answer.
+    """Run a view once for each key of a client, and repeat its answer.
 
-    Use it as ``locked_view``: on functions, sync or async, on class-based views, and outermost.
+    The key is the header ``Idempotency-Key``, or what ``header`` or ``key`` says. Use it as
+    ``locked_view``: on functions, sync or async, on class-based views, and outermost.
     The first answer is stored in the idempotency table, in the transaction of the view, and sent
     again, with its own status and headers, but without cookies, to every later request with the
     key. Answers of 500 and above, and those that may change (401, 403, 408, 409, 423, 425, 429),
@@ -93,15 +114,34 @@ def idempotent_view(
 
     Requests that do not run:
 
-    * Another request with the key is in progress: 409 with ``Retry-After``.
+    * Another request with the key is in progress: 409 with ``Retry-After``; with
+      ``if_contended="wait"``, this one waits for its answer first.
     * Its stored answer was erased, or is damaged: 409 without ``Retry-After``.
-    * The key was used with another method, path, query or body: 422.
-    * The header is missing and ``required``, or it is not 1 to 200 visible ASCII characters: 400.
+    * The key was used with another method, path, query or body: 422; see ``payload``.
+    * The key is missing and ``required``, or what a client has sent as a key is not 1 to 200
+      visible ASCII characters: 400.
     * The client is anonymous, and ``client`` needs a user: as ``login_required``; 403 for JSON.
     * ``client`` has no value for another reason: 401.
 
     Args:
-        required: Whether a request without the header is refused; otherwise it runs as usual.
+        key: ``BodyField()``, a field of a form or JSON object; a template over ``request`` and
+            the arguments of the URL; a list as for ``locked_view``; or a callable with the view's
+            arguments, which returns ``None`` if the request has no key.
+        header: The header with the key, instead of ``Idempotency-Key``.
+        required: Whether a request without a key is refused; otherwise it runs as usual. By
+            default only if there is a ``key``.
+        payload: What must be the same when a key comes again, besides method and path: names of
+            fields of the form or JSON object, where a dot leads into an object; none, if it is
+            ``[]``; or a callable with the view's arguments that returns text, numbers, or lists
+            and dicts of them. By default query and body, too.
+        if_contended: If the key is in progress: ``"reject"`` at once, or ``"wait"`` for the
+            answer of the other request, and repeat it.
+        wait: With ``if_contended="wait"``, seconds to wait before refusing; ``DEFAULT`` is the
+            alias's ``WAIT``, ``None`` waits for ever.
+        done_if: Which answers mean that the work is done: ``"redirect"``, for a form that is
+            shown again with errors until it redirects; or a callable with the response. After
+            any other answer, the transaction is rolled back and the key is free, also for other
+            values. By default all answers mean it.
         methods: The HTTP methods that have keys, as for ``locked_view``; others run as usual.
             By default all but GET, HEAD, OPTIONS and TRACE.
         client: Whose keys these are: a template over ``request`` and the arguments of the URL, a
@@ -135,48 +175,30 @@ def idempotent_view(
             their lease.
     """
     check_on_disconnect(on_disconnect, "@idempotent_view")
-    if if_unavailable not in ("raise", 503):
-        raise ValueError(
-            f"if_unavailable is {if_unavailable!r}; @idempotent_view takes 'raise' or 503"
-        )
-    if "hold_until" in options or options.get("reentrant"):
-        raise ValueError(
-            "@idempotent_view always releases after its transaction, and its lock is that of one "
-            "request: it takes neither hold_until nor reentrant"
-        )
-    if "wait" in options:
-        raise TypeError("@idempotent_view takes no wait: a key in progress is refused at once")
-    for name, value in {"required": required, "store_cookies": store_cookies}.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}; it takes True or False")
-    if replay_if is not None and not callable(replay_if):
-        raise TypeError(
-            f"replay_if is {replay_if!r}; it takes a callable with the view's arguments"
-        )
-    if not isinstance(idempotency_scope, str) or len(idempotency_scope) > LONGEST_SCOPE:
-        raise TypeError(
-            f"idempotency_scope is {idempotency_scope!r}; it takes a string of at most "
-            f"{LONGEST_SCOPE} characters"
-        )
-    ttl = conf.seconds(idempotency_ttl, what="idempotency_ttl", above=True)
-    if idempotency_using is not None and idempotency_using not in connections:
-        known = ", ".join(map(repr, connections))
-        raise ValueError(
-            f"idempotency_using is {idempotency_using!r}, which DATABASES does not define: {known}"
-        )
+    check_lock_options(if_unavailable, options)
+    required = key is not None if required is None else required
+    check_flags(required=required, store_cookies=store_cookies)
+    ttl = check_record_options(idempotency_scope, idempotency_ttl, idempotency_using, replay_if)
+    source = key_source(key, header)
     # Never the alias's IF_UNAVAILABLE: with "local", two requests with one key could run at once.
-    keywords = cast("LockKeywords", {**options, "wait": 0, "if_unavailable": "raise"})
+    patience = patience_of(if_contended, wait)
+    keywords = cast("LockKeywords", {**options, "wait": patience, "if_unavailable": "raise"})
     check_options(keywords)
     what = "client of @idempotent_view"
     of_client = compile_key(client, CLASS_BASED, what=what, of_list=of_list)
-    noted = note(what, client)
+    notes = [note(what, client)]
+    if isinstance(key, str | list | tuple):
+        notes.append(note(WHAT, key))
     rules = Rules(
         required=required,
+        key_source=source,
+        payload=compile_payload(payload),
+        is_done=done_test(done_if),
         has_keys=method_test(methods),
         client=of_client,
         client_is_callable=callable(client),
         scope=idempotency_scope,
-        ttl=dt.timedelta(seconds=ttl),
+        ttl=ttl,
         using=idempotency_using,
         if_unavailable=if_unavailable,
         replay_if=replay_if,
@@ -198,9 +220,13 @@ def idempotent_view(
                 f"replay_if of @idempotent_view on {full_name(view)} is a coroutine function, but "
                 "the view is not asynchronous"
             )
-        scope = rules.scope or full_name(view)
-        guarded = wrap(view, rules._replace(scope=scope))
-        return cast("V", noted.on(view, name_of(view), guarded))
+        scope, of_view = rules.scope or full_name(view), source
+        if key is not None and signature is not CLASS_BASED:
+            of_view = key_source(key, header, view, signature)
+        guarded = wrap(view, rules._replace(scope=scope, key_source=of_view))
+        for noted in notes:
+            noted.on(view, name_of(view), guarded)
+        return cast("V", guarded)
 
     return decorate if view is None else decorate(view)
 
@@ -273,12 +299,11 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
             return started
 
         async def guarded(begin: disconnects.Begin) -> Response:
-            begin()
-            held = ExitStack()
-            try:
-                refusal = await sync_to_async(held.enter_context)(started.lock_or_refusal())
+            async with AsyncExitStack() as held:
+                refusal = await held.enter_async_context(started.alock_or_refusal())
                 if refusal is not None:
                     return refusal
+                begin()
                 try:
                     claim = await sync_to_async(started.claim)()
                 except asyncio.CancelledError:
@@ -302,8 +327,6 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                     return await sync_to_async(started.failed)(claim, error)
                 await sync_to_async(started.finished)(claim, response)
                 return cast("Response", response)
-            finally:
-                await sync_to_async(held.close)()
 
         if rules.finishes:
             return await disconnects.finish(guarded, started.lock)

@@ -27,7 +27,7 @@ class Note:
         # ``method_decorator`` also decorates a function of its own, which is no view.
         if view.__class__ is not type(note) or view.__module__ != "django.utils.decorators":
             self.views.add(name)
-        guarded._dlock_notes = (*getattr(view, "_dlock_notes", ()), self)
+        guarded._dlock_notes = (*getattr(guarded, "_dlock_notes", ()), self)
         return guarded
 
 

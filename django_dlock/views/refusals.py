@@ -1,12 +1,17 @@
-"""Refusals: the lock is held, its backend does not answer, or the visitor is not logged in."""
+"""Refusals: the lock is held, its backend does not answer, or the visitor is not logged in.
+
+Clients that prefer JSON get problem details (RFC 9457). Others get a page, which tells people
+whether to send again: whoever is not told does.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext
@@ -17,13 +22,18 @@ from .signature import name_of
 from .visitors import is_chosen
 
 __all__ = [
+    "Page",
+    "answer_is_gone",
     "contended",
+    "in_progress",
     "is_anonymous",
     "login_or_error",
     "login_required",
+    "other_request",
     "prefers_json",
     "problem",
     "unavailable",
+    "without_key",
 ]
 
 LONGEST_RETRY_AFTER = 60
@@ -32,11 +42,49 @@ LONGEST_RETRY_AFTER = 60
 OUTAGE_RETRY_AFTER = 5
 """Seconds after which a client may try again in an outage of the lock's backend."""
 
-TEMPLATE = "django_dlock/contended.html"
+TEMPLATE = "django_dlock/refused.html"
+STYLE = "django_dlock/refused.css"
+
+
+class Page(NamedTuple):
+    """What a person reads, in place of title and detail of the problem.
+
+    Attributes:
+        note: For the developer of the page.
+    """
+
+    heading: str
+    text: str
+    note: str = ""
 
 
 def contended(request: HttpRequest, status: int, info: LeaseInfo | None) -> HttpResponse:
     """The lock is held by someone else; the response does not say by whom."""
+    page = Page(
+        gettext("Another request is in progress"),
+        gettext(
+            "This request was not carried out. If you have just sent the same one, please do not "
+            "send it again: look in a moment whether the first one has arrived."
+        ),
+    )
+    return _contended(request, status, info, page)
+
+
+def in_progress(request: HttpRequest, info: LeaseInfo | None) -> HttpResponse:
+    """The same request is in progress."""
+    page = Page(
+        gettext("Your request is in progress"),
+        gettext(
+            "We have received it and are working on it. Please do not fill in the form again. "
+            "Reload this page in a few seconds to see the result: nothing is done twice."
+        ),
+    )
+    return _contended(request, HTTPStatus.CONFLICT, info, page)
+
+
+def _contended(
+    request: HttpRequest, status: int, info: LeaseInfo | None, page: Page
+) -> HttpResponse:
     wait = 0.0
     if info is not None:
         # How long the holder still needs is unknown. The time that it has taken so far is a fair
@@ -47,6 +95,7 @@ def contended(request: HttpRequest, status: int, info: LeaseInfo | None) -> Http
         status,
         gettext("Another request for this resource is in progress. Try again later."),
         retry_after=min(max(math.ceil(wait), 1), LONGEST_RETRY_AFTER),
+        page=page,
     )
 
 
@@ -57,6 +106,59 @@ def unavailable(request: HttpRequest) -> HttpResponse:
         HTTPStatus.SERVICE_UNAVAILABLE,
         gettext("This service is unavailable for the moment. Try again later."),
         retry_after=OUTAGE_RETRY_AFTER,
+        page=Page(
+            gettext("Unavailable for the moment"),
+            gettext("Your request was not carried out. Please try again in a few seconds."),
+        ),
+    )
+
+
+def other_request(request: HttpRequest) -> HttpResponse:
+    """The key was used for another request."""
+    return problem(
+        request,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        gettext("This Idempotency-Key was used for another request."),
+        page=Page(
+            gettext("This form was sent before"),
+            gettext(
+                "It was sent with other values, and those count; this time, nothing was done. "
+                "Please do not send it again. Look whether the first one has arrived; for another "
+                "request, open the form anew."
+            ),
+        ),
+    )
+
+
+def answer_is_gone(request: HttpRequest) -> HttpResponse:
+    """The work is done, and there is no answer to repeat."""
+    return problem(
+        request,
+        HTTPStatus.CONFLICT,
+        gettext("This request was carried out, but its answer is not available."),
+        page=Page(
+            gettext("Your request was carried out"),
+            gettext(
+                "Its confirmation cannot be shown again. Please do not send it again: it is done."
+            ),
+        ),
+    )
+
+
+def without_key(request: HttpRequest, needs: str) -> HttpResponse:
+    """The request has no valid key."""
+    return problem(
+        request,
+        HTTPStatus.BAD_REQUEST,
+        needs,
+        page=Page(
+            gettext("This request is incomplete"),
+            gettext(
+                "It was not carried out. Please open the page that it was sent from anew, and "
+                "send it once more."
+            ),
+            note=needs,
+        ),
     )
 
 
@@ -111,7 +213,12 @@ def prefers_json(request: HttpRequest) -> bool:
 
 
 def problem(
-    request: HttpRequest, status: int, detail: str, *, retry_after: int | None = None
+    request: HttpRequest,
+    status: int,
+    detail: str,
+    *,
+    retry_after: int | None = None,
+    page: Page | None = None,
 ) -> HttpResponse:
     """The response in the form that the client prefers: problem details (RFC 9457) or a page."""
     problem: dict[str, Any] = {
@@ -128,19 +235,20 @@ def problem(
             problem, status=status, content_type="application/problem+json"
         )
     else:
-        response = _page(request, problem)
+        response = _page(request, problem, page or Page(problem["title"], detail))
     if retry_after is not None:
         response["Retry-After"] = str(retry_after)
     patch_vary_headers(response, ["Accept"])
     return response
 
 
-def _page(request: HttpRequest, problem: Mapping[str, Any]) -> HttpResponse:
+def _page(request: HttpRequest, problem: Mapping[str, Any], page: Page) -> HttpResponse:
     from django.template import TemplateDoesNotExist
     from django.template.loader import render_to_string
 
+    context = {"problem": problem, "page": page, "style": _style()}
     try:
-        body: str = render_to_string(TEMPLATE, {"problem": problem}, request)
+        body: str = render_to_string(TEMPLATE, context, request)
         content_type = "text/html"
     except TemplateDoesNotExist:
         # A JSON-only project may have no template engine.
@@ -148,3 +256,14 @@ def _page(request: HttpRequest, problem: Mapping[str, Any]) -> HttpResponse:
     return HttpResponse(
         body, status=problem["status"], content_type=f"{content_type}; charset=utf-8"
     )
+
+
+def _style() -> str:
+    """The address of the style sheet; empty if the project serves none."""
+    from django.templatetags.static import static
+
+    try:
+        return static(STYLE)
+    except (ImproperlyConfigured, ValueError):
+        # STATIC_URL is not set, or ``collectstatic`` has not run since the package was installed.
+        return ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error
 from django.http import HttpRequest, HttpResponseBase
@@ -23,9 +23,12 @@ from ..idempotency import Claim, ClaimRequest, Finished
 from ..keys import Key, MissingValue
 from ..lock import Lock
 from ..log import logger
+from ..models import IdempotencyRecord
 from ..request_path import path_of
 from ..view_keys import lock_name_of, record_key
-from . import refusals, stored
+from . import flash, refusals, stored
+from .idempotency_key import KeySource, MalformedKey
+from .payload import Fingerprint
 from .signature import name_of
 from .transactions import release_when_closed
 
@@ -33,13 +36,14 @@ __all__ = ["Rules"]
 
 Response: TypeAlias = HttpResponseBase
 
-HEADER = "Idempotency-Key"
-
 
 class Rules(NamedTuple):
     """The validated arguments of ``idempotent_view``."""
 
     required: bool
+    key_source: KeySource
+    payload: Fingerprint
+    is_done: Callable[[Response], Any]
     has_keys: Callable[[str | None], bool]
     client: Key
     client_is_callable: bool
@@ -62,15 +66,16 @@ class Rules(NamedTuple):
         """A run of this request; ``None`` if it has no key; or a response that refuses it."""
         if not self.has_keys(request.method):
             return None
-        header = request.headers.get(HEADER)
-        if header is None and not self.required:
-            return None
-        key = _key(header or "")
+        try:
+            key = self.key_source.find(request, args, kwargs)
+        except MissingValue as missing:
+            return refusals.login_or_error(missing, view, request, kwargs)
+        except MalformedKey:
+            return refusals.without_key(request, self.key_source.needs())
         if key is None:
-            detail = gettext(
-                "This request needs an Idempotency-Key header of 1 to 200 visible characters."
-            )
-            return refusals.problem(request, HTTPStatus.BAD_REQUEST, detail)
+            if not self.required:
+                return None
+            return refusals.without_key(request, self.key_source.needs())
         try:
             client = self.client((request, *args), kwargs)
         except MissingValue as missing:
@@ -82,7 +87,7 @@ class Rules(NamedTuple):
             # What a callable raises if a header, or the row with its value, does not exist.
             return _of_nobody(view, request, error)
         # Before the lock is taken: a slow client must not hold it while it sends its body.
-        payload = stored.fingerprint(request)
+        payload = self.payload(request, args, kwargs)
         return _Run(self, request, record_key(client, key), payload)
 
 
@@ -96,12 +101,6 @@ def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception)
     )
 
 
-def _key(header: str) -> str | None:
-    """The key in the header, with or without the quotes of the draft; ``None`` if malformed."""
-    found = re.fullmatch(r'"([!#-\[\]-~]{1,200})"|([!#-~]{1,200})', header)
-    return found and (found[1] or found[2])
-
-
 class _Run:
     """What becomes of one request with a key."""
 
@@ -113,6 +112,7 @@ class _Run:
         self._rules, self._request, self._key, self._payload = rules, request, key, payload
         self._claim: Claim | None = None
         self._stored: Response | None = None
+        self._is_open = False
         metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
         self._lock = Lock(lock_name_of(rules.scope, key), **options)
@@ -121,14 +121,11 @@ class _Run:
     def lock_or_refusal(self) -> Iterator[Response | None]:
         """Hold the lock in this context; yields a response if it cannot be acquired."""
         try:
-            if not self._lock.acquire():
-                yield self._in_progress()
-                return
+            refusal = None if self._lock.acquire() else self._in_progress()
         except BackendUnavailable as error:
-            if self._rules.if_unavailable == "raise":
-                raise
-            logger.warning("%s: %s", path_of(self._request), error, about=self._lock)
-            yield refusals.unavailable(self._request)
+            refusal = self._unavailable(error)
+        if refusal is not None:
+            yield refusal
             return
         try:
             yield None
@@ -136,9 +133,37 @@ class _Run:
             try:
                 self._lock.release()
             except (BackendUnavailable, LeaseLost) as error:
-                # The record has decided whether the run counts.
-                logger.warning("After the request: %s", error, about=self._lock)
+                self._released_late(error)
             release_when_closed(self._request, self._lock)
+
+    @asynccontextmanager
+    async def alock_or_refusal(self) -> AsyncIterator[Response | None]:
+        """As ``lock_or_refusal``; who waits for the lock needs no thread."""
+        try:
+            acquired = await self._lock.aacquire()
+            refusal = None if acquired else await sync_to_async(self._in_progress)()
+        except BackendUnavailable as error:
+            refusal = await sync_to_async(self._unavailable)(error)
+        if refusal is not None:
+            yield refusal
+            return
+        try:
+            yield None
+        finally:
+            try:
+                await self._lock.arelease()
+            except (BackendUnavailable, LeaseLost) as error:
+                self._released_late(error)
+
+    def _unavailable(self, error: BackendUnavailable) -> Response:
+        if self._rules.if_unavailable == "raise":
+            raise error
+        logger.warning("%s: %s", path_of(self._request), error, about=self._lock)
+        return refusals.unavailable(self._request)
+
+    def _released_late(self, error: Exception) -> None:
+        # The record has decided whether the run counts.
+        logger.warning("After the request: %s", error, about=self._lock)
 
     def claim(self) -> Claim | Finished | Response:
         """The claim of the key; what has finished it; or the response if it cannot be claimed."""
@@ -156,8 +181,7 @@ class _Run:
         try:
             claim = idempotency.claim(request, holds=retention.holds, using=rules.using)
         except PayloadMismatch:
-            detail = gettext("This Idempotency-Key was used for another request.")
-            return refusals.problem(self._request, HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+            return refusals.other_request(self._request)
         if isinstance(claim, Finished):
             return claim
         if not isinstance(claim, Claim):
@@ -185,7 +209,7 @@ class _Run:
             detail = gettext("You may not see the answer to this request any more.")
             return refusals.problem(self._request, HTTPStatus.FORBIDDEN, detail)
         try:
-            return stored.decode(finished.result, cookies=self._rules.store_cookies)
+            answer = stored.decode(finished.result, cookies=self._rules.store_cookies)
         except stored.Damaged as error:
             # The work is done, so the view must not run again; an exception would never end.
             logger.error(
@@ -194,8 +218,9 @@ class _Run:
                 error,
                 about=self._lock,
             )
-            detail = gettext("This request was carried out, but its answer is not available.")
-            return refusals.problem(self._request, HTTPStatus.CONFLICT, detail)
+            return refusals.answer_is_gone(self._request)
+        flash.add_again(self._request, stored.messages_of(finished.result))
+        return answer
 
     def withdraw(self) -> None:
         """Let the key be tried again: nobody waits for the claim any more."""
@@ -203,20 +228,27 @@ class _Run:
             self._mark_failed(self._claim, "cancelled before the view began")
 
     def store(self, claim: Claim, response: Response) -> bool:
-        """Record the answer; ``False`` if answers of this kind are not stored.
+        """Record the answer; ``False`` if it is not stored, and the key may be tried again.
 
         Raises:
             StaleToken: Another request has the key by now.
         """
         if not stored.is_final(response):
             return False
-        idempotency.complete(claim, stored.encode(response, cookies=self._rules.store_cookies))
+        if not self._rules.is_done(response):
+            self._is_open = True
+            return False
+        messages = flash.added(self._request)
+        cookies = self._rules.store_cookies
+        idempotency.complete(claim, stored.encode(response, cookies=cookies, messages=messages))
         self._stored = response
         return True
 
     def finished(self, claim: Claim, response: Response) -> None:
         """The answer is stored, or its transaction was rolled back."""
-        if self._stored is None:
+        if self._is_open:
+            self._forget(claim)
+        elif self._stored is None:
             self._mark_failed(claim, f"HTTP {response.status_code}")
 
     def failed(self, claim: Claim, error: BaseException) -> Response:
@@ -237,18 +269,26 @@ class _Run:
         self._mark_failed(claim, stored.describe(error))
         raise error
 
+    def _forget(self, claim: Claim) -> None:
+        """Free the key: nothing was done, and the next request may be another one."""
+        try:
+            retention.delete(claim.record().filter(state=IdempotencyRecord.State.RUNNING))
+        except Error as trouble:
+            self._not_recorded(trouble)
+
     def _mark_failed(self, claim: Claim, error: str) -> None:
         try:
             idempotency.mark_failed(claim, error)
         except Error as trouble:
-            # Its run counts as one that died in the middle, so the key can be tried again.
-            logger.warning(
-                "%s: not recorded: %s", path_of(self._request), trouble, about=self._lock
-            )
+            self._not_recorded(trouble)
+
+    def _not_recorded(self, trouble: Error) -> None:
+        # Its run counts as one that died in the middle, so the key can be tried again.
+        logger.warning("%s: not recorded: %s", path_of(self._request), trouble, about=self._lock)
 
     def _in_progress(self) -> Response:
         try:
             info = locks[self._lock.alias].get(self._lock.name)
         except BackendUnavailable:
             info = None
-        return refusals.contended(self._request, HTTPStatus.CONFLICT, info)
+        return refusals.in_progress(self._request, info)

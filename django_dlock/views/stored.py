@@ -15,8 +15,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from ..names import REFUSED
 from ..printable import storable
+from .body import digest_of_file
 
-__all__ = ["Damaged", "decode", "describe", "encode", "fingerprint", "is_final"]
+__all__ = ["Damaged", "decode", "describe", "encode", "fingerprint", "is_final", "messages_of"]
 
 TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Statuses of answers that may be different later, although the request is the same."""
@@ -70,11 +71,7 @@ def _body(request: HttpRequest) -> Iterator[str | bytes | None]:
     for name, uploads in files:
         yield from (name, str(len(uploads)))
         for file in uploads:
-            content = hashlib.sha256()
-            for chunk in file.chunks():
-                content.update(chunk)
-            file.seek(0)
-            yield from (file.name or "", content.digest())
+            yield from (file.name or "", digest_of_file(file))
 
 
 def is_final(response: HttpResponseBase) -> bool:
@@ -82,11 +79,14 @@ def is_final(response: HttpResponseBase) -> bool:
     return response.status_code < 500 and response.status_code not in TRANSIENT
 
 
-def encode(response: HttpResponseBase, *, cookies: bool) -> str:
+def encode(
+    response: HttpResponseBase, *, cookies: bool, messages: list[list[Any]] | None = None
+) -> str:
     """The response as text; what middleware adds later is not part of it.
 
     Args:
         cookies: Whether cookies are part of it.
+        messages: What ``flash.added`` returns.
 
     Raises:
         TypeError: It is a streamed response.
@@ -111,6 +111,8 @@ def encode(response: HttpResponseBase, *, cookies: bool) -> str:
         "cookies": [morsel.OutputString() for morsel in morsels],
         "body": base64.b64encode(response.content).decode(),
     }
+    if messages:
+        stored["messages"] = messages
     return json.dumps(stored)
 
 
@@ -153,6 +155,16 @@ def _decoded(stored: Any, cookies: bool) -> HttpResponse:
         response.cookies.load(cookie)
     response["Idempotent-Replayed"] = "true"
     return response
+
+
+def messages_of(text: str) -> list[list[Any]]:
+    """The messages that ``encode`` was given; none if somebody else has changed them."""
+    found = json.loads(text).get("messages", [])
+    return [one for one in found if _is_message(one)] if isinstance(found, list) else []
+
+
+def _is_message(one: Any) -> bool:
+    return isinstance(one, list) and [type(part) for part in one] == [int, str, str, bool]
 
 
 def describe(error: BaseException) -> str:

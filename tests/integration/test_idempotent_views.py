@@ -603,7 +603,7 @@ def test_records_have_a_scope_and_a_retention() -> None:
         ({"client": ""}, "client of @idempotent_view"),
         ({"client": 7}, "client of @idempotent_view"),
         ({"hold_until": "commit"}, "takes neither hold_until nor reentrant"),
-        ({"wait": 3}, "takes no wait"),
+        ({"wait": 3}, "wait is 3, but if_contended='reject' never waits"),
     ],
 )
 def test_wrong_options_are_refused_at_decoration(options: Any, error: str) -> None:

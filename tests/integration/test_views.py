@@ -270,7 +270,8 @@ def test_a_client_that_prefers_json_gets_problem_details(accept: str) -> None:
 def test_any_other_client_gets_a_page(accept: str) -> None:
     response = refuse(accept)
     assert response["Content-Type"] == "text/html; charset=utf-8"
-    assert "<h1>Conflict</h1>" in response.text
+    assert "<h1>Another request is in progress</h1>" in response.text
+    assert "please do not send it again" in response.text
 
 
 def test_a_client_that_sends_json_and_accepts_anything_gets_json() -> None:
@@ -306,7 +307,9 @@ def test_retry_after_is_never_more_than_a_minute() -> None:
 
 def test_the_page_works_under_a_strict_policy_and_in_light_and_dark() -> None:
     page = refuse(BROWSER).text
-    assert "style" not in page
+    assert "<style" not in page
+    assert "style=" not in page
+    assert '<link rel="stylesheet" href="/static/django_dlock/refused.css">' in page
     assert "<script" not in page
     assert "http" not in page
     assert '<meta name="color-scheme" content="light dark">' in page
@@ -314,7 +317,7 @@ def test_the_page_works_under_a_strict_policy_and_in_light_and_dark() -> None:
 
 def test_a_project_may_have_its_own_page() -> None:
     loader = "django.template.loaders.locmem.Loader"
-    pages = {"django_dlock/contended.html": "{{ problem.status }} {{ request.path }}"}
+    pages = {"django_dlock/refused.html": "{{ problem.status }} {{ request.path }}"}
     engine = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "OPTIONS": {

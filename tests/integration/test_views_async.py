@@ -76,7 +76,7 @@ async def test_the_page_of_a_refusal_is_rendered_on_a_thread(hops: list[str]) ->
 async def test_a_refusal_for_lack_of_a_value_is_made_on_a_thread(
     hops: list[str], settings: Any, tmp_path: Path
 ) -> None:
-    page = tmp_path / "django_dlock" / "contended.html"
+    page = tmp_path / "django_dlock" / "refused.html"
     page.parent.mkdir()
     page.write_text("{{ request.who.pk }} {{ problem.detail }}")
     options = {"context_processors": ["django.template.context_processors.request"]}

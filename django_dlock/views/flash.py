@@ -1,0 +1,46 @@
+"""Messages of ``django.contrib.messages`` that a view has added: a repeated answer adds them again.
+
+A browser that sends a form twice shows the answer to the second request only. The first one may
+have had the message in a cookie, which the browser has then not kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.messages import get_messages
+from django.http import HttpRequest
+from django.utils.safestring import SafeData, mark_safe
+
+__all__ = ["add_again", "added"]
+
+
+def added(request: HttpRequest) -> list[list[Any]]:
+    """Level, text, tags and whether the text is HTML of each message that waits for a page."""
+    storage: Any = get_messages(request)
+    # If something has shown them already, they are in the answer itself.
+    if not getattr(storage, "added_new", False) or storage.used:
+        return []
+    return [
+        [one.level, str(one.message), one.extra_tags or "", isinstance(one.message, SafeData)]
+        for one in _read(storage)
+    ]
+
+
+def add_again(request: HttpRequest, messages: list[list[Any]]) -> None:
+    """Add messages to a request, except for those that already wait for its next page."""
+    storage: Any = get_messages(request)
+    # A project may have removed the app meanwhile.
+    if not messages or not hasattr(storage, "add"):
+        return
+    waiting = {(one.level, str(one.message)) for one in _read(storage)}
+    for level, text, tags, is_html in messages:
+        if (level, text) not in waiting:
+            storage.add(level, mark_safe(text) if is_html else text, tags)  # noqa: S308
+
+
+def _read(storage: Any) -> list[Any]:
+    used, messages = storage.used, list(storage)
+    # They were not shown, only read.
+    storage.used = used
+    return messages
