@@ -179,6 +179,11 @@ def idempotent_view(
     required = key is not None if required is None else required
     check_flags(required=required, store_cookies=store_cookies)
     ttl = check_record_options(idempotency_scope, idempotency_ttl, idempotency_using, replay_if)
+    if done_if == "redirect" and key is None:
+        raise ValueError(
+            "done_if='redirect' is for a form, whose key is not a header: set key=BodyField(), or "
+            "a callable as done_if"
+        )
     source = key_source(key, header)
     # Never the alias's IF_UNAVAILABLE: with "local", two requests with one key could run at once.
     patience = patience_of(if_contended, wait)

@@ -28,19 +28,15 @@ def compile_payload(payload: PayloadOption | None) -> Fingerprint:
     """
     if payload is None:
         return lambda request, args, kwargs: fingerprint(request)
-    if callable(payload) and not isinstance(payload, type) and not iscoroutinefunction(payload):
-        return _of_callable(payload)
-    names = [] if isinstance(payload, str) or callable(payload) else list(payload)
-    if (
-        isinstance(payload, str)
-        or callable(payload)
-        or not all(isinstance(name, str) and name for name in names)
-    ):
-        raise TypeError(
-            f"payload of @idempotent_view is {payload!r}; it takes a list of fields of the body, "
-            "such as ['order', 'amount'], or a plain function with the view's arguments"
-        )
-    return _of_fields(names)
+    if not isinstance(payload, str | type) and not iscoroutinefunction(payload):
+        if callable(payload):
+            return _of_callable(payload)
+        if isinstance(payload, Sequence) and all(isinstance(it, str) and it for it in payload):
+            return _of_fields(list(payload))
+    raise TypeError(
+        f"payload of @idempotent_view is {payload!r}; it takes a list of fields of the body, such "
+        "as ['order', 'amount'], or a plain function with the view's arguments"
+    )
 
 
 def _of_fields(names: Sequence[str]) -> Fingerprint:
