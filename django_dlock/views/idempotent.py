@@ -35,8 +35,9 @@ from .idempotent_options import (
 from .noted import note
 from .payload import PayloadOption, compile_payload
 from .requests import OnDisconnect, check_on_disconnect, method_test, of_list
+from .responses import response_of
 from .run import Rules
-from .signature import CLASS_BASED, is_async, name_of, signature_of
+from .signature import CLASS_BASED, is_async, name_of, signature_of, used_ninja
 from .transactions import OwnTransactions
 
 if TYPE_CHECKING:
@@ -225,10 +226,16 @@ def idempotent_view(
                 f"replay_if of @idempotent_view on {full_name(view)} is a coroutine function, but "
                 "the view is not asynchronous"
             )
+        ninja = used_ninja() if signature is not CLASS_BASED else None
+        where = f"@idempotent_view on {name_of(view)}"
+        if ninja:
+            ninja.refuse_above(view, where, around=False)
         scope, of_view = rules.scope or full_name(view), source
         if key is not None and signature is not CLASS_BASED:
             of_view = key_source(key, header, view, signature)
         guarded = wrap(view, rules._replace(scope=scope, key_source=of_view))
+        if ninja:
+            ninja.prepare(guarded, view, where, makes_response=True)
         for noted in notes:
             noted.on(view, name_of(view), guarded)
         return cast("V", guarded)
@@ -270,7 +277,7 @@ def _sync(view: Callable[..., Response], rules: Rules) -> Callable[..., Response
             databases = [*(name for name in own.databases() if name != claim.using), claim.using]
 
             def store() -> Response:
-                response: Response = _rendered(answer(), request, view)
+                response: Response = response_of(answer(), view, request, kwargs)
                 # REST framework rolls back what its exceptions have left, and returns an answer.
                 undone = any(transaction.get_rollback(using=name) for name in databases)
                 if undone or not started.store(claim, response):
@@ -322,7 +329,7 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                     return await sync_to_async(started.replay)(claim, allowed)
                 try:
                     response = await view(request, *args, **kwargs)
-                    response = await sync_to_async(_rendered)(response, request, view)
+                    response = await sync_to_async(response_of)(response, view, request, kwargs)
                     await sync_to_async(started.store)(claim, response)
                 except BaseException as error:
                     if isinstance(error, asyncio.CancelledError) and disconnects.is_cut_short():
@@ -362,36 +369,3 @@ def _own_transactions(view: Callable[..., Any]) -> OwnTransactions:
             "that its lock outlives the transaction"
         )
     return OwnTransactions(marks)
-
-
-def _rendered(response: Any, request: Any, view: Callable[..., Any]) -> Any:
-    """The response with its content; without this, a template is rendered only later."""
-    if response is None:
-        raise ValueError(
-            f"The view {name_of(view)} didn't return an HttpResponse object. It returned None "
-            "instead."
-        )
-    if _is_unrendered(response) and hasattr(request, "accepted_renderer"):
-        response = _finalized(response, request)
-    if _is_unrendered(response):
-        response.render()
-    return response
-
-
-def _is_unrendered(response: Any) -> bool:
-    return callable(getattr(response, "render", None)) and not response.is_rendered
-
-
-def _finalized(response: Any, request: Any) -> Any:
-    """The response of a method of REST framework, with its renderer and headers."""
-    view = request.parser_context["view"]
-    finalize = view.finalize_response
-    finalized = finalize(request, response, *view.args, **view.kwargs)
-
-    # The names of its parameters are REST framework's, for callers that use them.
-    def finalize_others(request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        return response if response is finalized else finalize(request, response, *args, **kwargs)
-
-    # REST framework calls it when the method has returned. There is a view for each request.
-    view.finalize_response = finalize_others
-    return finalized

@@ -31,7 +31,7 @@ from .requests import (
     read_body,
     sends_body,
 )
-from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of
+from .signature import CLASS_BASED, is_async, is_made_by_class, name_of, signature_of, used_ninja
 from .transactions import OwnTransactions, release_when_closed
 
 if TYPE_CHECKING:
@@ -150,16 +150,22 @@ def locked_view(
         rules = ViewRules(
             *(view, make_key, keywords, status, is_guarded, if_unavailable, stream_max_hold)
         )
+        ninja = used_ninja() if signature is not CLASS_BASED else None
+        if ninja:
+            ninja.refuse_above(view, f"@locked_view on {name}", around=True)
         if not is_async(view):
-            return cast("V", noted.on(view, name, _sync(view, rules)))
-        if keywords.get("hold_until") == "commit":
+            guarded = _sync(view, rules)
+        elif keywords.get("hold_until") == "commit":
             raise ValueError(
                 "@locked_view: hold_until='commit' follows the transaction of a thread; an "
                 "asynchronous view has none"
             )
-        from .locked_async import asynchronous
+        else:
+            from .locked_async import asynchronous
 
-        guarded = asynchronous(view, rules, key, finishes=on_disconnect == "finish")
+            guarded = asynchronous(view, rules, key, finishes=on_disconnect == "finish")
+        if ninja:
+            ninja.prepare(guarded, view, f"@locked_view on {name}", makes_response=False)
         return cast("V", noted.on(view, name, guarded))
 
     return decorate

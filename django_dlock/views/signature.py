@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
 from ..decorators import full_name
 
-__all__ = ["CLASS_BASED", "is_async", "is_made_by_class", "name_of", "signature_of"]
+__all__ = [
+    "CLASS_BASED",
+    "is_async",
+    "is_made_by_class",
+    "name_of",
+    "signature_of",
+    "used_ninja",
+]
 
 
 def _class_based(request: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,6 +72,9 @@ def _partial_in(view: Callable[..., Any]) -> functools.partial[Any] | None:
 
 def name_of(view: Callable[..., Any]) -> str:
     """The full name of a view; for a class-based view, that of its class."""
+    ninja = used_ninja()
+    if ninja and (operation := ninja.operation_of(view)):
+        return full_name(operation.view_func)
     if partial := _partial_in(view):
         method = partial.func
         return full_name(type(method.__self__) if isinstance(method, MethodType) else method)
@@ -77,3 +88,13 @@ def is_async(view: Callable[..., Any]) -> bool:
     # ``dispatch`` of an async class-based view is a plain method that returns a coroutine.
     method = view.func if isinstance(view, functools.partial) else view
     return getattr(getattr(method, "__self__", None), "view_is_async", False) is True
+
+
+def used_ninja() -> ModuleType | None:
+    """The module about django-ninja, in a process that has loaded it."""
+    # Not the package alone: a tool for builds is also called ninja.
+    if "ninja.operation" not in sys.modules:
+        return None
+    from . import ninja
+
+    return ninja

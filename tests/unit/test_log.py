@@ -26,6 +26,7 @@ FACTS = {"about", "name", "alias", "owner", "token", "task_id", "reason"}
 
 OF_NO_LOCK = {
     "@idempotent_view on %s: no client: %s",
+    "%s: views must return an HttpResponse, because this django-ninja has no _result_to_response",
     "Events are not delivered: %d wait behind a receiver",
     "A callback for a lock event raised",
     "A receiver of a lock event hangs for %g s",

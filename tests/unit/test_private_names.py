@@ -1,4 +1,4 @@
-"""The private names of Celery, kombu, billiard and Django that the package uses.
+"""The private names of Celery, kombu, billiard, Django and its frameworks that the package uses.
 
 A new version may rename them at any time. Code that needs one logs a warning and goes on where it
 can. These tests say directly which name is missing.
@@ -142,8 +142,10 @@ CANARIES: dict[str, Callable[[], object]] = {
     "_state": lambda: (User()._state.db, User()._state.adding) == (None, True),
     "_meta": lambda: (User._meta.label, User._meta.pk.attname) == ("auth.User", "id"),
     "_base_manager": lambda: isinstance(User._base_manager, models.Manager),
-    # -- Django REST framework and Python
+    # -- Django REST framework, django-ninja and Python; see below
     "_request": lambda: True,
+    "_ninja_operation": lambda: True,
+    "_result_to_response": lambda: True,
     "_current_frames": lambda: callable(__import__("sys")._current_frames),
 }
 
@@ -151,6 +153,14 @@ CANARIES: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_private_name_exists(name):
     assert CANARIES[name]()
+
+
+def test_django_ninja_makes_the_response_of_a_result():
+    operation = pytest.importorskip("ninja.operation")
+    assert "self._result_to_response(request, result, temporal_response)" in source(
+        operation.AsyncOperation.run
+    )
+    assert "view_func._ninja_operation = " in source(operation.PathView.add_operation)
 
 
 def test_django_rest_framework_wraps_the_request():
