@@ -65,6 +65,10 @@ def _reset_backends(*, setting: str, **_: Any) -> None:
         _connect_tracing()
     if setting == "DLOCK_METRICS":
         _connect_metrics()
+    if setting == "DLOCK_SCOPE":
+        from . import tenancy
+
+        tenancy.reset()
     if setting in ("DLOCKS", "CACHES", "DATABASES", "DATABASE_ROUTERS"):
         from .handler import locks
 

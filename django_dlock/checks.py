@@ -12,7 +12,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from . import conf, task_url
+from . import conf, task_url, tenancy
 from .backends.base import AliasOptions, Problem
 from .backends.redis.config import is_redis_cache
 from .database_checks import check_databases, check_migrations, check_records
@@ -29,6 +29,7 @@ __all__ = [
     "check_migrations",
     "check_project",
     "check_records",
+    "check_scope",
     "check_settings",
     "check_settings_of",
     "check_shared_caches",
@@ -46,6 +47,7 @@ def register() -> None:
     checks.register(check_admin)
     checks.register(check_metrics)
     checks.register(check_tracing)
+    checks.register(check_scope)
     checks.register(check_shared_caches, checks.Tags.caches)
     checks.register(check_tasks)
     checks.register(check_views, checks.Tags.urls)
@@ -100,6 +102,16 @@ def check_tracing(**_: Any) -> list[checks.CheckMessage]:
     except ImproperlyConfigured as error:
         hint = "Correct DLOCK_TRACING in the settings; until then, nothing is traced."
         return [checks.Error(str(error), hint=hint, id="django_dlock.E015")]
+    return []
+
+
+def check_scope(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_SCOPE``, E016."""
+    try:
+        tenancy.read()
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_SCOPE in the settings; until then, every lock and record raises this."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E016")]
     return []
 
 

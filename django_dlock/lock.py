@@ -37,7 +37,8 @@ class Lock(LockFlows):
     """A lease on a name that no two holders have at the same time.
 
     Args:
-        name: 1 to 255 characters, compared exactly.
+        name: 1 to 255 characters, compared exactly. With ``DLOCK_SCOPE``, each acquire puts the
+            scope of the tenant in front who is active then.
         ttl: Seconds that the lease lives without renewal; the alias's ``TTL`` by default.
         wait: Seconds to wait for the lock; 0 tries once, ``None`` waits forever.
         renew: Renew it in the background while it is held.
@@ -269,7 +270,9 @@ class Lock(LockFlows):
     # -- without I/O -------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<Lock {self.name!r} on {self.alias!r}: {self.state}>"
+        held = self._leases.mine()
+        name = self._name if held is None else held.name
+        return f"<Lock {name!r} on {self.alias!r}: {self.state}>"
 
     @property
     def state(self) -> LockState:
@@ -394,12 +397,12 @@ class Lock(LockFlows):
         Raises:
             BackendUnavailable: No answer.
         """
-        return self._backend.locked(self.name, deadline=self._backend.call_deadline())
+        return self._backend.locked(self._full_name(), deadline=self._backend.call_deadline())
 
     async def alocked(self) -> bool:
         """As ``locked``, for coroutines."""
         deadline = self._backend.call_deadline()
-        answer: bool = await self._backend.acall("locked", self.name, deadline=deadline)
+        answer: bool = await self._backend.acall("locked", self._full_name(), deadline=deadline)
         return answer
 
 

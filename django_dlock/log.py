@@ -164,7 +164,7 @@ def _fields(args: tuple[object, ...], about: object, facts: Mapping[str, Any]) -
         if source is None:
             continue
         for key, field in _OF_LOCK.items():
-            if (value := getattr(source, key, None)) not in (None, ""):
+            if (value := _told(source, key)) not in (None, ""):
                 fields[field] = value
         # Where a task holds the lock, its metadata tells its id.
         metadata = getattr(source, "metadata", None)
@@ -175,6 +175,14 @@ def _fields(args: tuple[object, ...], about: object, facts: Mapping[str, Any]) -
         if value is not None:
             fields[field] = value
     return fields
+
+
+def _told(source: object, key: str) -> Any:
+    """An attribute; ``None`` if there is none, or if the project's ``DLOCK_SCOPE`` raises."""
+    try:
+        return getattr(source, key, None)
+    except Exception:  # noqa: BLE001 - a line of the log must never fail a lock
+        return None
 
 
 logger = LockLogger("django_dlock")

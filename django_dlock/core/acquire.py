@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from .. import clock, signals
+from .. import clock, signals, tenancy
 from ..backends.base import BaseLockBackend
 from ..exceptions import (
     AcquireTimeout,
@@ -68,19 +68,18 @@ class AcquireFlows:
     """The acquire of a ``Lock``, and what to do if an interrupt cuts it short.
 
     Attributes:
-        name: The lock's name.
         contention: The last holder that an acquire of this handle met.
         _sender: The sender of signals: ``Lock``, also for its subclasses.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_leases", "_options", "contention", "name")
+    __slots__ = ("__weakref__", "_backend", "_leases", "_name", "_options", "contention")
 
     _sender: ClassVar[type]
 
     def __init__(
         self, name: str, backend: BaseLockBackend, leases: HandleLeases, options: LockOptions
     ) -> None:
-        self.name = name
+        self._name = name
         self.contention: Contention | None = None
         self._backend = backend
         self._leases = leases
@@ -91,19 +90,42 @@ class AcquireFlows:
         """The alias in ``DLOCKS``."""
         return self._backend.alias
 
-    def _request(self, patience: float | None, asking: Asking = _nobody) -> LeaseRequest:
+    @property
+    def name(self) -> str:
+        """The lock's full name: as given, with the scope of the tenant in front if there is one.
+
+        That of the lease while the caller holds it; else that of the tenant who is active now.
+
+        Raises:
+            Exception: What the function of ``DLOCK_SCOPE`` raises.
+        """
+        if tenancy.function is None:
+            return self._name
+        held = self._leases.mine()
+        return self._full_name() if held is None else held.name
+
+    def _full_name(self) -> str:
+        """The name that an acquire would lock now."""
+        return self._name if tenancy.function is None else tenancy.full(self._name)
+
+    def _request(
+        self, patience: float | None, asking: Asking = _nobody, name: str = ""
+    ) -> LeaseRequest:
         """A new request.
 
         Args:
             asking: The thread or the task that will wait, so that operators see what it holds.
+            name: The full name of the request that this one follows, whoever is active by now.
         """
+        if not name:
+            name = self._name if tenancy.function is None else tenancy.full(self._name)
         options = self._options
         metadata = options.metadata_json
         if patience != 0 and registry and (holding := registry.owners_of(*asking())):
             metadata = with_holding(metadata, holding)
         # Positional arguments take half the time, and every acquire passes here.
         return LeaseRequest(
-            self.name,
+            name,
             os.urandom(16).hex(),
             min(options.ttl, options.max_hold),
             "held",
@@ -125,22 +147,21 @@ class AcquireFlows:
         entered = yield from self._acquire_flow(caller, patience, requests)
         if entered is not None:
             return entered
-        if self._found(caller) is not None:
+        name = requests[-1].name
+        if self._found(caller, name) is not None:
             raise LockNotAcquired(
-                "It is held by this very thread, task or handle", self.name, self.alias
+                "It is held by this very thread, task or handle", name, self.alias
             )
         try:
-            info: LeaseInfo | None = yield "get", (self.name,), {}
+            info: LeaseInfo | None = yield "get", (name,), {}
         except BackendUnavailable:
             info = None
         holder = "" if info is None else info.holder
         if patience:
             text = f"The lock is held by someone else; not free within {patience:g} s"
-            refusal: LockNotAcquired = AcquireTimeout(text, self.name, self.alias, holder)
+            refusal: LockNotAcquired = AcquireTimeout(text, name, self.alias, holder)
         else:
-            refusal = LockNotAcquired(
-                "The lock is held by someone else", self.name, self.alias, holder
-            )
+            refusal = LockNotAcquired("The lock is held by someone else", name, self.alias, holder)
         refusal.info = info
         raise refusal
 
@@ -153,16 +174,16 @@ class AcquireFlows:
         except LockNotAcquired:
             return None
 
-    def _found(self, caller: Caller) -> HeldLease | None:
+    def _found(self, caller: Caller, name: str) -> HeldLease | None:
         """The caller's own lease, if it has one: waiting for it would never end."""
         key, _, meets = caller
         backends = [self._backend]
         if fallback.replacements and self._backend in fallback.replacements:
             backends.append(fallback.of(self._backend))
         for backend in backends:
-            held = registry.find(backend, self.name, key)
+            held = registry.find(backend, name, key)
             if held is None and meets is not None:
-                held = registry.find(backend, self.name, meets)
+                held = registry.find(backend, name, meets)
             if held is not None:
                 return held
         return None
@@ -179,39 +200,40 @@ class AcquireFlows:
             LockNotAcquired: The backend does not answer, and ``if_unavailable`` is ``skip``.
         """
         key, known_as, _ = caller
-        held = self._found(caller)
+        name = requests[-1].name
+        held = self._found(caller, name)
         if held is not None:
             if self._options.reentrant and held.entries is not None:
                 self._leases.enter(held, requests[-1].owner)
                 return self
             if patience == 0:
-                self._give_up("contended")
+                self._give_up("contended", name)
                 return None
             raise AlreadyHeld(
                 "Already held by this thread, task or handle; waiting for it would never end. To "
                 "acquire it again, give both Locks reentrant=True",
-                self.name,
+                name,
                 self.alias,
             )
         started, outer = clock.now(), transactions.outermost()
         self.contention = None
         # Of this acquire alone: several threads may share the handle.
         contentions: list[Contention] = []
-        trace = tracing.begin(self.name, self.alias)
+        trace = tracing.begin(name, self.alias)
         try:
             lease, backend = yield from self._granted_flow(
-                requests, started, patience, partial(self._met, contentions)
+                requests, started, patience, partial(self._met, contentions, name)
             )
         except BaseException as error:
-            self._stop_waiting(contentions)
+            self._stop_waiting(contentions, name)
             if trace is not None:
                 trace.failed(error)
             raise
-        self._stop_waiting(contentions)
+        self._stop_waiting(contentions, name)
         if lease is None:
             if trace is not None:
                 trace.contended()
-            self._give_up("contended")
+            self._give_up("contended", name)
             return None
         held = HeldLease(lease, backend, key, self._options, handle=self, sender=self._sender)
         held.known_as, held.outer_transactions = known_as, outer
@@ -240,17 +262,23 @@ class AcquireFlows:
         while True:
             try:
                 lease = yield from grant_flow(
-                    self._backend, requests[-1], patience=left, met=met, broke=self._broke
+                    self._backend,
+                    requests[-1],
+                    patience=left,
+                    met=met,
+                    broke=partial(self._broke, requests[-1].name),
                 )
             except BackendUnavailable as error:
                 try:
-                    fallback.apply_policy(self._options.if_unavailable, self, error)
+                    fallback.apply_policy(
+                        self._options.if_unavailable, requests[-1].name, self.alias, error
+                    )
                 except LockNotAcquired:
                     self._cancel(requests[-1], error)
                     raise
                 # It may have been granted, and its answer lost.
                 cleanup.cancel_later(self._backend, requests[-1])
-                requests.append(self._request(0.0))
+                requests.append(self._request(0.0, _nobody, requests[-1].name))
                 until = math.inf if patience is None else started + patience
                 lease = yield from fallback.grant_flow(self._backend, requests[-1], until=until)
                 return lease, fallback.of(self._backend)
@@ -259,7 +287,7 @@ class AcquireFlows:
             ):
                 return lease, self._backend
             # This attempt was granted and ended before we knew. Its owner is granted nothing more.
-            again = self._request(patience)
+            again = self._request(patience, _nobody, requests[-1].name)
             requests.append(again._replace(metadata=requests[-1].metadata))
 
     def _cancel(self, request: LeaseRequest, error: BaseException) -> None:
@@ -269,49 +297,56 @@ class AcquireFlows:
             cleanup.cancel_later(self._backend, request)
         # Only now, because an interrupt may land in this call.
         if isinstance(error, BackendUnavailable):
-            self._give_up("unavailable")
+            self._give_up("unavailable", request.name)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, name: str) -> None:
         if dispatch.has_receivers(signals.gave_up, self._sender):
             dispatch.send(
-                signals.gave_up, self._sender, owner=None, reason=reason, **self._signal_kwargs()
+                signals.gave_up,
+                self._sender,
+                owner=None,
+                reason=reason,
+                **self._signal_kwargs(name),
             )
 
-    def _stop_waiting(self, contentions: list[Contention]) -> None:
+    def _stop_waiting(self, contentions: list[Contention], name: str) -> None:
         if contentions and dispatch.has_receivers(signals.stopped_waiting, self._sender):
             dispatch.send(
-                signals.stopped_waiting, self._sender, owner=None, **self._signal_kwargs()
+                signals.stopped_waiting, self._sender, owner=None, **self._signal_kwargs(name)
             )
 
-    def _met(self, contentions: list[Contention], contention: Contention) -> None:
+    def _met(self, contentions: list[Contention], name: str, contention: Contention) -> None:
         self.contention = contention
         if not contentions:
             contentions.append(contention)
             logger.info(
                 "Lock %r (alias %r) is held by someone else",
-                self.name,
+                name,
                 self.alias,
-                about=self,
+                name=name,
+                alias=self.alias,
                 reason="contended",
                 task_id=self._options.metadata.get("task_id"),
             )
             if dispatch.has_receivers(signals.contended, self._sender):
-                dispatch.send(signals.contended, self._sender, owner=None, **self._signal_kwargs())
+                dispatch.send(
+                    signals.contended, self._sender, owner=None, **self._signal_kwargs(name)
+                )
 
-    def _broke(self, contention: Contention) -> None:
+    def _broke(self, name: str, contention: Contention) -> None:
         dispatch.send(
             signals.broken,
             self._sender,
             owner=contention.owner,
             reason="holder_dead",
             process=contention.process,
-            **self._signal_kwargs(),
+            **self._signal_kwargs(name),
         )
 
-    def _signal_kwargs(self) -> dict[str, Any]:
+    def _signal_kwargs(self, name: str) -> dict[str, Any]:
         """The arguments of a signal while this handle holds nothing."""
         return {
-            "name": self.name,
+            "name": name,
             "alias": self.alias,
             "token": None,
             "metadata": self._options.metadata,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import clock, process
 from ..backends.base import BaseLockBackend
@@ -48,11 +48,8 @@ def _after_fork() -> None:
     replacements.clear()
 
 
-def apply_policy(policy: str, lock: Any, error: BackendUnavailable) -> None:
+def apply_policy(policy: str, name: str, alias: str, error: BackendUnavailable) -> None:
     """Return if the name is to be locked in this process only.
-
-    Args:
-        lock: The ``Lock``, for its name.
 
     Raises:
         BackendUnavailable: The policy is ``raise``; or the backend refuses us, which no policy
@@ -65,21 +62,23 @@ def apply_policy(policy: str, lock: Any, error: BackendUnavailable) -> None:
         logger.warning(
             "Lock %r (alias %r): the backend does not answer, so the name is locked in this "
             "process only",
-            lock.name,
-            lock.alias,
-            about=lock,
+            name,
+            alias,
+            name=name,
+            alias=alias,
             reason="unavailable",
         )
         return
     logger.warning(
         "Lock %r (alias %r): the backend does not answer, so the lock is not acquired",
-        lock.name,
-        lock.alias,
-        about=lock,
+        name,
+        alias,
+        name=name,
+        alias=alias,
         reason="unavailable",
     )
     raise LockNotAcquired(
-        "The backend does not answer, and if_unavailable is 'skip'", lock.name, lock.alias
+        "The backend does not answer, and if_unavailable is 'skip'", name, alias
     ) from error
 
 

@@ -48,7 +48,9 @@ class HandleLeases:
         latest = next(reversed(leases.values()), self.ended)
         if len(leases) > 1:
             keys = self._keys_of_caller()
-            return next((held for held in leases.values() if held.key in keys), latest)
+            # The latest of the caller, who may hold the names of several tenants.
+            mine = (held for held in reversed(leases.values()) if held.key in keys)
+            return next(mine, latest)
         return latest
 
     def current(self) -> HeldLease | None:

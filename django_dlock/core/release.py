@@ -61,7 +61,7 @@ class LockFlows(AcquireFlows):
             held.confirm(sent_at, result.ttl, clock.now())
         elif result.outcome == "unanswered":
             text = "A part of the backend that has this lease did not answer"
-            raise BackendUnavailable(text, self.name, self.alias)
+            raise BackendUnavailable(text, held.name, self.alias)
         else:
             held.lose_by_outcome(result.outcome)
         held.check()
@@ -160,7 +160,7 @@ class LockFlows(AcquireFlows):
                 "Lock %r (alias %r) is released inside a transaction on database %r that began "
                 "before it was acquired: the next holder will not see what was written. Acquire "
                 "it before the transaction, or use hold_until='commit'",
-                self.name,
+                held.name,
                 self.alias,
                 database,
                 about=held,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from .. import tenancy
 from ..log import logger
 
 __all__ = ["MOST", "OTHER", "Groups", "before_the_colon"]
@@ -42,11 +43,12 @@ class Groups:
         self._failed = False
 
     def of(self, name: str, template: str = "") -> str:
-        """The group of a lock.
+        """The group of a lock; without the tenant, because there may be many.
 
         Args:
             template: Of its name, as it stands in the code; empty if there is none.
         """
+        name = tenancy.split(name)[1]
         try:
             group = self._group(name, template)[:LONGEST] or OTHER
         except Exception:
