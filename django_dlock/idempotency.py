@@ -55,7 +55,8 @@ class ClaimRequest:
     """The data of a run that is to begin.
 
     Attributes:
-        scope, key: Identify the work; compared exactly.
+        scope, key: Identify the work; compared exactly. The scope is full: with that of the
+            tenant in front.
         payload: Fingerprint of the arguments; stored as ``payloads.keyed`` makes it. Another one
             with the same key is an error.
         ttl: How long the record is kept after the last write.
@@ -291,7 +292,8 @@ def _read(request: ClaimRequest, using: str, *, locking: bool) -> Any:
         default=False,
         output_field=models.BooleanField(),
     )
-    found = IdempotencyRecord.objects.for_key(request.scope, request.key).using(using)
+    digest = IdempotencyRecord.digest_of(request.scope, request.key)
+    found = IdempotencyRecord.objects.using(using).filter(digest=digest)
     if locking:
         found = found.select_for_update()
     return found.annotate(expired=expired).defer("message").first()

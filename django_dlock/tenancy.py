@@ -17,7 +17,19 @@ from typing import Any
 
 from .names import MAX_NAME, fit
 
-__all__ = ["current", "full", "function", "is_valid", "of", "of_message", "read", "reset", "split"]
+__all__ = [
+    "current",
+    "full",
+    "function",
+    "instead",
+    "is_full",
+    "is_valid",
+    "of",
+    "of_message",
+    "read",
+    "reset",
+    "split",
+]
 
 LONGEST = 100
 """Characters of a tenant's scope, so that it is never cut from a name."""
@@ -37,6 +49,7 @@ function: Callable[[], str] | None = _first
 """The project's function; ``None`` if ``DLOCK_SCOPE`` is not set, so that there are no scopes."""
 
 _of_message: ContextVar[str] = ContextVar("dlock_scope_of_message", default="")
+_instead: ContextVar[str | None] = ContextVar("dlock_scope_instead", default=None)
 
 
 def read() -> Callable[[], str] | None:
@@ -95,6 +108,8 @@ def current() -> str:
     """
     if function is None:
         return ""
+    if (given := _instead.get()) is not None:
+        return given
     found: object = function()
     if not isinstance(found, str):
         raise TypeError(
@@ -123,6 +138,16 @@ def of_message(scope: str) -> Iterator[None]:
         _of_message.reset(token)
 
 
+@contextmanager
+def instead(scope: str) -> Iterator[None]:
+    """Let this scope count, whatever the project's function says; also the empty one."""
+    token = _instead.set(scope)
+    try:
+        yield
+    finally:
+        _instead.reset(token)
+
+
 def full(text: str) -> str:
     """The full name of a lock, or the full scope of a record, for the active tenant.
 
@@ -146,6 +171,11 @@ def full(text: str) -> str:
 def of(scope: str, text: str) -> str:
     """The full name, or the full scope of a record, for this tenant's scope; of 255 characters."""
     return fit(f"{OPENS}{scope}{CLOSES}{text}", MAX_NAME) if scope else text
+
+
+def is_full(text: str) -> bool:
+    """Whether a tenant's scope is in front of the text already."""
+    return bool(split(text)[0])
 
 
 def split(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from ..core import watchdog
 from . import shutdown
 from .checks import log_task_warnings
 from .delivery import parked_lock
-from .publishing import destination, reservation
+from .publishing import destination, reservation, tenant
 from .task import LockedTask
 from .worker import reaping
 
@@ -29,6 +29,9 @@ for signal, receivers in (
     (signals.worker_ready, (destination.on_worker_ready, log_task_warnings)),
     (signals.worker_shutting_down, (shutdown.stop,)),
     (signals.worker_process_shutdown, (_release_all,)),
+    (signals.before_task_publish, (tenant.carry,)),
+    (signals.task_prerun, (tenant.begin,)),
+    (signals.task_postrun, (tenant.end,)),
     (signals.task_revoked, (reservation.on_task_over, parked_lock.on_task_revoked)),
     (signals.task_failure, (reservation.on_task_failure,)),
 ):

@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
+from .. import tenancy
 from ..exceptions import LeaseLost, LockError, LockNotAcquired
 from ..log import logger
 from .canvas import callbacks, chords, items
@@ -102,6 +103,8 @@ class LockedTask(TaskWithOptions):
                 f"automatically; call app.register_task({type(self).__name__}()) in a module "
                 "that workers import"
             )
+        # Raises if there is an error; an error of a receiver of signals would only be logged.
+        tenancy.current()
         unique, send = self.dlock_options.unique, super().apply_async
         if self.app.conf.task_always_eager or not (unique or options.get("retries")):
             return send(*args, **options)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .. import tenancy
 from ..printable import printable
 from .digests import digest_of
 
@@ -19,6 +20,10 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
     def for_key(self, scope: str, key: str) -> models.QuerySet[IdempotencyRecord]:
         """The record of ``key`` in ``scope``, if there is one; case-sensitive.
 
+        Args:
+            scope: With ``DLOCK_SCOPE``, that of the active tenant; or a full one, as lists show
+                it, such as ``"[acme]shop.tasks.charge"``.
+
         Raises:
             TypeError: Scope or key is not a string.
         """
@@ -29,6 +34,8 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
                 f"key is {key!r}; it takes the string that idempotency_key makes: {str(key)!r} "
                 f"for the template '{{order_id}}', {f'order:{key}'!r} for 'order:{{order_id}}'"
             )
+        if not tenancy.is_full(scope):
+            scope = tenancy.full(scope)
         return self.filter(digest=IdempotencyRecord.digest_of(scope, key))
 
     def forget(

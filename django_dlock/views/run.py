@@ -15,7 +15,7 @@ from django.db import Error
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext
 
-from .. import idempotency, retention
+from .. import idempotency, retention, tenancy
 from ..decorators import LockKeywords
 from ..exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
 from ..handler import locks
@@ -115,7 +115,8 @@ class _Run:
         self._is_open = False
         metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
-        self._lock = Lock(lock_name_of(rules.scope, key), **options)
+        self._scope = tenancy.full(rules.scope)
+        self._lock = Lock(lock_name_of(self._scope, key), **options)
 
     @contextmanager
     def lock_or_refusal(self) -> Iterator[Response | None]:
@@ -169,7 +170,7 @@ class _Run:
         """The claim of the key; what has finished it; or the response if it cannot be claimed."""
         lock, rules = self._lock, self._rules
         request = ClaimRequest(
-            scope=rules.scope,
+            scope=self._scope,
             key=self._key,
             payload=self._payload,
             ttl=rules.ttl,

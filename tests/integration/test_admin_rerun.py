@@ -297,7 +297,7 @@ def test_only_users_with_the_permission_run_again_and_see_arguments(app):
 
 
 def request_of(**facts):
-    return SimpleNamespace(delivery_info=facts)
+    return SimpleNamespace(delivery_info=facts, headers=None)
 
 
 def stored(args, kwargs=None, *, wanted=True, **info):

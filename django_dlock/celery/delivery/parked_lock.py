@@ -20,6 +20,7 @@ from typing import Any
 from celery.app.task import Context
 from celery.exceptions import Retry
 
+from ... import tenancy
 from ...core import cleanup
 from ...exceptions import LockError
 from ...handler import locks
@@ -101,7 +102,7 @@ def _will_use_parked_lease(context: DeliveryContext, lock: DeliveryLock, retry: 
     if RequeueHeader.of(carried).parked != context.header.parked:
         return False
     # ``retry(args=...)`` may need another lock.
-    return key(tuple(message.args), dict(message.kwargs)) == lock.name
+    return tenancy.full(key(tuple(message.args), dict(message.kwargs))) == lock.name
 
 
 def _seconds_until(task: TaskWithOptions, when: Any) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.exceptions import Ignore
 
-from ... import idempotency, retention
+from ... import idempotency, retention, tenancy
 from ...exceptions import (
     BackendUnavailable,
     DuplicateRun,
@@ -129,9 +129,11 @@ def claim_request(
 ) -> ClaimRequest:
     args, kwargs = context.args, context.kwargs
     lock_key = context.options.lock_key
-    name = lock_key(args, kwargs) if guard is None and lock_key is not None else ""
+    name = ""
+    if guard is None and lock_key is not None:
+        name = tenancy.full(lock_key(args, kwargs))
     return ClaimRequest(
-        scope=options.scope,
+        scope=tenancy.full(options.scope),
         key=options.key(args, kwargs),
         payload=options.payload(args, kwargs),
         ttl=options.ttl,

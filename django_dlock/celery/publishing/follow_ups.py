@@ -26,6 +26,7 @@ from celery.utils import uuid
 from django.db import Error, connections, transaction
 from kombu.utils import json
 
+from ... import tenancy
 from ...database_time import Now
 from ...log import logger
 from ...models import FollowUp
@@ -34,6 +35,7 @@ from .. import results
 from ..options import TaskWithOptions
 from ..times import seconds_until
 from .broker import confirming, is_outage
+from .header import carried, scope_of, without_ours
 
 __all__ = [
     "MAX_MESSAGE",
@@ -159,13 +161,16 @@ class FollowUps:
         )
 
     def _absolute(self, signature: Signature) -> Signature:
-        """A copy with absolute ids and times, so that it can be published later elsewhere."""
+        """A copy with absolute ids, times and headers, to be published later and elsewhere."""
         app, request = self._task.app, self._task.request
         signature = signature.clone()
+        options = signature.options
+        # What libraries would write there depends on who is active where it is published.
+        if headers := carried(request):
+            options["headers"] = {**headers, **without_ours(options.get("headers"))}
         if signature.get("subtask_type"):
             # A replacement: Celery has already frozen it.
             return signature
-        options = signature.options
         options.setdefault("task_id", uuid())
         options.setdefault("root_id", request.root_id or request.id)
         options.setdefault("parent_id", request.id)
@@ -252,11 +257,13 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
     try:
         # With ``maybe_signature``, the tasks of a canvas would have no app.
         signature: Any = Signature.from_dict(json.loads(follow_up.message), app=app)
-        if signature.get("subtask_type"):
-            signature.apply_async()
-        else:
-            with confirming(app) as options:
-                signature.apply_async(add_to_parent=False, **options)
+        # Its own tenant counts, and not who is active here.
+        with tenancy.instead(scope_of(signature.options.get("headers"))):
+            if signature.get("subtask_type"):
+                signature.apply_async()
+            else:
+                with confirming(app) as options:
+                    signature.apply_async(add_to_parent=False, **options)
     except Exception as error:
         _mark(follow_up, using, error=results.describe(error))
         if is_outage(app, error) or isinstance(error, SoftTimeLimitExceeded):

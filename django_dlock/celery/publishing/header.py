@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from celery.app.task import Context
 
+from ... import tenancy
 from ...log import logger
 from ...names import REFUSED
 
@@ -19,10 +20,13 @@ __all__ = [
     "HEADER",
     "LATEST",
     "RequeueHeader",
+    "carried",
     "described",
     "drop_malformed",
     "headers_of",
     "malformed",
+    "scope_of",
+    "without_ours",
 ]
 
 HEADER = "django_dlock"
@@ -43,6 +47,7 @@ class RequeueHeader:
         losses: How many of them count towards ``max_attempts``, for tasks without a record.
         parked: The lease that was, or may have been, parked for it, as ``owner:name``; or empty.
         reserved: The reservation made when it was published (``Reservation.mark``); or empty.
+        scope: That of the tenant who was active where the message was published; or empty.
     """
 
     count: int = 0
@@ -52,6 +57,7 @@ class RequeueHeader:
     losses: int = 0
     parked: str = ""
     reserved: str = ""
+    scope: str = ""
 
     @classmethod
     def of(cls, request: Context) -> RequeueHeader:
@@ -163,8 +169,49 @@ def headers_of(request: Context) -> Mapping[str, Any]:
     return headers if isinstance(headers, Mapping) else {}
 
 
+OF_THE_BROKER = (
+    *("x-acquired-count", "x-death", "x-delivery-count"),
+    *("x-first-death-", "x-last-death-"),
+)
+"""What the names of headers begin with in which RabbitMQ counts the deliveries of one message."""
+
+
+def carried(request: Context) -> dict[str, Any]:
+    """The headers that another message in the name of this one has, too.
+
+    These are what its publisher and their libraries have set, such as the name of a schema; and of
+    ours, only the scope of the tenant.
+
+    Raises:
+        Exception: What the function of ``DLOCK_SCOPE`` raises.
+    """
+    kept = {
+        name: value
+        for name, value in without_ours(request.headers).items()
+        if not str(name).startswith(OF_THE_BROKER)
+    }
+    if scope := tenancy.current():
+        kept[HEADER] = {"scope": scope}
+    return kept
+
+
+def without_ours(headers: object) -> dict[str, Any]:
+    """The headers of a message but for ours; empty if they are not a mapping."""
+    found = headers if isinstance(headers, Mapping) else {}
+    return {name: value for name, value in found.items() if name != HEADER}
+
+
+def scope_of(headers: object) -> str:
+    """The tenant's scope among the headers of a message; empty if there is none that is valid."""
+    header = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    scope = header.get("scope") if isinstance(header, Mapping) else None
+    return scope if isinstance(scope, str) and tenancy.is_valid(scope) else ""
+
+
 def _is_valid(name: str, value: object) -> bool:
     default = _DEFAULTS[name]
+    if name == "scope":
+        return tenancy.is_valid(value)
     if name == "since":
         return value is None or (_is_number(value) and abs(value) < LATEST)
     if isinstance(default, int):

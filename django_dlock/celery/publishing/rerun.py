@@ -27,6 +27,7 @@ from . import follow_ups
 from .chosen_words import chosen_words
 from .destination import QUEUE
 from .follow_ups import Unpublished
+from .header import carried
 
 __all__ = [
     "MAX_MESSAGE",
@@ -48,12 +49,12 @@ def encode(
     """The message of a delivery as text for the record; never raises.
 
     Returns:
-        ``None`` if the task does not want it stored, or if the arguments are too long or would
-        not come back from JSON unchanged.
+        ``None`` if the task does not want it stored, or if arguments and headers are too long or
+        would not come back from JSON unchanged.
     """
     if not task.store_arguments:
         return None
-    signature = {
+    signature: dict[str, Any] = {
         "task": task.name,
         "args": list(args),
         "kwargs": dict(kwargs),
@@ -62,6 +63,8 @@ def encode(
         "immutable": False,
     }
     try:
+        if headers := carried(request):
+            signature["options"] = {**signature["options"], "headers": headers}
         text: str = json.dumps(signature)
         # Other serializers allow what JSON does not, such as numbers as keys.
         same = bool(json.loads(text) == signature)

@@ -19,7 +19,7 @@ from typing import Any
 
 from celery.utils import uuid
 
-from ... import clock
+from ... import clock, tenancy
 from ...core import transactions
 from ...exceptions import BackendUnavailable
 from ...lease import Contention
@@ -28,7 +28,7 @@ from ...names import MAX_NAME, fit
 from ..options import TaskWithOptions, UniqueOptions
 from ..times import seconds_until
 from .broker import confirming, write_connection
-from .header import HEADER, RequeueHeader
+from .header import HEADER, RequeueHeader, without_ours
 from .reservation import Reservation, pending_task
 
 __all__ = ["POSITIONAL", "publish", "send_safely"]
@@ -63,7 +63,7 @@ def publish(task: TaskWithOptions, unique: UniqueOptions, send: Send, call: Call
     if call.get("retries") or (inside and given == inside):
         # ``retry()`` or ``replace()``: the same task, not a duplicate of itself.
         return send_safely(task, send, _retried(task, unique, call))
-    headers = {key: value for key, value in (call.get("headers") or {}).items() if key != HEADER}
+    headers = without_ours(call.get("headers"))
     call = {**call, "headers": headers, "task_id": given or uuid()}
     began, life = clock.now(), _life(task, unique, call)
     if life <= 0:
@@ -179,7 +179,7 @@ def _name(task: TaskWithOptions, unique: UniqueOptions, call: Call) -> str:
         args, kwargs = dump(args, kwargs)
     # Escaped, so that task "a" with key "b:1" differs from task "a:b" with key "1".
     name = task.name.replace("%", "%25").replace(":", "%3A")
-    return fit(f"unique:{name}:{unique.key(args, kwargs)}", MAX_NAME)
+    return tenancy.full(fit(f"unique:{name}:{unique.key(args, kwargs)}", MAX_NAME))
 
 
 def _life(task: TaskWithOptions, unique: UniqueOptions, call: Call) -> float:

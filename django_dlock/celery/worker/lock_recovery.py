@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections
 
-from ... import clock, inspection, process
+from ... import clock, inspection, process, tenancy
 from ...core import cleanup
 from ...exceptions import BackendUnavailable
 from ...handler import locks
@@ -45,6 +45,8 @@ class Suspect:
         key: Computes the lock's name from ``args`` and ``kwargs`` of the message.
         owner: The only owner that the delivery uses in that process.
         process: Must be proven dead before the lease is broken.
+        scope: That of the message's tenant. If another one was active in the process, its lock is
+            left to the next one who waits for it.
     """
 
     task: TaskWithOptions
@@ -54,6 +56,7 @@ class Suspect:
     kwargs: Any
     owner: str
     process: process.ProcessIdentity
+    scope: str = ""
 
     def __str__(self) -> str:
         return f"Task {self.task.name}[{self.task_id}]"
@@ -130,7 +133,8 @@ class Recovery:
     def _recover(self) -> None:
         suspect, backend = self._suspect, self._backend
         options = suspect.task.dlock_options
-        name = suspect.key(suspect.args, suspect.kwargs)
+        with tenancy.of_message(suspect.scope):
+            name = tenancy.full(suspect.key(suspect.args, suspect.kwargs))
         if not _dies(suspect.process):
             logger.warning(
                 "%s: process %d is still alive",

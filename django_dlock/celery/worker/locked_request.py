@@ -6,7 +6,6 @@ Celery requeues the message; otherwise the new delivery would wait for a dead pr
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -15,11 +14,12 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 
-from ... import process
+from ... import process, tenancy
 from ...log import logger
 from .. import owners
 from ..canvas import callbacks
 from ..publishing import destination, reservation
+from ..publishing.header import scope_of
 from . import lost_children
 from .lock_recovery import Suspect
 
@@ -69,7 +69,12 @@ class LockedRequest(Request):
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
         """As Celery's; for a lost child, after its lease was broken or could not be."""
-        proceed = functools.partial(super().on_failure, exc_info, send_failed_event, return_ok)
+
+        def proceed() -> None:
+            with tenancy.of_message(self._scope):
+                on_failure(exc_info, send_failed_event, return_ok)
+
+        on_failure = super().on_failure
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -97,7 +102,8 @@ class LockedRequest(Request):
             lost_children.recover(self._suspect(self.worker_pid))
             self._name_errbacks()
             reservation.on_task_over(self.task, self._context)  # type: ignore[attr-defined]
-        super().on_timeout(soft, timeout)
+        with tenancy.of_message(self._scope):
+            super().on_timeout(soft, timeout)
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's, which then removes it from its sets of requests; ours keeps it."""
@@ -181,4 +187,9 @@ class LockedRequest(Request):
         if key is None or pid in (None, os.getpid()) or pid > LARGEST_PID:
             return None
         owner, child = owners.in_child(self._owner, pid), process.identity_of(pid)
-        return Suspect(task, self.id, key, self.args, self.kwargs, owner, child)
+        return Suspect(task, self.id, key, self.args, self.kwargs, owner, child, self._scope)
+
+    @property
+    def _scope(self) -> str:
+        """The scope of the message's tenant, for what this process makes and publishes for it."""
+        return scope_of(self._context.headers)  # type: ignore[attr-defined]
