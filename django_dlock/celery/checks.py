@@ -17,9 +17,11 @@ from django.core import checks
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 from ..log import logger
+from .binding import bypasses, wrapper_of
 from .delivery.locking import contention_timeout
 from .options import PREFIXES, TaskWithOptions
 from .publishing.broker import CONSUMER_TIMEOUT, VISIBILITY_TIMEOUTS, forgets_what_it_delivers
+from .task import LockedTask
 
 __all__ = ["check_tasks", "log_task_warnings"]
 
@@ -102,6 +104,7 @@ class _Pairs:
         yield from self.retention()
         yield from self.patience()
         yield from self.publishing()
+        yield from self.wrapping()
 
     def warning(self, check_id: str, text: str, hint: str) -> checks.CheckMessage:
         name = self.task.name
@@ -267,6 +270,19 @@ class _Pairs:
                 f"may run for {self.limit:g} s, but drops duplicates only for a unique_ttl of "
                 f"{unique.ttl:g} s.",
                 "Raise unique_ttl above time_limit and the time that messages wait.",
+            )
+
+    def wrapping(self) -> Iterator[checks.CheckMessage]:
+        kind = type(self.task)
+        if not issubclass(kind, LockedTask):
+            return
+        wrapper = wrapper_of(kind, LockedTask)
+        if wrapper is not None and bypasses(wrapper):
+            yield self.warning(
+                "django_dlock.W118",
+                f"has a base class {wrapper.__qualname__!r} whose __call__ never calls that of "
+                "LockedTask: its runs fail, because they would take no lock.",
+                "Call super().__call__(*args, **kwargs) there, instead of self.run().",
             )
 
     def ttl_of_alias(self) -> float | None:

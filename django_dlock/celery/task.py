@@ -10,10 +10,12 @@ from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 from .. import tenancy
 from ..exceptions import LeaseLost, LockError, LockNotAcquired
 from ..log import logger
+from .binding import bind_body, wrapper_of
 from .canvas import callbacks, chords, items
 from .delivery import uninterrupted
-from .delivery.context import DeliveryContext, Run
+from .delivery.context import RUN, DeliveryContext, Run
 from .delivery.delivery import Delivery
+from .first_call import FirstCall
 from .options import TaskOptions, TaskWithOptions
 from .publishing import follow_ups
 from .publishing.broker import is_outage
@@ -84,11 +86,15 @@ class LockedTask(TaskWithOptions):
         super().on_bound(app)
         if cls.run is not Task.run:
             TaskOptions.read(cls, cls.name)
+            bind_body(cls, LockedTask)
 
     @property
     def current_run(self) -> Run | None:
-        """The run of this task's body, with its lock and its attempt; ``None`` outside a run."""
-        found = vars(self.request).get("dlock_run")
+        """The run of this task's body, with its lock and its attempt.
+
+        ``None`` outside a run, as in ``on_success`` and ``after_return``.
+        """
+        found = vars(self.request).get(RUN)
         return found if isinstance(found, Run) else None
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
@@ -135,17 +141,23 @@ class LockedTask(TaskWithOptions):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body; under its lock if a worker, ``apply()`` or eager mode calls this."""
         request = self.request
-        # The body has called its own task directly: the request is that of the body.
-        if "dlock_run" in vars(request):
-            return super().__call__(*args, **kwargs)
         if request.called_directly:
             if items.is_item(self):
                 return items.run(self, args, kwargs)
             return super().__call__(*args, **kwargs)
-        run = Run()
-        vars(request)["dlock_run"] = run
+        first = FirstCall.of(request)
+        if first is None:
+            return FirstCall.make(request, lambda: self._deliver(args, kwargs))
+        if first.running:
+            # The body has called its own task directly: the request is that of the body.
+            return super().__call__(*args, **kwargs)
+        wrapper = wrapper_of(type(self), LockedTask) or type(self)
+        return first.repeat(self, wrapper.__qualname__)
+
+    def _deliver(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = self.request
         try:
-            result = Delivery(DeliveryContext(self, request, run, args, kwargs)).execute()
+            result = Delivery(DeliveryContext(self, request, Run(), args, kwargs)).execute()
             result = chords.counted_result(self, request, result)
         except (Ignore, Reject, Retry):
             raise

@@ -33,9 +33,9 @@ def task(app: Celery, function: Any = None, **options: Any) -> Any:
         Effect.objects.create(order_number=order, by=self.name[:40])
         return order
 
-    options = {"lock_key": "order:{order}", "bind": True, "lazy": False, **options}
+    usual = {"base": LockedTask, "lock_key": "order:{order}", "bind": True, "lazy": False}
     name = f"deliveries.t{next(numbers)}"
-    return app.task(base=LockedTask, name=name, shared=False, **options)(function or body)
+    return app.task(name=name, shared=False, **{**usual, **options})(function or body)
 
 
 def recorded(app: Celery, function: Any = None, **options: Any) -> Any:

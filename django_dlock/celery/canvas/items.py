@@ -14,9 +14,10 @@ __all__ = ["is_item", "run"]
 BY = ("celery.map", "celery.starmap")
 
 
-def is_item(task: TaskWithOptions) -> bool:
+def is_item(task: TaskWithOptions | type[TaskWithOptions]) -> bool:
     """Whether the task is being called for an item of ``map`` or ``starmap``."""
-    caller = task.app.current_task
+    app: Any = task.app
+    caller = app.current_task
     return caller is not None and caller.name in BY
 
 

@@ -14,6 +14,7 @@ from ...exceptions import AttemptsExhausted, BackendUnavailable, LeaseLost, NotH
 from ...idempotency import Claim
 from ...lock import Lock
 from ...log import logger
+from ..binding import call_before_start
 from ..canvas import chords
 from ..options import TaskWithOptions
 from ..publishing.follow_ups import FollowUps, Unpublished
@@ -21,7 +22,7 @@ from ..publishing.header import RequeueHeader
 from ..publishing.requeue import Requeue, requeue
 from ..publishing.reservation import MessageReservation, Reservation
 from . import locking, parked_lock, recorded_outcome
-from .context import DeliveryContext
+from .context import RUN, DeliveryContext
 from .locking import DeliveryRefused, Guard
 from .recorded_outcome import RunOutcome
 from .recorded_run import RecordedRun
@@ -187,13 +188,12 @@ class Delivery:
     def _call_body(self) -> Any:
         """Run the body until it ends or, with ``if_lost="abort"``, until its lease ends."""
         context = self.context
-        task, args, kwargs = context.task, context.args, context.kwargs
-        self._message = _remember(args, kwargs)
+        self._message = _remember(context.args, context.kwargs)
         # Contention is over once the body runs, so a retry must not inherit when it began.
         context.header = parked_lock.header_of_body(context, self.guard)
         context.header.write(context.request)
         try:
-            return context.body_runner.run(lambda: _ended(task, task.run(*args, **kwargs)))
+            return context.body_runner.run(self._run_body)
         except Exception as error:
             loss = context.loss_behind(error)
             if loss is None or not self._is_at_time_limit(loss):
@@ -201,6 +201,17 @@ class Delivery:
             # Some pools do not kill a task at its time limit; there the end of the lease stops
             # it. Fail it as a killed task fails: if it were requeued, it would overrun again.
             raise TimeLimitExceeded(context.time_limit) from error
+
+    def _run_body(self) -> Any:
+        context = self.context
+        task, args, kwargs = context.task, context.args, context.kwargs
+        known = vars(context.request)
+        known[RUN] = context.run
+        try:
+            call_before_start(task, args, kwargs)
+            return _ended(task, task.run(*args, **kwargs))
+        finally:
+            known.pop(RUN, None)
 
     def _is_at_time_limit(self, loss: LeaseLost) -> bool:
         """Whether the lease ended at the task's time limit, and not at a ``lock_max_hold``."""

@@ -22,6 +22,7 @@ from ...exceptions import BackendUnavailable
 from ...handler import locks
 from ...lease import Contention, Lease, LeaseRequest, Outcome, Renewal
 from ...log import logger
+from ..first_call import FirstCall
 from ..options import TaskOptions, TaskWithOptions, UniqueOptions
 from .header import RequeueHeader
 from .requeue import Republished
@@ -221,8 +222,9 @@ def on_task_over(sender: Any, request: Context, **_: Any) -> None:
 def on_task_failure(sender: Any, **_: Any) -> None:
     """Receives ``task_failure``; releases if the task failed outside its delivery.
 
-    For example in ``before_start``. A delivery itself releases its reservation.
+    For example because a wrapper passed ``LockedTask`` by. A delivery itself releases its
+    reservation.
     """
     request = getattr(sender, "request", None)
-    if request is not None and request.id and "dlock_run" not in vars(request):
+    if request is not None and request.id and FirstCall.of(request) is None:
         on_task_over(sender, request)
