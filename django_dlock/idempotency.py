@@ -13,14 +13,15 @@ text that the caller has encoded.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from django.db import IntegrityError, connections, models, router, transaction
+from django.db import Error, IntegrityError, connections, models, router, transaction
 
-from . import payloads
+from . import database_errors, payloads
 from .core import tracing
 from .database_time import Now
 from .exceptions import AttemptsExhausted, DuplicateRun, LockError, PayloadMismatch, StaleToken
@@ -69,6 +70,8 @@ class ClaimRequest:
         worker, message: For operators: the process that runs it, and the text from which its task
             can be published again.
         max_attempts: How many runs may die in the middle before the key fails.
+        ended: Owner of an earlier run of the same message, which did not die, but whose end could
+            not be recorded in an outage of the database; empty if there is none.
     """
 
     scope: str
@@ -84,6 +87,7 @@ class ClaimRequest:
     worker: str = ""
     message: str | None = None
     max_attempts: int = 5
+    ended: str = ""
 
     def error(self, kind: type[E], text: str) -> E:
         """An error about the key that also names the lock."""
@@ -187,6 +191,8 @@ def _claim(request: ClaimRequest, holds: Holds, using: str) -> Claim | Finished 
             claimed = _begin(record, request, using, deaths=deaths)
         elif holds(record.lock_alias, record.lock_name, record.owner):
             return _in_flight(record)
+        elif request.ended and record.owner == request.ended:
+            claimed = _begin(record, request, using, deaths=record.deaths)
         elif record.deaths + 1 >= request.max_attempts:
             _give_up(record, request)
             continue
@@ -413,8 +419,20 @@ def _exhausted(request: ClaimRequest, deaths: int, reason: str) -> AttemptsExhau
 
 def _end(claim: Claim, state: State, **facts: Any) -> bool:
     running = claim.record().filter(state=State.RUNNING)
-    return bool(
-        running.update(
-            state=state, finished_at=Now(), expires_at=Now() + claim.request.ttl, **facts
-        )
-    )
+    facts = {**facts, "state": state, "finished_at": Now()}
+
+    def write() -> bool:
+        return bool(running.update(**facts, expires_at=Now() + claim.request.ttl))
+
+    try:
+        return write()
+    except Error as error:
+        connection = connections[claim.using]
+        if connection.in_atomic_block or database_errors.kind_of(error) != "broken":
+            raise
+        # Outside a transaction, only this statement is lost with the connection, which may have
+        # been idle for as long as the run took.
+        with contextlib.suppress(Error):
+            connection.close()
+    # The first one may have been executed, and only its answer been lost.
+    return write() or claim.record().filter(state=state).exists()

@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
-from .. import tenancy
+from .. import database_errors, tenancy
 from ..exceptions import LeaseLost, LockError, LockNotAcquired
 from ..log import logger
 from .binding import bind_body, wrapper_of
@@ -134,7 +134,9 @@ class LockedTask(TaskWithOptions):
             reason: Any = getattr(rejected, "reason", None)
             if isinstance(reason, LeaseLost):
                 raise reason from rejected
-            if self.acks_late and is_outage(self.app, reason):
+            # The key of ``unique_until`` may come from a database, which may be away.
+            away = is_outage(self.app, reason) or database_errors.passes(reason)
+            if self.acks_late and away:
                 return_message(reason)
             raise
 

@@ -11,79 +11,22 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from django.core import mail
 from django.db import connections
 from django.db.utils import load_backend
 
+from ...database_errors import Kind, kind_of
 from .prepared import Prepared
 
 __all__ = [
     "Connection",
     "Failure",
-    "Kind",
     "connect_as_django",
     "connect_failure",
     "settings_of",
 ]
-
-Kind = Literal[
-    "broken",
-    "unreachable",
-    "overtaken",
-    "transient",
-    "unprepared",
-    "missing",
-    "read-only",
-    "denied",
-    "refused",
-]
-"""What an error of the driver means.
-
-``broken``: the connection cannot be used any more, and the statement may have been executed.
-``unreachable``: no connection could be made. ``overtaken``: nothing was executed, because other
-callers changed the row first. ``transient``: nothing was executed; a repetition may succeed.
-``unprepared``: nothing was executed; the session does not have a prepared statement, or has it
-already, or cannot use it since the table was changed.
-``missing``: there is no such table or column. ``denied``: wrong credentials or missing rights."""
-
-POSTGRES: dict[str, Kind] = {
-    "40001": "overtaken",
-    "40P01": "overtaken",
-    "55P03": "transient",
-    "57014": "transient",
-    "23505": "overtaken",
-    "26000": "unprepared",
-    "42P05": "unprepared",
-    "0A000": "unprepared",
-    "42P01": "missing",
-    "42703": "missing",
-    "3F000": "missing",
-    "25006": "read-only",
-    "42501": "denied",
-}
-MYSQL: dict[int, Kind] = {
-    1047: "broken",
-    1205: "transient",
-    1213: "overtaken",
-    1020: "overtaken",
-    1062: "overtaken",  # another caller inserted the name first
-    1054: "missing",
-    1146: "missing",
-    1290: "read-only",
-    1792: "read-only",
-    1836: "read-only",
-    1142: "denied",
-    1143: "denied",
-    1053: "broken",
-    1317: "transient",
-    1969: "transient",
-    1927: "broken",
-    3024: "transient",
-    4031: "broken",
-}
-
 
 DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'database "')
 """Parts of PostgreSQL's messages for a connection that it refuses permanently."""
@@ -216,30 +159,8 @@ class Connection:
 def failure(error: BaseException) -> Failure:
     """What an error of the driver means."""
     number = error.args[0] if error.args else None
-    # Check this before the SQLSTATE: MySQL drivers may have one, but it is less exact.
-    if isinstance(number, int):
-        kind: Kind
-        lost = number == 0 or 2000 <= number < 3000
-        kind = "broken" if lost else MYSQL.get(number, "refused")
-        return Failure(kind, error, OBSTACLES.get(number, ""))
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if isinstance(state, str):
-        broken = state[:2] in ("08", "57") and state != "57014"
-        return Failure("broken" if broken else POSTGRES.get(state, "refused"), error)
-    return Failure(_of_text(str(error).lower(), type(error).__name__), error)
-
-
-def _of_text(text: str, name: str) -> Kind:
-    """The kind of an SQLite error, or of an error that says that the server is gone."""
-    if "is locked" in text or "busy" in text:
-        return "transient"
-    if "no such" in text or "has no column" in text:
-        return "missing"
-    if "readonly" in text or "read-only" in text:
-        return "read-only"
-    if "disk" in text or "malformed" in text or "not a database" in text or "full" in text:
-        return "refused"
-    return "broken" if name in ("OperationalError", "InterfaceError") else "refused"
+    obstacle = OBSTACLES.get(number, "") if isinstance(number, int) else ""
+    return Failure(kind_of(error), error, obstacle)
 
 
 def connect_failure(error: BaseException) -> Failure:

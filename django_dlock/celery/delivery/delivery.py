@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
+from django.db import Error
 
+from ... import database_errors
 from ...exceptions import AttemptsExhausted, BackendUnavailable, LeaseLost, NotHeld
 from ...idempotency import Claim
 from ...lock import Lock
@@ -26,7 +28,7 @@ from .context import RUN, DeliveryContext
 from .locking import DeliveryRefused, Guard
 from .recorded_outcome import RunOutcome
 from .recorded_run import RecordedRun
-from .repair import OUTAGES, in_transaction, repair
+from .repair import in_transaction, repair
 
 __all__ = ["Delivery"]
 
@@ -92,9 +94,14 @@ class Delivery:
         try:
             if follow_ups is not None:
                 follow_ups.publish()
-        except (Unpublished, *OUTAGES, SoftTimeLimitExceeded) as error:
+        except (Unpublished, Error, SoftTimeLimitExceeded) as error:
+            reason: Exception = error
+            if isinstance(error, Error) and follow_ups is not None:
+                if not database_errors.may_pass(error):
+                    raise
+                reason = database_errors.explained(error, follow_ups.using)
             # The work stays done. The next delivery of the message publishes the rest.
-            raise Requeue(error, self.context.header.after_setback()) from error
+            raise Requeue(reason, self.context.header.after_setback()) from error
 
     def _run_or_find_finished(self) -> Any:
         """Run; or if the delivery is refused, return the result of a recorded run."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
-from ... import clock
+from django.db import Error
+
+from ... import clock, database_errors
 from ...core import cleanup, fallback, watchdog
 from ...exceptions import (
     AcquireTimeout,
@@ -36,6 +40,7 @@ __all__ = [
     "apply_if_unavailable",
     "contention_timeout",
     "lock_of",
+    "making_keys",
     "was_outage",
 ]
 
@@ -262,6 +267,21 @@ def was_outage(reason: Exception) -> bool:
     return isinstance(reason, LeaseLost) and reason.reason == "unreachable"
 
 
+@contextmanager
+def making_keys(context: DeliveryContext) -> Iterator[None]:
+    """While a key is made from the arguments, whose code may ask a database.
+
+    Raises:
+        Requeue: The database is away, or busy. Nothing has run, so the message can wait.
+    """
+    try:
+        yield
+    except Error as error:
+        if not database_errors.passes(error):
+            raise
+        raise Requeue(error, context.header) from error
+
+
 def lock_of(context: DeliveryContext) -> Guard:
     """The lock of a delivery, not yet acquired; an empty one if the task has no lock."""
     task, request, options = context.task, context.request, context.options
@@ -271,8 +291,10 @@ def lock_of(context: DeliveryContext) -> Guard:
     if context.time_limit and "max_hold" not in arguments:
         arguments["max_hold"] = context.time_limit + KILL_GRACE
     replaces, _ = context.header.parked_as
+    with making_keys(context):
+        name = options.lock_key(context.args, context.kwargs)
     lock = DeliveryLock(
-        options.lock_key(context.args, context.kwargs),
+        name,
         context.owner,
         replaces,
         metadata={"task_name": task.name, "task_id": request.id},

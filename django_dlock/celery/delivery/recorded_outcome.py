@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
+from django.db import Error
 
-from ... import idempotency, retention, tenancy
+from ... import database_errors, idempotency, retention, tenancy
 from ...exceptions import (
     BackendUnavailable,
     DuplicateRun,
@@ -21,9 +22,9 @@ from .. import results
 from ..options import RecordOptions, TaskWithOptions
 from ..publishing.follow_ups import FollowUps
 from ..publishing.requeue import Requeue
+from . import locking
 from .context import DeliveryContext
 from .locking import Guard
-from .repair import OUTAGES
 
 __all__ = [
     "RunOutcome",
@@ -33,6 +34,7 @@ __all__ = [
     "follow_ups_of",
     "holds",
     "outcome_of_duplicate",
+    "requeue_unless_own",
 ]
 
 
@@ -69,11 +71,30 @@ def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished 
         copy = found.task_id == context.request.id
         if not copy or not holds(found.lock_alias, found.lock_name, found.owner):
             return None
-    except (BackendUnavailable, UnknownAlias, *OUTAGES) as error:
+    except BackendUnavailable as error:
         raise Requeue(error, context.header) from error
+    except (UnknownAlias, Error) as error:
+        requeue_unless_own(context, options, error)
     # The other delivery may have just started; if this one ended, it would overwrite its result.
     reason = LockNotAcquired("The lock is held by someone else", found.lock_name, found.lock_alias)
     raise Requeue(reason, context.header)
+
+
+def requeue_unless_own(
+    context: DeliveryContext, options: RecordOptions, error: UnknownAlias | Error
+) -> NoReturn:
+    """After a statement that reads or claims the record has failed.
+
+    Raises:
+        Requeue: It may succeed later.
+        Error: It may not.
+    """
+    reason: Exception = error
+    if isinstance(error, Error):
+        if not database_errors.may_pass(error):
+            raise error
+        reason = database_errors.explained(error, options.using)
+    raise Requeue(reason, context.header) from error
 
 
 def outcome_of_duplicate(
@@ -130,12 +151,14 @@ def claim_request(
     args, kwargs = context.args, context.kwargs
     lock_key = context.options.lock_key
     name = ""
-    if guard is None and lock_key is not None:
-        name = tenancy.full(lock_key(args, kwargs))
+    with locking.making_keys(context):
+        if guard is None and lock_key is not None:
+            name = tenancy.full(lock_key(args, kwargs))
+        key, payload = options.key(args, kwargs), options.payload(args, kwargs)
     return ClaimRequest(
         scope=tenancy.full(options.scope),
-        key=options.key(args, kwargs),
-        payload=options.payload(args, kwargs),
+        key=key,
+        payload=payload,
         ttl=options.ttl,
         lock_alias=context.options.lock["using"] if guard is None else guard.alias,
         lock_name=name if guard is None else guard.name,
@@ -144,6 +167,7 @@ def claim_request(
         task_id=context.request.id or "",
         step=context.request.replaced_task_nesting or 0,
         max_attempts=context.task.max_attempts,
+        ended=context.header.ended,
     )
 
 

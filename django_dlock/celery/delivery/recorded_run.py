@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
-from django.db import Error, connections, transaction
+from django.db import Error, transaction
 
-from ... import idempotency, process
+from ... import database_errors, idempotency, process
 from ...exceptions import BackendUnavailable, StaleToken
 from ...handler import locks
 from ...idempotency import Claim, Ending, Finished, InFlight
@@ -34,8 +34,9 @@ from .recorded_outcome import (
     follow_ups_of,
     holds,
     outcome_of_duplicate,
+    requeue_unless_own,
 )
-from .repair import OUTAGES, in_transaction, repair
+from .repair import UsedConnection, in_transaction, repair
 
 __all__ = ["RecordedRun"]
 
@@ -43,6 +44,10 @@ __all__ = ["RecordedRun"]
 EXITS_BY_SIGNAL = range(1 - 256, signal.NSIG - 256)
 """What billiard's children exit with when a signal ends them. Other negative codes are the body's
 own, such as that of ``sys.exit(-1)``."""
+
+
+BLAMELESS: tuple[database_errors.Fate, ...] = ("contention", "missing", "denied")
+"""Errors of our statements that say nothing about the body before them."""
 
 
 class _Stage(enum.Enum):
@@ -78,7 +83,9 @@ class RecordedRun:
         self.stage = _Stage.OPENING
         self.value: Any = None
         self.ignore: Ignore | None = None
-        self._connection: Any = None
+        self._used: UsedConnection | None = None
+        # The owner of this run, if the database did not take its end.
+        self._ended = ""
 
     def execute(self) -> RunOutcome:
         """Run, unless the work is already done.
@@ -128,8 +135,8 @@ class RecordedRun:
             return idempotency.claim(request, holds=holds, using=self.options.using)
         except BackendUnavailable as error:
             locking.apply_if_unavailable(self.context, error)
-        except (UnknownAlias, *OUTAGES) as error:
-            raise Requeue(error, self.context.header) from error
+        except (UnknownAlias, Error) as error:
+            requeue_unless_own(self.context, self.options, error)
 
     def _backend_time(self) -> float | None:
         """The time on the clock of the lock's backend, computed from the held lease."""
@@ -143,12 +150,13 @@ class RecordedRun:
 
     def _run_and_record(self, claim: Claim, follow_ups: FollowUps) -> None:
         if not self.task.atomic:
+            self._used = UsedConnection(claim.using)
             self._note_body(claim, follow_ups)
             with transaction.atomic(claim.using) if follow_ups.replaced else nullcontext():
                 self._record(claim, follow_ups)
             return
         with transaction.atomic(using=claim.using):
-            self._connection = connections[claim.using].connection
+            self._used = UsedConnection(claim.using)
             self._note_body(claim, follow_ups)
             self._record(claim, follow_ups)
 
@@ -185,7 +193,8 @@ class RecordedRun:
             Requeue: The message is to be requeued.
             BaseException: ``error``, if that is the outcome.
         """
-        cut = self._cut(claim, error)
+        if self._used is not None:
+            self._used.look()
         repair(error, self.before, interrupted=self.context.body_runner.interrupted)
         if self.stage in (_Stage.RECORDING, _Stage.COMMITTING):
             self._read_back(claim, error)
@@ -194,11 +203,17 @@ class RecordedRun:
         if isinstance(error, StaleToken) and self.stage is _Stage.RECORDING:
             # Another run has the key now. Requeue, so that this message gets its outcome later.
             raise self._requeue(error) from error
-        if isinstance(error, OUTAGES) and self.stage is not _Stage.BODY:
-            self._note(claim, idempotency.mark_waiting, error)
-            raise self._requeue(error) from error
+        if isinstance(error, Error) and self._is_of_the_database(error):
+            # Count a death here, too: the body may have lost its connection, or have idled for
+            # too long, and may do so again. In an outage, this cannot be recorded either.
+            died = self._used is not None and (
+                self._used.is_lost or database_errors.fate_of(error) not in BLAMELESS
+            )
+            mark = idempotency.mark_interrupted if died else idempotency.mark_waiting
+            self._note(claim, mark, error)
+            raise self._requeue(database_errors.explained(error, claim.using)) from error
         loss = self.context.loss_behind(error) if self.stage is _Stage.BODY else None
-        reason = loss or cut or self.context.interruption(error)
+        reason = loss or self.context.interruption(error)
         if reason is not None:
             # Count it as a run that died, because the body may be the cause and may do so again;
             # unless the lock's backend was unreachable.
@@ -214,13 +229,14 @@ class RecordedRun:
             self._note(claim, idempotency.mark_waiting, error)
             raise error
         outage = self._note(claim, idempotency.mark_failed, error)
-        if isinstance(outage, OUTAGES):
+        if outage is not None and database_errors.may_pass(outage):
             # The body probably failed in the same outage, and its end could not be recorded.
-            raise self._requeue(outage) from error
+            raise self._requeue(database_errors.explained(outage, claim.using)) from error
         raise error
 
     def _requeue(self, reason: Exception) -> Requeue:
-        return Requeue(reason, self.context.header.after_setback())
+        header = self.context.header.after_setback()
+        return Requeue(reason, replace(header, ended=self._ended))
 
     def _ends_its_process(self, error: BaseException) -> bool:
         """Whether the body ends the process, for example by ``sys.exit()``, and not a shutdown."""
@@ -231,19 +247,20 @@ class RecordedRun:
             return isinstance(error, KeyboardInterrupt)
         return not (isinstance(error.code, int) and error.code in EXITS_BY_SIGNAL)
 
-    def _cut(self, claim: Claim, error: BaseException) -> Error | None:
-        """The error, if the body failed because its transaction lost the connection."""
-        if self.stage is not _Stage.BODY or not self.task.atomic:
-            return None
-        # At the end of ``atomic``, Django replaces a connection that it cannot roll back.
-        same = connections[claim.using].connection is self._connection
-        return error if isinstance(error, OUTAGES) and not same else None
+    def _is_of_the_database(self, error: Error) -> bool:
+        """Whether the run ended because of the record's database, and not of its own statements."""
+        used = self._used
+        if self.stage is _Stage.BODY and used is not None:
+            return used.failed_with(error) or database_errors.is_about_our_tables(error)
+        # The statement was ours.
+        return database_errors.may_pass(error) or (used is not None and used.broke(error))
 
     def _read_back(self, claim: Claim, error: BaseException) -> None:
         """Find out whether a COMMIT without an answer succeeded; sets the stage."""
         try:
             succeeded = idempotency.has_succeeded(claim)
         except Error as trouble:
+            self._ended = claim.request.owner
             raise self._requeue(trouble) from error
         self.stage = _Stage.COMMITTING if succeeded else _Stage.RECORDING
         if not succeeded:
@@ -286,6 +303,7 @@ class RecordedRun:
                 error,
                 **self._about,
             )
+            self._ended = claim.request.owner
             return error
         return None
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import Error, InterfaceError, OperationalError, connections
+from django.db import Error, connections
+from django.db.transaction import TransactionManagementError
 
+from ... import database_errors
 from ...log import logger
 from .interrupt import LeaseAborted
 
-__all__ = ["OUTAGES", "in_transaction", "repair"]
-
-OUTAGES = (OperationalError, InterfaceError)
-"""Errors of a database that is unreachable or that aborts a transaction, as in a deadlock."""
+__all__ = ["UsedConnection", "in_transaction", "repair"]
 
 
 def in_transaction() -> frozenset[str]:
@@ -48,3 +47,45 @@ def repair(error: BaseException, before: frozenset[str], *, interrupted: bool) -
                 connection.connect()
         except Error as trouble:
             logger.warning("Database %r cannot be reached: %s", connection.alias, trouble)
+
+
+class UsedConnection:
+    """The connection with which a run begins: whether the run has lost it, or met an error on it.
+
+    Args:
+        using: Of the record's database.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using, self._begun_with = using, connections[using].connection
+        self._met_error = False
+
+    def look(self) -> None:
+        """Remember whether there was an error; call this before ``repair``, which forgets it."""
+        self._met_error = bool(connections[self._using].errors_occurred)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was closed, or broke: after ``repair``, another one or none is in its place.
+
+        At the end of ``atomic``, Django replaces a connection that it cannot roll back.
+        """
+        return connections[self._using].connection is not self._begun_with
+
+    def failed_with(self, error: Error) -> bool:
+        """Whether a body ended with this error because of its server, or of its connection.
+
+        A body may use other databases, whose errors are its own.
+        """
+        if self.broke(error):
+            return True
+        broken = database_errors.kind_of(error) == "broken"
+        return database_errors.is_outage(error) and self._met_error and not broken
+
+    def broke(self, error: Error) -> bool:
+        """Whether this error is due to a connection that was lost."""
+        # Some drivers do not notice that it is closed before Django refuses the statement.
+        of_it = isinstance(error, TransactionManagementError) or (
+            database_errors.fate_of(error) in ("outage", "temporary", "contention")
+        )
+        return self.is_lost and of_it

@@ -26,7 +26,7 @@ from celery.utils import uuid
 from django.db import Error, connections, transaction
 from kombu.utils import json
 
-from ... import tenancy
+from ... import database_errors, tenancy
 from ...database_time import Now
 from ...log import logger
 from ...models import FollowUp
@@ -68,6 +68,7 @@ class FollowUps:
         over: The run has ended in an earlier delivery; its follow-ups may still be pending.
 
     Attributes:
+        using: The database of the record.
         replaced: Whether the run has called ``replace()``.
     """
 
@@ -81,7 +82,7 @@ class FollowUps:
         atomic: bool,
         over: bool = False,
     ) -> None:
-        self._task, self._using, self._record = task, using, record
+        self._task, self.using, self._record = task, using, record
         self._ttl, self._atomic = ttl, atomic
         # Of the body's thread; other threads have other connections and transactions.
         self._connection = connections[using]
@@ -92,7 +93,7 @@ class FollowUps:
     @property
     def accepts(self) -> bool:
         """Whether a message that is sent now is part of the run's transaction."""
-        ours = connections[self._using] is self._connection
+        ours = connections[self.using] is self._connection
         return self._open and self._atomic and ours
 
     def send(self, signature: Signature) -> AsyncResult[Any]:
@@ -152,7 +153,7 @@ class FollowUps:
         """
         if not self._written:
             return
-        app, using, record = self._task.app, self._using, self._record
+        app, using, record = self._task.app, self.using, self._record
         # This runs at once, unless an eager task is in its caller's transaction.
         transaction.on_commit(
             lambda: publish(app, pending(using, record=record), using),
@@ -183,7 +184,7 @@ class FollowUps:
         return signature
 
     def _write(self, message: str, task: str, task_id: str) -> None:
-        FollowUp.objects.using(self._using).create(
+        FollowUp.objects.using(self.using).create(
             record_id=self._record,
             task=task[:255],
             task_id=task_id,
@@ -266,7 +267,8 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
                     signature.apply_async(add_to_parent=False, **options)
     except Exception as error:
         _mark(follow_up, using, error=results.describe(error))
-        if is_outage(app, error) or isinstance(error, SoftTimeLimitExceeded):
+        away = is_outage(app, error) or database_errors.passes(error)
+        if away or isinstance(error, SoftTimeLimitExceeded):
             raise Unpublished(f"{follow_up} is not published: {error}") from error
         logger.exception("Follow-up %s cannot be published", follow_up, task_id=follow_up.task_id)
         return False

@@ -48,6 +48,8 @@ class RequeueHeader:
         parked: The lease that was, or may have been, parked for it, as ``owner:name``; or empty.
         reserved: The reservation made when it was published (``Reservation.mark``); or empty.
         scope: That of the tenant who was active where the message was published; or empty.
+        ended: Owner of its last run, if an outage of the database kept the end of that run from
+            being recorded, so that it is not counted as a death; or empty.
     """
 
     count: int = 0
@@ -58,6 +60,7 @@ class RequeueHeader:
     parked: str = ""
     reserved: str = ""
     scope: str = ""
+    ended: str = ""
 
     @classmethod
     def of(cls, request: Context) -> RequeueHeader:
