@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery, Task, current_app
 from django.core import checks
 
+from ..backends.base import AliasOptions
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 from ..log import logger
@@ -217,6 +218,8 @@ class _Pairs:
                 "Raise lock_max_hold, lower time_limit, or leave lock_max_hold out: it then "
                 "follows the time limit.",
             )
+        if self.task.if_contended == "wait":
+            yield from self.wait()
         if self.task.if_contended != "requeue":
             return
         if options.lock.get("min_hold"):
@@ -250,6 +253,20 @@ class _Pairs:
                 "for it fail.",
                 "Leave contention_timeout out, or raise it above "
                 "broker_transport_options['visibility_timeout'].",
+            )
+
+    def wait(self) -> Iterator[checks.CheckMessage]:
+        own, alias = self.options.lock, self.alias()
+        wait = own.get("wait", alias and alias.wait)
+        limits = ((name, getattr(self.task, name)) for name in ("soft_time_limit", "time_limit"))
+        name, limit = next(((name, limit) for name, limit in limits if limit), ("", 0.0))
+        if limit and alias and (wait is None or wait >= limit):
+            long = "for ever" if wait is None else f"for up to {wait:g} s"
+            yield self.warning(
+                "django_dlock.W119",
+                f"waits {long} for its lock, but its {name} of {limit:g} s counts meanwhile: it "
+                "fails although its body never began.",
+                f"Lower lock_wait, or raise {name} by it.",
             )
 
     def publishing(self) -> Iterator[checks.CheckMessage]:
@@ -286,8 +303,12 @@ class _Pairs:
             )
 
     def ttl_of_alias(self) -> float | None:
+        alias = self.alias()
+        return None if alias is None else alias.ttl
+
+    def alias(self) -> AliasOptions | None:
         try:
-            return locks[self.options.lock["using"]].options.ttl
+            return locks[self.options.lock["using"]].options
         except InvalidLockBackend:
             # Another check reports what is wrong there.
             return None

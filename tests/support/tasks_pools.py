@@ -112,3 +112,22 @@ def leaves(name: str) -> int:
     """Ends without releasing an unbound lock, which the end of its thread does not end."""
     assert Lock(name, ttl=60, bound=False).acquire()
     return os.getpid()
+
+
+def works(self: LockedTask, order: int, place: str, seconds: float) -> int:
+    """Works for so long, without a look at its lock."""
+    note(place, f"began-{order}", time.monotonic())
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)
+    return order
+
+
+limited = shared_task(
+    works, base=LockedTask, bind=True, lock_key="order:{order}", time_limit=1, name="limited"
+)
+"""Its limit may be changed while the worker runs."""
+unlimited = shared_task(
+    works, base=LockedTask, bind=True, lock_key="order:{order}", name="unlimited"
+)
+"""Its limit is that of the worker, or of the message."""

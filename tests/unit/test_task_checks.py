@@ -38,7 +38,17 @@ def warned(app: Celery, **options: object) -> list[str]:
     return [warning.id.removeprefix("django_dlock.") for warning in check_tasks()]
 
 
-@pytest.mark.parametrize("options", [{}, RECORDED, {"if_contended": "skip", "lock_min_hold": 5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        RECORDED,
+        {"if_contended": "skip", "lock_min_hold": 5},
+        {"if_contended": "wait", "lock_wait": 30},
+        # It does not wait.
+        {"lock_wait": 120},
+    ],
+)
 def test_a_correct_task_gives_no_warning(app, options):
     assert warned(app, time_limit=60, **options) == []
 
@@ -68,6 +78,11 @@ def test_a_correct_task_gives_no_warning(app, options):
         ("W113", {"unique_until": "start", "if_contended": "skip"}),
         ("W113", {"unique_until": "start", "if_contended": "fail"}),
         ("W114", {"unique_until": "done", "unique_ttl": 60, "time_limit": 60}),
+        ("W119", {"if_contended": "wait", "lock_wait": 60, "soft_time_limit": 60}),
+        ("W119", {"if_contended": "wait", "lock_wait": 30, "soft_time_limit": 9, "time_limit": 60}),
+        ("W119", {"if_contended": "wait", "lock_wait": None, "time_limit": 60}),
+        # The alias waits for ten seconds.
+        ("W119", {"if_contended": "wait", "time_limit": 10}),
     ],
 )
 def test_a_conflicting_pair_is_named(app, number, options):

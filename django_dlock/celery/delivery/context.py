@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from ... import clock
 from ...exceptions import LeaseLost, StaleToken
 from ...lock import Lock
-from .. import owners, results
+from .. import owners, results, times
 from ..options import TaskWithOptions
 from ..publishing.follow_ups import FollowUps
 from ..publishing.header import RequeueHeader, drop_malformed
@@ -114,8 +114,7 @@ class DeliveryContext:
     @property
     def time_limit(self) -> float | None:
         """The hard time limit, in seconds."""
-        limit: Any = (self.request.timelimit or (None, None))[0] or self.task.time_limit
-        return float(limit) if limit else None
+        return times.time_limit(self.task, self.request)
 
     def loss_behind(self, error: BaseException) -> LeaseLost | None:
         """The loss of the lease that made the body end with ``error``; ``None`` if none did."""

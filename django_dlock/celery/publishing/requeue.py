@@ -25,6 +25,7 @@ from ...exceptions import BackendUnavailable, LockNotAcquired
 from ...lock import Lock
 from ...log import logger
 from .. import shutdown
+from ..times import time_limit
 from . import destination
 from .broker import confirming, unacknowledged_for, visibility_timeout, write_connection
 from .chosen_words import WORDS
@@ -186,8 +187,7 @@ class _PublishAttempts:
         self.began, self.pauses = began, 0
         lasts = unacknowledged_for(task.app)
         self.has_any, self._until = lasts > 0, began + lasts / 2
-        limit = (request.timelimit or (None, None))[0] or task.time_limit
-        if limit:
+        if limit := time_limit(task, request):
             self._until = min(self._until, began + limit - KILL_MARGIN - LONGEST_ATTEMPT)
 
     def wait(self) -> bool:
@@ -239,7 +239,7 @@ def _store_retry(task: Task[Any, Any], request: Context, reason: Exception, bega
     ignored = vars(request).get("ignore_result")
     if task.ignore_result if ignored is None else ignored:
         return
-    limit = (request.timelimit or (None, None))[0] or task.time_limit
+    limit = time_limit(task, request)
     if limit and clock.now() - began > limit - KILL_MARGIN:
         # The worker is about to store FAILURE, acknowledge the message and kill this process,
         # perhaps before it has published. RETRY must not overwrite that failure.

@@ -20,6 +20,7 @@ from .. import owners
 from ..canvas import callbacks
 from ..publishing import destination, reservation
 from ..publishing.header import scope_of
+from ..times import TIME_LIMIT
 from . import lost_children
 from .lock_recovery import Suspect
 
@@ -47,6 +48,8 @@ class LockedRequest(Request):
     but not for long.
     """
 
+    _own_limits: Any = (None, None)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # An owner that arrives in the message belongs to another delivery.
@@ -62,8 +65,35 @@ class LockedRequest(Request):
         keys as headers.
         """
         found = super().request_dict
-        told = destination.details_of(self.message)
+        told = {**destination.details_of(self.message), TIME_LIMIT: self._hard_limit()}
         return {**found, owners.KEY: self._owner, "delivery_info": {**self.delivery_info, **told}}
+
+    @property
+    def time_limits(self) -> Any:
+        """Hard and soft limit of this delivery in seconds, or ``None``.
+
+        Celery reads the task's own limits once, when the worker starts, and so enforces none that
+        ``control.time_limit()`` has set since.
+        """
+        try:
+            hard, soft = self._own_limits
+        except (TypeError, ValueError):
+            # Whoever publishes may write anything there.
+            return self._own_limits
+        return hard or self.task.time_limit, soft or self.task.soft_time_limit
+
+    @time_limits.setter
+    def time_limits(self, limits: Any) -> None:
+        self._own_limits = limits
+
+    def _hard_limit(self) -> float | None:
+        """The hard limit that the worker enforces; ``None`` if none is known."""
+        pool: Any = getattr(destination.consumer(), "pool", None)
+        try:
+            limit = self.time_limits[0] or getattr(pool, "options", {}).get("timeout")
+            return float(limit) if limit else None
+        except (TypeError, ValueError, LookupError):
+            return None
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
