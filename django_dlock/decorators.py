@@ -14,7 +14,7 @@ from . import conf
 from .core.options import Default, IfUnavailable, Seconds
 from .handler import locks
 from .keys import KeySpec, compile_key, template_of
-from .lock import Lock, of_template, unknown_option
+from .lock import Lock, of_template
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,6 +131,8 @@ def check_options(options: LockKeywords) -> None:
         # is wrong with those. It imports this module, so it could not run if this raised.
         known = inspect.signature(Lock.__init__).parameters
         if unknown := [name for name in options if name not in known]:
+            from .mistakes import unknown_option
+
             raise unknown_option(*unknown)
 
 

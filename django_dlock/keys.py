@@ -127,7 +127,7 @@ def compile_key(
 
         return Digest(None, Arguments(signature, what), prefix, normalise)
     if callable(spec):
-        return _Called(spec, what)
+        return _Called(spec, signature, what)
     if isinstance(spec, Sequence) and all(isinstance(name, str) for name in spec):
         from .digests import Digest
 
@@ -312,12 +312,14 @@ class _Template:
 class _Called:
     """A key that the user's function makes from the arguments, passed as in the call."""
 
-    def __init__(self, function: Callable[..., object], what: str) -> None:
+    def __init__(
+        self, function: Callable[..., object], signature: inspect.Signature, what: str
+    ) -> None:
         if inspect.iscoroutinefunction(function):
             raise TypeError(
                 f"{what} is the coroutine function {function!r}; it must be a plain function"
             )
-        self.function, self.what = function, what
+        self.function, self.signature, self.what = function, signature, what
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         try:
@@ -332,6 +334,10 @@ class _Called:
             got = repr(key) if missing else f"a value of type {type(key).__name__}"
             kind = MissingValue if missing else TypeError
             raise kind(f"{self.what}: {self.function!r} returned {got}, not a non-empty string")
+        if "{" in key:
+            from .mistakes import warn_of_argument
+
+            warn_of_argument(key, self.function, self.signature, self.what)
         return fit(key)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .fencing import FencedInstance, FencedQuerySet
 
-__all__ = ["DEFAULT", "Lock", "of_template", "unknown_option"]
+__all__ = ["DEFAULT", "Lock", "of_template"]
 
 
 T = TypeVar("T")
@@ -37,8 +37,9 @@ class Lock(LockFlows):
     """A lease on a name that no two holders have at the same time.
 
     Args:
-        name: 1 to 255 characters, compared exactly. With ``DLOCK_SCOPE``, each acquire puts the
-            scope of the tenant in front who is active then.
+        name: 1 to 255 characters, compared exactly. A field such as ``{order_id}`` in it gives a
+            ``LockNameWarning``, because the ``f`` before the string is probably missing.
+            With ``DLOCK_SCOPE``, each acquire puts the scope of the active tenant in front.
         ttl: Seconds that the lease lives without renewal; the alias's ``TTL`` by default.
         wait: Seconds to wait for the lock; 0 tries once, ``None`` waits forever.
         renew: Renew it in the background while it is held.
@@ -83,6 +84,8 @@ class Lock(LockFlows):
         **unknown: Never,
     ) -> None:
         if unknown:
+            from .mistakes import unknown_option
+
             raise unknown_option(*unknown)
         backend = locks[using]
         options = LockOptions(
@@ -90,6 +93,11 @@ class Lock(LockFlows):
             *(hold_until, if_unavailable),
         )
         super().__init__(check_name(name), backend, HandleLeases(bound), options)
+        if "{" in name:
+            # Imported here and above, because hardly any lock needs it.
+            from .mistakes import warn_of_field
+
+            warn_of_field(name)
 
     # -- acquire -----------------------------------------------------------------------
 
@@ -407,15 +415,6 @@ class Lock(LockFlows):
 
 
 LockFlows._sender = Lock
-
-
-def unknown_option(name: str, *others: str) -> TypeError:
-    if name == "timeout":
-        return TypeError(
-            "Lock() takes no timeout: use ttl= for the time of the lease (timeout in redis-py), or "
-            "wait= for the waiting time (timeout in threading)"
-        )
-    return TypeError(f"Lock() got an unexpected keyword argument {name!r}")
 
 
 L = TypeVar("L", bound=Lock)

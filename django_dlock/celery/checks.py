@@ -20,8 +20,9 @@ from ..handler import locks
 from ..log import logger
 from .binding import bypasses, wrapper_of
 from .delivery.locking import contention_timeout
-from .options import PREFIXES, TaskWithOptions
+from .options import TaskWithOptions
 from .publishing.broker import CONSUMER_TIMEOUT, VISIBILITY_TIMEOUTS, forgets_what_it_delivers
+from .spelling import PREFIXES
 from .task import LockedTask
 
 __all__ = ["check_tasks", "log_task_warnings"]
@@ -33,8 +34,9 @@ OF_LOCK = {
     "max_hold": "lock_max_hold",
     "min_hold": "lock_min_hold",
     "using": "lock_using",
+    "unique": "unique_until",
 }
-"""Arguments of locks that may also be a task's own attributes, and the task options for them."""
+"""Options elsewhere that may also be a task's own attributes, and the task options for them."""
 
 OURS = tuple(name for name in TaskWithOptions.__annotations__ if name.startswith(PREFIXES))
 
@@ -339,14 +341,14 @@ def _retry_countdown(task: Any) -> float:
 
 
 def _misplaced(app: Celery) -> Iterator[checks.CheckMessage]:
-    """W120 and W121: options of ours on other tasks, and options of ``Lock`` on ours."""
+    """W120 and W121: options of ours on other tasks, and options of others on ours."""
     for task in app.tasks.values():
         kind = type(task)
         if isinstance(task, TaskWithOptions):
             own = kind.__mro__[: kind.__mro__.index(TaskWithOptions)]
             for option in sorted(_set_on(own) & OF_LOCK.keys()):
                 yield checks.Warning(
-                    f"Task {task.name!r} has {option}, which is an option of Lock and not of "
+                    f"Task {task.name!r} has {option}, which is not an option of "
                     "LockedTask: it has no effect.",
                     hint=f"Use {OF_LOCK[option]}, or silence this if {option} is yours.",
                     obj=task.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from ..backends.base import Capability
 from ..core.options import DEFAULT, Default, Seconds
 from ..handler import locks
 from ..keys import ALL_ARGUMENTS, Key, compile_key
+from .spelling import refuse_unknown
 
 __all__ = ["RecordOptions", "TaskOptions", "TaskWithOptions", "UniqueOptions"]
 
@@ -40,15 +40,6 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
 }
 UNIQUE_TTL = 3600.0
 """Seconds, if the task does not set ``unique_ttl``."""
-PREFIXES = ("lock_", "idempotency_", "if_", "unique_")
-ONLY_OF_LOCK: Mapping[str, str] = {
-    **{option: f"use lock_{option}" for option in ("ttl", "wait", "max_hold", "min_hold")},
-    "on_lost": "use if_lost",
-    "renew": "the lock of a task is always renewed",
-    "reentrant": "a task takes no such option",
-    "hold_until": "the lock of a task is held until its transaction has ended",
-}
-"""Arguments of ``Lock`` that have no effect on a task, and what to do instead."""
 OF_THE_LOCK = ("lock_ttl", "lock_wait", "lock_max_hold", "lock_min_hold", "lock_across_retries")
 OF_THE_RECORD = ("atomic", "idempotency_scope", "idempotency_payload")
 NEEDED = (
@@ -150,7 +141,7 @@ class _Reader:
 
     def read(self) -> TaskOptions:
         self.check_body()
-        self.check_spelling()
+        refuse_unknown(self.task, TaskWithOptions, self.what)
         self.check_choices()
         self.check_sets()
         record = self.record() if self.is_set("idempotency_key") else None
@@ -179,42 +170,6 @@ class _Reader:
         raise ValueError(
             f"The body of task {self.name!r} is {kind}: Celery would create it, run none of it, "
             f"and report success; {cure}"
-        )
-
-    def check_spelling(self) -> None:
-        """Refuse a misspelling such as ``lock_tll`` or ``atomik``, which would have no effect."""
-        # Not with hasattr(): reading Task.app would bind the base class to an app.
-        known = dir(TaskWithOptions)
-        for kind in self.task.__mro__[: self.task.__mro__.index(TaskWithOptions)]:
-            # A callable in a class body is a method; one that the decorator was given is not.
-            decorated = "_decorated" in vars(kind)
-            for option, value in vars(kind).items():
-                if option.startswith(("_", "is_")) or option in known:
-                    continue
-                # Asks the type, because a lazy object would be evaluated now.
-                is_method = callable(value) or hasattr(type(value), "__get__")
-                if decorated or not is_method:
-                    self.check_name(option, decorated=decorated)
-
-    def check_name(self, option: str, *, decorated: bool) -> None:
-        known, ours = list(TaskWithOptions.__annotations__), option.startswith(PREFIXES)
-        # Other names may be the user's: only a letter or two may differ, and not the first.
-        # For instance, connection_timeout and block_key are accepted.
-        cutoff = 0.6 if ours else 1 - 1.5 / max(len(option), 8)
-        near = difflib.get_close_matches(option, known, 1, cutoff)
-        of_lock = ONLY_OF_LOCK.get(option.removeprefix("lock_"))
-        # In a class body, ``ttl`` may be an attribute of the user's own; there W121 warns.
-        if of_lock and (ours or decorated):
-            hint = f"it is one of Lock: {of_lock}"
-        elif near and (ours or near[0][0] == option[0]):
-            hint = f"did you mean {near[0]!r}?"
-        elif ours:
-            hint = f"known: {', '.join(known)}"
-        else:
-            return
-        raise ValueError(
-            f"{self.what(option)} is not an option of LockedTask; {hint} (see 'LockedTask' in the "
-            "documentation; if the attribute is your own, rename it)"
         )
 
     def check_choices(self) -> None:

@@ -131,7 +131,7 @@ def test_a_wrong_option_is_refused_by_name(app, options, message):
     "attribute",
     [
         *("queue_name", "model", "store", "key", "retries", "results", "unit", "metadata"),
-        *("ttl_seconds", "max_items", "max_attempts_total", "atomic_group", "timeout", "using"),
+        *("ttl_seconds", "max_items", "max_attempts_total", "atomic_group", "using"),
         *("connection_timeout", "connect_timeout", "block_key", "lookup_key", "stock_key"),
         *("automatic", "idempotent", "is_lost", "_atomik", "retry_kwargs", "retry_backoff_max"),
         *("compression", "mandatory", "immediate"),
@@ -161,6 +161,60 @@ def test_a_class_may_have_attributes_named_like_options_of_lock(app):
         abstract = True
         ttl, wait = 60, 5
 
+    assert task(app, base=Base).name
+
+
+ONCE = {"graceful": True, "keys": ["order_id"], "timeout": 60}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("once", ONCE, "unique_until='done'.*lock_key.*unique_ttl"),
+        ("unlock_before_run", True, "unique_until='start'"),
+        ("unique_on", ["order_id"], "unique_until='done' and lock_key"),
+        ("lock_expiry", 60, "unique_ttl"),
+        ("raise_on_duplicate", True, "compare its id"),
+        ("unique_key", body, "lock_key"),
+        ("significant_kwargs", ["order_id"], "lock_key"),
+        ("lock_name", "order", "lock_key"),
+        ("lock_timeout", 60, "lock_ttl"),
+    ],
+)
+def test_an_option_left_over_from_another_package_is_refused(app, option, value, instead):
+    with pytest.raises(ImproperlyConfigured, match=rf"{option} of task 't\d+'.*{instead}"):
+        task(app, **{option: value}).name  # noqa: B018
+    if callable(value):
+        # In the body of a class it is a method.
+        return
+
+    class Base(LockedTask):
+        abstract = True
+
+    setattr(Base, option, value)
+    with pytest.raises(ImproperlyConfigured, match=instead):
+        task(app, base=Base).name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("unique", True, "unique_until='done'"),
+        ("key", "{order_id}", "lock_key, or idempotency_key"),
+        ("key", ["order_id"], "lock_key, or idempotency_key"),
+        ("keys", ["order_id"], "lock_key"),
+        ("timeout", 60, "lock_wait.*unique_ttl.*time_limit"),
+        ("blocking_timeout", 60, "if_contended='wait'"),
+    ],
+)
+def test_a_common_name_is_refused_only_if_the_decorator_has_it(app, option, value, instead):
+    with pytest.raises(ImproperlyConfigured, match=instead):
+        task(app, **{option: value}).name  # noqa: B018
+
+    class Base(LockedTask):
+        abstract = True
+
+    setattr(Base, option, value)
     assert task(app, base=Base).name
 
 
