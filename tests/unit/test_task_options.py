@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import itertools
+from decimal import Decimal
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -327,6 +328,13 @@ def test_the_default_key_is_per_task_and_typed(app):
     one, other = task(app), task(app)
     assert key(one, 1) == key(one, order_id=1) == key(one, 1, full=False)
     assert len({key(one, 1), key(one, "1"), key(one, 2), key(one, 1, True), key(other, 1)}) == 5
+
+
+def test_each_way_to_write_an_amount_is_another_key_and_another_payload(app):
+    amounts = (Decimal("10.0"), Decimal("10.00"), 10.0, 10, "10.00")
+    assert len({key(task(app, name="pay"), amount) for amount in amounts}) == 5
+    payload = task(app, idempotency_key="pay").dlock_options.record.payload
+    assert len({payload((amount,), {}) for amount in amounts}) == 5
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"a": (1,)}, dt.date(2024, 2, 29), {1: "int key"}])
