@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         InvalidLockBackend,
         LeaseLost,
         LockError,
-        LockNameWarning,
         LockNotAcquired,
         NotHeld,
         PayloadMismatch,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from .handler import locks
     from .keys import keyed_digest
     from .lock import DEFAULT, Lock
+    from .mistakes import LockNameWarning
     from .views import locked_view
     from .views.idempotency_key import BodyField
     from .views.idempotent import idempotent_view
@@ -74,6 +74,7 @@ _MODULES = {
     "DEFAULT": "lock",
     "FencingTokenField": "fields",
     "Lock": "lock",
+    "LockNameWarning": "mistakes",
     "LockedTask": "celery",
     "idempotent_view": "views.idempotent",
     "keyed_digest": "keys",

@@ -131,9 +131,7 @@ def check_options(options: LockKeywords) -> None:
         # is wrong with those. It imports this module, so it could not run if this raised.
         known = inspect.signature(Lock.__init__).parameters
         if unknown := [name for name in options if name not in known]:
-            from .mistakes import unknown_option
-
-            raise unknown_option(*unknown)
+            Lock("options", **dict.fromkeys(unknown))  # type: ignore[arg-type] # raises
 
 
 def full_name(function: Callable[..., Any]) -> str:

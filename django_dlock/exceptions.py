@@ -26,17 +26,12 @@ __all__ = [
     "InvalidLockBackend",
     "LeaseLost",
     "LockError",
-    "LockNameWarning",
     "LockNotAcquired",
     "NotHeld",
     "PayloadMismatch",
     "QuorumNotReached",
     "StaleToken",
 ]
-
-
-class LockNameWarning(UserWarning):
-    """The name of a lock probably lacks a value: it has a field such as ``{order_id}`` in it."""
 
 
 class LockError(Exception):

@@ -127,7 +127,7 @@ def compile_key(
 
         return Digest(None, Arguments(signature, what), prefix, normalise)
     if callable(spec):
-        return _Called(spec, signature, what)
+        return _Called(spec, what)
     if isinstance(spec, Sequence) and all(isinstance(name, str) for name in spec):
         from .digests import Digest
 
@@ -312,14 +312,12 @@ class _Template:
 class _Called:
     """A key that the user's function makes from the arguments, passed as in the call."""
 
-    def __init__(
-        self, function: Callable[..., object], signature: inspect.Signature, what: str
-    ) -> None:
+    def __init__(self, function: Callable[..., object], what: str) -> None:
         if inspect.iscoroutinefunction(function):
             raise TypeError(
                 f"{what} is the coroutine function {function!r}; it must be a plain function"
             )
-        self.function, self.signature, self.what = function, signature, what
+        self.function, self.what = function, what
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         try:
@@ -337,7 +335,7 @@ class _Called:
         if "{" in key:
             from .mistakes import warn_of_argument
 
-            warn_of_argument(key, self.function, self.signature, self.what)
+            warn_of_argument(key, self.function, self.what)
         return fit(key)
 
 

@@ -94,7 +94,6 @@ class Lock(LockFlows):
         )
         super().__init__(check_name(name), backend, HandleLeases(bound), options)
         if "{" in name:
-            # Imported here and above, because hardly any lock needs it.
             from .mistakes import warn_of_field
 
             warn_of_field(name)

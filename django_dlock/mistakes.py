@@ -10,9 +10,12 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 
-from .exceptions import LockNameWarning
+__all__ = ["LockNameWarning", "unknown_option", "warn_of_argument", "warn_of_field"]
 
-__all__ = ["unknown_option", "warn_of_argument", "warn_of_field"]
+
+class LockNameWarning(UserWarning):
+    """The name of a lock probably lacks a value: it has a field such as ``{order_id}`` in it."""
+
 
 CURES: Mapping[str, str] = {
     "timeout": "use ttl= for the time of the lease (timeout in redis-py), or wait= for the waiting "
@@ -73,20 +76,13 @@ def warn_of_field(name: str) -> None:
     warnings.warn(text, LockNameWarning, stacklevel=3)
 
 
-def warn_of_argument(
-    key: str, function: Callable[..., object], signature: inspect.Signature, what: str
-) -> None:
-    """Warn if a callable has returned the name of an argument in place of its value.
-
-    Args:
-        signature: Of the call; the function may have other names for the same arguments.
-    """
-    names = [*signature.parameters]
+def warn_of_argument(key: str, function: Callable[..., object], what: str) -> None:
+    """Warn if a callable has returned the name of an argument in place of its value."""
     try:
-        names += inspect.signature(function).parameters
+        names = [*inspect.signature(function).parameters]
     except (TypeError, ValueError):
         # Not every callable tells its signature.
-        pass
+        return
     found = next((name for name in names if f"{{{name}}}" in key), None)
     if found is not None:
         text = (
