@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import conf
+from .. import conf, tenancy
 from ..inspection import AliasQuery
 from ..keys import Key, MissingValue, compile_key
 from ..log import logger
@@ -151,7 +151,7 @@ class LockedObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # no generi
     def _name_of(self, obj: Any, key: Key, problems: list[str]) -> str:
         """The name that a key gives; empty if it gives none."""
         try:
-            return key((obj,), {})
+            return tenancy.full(key((obj,), {}))
         except MissingValue:
             # For instance the order of an invoice that has none.
             return ""

@@ -15,6 +15,7 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext
 
+from .. import tenancy
 from ..blocking import Blocking, LockId, survey
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
@@ -210,7 +211,8 @@ class WhyAdmin(GuardedAdmin):
             task = info.metadata.get("task_name") if info is not None else None
             if isinstance(task, str):
                 # Of a task without a ``lock_key`` of its own, the key is the name of the lock.
-                digest = IdempotencyRecord.digest_of(task, name)
+                tenant, key = tenancy.split(name)
+                digest = IdempotencyRecord.digest_of(tenancy.of(tenant, task), key)
                 found |= {record.pk: record for record in of_lock.filter(digest=digest)}
         # Also that of the holder's task, in whichever database it is.
         of_holder = record_of(info) if info is not None else None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from django.contrib.auth import get_user_model
 from django.db import models
 
+from .. import tenancy
 from ..digests import fingerprint
 from ..keys import keyed_digests
 from ..models import IdempotencyRecord
@@ -45,6 +46,10 @@ class Criterion(NamedTuple):
 class Subject:
     """All that was asked for; a trace belongs to it if one of the criteria fits.
 
+    With ``DLOCK_SCOPE``, only what belongs to the active tenant does: another one has another user
+    with the same primary key. Without an active tenant, that is what belongs to no tenant; but
+    then names are compared with the full names of all.
+
     Args:
         names: Names of locks; ``*`` matches anything.
         keys: Keys of records, values of the ``Idempotency-Key`` header, or values of which a key
@@ -68,6 +73,7 @@ class Subject:
             *(Criterion("key", key) for key in keys),
             *(Criterion("user", user) for user in users),
         }
+        self._tenant = tenancy.current()
         self.users = {user: Criterion("user", user) for user in users}
         self._patterns = [(_pattern(name), Criterion("name", name)) for name in names]
         self._keys = {key: Criterion("key", key) for key in keys}
@@ -95,11 +101,25 @@ class Subject:
 
     def in_name(self, name: str) -> set[Criterion]:
         """The criteria that a lock's name fits."""
-        found = self.in_key(name)
-        found |= {criterion for matches, criterion in self._patterns if matches(name)}
+        own, rest = self._split(name)
+        if not own:
+            return set() if self._tenant else self._matching(name)
+        found = self.in_group(rest) | self._matching(name)
         if name in self._of_records:
             found.add(self._of_records[name])
         return found
+
+    def in_group(self, group: str) -> set[Criterion]:
+        """The criteria that a name fits from which the tenant was taken away."""
+        return self.in_key(group) | self._matching(group)
+
+    def _matching(self, name: str) -> set[Criterion]:
+        return {criterion for matches, criterion in self._patterns if matches(name)}
+
+    def _split(self, full: str) -> tuple[bool, str]:
+        """Whether a full name or scope belongs to the active tenant, and the rest of it."""
+        tenant, rest = tenancy.split(full)
+        return tenant == self._tenant, rest
 
     def in_key(self, key: str) -> set[Criterion]:
         """The criteria that a key fits, whatever its scope."""
@@ -110,25 +130,29 @@ class Subject:
 
     def in_record(self, record: IdempotencyRecord) -> set[Criterion]:
         """The criteria that a record fits; also notes the name of its lock."""
-        found = self.in_key(record.key) | self.in_name(record.lock_name)
-        own = lock_name_of(record.scope, record.key)
-        if record.lock_name == own:
+        found = self.in_name(record.lock_name)
+        if not self._split(record.scope)[0]:
+            return found
+        found |= self.in_key(record.key)
+        if _is_of_view(record.lock_name, record.scope, record.key):
             found |= self._in_key_of_view(record.key)
-            self._of_records.update((own, criterion) for criterion in found)
+            self._of_records.update((record.lock_name, criterion) for criterion in found)
         return found
 
     def in_detail(self, detail: Mapping[str, Any], lock_name: str) -> set[Criterion]:
         """The criteria that a lock event about a record fits, which may be gone by now."""
         scope, key = detail.get("scope"), detail.get("key")
-        if not isinstance(scope, str) or not isinstance(key, str):
+        if not isinstance(scope, str) or not isinstance(key, str) or not self._split(scope)[0]:
             return set()
         found = self.in_key(key)
-        if lock_name == lock_name_of(scope, key):
+        if _is_of_view(lock_name, scope, key):
             found |= self._in_key_of_view(key)
         return found
 
     def in_text(self, text: str) -> set[Criterion]:
         """The criteria that the ``str()`` of a record fits; a scope may contain ``": "``, too."""
+        if not self._split(text)[0]:
+            return set()
         parts = text.split(": ")
         keys = [": ".join(parts[place:]) for place in range(1, len(parts))]
         return set().union(*(self.in_key(key) | self._in_key_of_view(key) for key in keys))
@@ -153,6 +177,9 @@ class Subject:
         Some databases ignore the case of letters, so what they find is compared again.
         """
         yield from self.keys(field)
+        if self._tenant and self._keys:
+            full = [tenancy.of(self._tenant, key) for key in (*self._keys, *self._exact)]
+            yield models.Q(**{f"{field}__in": full})
         for _, criterion in self._patterns:
             longest = max(criterion.value.split("*"), key=len)
             yield models.Q(**{f"{field}__contains": longest})
@@ -174,6 +201,11 @@ class Subject:
             yield models.Q(**{f"{field}__startswith": beginning_of_key(client)})
             for header in self._keys:
                 yield models.Q(**{field: record_key(client, header)})
+
+
+def _is_of_view(lock_name: str, scope: str, key: str) -> bool:
+    """Whether the lock is that of ``idempotent_view`` for the record with this full scope."""
+    return tenancy.split(lock_name)[1] == lock_name_of(scope, key)
 
 
 def _pattern(pattern: str) -> Any:

@@ -140,7 +140,7 @@ class _Run:
         rows = IdempotencyRecord.objects.using(database).defer("message", "result", "error")
         conditions = [*subject.names("lock_name"), *subject.keys("key")]
         conditions += (
-            condition & models.Q(lock_name__startswith=OF_VIEWS)
+            condition & models.Q(lock_name__contains=OF_VIEWS)
             for condition in subject.keys_of_views("key")
         )
         for batch in self._batches(rows, conditions):
@@ -236,7 +236,7 @@ class _Run:
         for batch in self._batches(rows.only("pk", "group"), self.subject.names("group")):
             keys = []
             for row in batch:
-                if found := self.subject.in_name(row.group):
+                if found := self.subject.in_group(row.group):
                     self.done.found |= found
                     keys.append(row.pk)
             self._in_one(database, [partial(self._statistics, rows, keys)])
