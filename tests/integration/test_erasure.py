@@ -37,6 +37,7 @@ from django_dlock.models import (
 from django_dlock.names import fit
 from tests.support import databases
 from tests.support.deliveries import in_memory, recorded, task, work
+from tests.support.tenants import active, scoped
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -276,6 +277,35 @@ def test_a_key_of_a_view_that_is_a_digest_is_found_by_client_and_header(monkeypa
     assert len(IdempotencyRecord.objects.get().key) == 64
     assert not erased(keys=["k" * 100]).erased["records"]
     assert erased(keys=["k" * 100], users=["c" * 200]).erased["records"] == 1
+
+
+def test_g12_only_the_traces_of_the_active_tenant_are_erased(app):
+    """Users of two tenants have the same primary key."""
+    charge, digested = recorded(app), recorded(app, idempotency_key=["order"])
+    left = {}
+    with scoped():
+        for who in ("a", "b", ""):
+            with active(who):
+                paid(User(pk=1), "k-1")
+                for made in (charge, digested):
+                    made.delay(7)
+            for _ in range(2):
+                work(app)
+            for record in IdempotencyRecord.objects.exclude(pk__in=left):
+                left[record.pk] = who
+                make_event(record.lock_name)
+                detail = {"scope": record.scope, "key": record.key}
+                make_event(record.lock_name, event="rerun", detail=detail)
+        make_event("[a]7")
+        make_event("[b]7")
+        with active("a"):
+            done = erased(users=["1"], keys=["7"], names=["*7"], argument_names=["order"])
+        assert (done.erased["records"], done.erased["lock_events"]) == (3, 7)
+        known = IdempotencyRecord.objects.values_list("pk", flat=True)
+        assert sorted(left[pk] for pk in known) == ["", "", "", "b", "b", "b"]
+        done = erased(users=["1"], keys=["7"], argument_names=["order"])
+        assert (done.erased["records"], done.erased["lock_events"]) == (3, 4)
+        assert erased(names=["[b]*"]).erased["lock_events"] == 7
 
 
 def test_operators_lose_their_name_and_the_event_stays(database):
