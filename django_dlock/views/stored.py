@@ -12,6 +12,7 @@ from http.cookies import CookieError
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import RawPostDataException
 
 from ..names import REFUSED
 from ..printable import storable
@@ -24,6 +25,7 @@ TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
 MOST_BYTES = 1_000_000
 """A larger body is not stored."""
 LONGEST_ERROR = 1000
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 
@@ -49,15 +51,25 @@ def fingerprint(request: HttpRequest) -> str:
 
 def _body(request: HttpRequest) -> Iterator[str | bytes | None]:
     # REST framework passes its views a wrapper around Django's request.
-    request = getattr(request, "_request", request)
-    if request.method != "POST" or request.content_type != "multipart/form-data":
-        # Raises if something has read the body as a stream: without it, requests with the same
-        # key cannot be compared.
-        yield request.body
+    whole: Any = getattr(request, "_request", request)
+    if whole.method != "POST" or whole.content_type != "multipart/form-data":
+        try:
+            body = whole.body
+        except RawPostDataException:
+            # Something has read it as a stream. If that was REST framework, it has kept the form.
+            if not (whole.content_type in FORMS and hasattr(whole, "_files")):
+                yield from (None, None, _of_parsed(request))
+                return
+        else:
+            yield body
+            return
+    elif whole._read_started and not hasattr(whole, "_body") and not hasattr(whole, "_files"):
+        # Django would find no field in it.
+        yield from (None, None, _of_parsed(request))
         return
     # By its parts, because a client chooses another boundary each time; and the whole body may be
     # larger than Django reads into memory.
-    fields, files = sorted(request.POST.lists()), sorted(request.FILES.lists())
+    fields, files = sorted(whole.POST.lists()), sorted(whole.FILES.lists())
     if not files and all(len(values) == 1 for _, values in fields):
         for name, values in fields:
             yield from (name, *values)
@@ -72,6 +84,24 @@ def _body(request: HttpRequest) -> Iterator[str | bytes | None]:
         yield from (name, str(len(uploads)))
         for file in uploads:
             yield from (file.name or "", digest_of_file(file))
+
+
+def _of_parsed(request: Any) -> str:
+    """What REST framework has parsed, where the bytes are gone.
+
+    Raises:
+        RawPostDataException: There is nothing that could be compared.
+    """
+    # Django's request has no such attribute. Here the parser has run already.
+    data = getattr(request, "data", None)
+    if data is not None:
+        with contextlib.suppress(RecursionError, TypeError, ValueError):
+            return json.dumps(data, sort_keys=True)
+    raise RawPostDataException(
+        "@idempotent_view compares the bodies of requests, but something has read this one as a "
+        "stream before, such as a permission that asks for request.data, and has not made JSON of "
+        "it: put @idempotent_view above that, or let a middleware read request.body first"
+    )
 
 
 def is_final(response: HttpResponseBase) -> bool:

@@ -8,14 +8,26 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpRequest, JsonResponse
+from django.http.request import RawPostDataException
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from rest_framework.authentication import BaseAuthentication
-from rest_framework.decorators import api_view, authentication_classes
+from rest_framework.decorators import (
+    action,
+    api_view,
+    authentication_classes,
+    parser_classes,
+    permission_classes,
+)
 from rest_framework.exceptions import ValidationError
+from rest_framework.parsers import BaseParser, FormParser, JSONParser, MultiPartParser
+from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
+from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from django_dlock import idempotent_view
 from django_dlock.testing import local_locks
@@ -134,4 +146,110 @@ def test_an_exception_of_rest_framework_is_its_answer(kind: str) -> None:
     answer = VIEWS[kind](post("{}"), order_number=7).render()
     assert answer.status_code == 400
     assert b"missing" in answer.content
+    assert Effect.objects.count() == 0
+
+
+# -- the body is parsed before the decorator compares it ------------------------------------------
+
+
+class ReadsData(BasePermission):
+    """As permissions do that ask for the owner of what the body names."""
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return "amount" in request.data
+
+
+class PlainText(BaseParser):
+    media_type = "text/plain"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return {"amount": stream.read().decode()}
+
+
+class Binary(PlainText):
+    media_type = "application/octet-stream"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return {"amount": object(), "read": stream.read()}
+
+
+def amount_of(request: Any) -> Response:
+    Effect.objects.create(order_number=7, by="view")
+    return Response({"charge": Effect.objects.count()})
+
+
+class EarlyMethod(APIView):
+    permission_classes = [ReadsData]
+    parser_classes = [JSONParser, FormParser, MultiPartParser, PlainText, Binary]
+
+    @method_decorator(idempotent_view(client="all"))
+    def post(self, request: Any) -> Response:
+        return amount_of(request)
+
+    @method_decorator(idempotent_view(client="all"))
+    def put(self, request: Any) -> Response:
+        return amount_of(request)
+
+
+class EarlySet(ViewSet):
+    permission_classes = [ReadsData]
+    parser_classes = EarlyMethod.parser_classes
+
+    @action(detail=False, methods=["post", "put"])
+    @method_decorator(idempotent_view(client="all"))
+    def pay(self, request: Any) -> Response:
+        return amount_of(request)
+
+
+EARLY = {
+    "method": EarlyMethod.as_view(),
+    "below api_view": api_view(["POST", "PUT"])(
+        permission_classes([ReadsData])(
+            parser_classes(EarlyMethod.parser_classes)(idempotent_view(client="all")(amount_of))
+        )
+    ),
+    "action": EarlySet.as_view({"post": "pay", "put": "pay"}),
+}
+
+BODIES: dict[str, tuple[Any, str]] = {
+    "JSON": ({"amount": 1, "items": [1.5, None, "é"]}, "json"),
+    "form": ("amount=1&item=2&item=3", "application/x-www-form-urlencoded"),
+    "upload": ({"amount": "1", "item": ["2", "3"], "file": b"receipt"}, "multipart"),
+    "own parser": ("1", "text/plain"),
+}
+OTHERS: dict[str, Any] = {
+    "JSON": {"amount": 1, "items": [1.5, None, "e"]},
+    "form": "amount=1&item=3&item=2",
+    "upload": {"amount": "1", "item": ["2", "3"], "file": b"another receipt"},
+    "own parser": "2",
+}
+
+
+def early(method: str, body: Any, kind: str) -> HttpRequest:
+    """A request whose body is sent as another multipart text each time."""
+    factory = APIRequestFactory()
+    headers = {"idempotency-key": "k1", "accept": "application/json"}
+    if isinstance(body, dict) and "file" in body:
+        body = {**body, "file": SimpleUploadedFile("receipt.txt", body["file"])}
+    send = getattr(factory, method)
+    given = {"format": kind} if "/" not in kind else {"content_type": kind}
+    request: HttpRequest = send("/pay/", body, headers=headers, **given)
+    return request
+
+
+@pytest.mark.parametrize("method", ["post", "put"])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("kind", EARLY)
+def test_g12_a_permission_may_read_the_data_before(kind: str, body: str, method: str) -> None:
+    data, content_type = BODIES[body]
+    answers = [EARLY[kind](early(method, data, content_type)) for _ in range(2)]
+    assert [(each.status_code, each.content) for each in answers] == [(200, b'{"charge":1}')] * 2
+    other = EARLY[kind](early(method, OTHERS[body], content_type))
+    assert other.status_code == 422
+    assert Effect.objects.count() == 1
+
+
+def test_what_has_no_stable_form_is_named_before_the_view_runs() -> None:
+    with pytest.raises(RawPostDataException, match=r"a middleware read request\.body first"):
+        EARLY["method"](early("post", "1", "application/octet-stream"))
     assert Effect.objects.count() == 0

@@ -20,7 +20,7 @@ from django.http.request import RawPostDataException
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import RequestFactory, override_settings
-from django.test.client import encode_multipart
+from django.test.client import MULTIPART_CONTENT, encode_multipart
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
@@ -488,10 +488,17 @@ def test_a_file_may_be_larger_than_what_is_read_into_memory() -> None:
     assert response.content == b"x" * 2000
 
 
-def test_g14_a_body_that_was_read_as_a_stream_is_not_taken_for_an_empty_one() -> None:
+@pytest.mark.parametrize("kind", ["json", "x-www-form-urlencoded", "form-data"])
+def test_g14_a_body_that_was_read_as_a_stream_is_not_taken_for_an_empty_one(kind: str) -> None:
     request = post(body='{"amount": 5}')
+    if kind != "json":
+        data = {"amount": "5"} if kind == "form-data" else "amount=5"
+        content_type = MULTIPART_CONTENT if kind == "form-data" else f"application/{kind}"
+        headers = {"idempotency-key": "k1"}
+        request = RequestFactory().post("/pay/", data, content_type=content_type, headers=headers)
+        request.user = User(pk=1)
     request.read()
-    with pytest.raises(RawPostDataException):
+    with pytest.raises(RawPostDataException, match="@idempotent_view compares"):
         idempotent_view(charge)(request)
     assert effects() == 0
 

@@ -25,7 +25,7 @@ from django.contrib.admin import ModelAdmin
 from django.contrib.auth.models import User
 from django.core.handlers import base as handlers
 from django.db import connections, models, transaction
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import TestCase
 from django.utils.functional import LazyObject, empty
 from kazoo.client import KazooClient
@@ -138,6 +138,10 @@ CANARIES: dict[str, Callable[[], object]] = {
     "the handler closes the request with the response": lambda: (
         "_resource_closers.append(request.close)" in source(handlers)
     ),
+    "_read_started": lambda: (
+        '_read_started and not hasattr(self, "_body")' in source(HttpRequest._load_post_and_files)
+    ),
+    "_files": lambda: "self._post, self._files = " in source(HttpRequest._load_post_and_files),
     "_wrapped": lambda: LazyObject()._wrapped is empty,
     "_state": lambda: (User()._state.db, User()._state.adding) == (None, True),
     "_meta": lambda: (User._meta.label, User._meta.pk.attname) == ("auth.User", "id"),
