@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NotHeld,
         PayloadMismatch,
         QuorumNotReached,
+        RecordedFailure,
         StaleToken,
     )
     from .fields import FencingTokenField
@@ -59,6 +60,7 @@ __all__ = [
     "NotHeld",
     "PayloadMismatch",
     "QuorumNotReached",
+    "RecordedFailure",
     "StaleToken",
     "idempotent_view",
     "keyed_digest",

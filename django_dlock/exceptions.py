@@ -30,6 +30,7 @@ __all__ = [
     "NotHeld",
     "PayloadMismatch",
     "QuorumNotReached",
+    "RecordedFailure",
     "StaleToken",
 ]
 
@@ -135,6 +136,10 @@ class PayloadMismatch(IdempotencyConflict):
 
 class DuplicateRun(IdempotencyConflict):
     """The work of the key is already done, and ``if_duplicate`` is ``"fail"``."""
+
+
+class RecordedFailure(IdempotencyConflict):
+    """A redelivered copy of a message whose run has failed for good; names the recorded error."""
 
 
 class AttemptsExhausted(LockError):

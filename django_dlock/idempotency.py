@@ -24,7 +24,14 @@ from django.db import Error, IntegrityError, connections, models, router, transa
 from . import database_errors, payloads
 from .core import tracing
 from .database_time import Now
-from .exceptions import AttemptsExhausted, DuplicateRun, LockError, PayloadMismatch, StaleToken
+from .exceptions import (
+    AttemptsExhausted,
+    DuplicateRun,
+    LockError,
+    PayloadMismatch,
+    RecordedFailure,
+    StaleToken,
+)
 from .models import IdempotencyRecord
 
 __all__ = [
@@ -65,6 +72,7 @@ class ClaimRequest:
             a nonce, so it identifies this run.
         task_id: Runs with the same task id belong to one task. Their payloads may differ,
             because a retry may have other arguments.
+        copy: Whether its message may be a copy of one that has run: redelivered, or requeued.
         step: How often the task has replaced itself before this run. A replacement has the id of
             the task that it replaces; the step distinguishes it from a redelivery.
         worker, message: For operators: the process that runs it, and the text from which its task
@@ -83,6 +91,7 @@ class ClaimRequest:
     owner: str
     token: int | None = None
     task_id: str = ""
+    copy: bool = False
     step: int = 0
     worker: str = ""
     message: str | None = None
@@ -163,6 +172,7 @@ def claim(
         PayloadMismatch: The key was used with another payload, by another task id.
         DuplicateRun: Another task did part of the work and replaced itself, and the replacement
             failed.
+        RecordedFailure: The run of this task id has failed for good, and this is a copy of it.
         AttemptsExhausted: ``max_attempts`` runs died in the middle; the record is now failed.
         BackendUnavailable: A run is recorded, and the backend does not say whether its owner
             still holds the lock.
@@ -210,7 +220,7 @@ def find_outcome(request: ClaimRequest, *, using: str | None = None) -> Finished
     A run that is recorded as running may have died: its backend is not asked.
 
     Raises:
-        PayloadMismatch, DuplicateRun: As ``claim``.
+        PayloadMismatch, DuplicateRun, RecordedFailure: As ``claim``.
     """
     using = using or router.db_for_write(IdempotencyRecord)
     record: Any = _read(request, using, locking=False)
@@ -269,7 +279,7 @@ def mark_interrupted(claim: Claim, reason: str) -> bool:
 
 
 def mark_failed(claim: Claim, error: str) -> bool:
-    """Record the run as failed; a new delivery may claim the key.
+    """Record the run as failed; only a copy of its message may not claim the key.
 
     Returns:
         Whether it was still the latest; otherwise nothing has changed.
@@ -353,7 +363,7 @@ def _answer(record: Any, request: ClaimRequest) -> Finished | InFlight | None:
         another task id                    Finished | InFlight while step 1 runs | Finished
 
     Raises:
-        PayloadMismatch, DuplicateRun: See ``claim``.
+        PayloadMismatch, DuplicateRun, RecordedFailure: See ``claim``.
     """
     finished = Finished(record.result, record.task_id, record.ending, record.pk)
     if request.task_id and record.task_id == request.task_id:
@@ -362,6 +372,8 @@ def _answer(record: Any, request: ClaimRequest) -> Finished | InFlight | None:
         if record.state == State.SUCCEEDED:
             goes_on = request.step > record.step and record.ending == Ending.REPLACED
             return None if goes_on else finished
+        if record.state == State.FAILED and request.copy and request.step == record.step:
+            raise request.error(RecordedFailure, f"failed for good: {record.error}")
         # A replacement that arrived before the replaced run was recorded.
         return _in_flight(record) if request.step > record.step else None
     same = payloads.is_same(record.payload, request.scope, request.key, request.payload)

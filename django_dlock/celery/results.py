@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from celery import Task, states
+from celery.app.task import Context
 from celery.exceptions import Retry
 from celery.result import AsyncResult, GroupResult
 from kombu.utils import json
@@ -13,7 +15,7 @@ from kombu.utils.encoding import safe_repr
 from ..log import logger
 from ..printable import storable
 
-__all__ = ["MAX_RESULT", "decode", "describe", "encode"]
+__all__ = ["MAX_RESULT", "decode", "describe", "encode", "stored_failure"]
 
 MAX_RESULT = 1024 * 1024
 """Characters of a recorded result; store more in a table or file of your own."""
@@ -68,6 +70,22 @@ def decode(text: str, *, task: str, task_id: str | None = None) -> Any:
             task_id=task_id,
         )
         return None
+
+
+def stored_failure(task: Task[Any, Any], request: Context) -> Exception | None:
+    """The error with which the task has failed, from the result backend; never raises.
+
+    ``None`` if the backend does not know it: results may be ignored, or expired.
+    """
+    ignored = vars(request).get("ignore_result")
+    if request.is_eager or (task.ignore_result if ignored is None else ignored):
+        return None
+    try:
+        found: Any = task.backend.get_task_meta(request.id or "", cache=False)
+        error = found["result"] if found["status"] == states.FAILURE else None
+    except Exception:  # noqa: BLE001 - whatever result backends raise
+        return None
+    return error if isinstance(error, Exception) else None
 
 
 def describe(error: BaseException, *, private: bool = False) -> str:

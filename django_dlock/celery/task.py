@@ -8,7 +8,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
 from .. import database_errors, tenancy
-from ..exceptions import LeaseLost, LockError, LockNotAcquired
+from ..exceptions import LeaseLost, LockError, LockNotAcquired, RecordedFailure
 from ..log import logger
 from .binding import bind_body, wrapper_of
 from .canvas import callbacks, chords, items
@@ -73,8 +73,8 @@ class LockedTask(TaskWithOptions):
     acks_late = True
     reject_on_worker_lost = True
     Request = "django_dlock.celery.parent:LockedRequest"
-    # Expected under contention, so Celery logs this failure without a traceback.
-    throws = (LockNotAcquired,)
+    # Expected under contention and redelivery, so Celery logs them without a traceback.
+    throws = (LockNotAcquired, RecordedFailure)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -49,10 +49,15 @@ def waiting(app: Celery) -> Any:
         return queue.get(no_ack=True)
 
 
-def work(app: Celery) -> Any:
-    """Deliver the next message to a worker's own code; return the message."""
+def work(app: Celery, *, redelivered: bool = False) -> Any:
+    """Deliver the next message to a worker's own code; return the message.
+
+    Args:
+        redelivered: Whether the broker says that it may have been delivered before.
+    """
     message = waiting(app)
     assert message is not None
+    message.delivery_info["redelivered"] = redelivered
     made = app.tasks[message.headers["task"]]
     Request(message, app=app, task=made, on_ack=lambda *_: None).execute()
     return message

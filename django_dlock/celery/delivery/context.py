@@ -85,6 +85,7 @@ class DeliveryContext:
         body_runner: Runs the body, and interrupts it if the lease is lost.
         owner: The owner with which the delivery acquires its lock.
         header: The message's header, or the one with which it will be requeued.
+        is_copy: Whether an earlier delivery of this message, or a copy of it, may have run.
     """
 
     def __init__(
@@ -110,6 +111,9 @@ class DeliveryContext:
         (request.headers or {}).pop(owners.KEY, None)
         # Read before the body runs: a run ends contention, and so resets the header.
         self.header = RequeueHeader.of(request)
+        # Not the key ``redelivered`` of the headers: on Redis, a retry inherits it.
+        redelivered = (request.delivery_info or {}).get("redelivered")
+        self.is_copy = bool(redelivered) or self.header.count > 0
 
     @property
     def time_limit(self) -> float | None:

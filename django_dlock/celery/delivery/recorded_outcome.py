@@ -15,6 +15,7 @@ from ...exceptions import (
     InvalidLockBackend,
     LockError,
     LockNotAcquired,
+    RecordedFailure,
 )
 from ...idempotency import ClaimRequest, Ending, Finished, InFlight
 from ...log import logger
@@ -30,6 +31,7 @@ __all__ = [
     "RunOutcome",
     "UnknownAlias",
     "claim_request",
+    "failure_of_copy",
     "find_finished",
     "follow_ups_of",
     "holds",
@@ -61,7 +63,7 @@ def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished 
     """The recorded end of the work, if it is done; for a delivery that did not get its lock.
 
     Raises:
-        PayloadMismatch, DuplicateRun: See ``idempotency.claim``.
+        PayloadMismatch, DuplicateRun, Exception: See ``idempotency.claim``, ``failure_of_copy``.
         Requeue: Another delivery of this message is running, or the database does not answer.
     """
     try:
@@ -71,6 +73,8 @@ def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished 
         copy = found.task_id == context.request.id
         if not copy or not holds(found.lock_alias, found.lock_name, found.owner):
             return None
+    except RecordedFailure as failure:
+        raise failure_of_copy(context, failure) from failure
     except BackendUnavailable as error:
         raise Requeue(error, context.header) from error
     except (UnknownAlias, Error) as error:
@@ -95,6 +99,19 @@ def requeue_unless_own(
             raise error
         reason = database_errors.explained(error, options.using)
     raise Requeue(reason, context.header) from error
+
+
+def failure_of_copy(context: DeliveryContext, failure: RecordedFailure) -> Exception:
+    """With what a copy fails: with the stored error of its original, else with ``failure``."""
+    logger.info(
+        "Task %s[%s] is a copy of a message whose run has failed, so it fails, too: %s",
+        context.task.name,
+        context.request.id,
+        failure,
+        about=failure,
+        task_id=context.request.id,
+    )
+    return results.stored_failure(context.task, context.request) or failure
 
 
 def outcome_of_duplicate(
@@ -165,6 +182,7 @@ def claim_request(
         owner="" if guard is None else guard.owner or "",
         token=None if guard is None else guard.token,
         task_id=context.request.id or "",
+        copy=context.is_copy,
         step=context.request.replaced_task_nesting or 0,
         max_attempts=context.task.max_attempts,
         ended=context.header.ended,

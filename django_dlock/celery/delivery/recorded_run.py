@@ -10,11 +10,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    TimeLimitExceeded,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 from django.db import Error, transaction
 
 from ... import database_errors, idempotency, process
-from ...exceptions import BackendUnavailable, StaleToken
+from ...exceptions import BackendUnavailable, RecordedFailure, StaleToken
 from ...handler import locks
 from ...idempotency import Claim, Ending, Finished, InFlight
 from ...log import logger
@@ -31,6 +38,7 @@ from .recorded_outcome import (
     RunOutcome,
     UnknownAlias,
     claim_request,
+    failure_of_copy,
     follow_ups_of,
     holds,
     outcome_of_duplicate,
@@ -92,6 +100,7 @@ class RecordedRun:
 
         Raises:
             PayloadMismatch, DuplicateRun, AttemptsExhausted: The record refuses the run.
+            RecordedFailure, Exception: See ``failure_of_copy``.
             DeliveryRefused, Requeue: See ``locking``.
             Exception: The body's own.
         """
@@ -118,6 +127,8 @@ class RecordedRun:
                 claim.attempt,
                 **self._about,
             )
+        if self.context.is_copy and claim.attempt > 1:
+            self._end_at_reported_limit(claim)
         follow_ups = follow_ups_of(self.task, self.options, claim.record_id)
         try:
             self._run_and_record(claim, follow_ups)
@@ -133,10 +144,22 @@ class RecordedRun:
         )
         try:
             return idempotency.claim(request, holds=holds, using=self.options.using)
+        except RecordedFailure as failure:
+            raise failure_of_copy(self.context, failure) from failure
         except BackendUnavailable as error:
             locking.apply_if_unavailable(self.context, error)
         except (UnknownAlias, Error) as error:
             requeue_unless_own(self.context, self.options, error)
+
+    def _end_at_reported_limit(self, claim: Claim) -> None:
+        """Fail if the worker has reported that an earlier delivery reached its hard time limit.
+
+        A child that is killed at that limit cannot record that its run has failed.
+        """
+        error = results.stored_failure(self.task, self.request)
+        if isinstance(error, TimeLimitExceeded):
+            self._note(claim, idempotency.mark_failed, error, ours=True)
+            raise error
 
     def _backend_time(self) -> float | None:
         """The time on the clock of the lock's backend, computed from the held lease."""
