@@ -21,6 +21,8 @@ __all__ = [
     "Kind",
     "Known",
     "TablesMissing",
+    "Verdict",
+    "counts",
     "explained",
     "fate_of",
     "is_about_our_tables",
@@ -52,32 +54,34 @@ already, or cannot use it since the table was changed.
 
 Fate: TypeAlias = Literal["outage", "contention", "temporary", "missing", "denied", "own"]
 
-FATES: Mapping[Fate, tuple[str, str, str]] = {
-    "outage": (
-        "requeued",
-        "requeued; a death is counted if the database answers the next statement",
-        "requeued; a death is counted if the database answers the next statement",
-    ),
-    "contention": ("requeued", "fails, as with any error of the body", "requeued"),
-    "temporary": (
-        "requeued",
-        "fails, as with any error of the body",
-        "requeued; a death is counted if the database answers the next statement",
-    ),
-    "missing": (
-        "requeued; the log says: run `manage.py migrate django_dlock`",
-        "fails, unless the table is one of django-dlock",
-        "requeued; a death is counted if the database answers the next statement",
-    ),
-    "denied": (
-        "requeued",
-        "fails, unless the table is one of django-dlock",
-        "requeued; a death is counted if the database answers the next statement",
-    ),
-    "own": ("fails", "fails, as with any error of the body", "fails"),
+
+class Verdict(NamedTuple):
+    """What becomes of the message of a task with a record.
+
+    Attributes:
+        requeues: If one of our own statements has failed; otherwise the task fails.
+        requeues_body: If a statement of the body has failed, on the record's database.
+        counts: Whether a run that had begun counts as one that died, if the database answers the
+            next statement. If it does not, this is an outage, which is nobody's fault.
+    """
+
+    requeues: bool
+    requeues_body: bool
+    counts: bool
+
+
+FATES: Mapping[Fate, Verdict] = {
+    # The server is away, or does not write now, whatever the statement.
+    "outage": Verdict(requeues=True, requeues_body=True, counts=True),
+    # Somebody else was faster. The body's own retries are a matter of the body.
+    "contention": Verdict(requeues=True, requeues_body=False, counts=False),
+    # It took too long or was cancelled. The body may have set the limit, for us as well.
+    "temporary": Verdict(requeues=True, requeues_body=False, counts=True),
+    # Of our tables; those of the body are its own.
+    "missing": Verdict(requeues=True, requeues_body=False, counts=False),
+    "denied": Verdict(requeues=True, requeues_body=False, counts=False),
+    "own": Verdict(requeues=False, requeues_body=False, counts=False),
 }
-"""What becomes of the message of a task with a record, by whose statement failed: ours before the
-body, the body's, or ours after the body, which includes the COMMIT of an ``atomic`` task."""
 
 
 class Known(NamedTuple):
@@ -243,7 +247,7 @@ def fate_of(error: BaseException) -> Fate:
 
 def is_outage(error: BaseException) -> bool:
     """Whether the server is away, or does not write now, whatever the statement."""
-    return fate_of(error) == "outage"
+    return FATES[fate_of(error)].requeues_body
 
 
 def passes(error: BaseException) -> bool:
@@ -253,7 +257,12 @@ def passes(error: BaseException) -> bool:
 
 def may_pass(error: BaseException) -> bool:
     """Whether one of our own statements may succeed later, without a change of the message."""
-    return fate_of(error) != "own"
+    return FATES[fate_of(error)].requeues
+
+
+def counts(error: BaseException) -> bool:
+    """Whether a run that ended with this error counts as one that died; see ``Verdict``."""
+    return FATES[fate_of(error)].counts
 
 
 def is_about_our_tables(error: BaseException) -> bool:

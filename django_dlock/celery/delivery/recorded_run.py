@@ -54,10 +54,6 @@ EXITS_BY_SIGNAL = range(1 - 256, signal.NSIG - 256)
 own, such as that of ``sys.exit(-1)``."""
 
 
-BLAMELESS: tuple[database_errors.Fate, ...] = ("contention", "missing", "denied")
-"""Errors of our statements that say nothing about the body before them."""
-
-
 class _Stage(enum.Enum):
     """How far a run has come; an error is handled differently in each stage."""
 
@@ -195,6 +191,10 @@ class RecordedRun:
             if isinstance(ignore, LeaseAborted) or self.context.loss_behind(ignore) is not None:
                 raise
             self.ignore = ignore
+        except Error:
+            if self._used is not None:
+                self._used.note_error()
+            raise
         self.stage = _Stage.RECORDING
 
     def _record(self, claim: Claim, follow_ups: FollowUps) -> None:
@@ -216,7 +216,7 @@ class RecordedRun:
             Requeue: The message is to be requeued.
             BaseException: ``error``, if that is the outcome.
         """
-        if self._used is not None:
+        if self._used is not None and isinstance(error, Error):
             self._used.look()
         repair(error, self.before, interrupted=self.context.body_runner.interrupted)
         if self.stage in (_Stage.RECORDING, _Stage.COMMITTING):
@@ -229,9 +229,7 @@ class RecordedRun:
         if isinstance(error, Error) and self._is_of_the_database(error):
             # Count a death here, too: the body may have lost its connection, or have idled for
             # too long, and may do so again. In an outage, this cannot be recorded either.
-            died = self._used is not None and (
-                self._used.is_lost or database_errors.fate_of(error) not in BLAMELESS
-            )
+            died = self._used is not None and (self._used.is_lost or database_errors.counts(error))
             mark = idempotency.mark_interrupted if died else idempotency.mark_waiting
             self._note(claim, mark, error)
             raise self._requeue(database_errors.explained(error, claim.using)) from error

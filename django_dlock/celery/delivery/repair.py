@@ -59,18 +59,20 @@ class UsedConnection:
     def __init__(self, using: str) -> None:
         self._using, self._begun_with = using, connections[using].connection
         self._met_error = False
+        self.is_lost = False
+        """Whether it was closed, or broke."""
 
-    def look(self) -> None:
-        """Remember whether there was an error; call this before ``repair``, which forgets it."""
+    def note_error(self) -> None:
+        """Remember whether there was an error; call this before a rollback, which forgets it."""
         self._met_error = bool(connections[self._using].errors_occurred)
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether it was closed, or broke: after ``repair``, another one or none is in its place.
-
-        At the end of ``atomic``, Django replaces a connection that it cannot roll back.
-        """
-        return connections[self._using].connection is not self._begun_with
+    def look(self) -> None:
+        """Find out whether it is lost; call this before ``repair``, which may close it."""
+        now = connections[self._using]
+        # At the end of ``atomic``, Django replaces a connection that it cannot roll back.
+        self.is_lost = now.connection is not self._begun_with or (
+            now.errors_occurred and not now.in_atomic_block and not now.is_usable()
+        )
 
     def failed_with(self, error: Error) -> bool:
         """Whether a body ended with this error because of its server, or of its connection.
