@@ -10,7 +10,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.worker.request import Request
-from kombu import Exchange, Queue, serialization
+from kombu import Connection, Consumer, Exchange, Queue, serialization
 from kombu.transport.native_delayed_delivery import (
     CELERY_DELAYED_DELIVERY_EXCHANGE,
     calculate_routing_key,
@@ -73,10 +73,44 @@ def test_a_requeue_to_an_unknown_queue_is_refused_and_logged(app, caplog):
     assert "'of another application'" in caplog.text
 
 
+class Receiver:
+    """What a worker's parent knows of its consumer."""
+
+    def __init__(self, connection: Connection, *queues: str) -> None:
+        self.connection, channel = connection, connection.default_channel
+        self.task_consumer = Consumer(channel, [Queue(name, no_declare=True) for name in queues])
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
+@pytest.mark.parametrize("others", [(), ("a-other", "z-other")])
+def test_g13_a_message_of_an_exchange_that_no_setting_names_goes_back(
+    app, monkeypatch, kind, others
+):
+    name, made = f"foreign-{next(numbers)}", task(app)
+    key = "orders.#" if kind == "topic" else "orders.new"
+    with app.connection_for_write() as connection:
+        queue = Queue(name, Exchange(name, kind), routing_key=key)(connection.default_channel)
+        queue.declare()
+        receiver = Receiver(connection, name, *others)
+        monkeypatch.setattr(destination, "consumer", lambda: receiver)
+        made.apply_async((1,), exchange=name, exchange_type=kind, routing_key="orders.new")
+        message = queue.get(no_ack=True)
+        with held("order:1"):
+            request = LockedRequest(message, app=app, task=made)
+            # As the child of a pool does.
+            args, kwargs, _ = message.payload
+            trace_task(made, request.id, args, kwargs, request.request_dict, app=app)
+        again = queue.get(no_ack=True)
+    assert again.headers["id"] == request.id
+    assert again.delivery_info["exchange"] == ""
+
+
 @pytest.mark.parametrize("queue", ["plain", "with.dots", "with:colons%and.more"])
 def test_the_queue_is_known_by_the_key_under_which_rabbitmq_delayed_a_message(app, queue):
     key = calculate_routing_key(5, f"dlock:{destination._quoted(queue)}")
-    found = destination._queue_of(app, CELERY_DELAYED_DELIVERY_EXCHANGE, key)
+    info = {"exchange": CELERY_DELAYED_DELIVERY_EXCHANGE, "routing_key": key}
+    with app.connection_for_write() as connection:
+        found = destination._queue_of(app, info, connection)
     assert found == queue
     # A single word, so that no other queue's key ends with it.
     assert key.count(".") == 28

@@ -6,7 +6,9 @@ requeued through the exchange, one message would become hundreds.
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +17,7 @@ from celery.app.task import Context
 from celery.utils.quorum_queues import detect_quorum_queues
 from django.core.exceptions import ImproperlyConfigured
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import InconsistencyError
 from kombu.transport.native_delayed_delivery import (
     CELERY_DELAYED_DELIVERY_EXCHANGE,
     MAX_LEVEL,
@@ -35,6 +38,10 @@ __all__ = [
 
 QUEUE, CONTENT_TYPE = "dlock_queue", "dlock_content_type"
 """Keys of ``delivery_info`` with which the parent passes details of a message to a pool's child."""
+
+CONSUMED, PUBSUB = "dlock_consumed", "dlock_pubsub"
+"""The same, only of a message that came through an exchange: the names of the queues that the
+worker consumes, if it is not known which one it came from; and whether no queue keeps it."""
 
 WITH_PUBSUB = ("redis", "mongodb")
 """Transports that cannot publish to one queue of a fanout exchange alone."""
@@ -63,13 +70,34 @@ def consumer() -> Any:
     return None if _consumer is None else _consumer()
 
 
-def details_of(message: Any) -> dict[str, str]:
-    """What a delivery needs to know about its message and Celery's ``delivery_info`` lacks."""
-    tag = (message.delivery_info or {}).get("consumer_tag")
-    tags: dict[str, str] = getattr(getattr(consumer(), "task_consumer", None), "_active_tags", {})
+def details_of(message: Any) -> dict[str, Any]:
+    """What a delivery needs to know about its message and Celery's ``delivery_info`` lacks.
+
+    Call this when the message arrives: after a lost connection its consumer tag says nothing.
+    """
+    info = message.delivery_info or {}
+    found = _source_of(info) if info.get("exchange") else {}
+    return {QUEUE: "", CONTENT_TYPE: message.content_type or "", **found}
+
+
+def _source_of(info: dict[str, Any]) -> dict[str, Any]:
+    """Where a message came from, as far as the worker's parent knows.
+
+    Its settings name neither exchanges of other applications nor queues added at run time.
+    """
+    receiver: Any = getattr(consumer(), "task_consumer", None)
+    if receiver is None:
+        return {}
+    tag, tags = info.get("consumer_tag"), receiver._active_tags
     # Each queue has its own consumer tag; only AMQP has tags.
-    queue = next((name for name, known in list(tags.items()) if tag and known == tag), "")
-    return {QUEUE: queue, CONTENT_TYPE: message.content_type or ""}
+    for name, known in list(tags.items()):
+        if tag and known == tag:
+            return {QUEUE: name}
+    queues, transport = receiver.queues, consumer().connection.transport
+    if transport.driver_type in WITH_PUBSUB and _is_fanout(info["exchange"], queues):
+        return {PUBSUB: True}
+    names = sorted(queue.name for queue in queues)
+    return {QUEUE: names[0]} if len(names) == 1 else {CONSUMED: names}
 
 
 # -- in the process that publishes -----------------------------------------------------------
@@ -86,7 +114,7 @@ def route(app: Celery, request: Context, connection: Connection, delay: float) -
     """
     info: dict[str, Any] = dict(request.delivery_info or {})
     exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
-    if exchange and _is_pubsub(app, exchange, connection):
+    if exchange and (info.get(PUBSUB) or _is_pubsub(app, exchange, connection)):
         _refuse_many(exchange, connection)
         return {
             "exchange": exchange,
@@ -95,7 +123,7 @@ def route(app: Celery, request: Context, connection: Connection, delay: float) -
             "declare": [Exchange(exchange, "fanout")],
             "countdown": delay,
         }
-    queue = (info.get(QUEUE) or _queue_of(app, exchange, key)) if exchange else key
+    queue = (info.get(QUEUE) or _queue_of(app, info, connection)) if exchange else key
     queue = queue or str(app.amqp.default_queue.name)
     if delayed_by_broker(app, connection):
         return _through_delays(app, queue, connection, round(delay))
@@ -119,11 +147,16 @@ def content_type_of(request: Context) -> str:
 
 
 def _is_pubsub(app: Celery, exchange: str, connection: Connection) -> bool:
-    fanout = any(
-        queue.exchange.name == exchange and queue.exchange.type == "fanout"
-        for queue in app.amqp.queues.values()
-    )
+    fanout = _is_fanout(exchange, app.amqp.queues.values())
     return fanout and connection.transport.driver_type in WITH_PUBSUB
+
+
+def _is_fanout(exchange: str, queues: Iterable[Queue]) -> bool:
+    return any(
+        queue.exchange.name == exchange and queue.exchange.type == "fanout"
+        for queue in queues
+        if queue.exchange
+    )
 
 
 def _refuse_many(exchange: str, connection: Connection) -> None:
@@ -139,22 +172,45 @@ def _refuse_many(exchange: str, connection: Connection) -> None:
         )
 
 
-def _queue_of(app: Celery, exchange: str, key: str) -> str:
-    """The queue of a message without a consumer tag."""
+def _queue_of(app: Celery, info: dict[str, Any], connection: Connection) -> str:
+    """The queue of a message without a consumer tag.
+
+    If this worker consumes several of its exchange, it may be the wrong one of them, but it is
+    only one, and this worker runs its messages.
+    """
+    exchange, key = str(info["exchange"]), str(info.get("routing_key") or "")
     if exchange == CELERY_DELAYED_DELIVERY_EXCHANGE:
         word = key.rpartition(".")[2]
         if word.startswith(_PREFIX):
             return unquote(word.removeprefix(_PREFIX))
+    consumed = set(info.get(CONSUMED) or app.amqp.queues.consume_from)
     queues = {name: queue for name, queue in app.amqp.queues.items() if _bound(queue, exchange)}
-    # If this worker consumes several of them, it may be the wrong queue, but it is only one.
-    consumed = sorted(queues.keys() & app.amqp.queues.consume_from.keys()) or sorted(queues)
-    if not consumed:
-        raise CannotRequeue(
-            f"It cannot be requeued: it came through the exchange {exchange!r}, and no queue in "
-            "task_queues is bound to that"
-        )
-    matching = (name for name in consumed if queues[name].routing_key == key)
-    return next(matching, consumed[0])
+    table = _bindings(exchange, connection)
+    matching = (row for row in table if row[0] == key or (row[1] and re.match(row[1], key)))
+    for found in (
+        {queue for _, _, queue in matching} & consumed,
+        {queue for _, _, queue in table} & consumed,
+        {name for name in queues if queues[name].routing_key == key} & consumed,
+        queues.keys() & consumed,
+        queues.keys(),
+        info.get(CONSUMED) or (),
+    ):
+        if found:
+            return min(found)
+    raise CannotRequeue(
+        f"It cannot be requeued: it came through the exchange {exchange!r}, no queue in "
+        "task_queues is bound to that, and it is not known which queues the worker consumes"
+    )
+
+
+def _bindings(exchange: str, connection: Connection) -> list[tuple[str, str | None, str]]:
+    """Key, pattern and queue of each binding, where kombu itself keeps them; else an empty list."""
+    channel: Any = connection.default_channel
+    try:
+        return list(channel.get_table(exchange))
+    except (AttributeError, LookupError, InconsistencyError):
+        # AMQP's channels have no such method.
+        return []
 
 
 def _bound(queue: Queue, exchange: str) -> bool:

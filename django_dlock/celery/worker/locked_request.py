@@ -55,6 +55,7 @@ class LockedRequest(Request):
         # An owner that arrives in the message belongs to another delivery.
         super().request_dict.pop(owners.KEY, None)
         self._owner = owners.new(self.id)
+        self._details = destination.details_of(self.message)
         self._received_by, self._seen_dead = os.getpid(), 0
 
     @property
@@ -65,7 +66,7 @@ class LockedRequest(Request):
         keys as headers.
         """
         found = super().request_dict
-        told = {**destination.details_of(self.message), TIME_LIMIT: self._hard_limit()}
+        told = {**self._details, TIME_LIMIT: self._hard_limit()}
         return {**found, owners.KEY: self._owner, "delivery_info": {**self.delivery_info, **told}}
 
     @property
