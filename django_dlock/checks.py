@@ -359,7 +359,7 @@ def check_tasks(**_: Any) -> list[checks.CheckMessage]:
 
 
 def check_views(**_: Any) -> list[checks.CheckMessage]:
-    """W017 to W019: keys of views that visitors can choose."""
+    """W017 to W019, W021: keys of views that visitors can choose, or that never change."""
     # Imported here, because serving processes do not need it.
     from .views.checks import check_views
 

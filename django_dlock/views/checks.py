@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core import checks
 from django.urls import URLPattern, get_resolver
 
+from .idempotency_key import WHAT
 from .noted import Note, notes
 from .signature import name_of
 from .visitors import is_chosen
@@ -20,7 +21,7 @@ __all__ = ["check_views"]
 
 def check_views() -> list[checks.CheckMessage]:
     """W017: a visitor chooses the whole name of a lock; W018: or whose keys they are; W019: two
-    values can be divided in several ways.
+    values can be divided in several ways; W021: all requests of a client have one key.
     """
     ambiguous = {}
     for pattern, converters in _patterns(_all_patterns(), {}):
@@ -49,6 +50,10 @@ def _of_visitors(note: Note) -> Iterator[checks.CheckMessage]:
     if note.what.startswith("client"):
         yield from _unverified(note)
         return
+    if note.what == WHAT:
+        # The key of a record belongs to its view and client.
+        yield from _of_one_client(note)
+        return
     if not isinstance(note.key, str):
         return
     literal, field = _parts(note.key)[0]
@@ -62,11 +67,25 @@ def _of_visitors(note: Note) -> Iterator[checks.CheckMessage]:
         )
 
 
-def _unverified(note: Note) -> Iterator[checks.CheckMessage]:
+def _fields(note: Note) -> list[str]:
     if isinstance(note.key, str):
-        fields = [field for _, field in _parts(note.key) if field is not None]
-    else:
-        fields = list(note.key)
+        return [field for _, field in _parts(note.key) if field is not None]
+    return list(note.key)
+
+
+def _of_one_client(note: Note) -> Iterator[checks.CheckMessage]:
+    if all(field.startswith("request.user") for field in _fields(note)):
+        yield checks.Warning(
+            f"{_where(note)} is {note.key!r}, which is the same in all requests of a user: a "
+            "second order would get the answer of the first one.",
+            hint="Name what differs from one order to the next, such as a field of the form: "
+            "BodyField(). The user is part of the key anyway, by client.",
+            id="django_dlock.W021",
+        )
+
+
+def _unverified(note: Note) -> Iterator[checks.CheckMessage]:
+    fields = _fields(note)
     if fields and all(map(is_chosen, fields)):
         yield checks.Warning(
             f"{_where(note)} is {note.key!r}: a visitor who names another client gets the stored "
@@ -107,14 +126,18 @@ def _may_contain(field: str, text: str, converters: Mapping[str, Any]) -> bool:
 
 
 def _ambiguity(note: Note, view: str, fields: list[str]) -> checks.CheckMessage:
-    names = [field for _, field in _parts(note.key) if field is not None]
+    names = _fields(note)
     return checks.Warning(
         f"{note.what} on {view}: the values of {fields} may contain the text between the fields "
-        f"of {note.key!r}, so other values can give the same lock.",
+        f"of {note.key!r}, so other values can give the same {_made_of(note)}.",
         hint=f"Use a list of names, {names}, which makes a digest; or a text between the fields "
         "that no converter of the URL allows, such as '/' between two <str:…>.",
         id="django_dlock.W019",
     )
+
+
+def _made_of(note: Note) -> str:
+    return "key" if note.what == WHAT else "lock"
 
 
 # -- the URLs ------------------------------------------------------------------------------

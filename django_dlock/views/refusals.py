@@ -75,8 +75,8 @@ def in_progress(request: HttpRequest, info: LeaseInfo | None) -> HttpResponse:
     page = Page(
         gettext("Your request is in progress"),
         gettext(
-            "We have received it and are working on it. Please do not fill in the form again. "
-            "Reload this page in a few seconds to see the result: nothing is done twice."
+            "We have received it and are working on it. Please do not send it again. To see the "
+            "result, reload this page in a few seconds: nothing is done twice."
         ),
     )
     return _contended(request, HTTPStatus.CONFLICT, info, page)
@@ -122,9 +122,9 @@ def other_request(request: HttpRequest) -> HttpResponse:
         page=Page(
             gettext("This form was sent before"),
             gettext(
-                "It was sent with other values, and those count; this time, nothing was done. "
-                "Please do not send it again. Look whether the first one has arrived; for another "
-                "request, open the form anew."
+                "It was sent with other values; this time, nothing was done. Please do not send it "
+                "again: look whether the first one has arrived. For another request, open the "
+                "form anew."
             ),
         ),
     )

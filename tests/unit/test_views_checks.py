@@ -15,7 +15,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework.decorators import api_view
 
-from django_dlock import idempotent_view, locked_view
+from django_dlock import BodyField, idempotent_view, locked_view
 from django_dlock.checks import check_views
 from django_dlock.views import noted
 
@@ -263,3 +263,33 @@ def test_decorating_in_each_request_does_not_fill_the_memory(monkeypatch: Any) -
     for number in range(100):
         locked_view(f"order:{number}")(view)
     assert len(noted.notes) == 20
+
+
+# -- W021: a key that never changes ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key", ["{request.user.pk}", "order:{request.user.username}", ["request.user.pk"]]
+)
+def test_w021_a_key_that_is_the_same_in_all_requests_of_a_user(key: Any, settings: Any) -> None:
+    idempotent_view(key=key)(view)
+    (message,) = found(settings)
+    assert message.id == "django_dlock.W021"
+    assert f"key of @idempotent_view on {__name__}.view is {key!r}" in message.msg
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["{slug}", "{request.user.pk}:{slug}", ["slug"], lambda request, slug: slug, BodyField()],
+)
+def test_a_key_that_differs_is_no_problem(key: Any, settings: Any) -> None:
+    """Nor is one that begins with what a visitor chooses: it belongs to its view and client."""
+    idempotent_view(key=key)(view)
+    assert found(settings) == []
+
+
+def test_w019_two_values_of_a_key_that_can_be_divided_in_several_ways(settings: Any) -> None:
+    guarded = idempotent_view(key="{a}:{b}")(of_two)
+    (message,) = found(settings, path("<str:a>/<str:b>/", guarded))
+    assert message.id == "django_dlock.W019"
+    assert "can give the same key" in message.msg
