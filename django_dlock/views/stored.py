@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from http.cookies import CookieError
+from http.cookies import CookieError, Morsel
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -138,7 +138,7 @@ def encode(
         "status": response.status_code,
         "reason": response.reason_phrase,
         "headers": headers,
-        "cookies": [morsel.OutputString() for morsel in morsels],
+        "cookies": [[morsel.key, morsel.coded_value, _attributes(morsel)] for morsel in morsels],
         "body": base64.b64encode(response.content).decode(),
     }
     if messages:
@@ -180,9 +180,11 @@ def _decoded(stored: Any, cookies: bool) -> HttpResponse:
         if cookies or not _is_cookie(name):
             response[name] = value
     for cookie in stored["cookies"] if cookies else ():
-        if not isinstance(cookie, str):
-            raise Damaged("cookies")
-        response.cookies.load(cookie)
+        if isinstance(cookie, str):
+            # An earlier version has stored it.
+            response.cookies.load(cookie)
+        else:
+            _set_cookie(response, *cookie)
     response["Idempotent-Replayed"] = "true"
     return response
 
@@ -195,6 +197,29 @@ def messages_of(text: str) -> list[list[Any]]:
 
 def _is_message(one: Any) -> bool:
     return isinstance(one, list) and [type(part) for part in one] == [int, str, str, bool]
+
+
+def _attributes(cookie: Morsel[str]) -> dict[str, str | bool]:
+    return {
+        name: value if value is True else str(value)
+        for name, value in cookie.items()
+        if value != ""
+    }
+
+
+def _set_cookie(response: HttpResponse, name: Any, coded: Any, attributes: Any) -> None:
+    """Set a cookie with all that it had.
+
+    Not by ``load()``, whose parser knows less than browsers do: it stops at a space in a path.
+    """
+    given = dict(attributes)
+    for text in (name, coded, *(value for value in given.values() if value is not True)):
+        if not isinstance(text, str) or REFUSED.search(text):
+            raise Damaged("cookies")
+    cookie: Morsel[str] = Morsel()
+    cookie.set(name, response.cookies.value_decode(coded)[0], coded)
+    cookie.update(given)
+    response.cookies[name] = cookie
 
 
 def describe(error: BaseException) -> str:

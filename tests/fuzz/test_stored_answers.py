@@ -119,6 +119,13 @@ damages = some.one_of(
 @example(json.dumps({**GOOD, "headers": [["X", "\ud800"]]}), pay)
 @example(json.dumps({**GOOD, "cookies": ["a=b\x00"]}), pay)
 @example(json.dumps({**GOOD, "cookies": [None]}), pay)
+@example(json.dumps({**GOOD, "cookies": [["a", "b", {"path": "/\x00"}]]}), pay)
+@example(json.dumps({**GOOD, "cookies": [["a", "b", {"no such": "x"}]]}), pay)
+@example(json.dumps({**GOOD, "cookies": [["a", 1, {}]]}), pay)
+@example(json.dumps({**GOOD, "cookies": [[1, "a", {}]]}), pay)
+@example(json.dumps({**GOOD, "cookies": [["a", "b", {"expires": 10**400}]]}), pay)
+@example(json.dumps({**GOOD, "cookies": [["a b", "b", {}]]}), pay)
+@example(json.dumps({**GOOD, "cookies": [["a", "b", ["path"]]]}), pay)
 @example(json.dumps({**GOOD, "body": "not base64!"}), pay)
 def test_a_damaged_answer_is_a_clear_refusal(text: str, view: Any) -> None:
     stored(text)
