@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import Error
+from django.db import Error, router
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext
 
-from .. import idempotency, retention, tenancy
+from .. import database_errors, idempotency, retention, tenancy
 from ..decorators import LockKeywords
 from ..exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
 from ..handler import locks
@@ -72,6 +72,8 @@ class Rules(NamedTuple):
             return refusals.login_or_error(missing, view, request, kwargs)
         except MalformedKey:
             return refusals.without_key(request, self.key_source.needs())
+        except Error as error:
+            return self.without_database(request, error, may_pass=database_errors.passes(error))
         if key is None:
             if not self.required:
                 return None
@@ -86,9 +88,22 @@ class Rules(NamedTuple):
         except (AttributeError, LookupError, ObjectDoesNotExist) as error:
             # What a callable raises if a header, or the row with its value, does not exist.
             return _of_nobody(view, request, error)
+        except Error as error:
+            return self.without_database(request, error, may_pass=database_errors.passes(error))
         # Before the lock is taken: a slow client must not hold it while it sends its body.
         payload = self.payload(request, args, kwargs)
         return _Run(self, request, record_key(client, key), payload)
+
+    def without_database(self, request: HttpRequest, error: Error, *, may_pass: bool) -> Response:
+        """The refusal, if a database does not answer before the view has begun.
+
+        Raises:
+            Error: ``error``, if ``if_unavailable`` says so, or if it will not pass.
+        """
+        if self.if_unavailable == "raise" or not may_pass:
+            raise error
+        logger.warning("%s: %s", path_of(request), error)
+        return refusals.unavailable(request)
 
 
 def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
@@ -183,6 +198,11 @@ class _Run:
             claim = idempotency.claim(request, holds=retention.holds, using=rules.using)
         except PayloadMismatch:
             return refusals.other_request(self._request)
+        except Error as error:
+            may_pass = database_errors.may_pass(error)
+            using = rules.using or router.db_for_write(IdempotencyRecord)
+            told = database_errors.explained(error, using)
+            return rules.without_database(self._request, told, may_pass=may_pass)
         if isinstance(claim, Finished):
             return claim
         if not isinstance(claim, Claim):
