@@ -26,7 +26,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Literal, get_args
 
@@ -269,6 +269,17 @@ class BaseLockBackend(ABC):
     @abstractmethod
     def get(self, name: str) -> LeaseInfo | None:
         """The lease on the name; ``None`` if it is free."""
+
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        """The leases on those of the names that are held, for pages of many names.
+
+        This default asks for one after the other; override it if one round trip can do it.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        found = ((name, self.get(name)) for name in names)
+        return {name: info for name, info in found if info is not None}
 
     @abstractmethod
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:

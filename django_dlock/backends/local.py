@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -208,6 +208,12 @@ class LocalBackend(BaseLockBackend):
         with self._lock:
             entry = self._living(name, now)
             return None if entry is None else self._info(name, entry, now)
+
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        now = clock.now()
+        with self._lock:
+            living = ((name, self._living(name, now)) for name in names)
+            return {name: self._info(name, it, now) for name, it in living if it is not None}
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         now = clock.now()

@@ -31,6 +31,20 @@ class OperatorContract(ContractTools):
         self.release(backend, lease)
         assert backend.get(name) is None
 
+    def test_many_names_are_told_at_once(self, backend: BaseLockBackend) -> None:
+        """On every store: each store has a query of its own for many names."""
+        base = self.name()
+        held = [f"{base}:{letter}" for letter in "ab"]
+        for name in held:
+            self.grant(backend, self.request(name))
+        assert backend.get_many([]) == {}
+        found = backend.get_many([*held, f"{base}:free"])
+        assert sorted(found) == held
+        for name, info in found.items():
+            one = backend.get(name)
+            assert one is not None
+            assert (info.name, info.owner, info.token) == (name, one.owner, one.token)
+
     def test_a_lease_is_told_in_full(self, backend: BaseLockBackend) -> None:
         """On every store: only a store that lists knows renewals and waiters."""
         self.needs(backend, "listing")

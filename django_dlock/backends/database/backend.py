@@ -8,7 +8,7 @@ import functools
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, get_args
 
 from ... import clock
@@ -271,6 +271,12 @@ class DatabaseBackend(BaseLockBackend):
             return self._listing.get(one, store.dialect, key, name)
 
         return self._table.ask(use, name, self.call_deadline())
+
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        def use(one: Connection, store: Store) -> Mapping[str, LeaseInfo]:
+            return self._listing.get_many(one, store.dialect, names)
+
+        return self._table.call(use, self.call_deadline())
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         def use(one: Connection, store: Store) -> LeasePage:

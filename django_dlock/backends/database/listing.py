@@ -34,6 +34,8 @@ SORTED_BY = {
 }
 """Fields that the database can sort by; this process sorts by all others."""
 
+NAMES_PER_STATEMENT = 500
+
 Heartbeats = dict[str, tuple[int, bool]]
 
 
@@ -48,6 +50,18 @@ class DatabaseListing:
         if row is None or not row.lives(now):
             return None
         return self._info(name, row, now, dialect.heartbeats(one, _processes([row])))
+
+    def get_many(
+        self, one: Connection, dialect: Dialect, names: Sequence[str]
+    ) -> dict[str, LeaseInfo]:
+        where, values = self._where(dialect, LeaseQuery())
+        found: dict[str, LeaseInfo] = {}
+        for start in range(0, len(names), NAMES_PER_STATEMENT):
+            part = names[start : start + NAMES_PER_STATEMENT]
+            clause = f"{where} AND l.name IN ({', '.join(['%s'] * len(part))})"
+            infos = self._infos(one, dialect, clause, [*values, *part])
+            found |= {info.name: info for info in infos}
+        return found
 
     def waiters(self, now: int, row: Row | None, name: str, limit: int) -> list[Waiter]:
         tickets = [] if row is None else row.tickets(now)[: max(0, limit)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -285,6 +285,10 @@ class FailoverBackend(BaseLockBackend):
     def _get(self, name: str) -> _Call:
         _, term = self._active.open_term(name, self.call_deadline())
         return _Call(term, (name,), {}, lambda info: info and _info(term, info))
+
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        _, term = self._active.open_term("", self.call_deadline())
+        return {name: _info(term, info) for name, info in term.store.get_many(names).items()}
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         _, term = self._active.open_term("", self.call_deadline())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, get_args
 
 from redis import exceptions as errors
@@ -212,6 +212,9 @@ class RedisBackend(BaseLockBackend):
 
     def get(self, name: str) -> LeaseInfo | None:
         return self._listing.get(name)
+
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        return self._listing.get_many(names)
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         return self._listing.page(query, offset=offset, limit=limit)

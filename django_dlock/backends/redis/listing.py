@@ -210,6 +210,13 @@ class RedisListing:
         rows = self._rows([name], Reader(self.alias), name)
         return rows[0].info() if rows else None
 
+    def get_many(self, names: Sequence[str]) -> dict[str, LeaseInfo]:
+        reader, found = Reader(self.alias), dict[str, LeaseInfo]()
+        for start in range(0, len(names), ROWS_PER_CALL):
+            rows = self._rows(names[start : start + ROWS_PER_CALL], reader)
+            found |= {row.exact_name: row.info() for row in rows}
+        return found
+
     def page(self, query: LeaseQuery, *, offset: int, limit: int | None) -> LeasePage:
         # All names here have the same alias.
         sort = [key for key in query.sort if key.removeprefix("-") != "alias"]

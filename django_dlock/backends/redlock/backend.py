@@ -17,7 +17,7 @@ so two owners never hold the same name as long as no node forgets what it has gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -228,20 +228,32 @@ class RedlockBackend(BaseLockBackend):
     # -- operators ---------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
-        keys, reader = self._commands.keys, Reader(self.alias)
+        return self.get_many([name]).get(name)
 
-        def read(answer: Any, sent_at: float) -> LeaseInfo | None:
-            rows = reader.rows(ALL_FACTS, *answer)
-            return rows[0].info() if rows else None
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        keys, reader, votes = self._commands.keys, Reader(self.alias), self._votes
+        about = names[0] if len(names) == 1 else ""
+        if not names:
+            return {}
+
+        def read(answer: Any, sent_at: float) -> dict[str, LeaseInfo]:
+            return {row.exact_name: row.info() for row in reader.rows(ALL_FACTS, *answer)}
 
         def ask(link: Link) -> Command[Any]:
             facts: list[str | int] = [keys.base, len(ALL_FACTS), *ALL_FACTS]
-            return link.guarded(ROWS, [keys.index], [*facts, name], read, name)
+            return link.guarded(ROWS, [keys.index], [*facts, *names], read, about)
 
-        answers = self._ask(ask, self._votes.lease_decided, self.call_deadline())
-        if not self._votes.has_quorum(answers):
-            raise self._not_reached(answers, name)
-        return self._votes.lease(answers)
+        def of(name: str, answers: Sequence[Any]) -> list[Any]:
+            return [one.get(name) if isinstance(one, dict) else one for one in answers]
+
+        def decided(answers: Sequence[Any]) -> bool:
+            return all(votes.lease_decided(of(name, answers)) for name in names)
+
+        answers = self._ask(ask, decided, self.call_deadline())
+        if not votes.has_quorum(answers):
+            raise self._not_reached(answers, about)
+        found = ((name, votes.lease(of(name, answers))) for name in names)
+        return {name: info for name, info in found if info is not None}
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         nodes = [partial(self._ask_one, number) for number in range(len(self._nodes))]
