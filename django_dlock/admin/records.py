@@ -33,16 +33,9 @@ from .follow_ups import FollowUps
 from .history import history_of
 from .links import events_url, lock_link
 from .record_steps import RecordSteps
+from .runs import RunFilter, note_states, outlook, outlook_after_rerun, shown_state
 
 __all__ = ["IdempotencyRecordAdmin"]
-
-State = IdempotencyRecord.State
-_STYLES: dict[str, str] = {
-    State.RUNNING: "plain",
-    State.WAITING: "warn",
-    State.SUCCEEDED: "good",
-    State.FAILED: "bad",
-}
 
 MOST_SCOPES = 50
 
@@ -88,6 +81,12 @@ class RecordChangeList(BoundedChangeList):
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         return super().get_queryset(request, *args, **kwargs).defer("message", "result", "error")
 
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.result_list = list(self.result_list)
+        # Here for the whole page, because a column sees one record at a time.
+        note_states(self.result_list)
+
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
@@ -104,7 +103,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         "expires",
         "task_id",
     )
-    list_filter = (DatabaseFilter, "state", ScopeFilter, "created_at", "expires_at")
+    list_filter = (DatabaseFilter, "state", RunFilter, ScopeFilter, "created_at", "expires_at")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
@@ -121,6 +120,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         "scope",
         "key",
         "state_badge",
+        "next_delivery",
         "attempt",
         "deaths",
         "worker",
@@ -167,8 +167,12 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
 
     @admin.display(description=_("state"), ordering="state")
     def state_badge(self, record: IdempotencyRecord) -> str:
-        # A newer version may know other states.
-        return badge(_STYLES.get(record.state, "plain"), record.get_state_display())
+        return shown_state(record)
+
+    @admin.display(description=_("next delivery"))
+    def next_delivery(self, record: IdempotencyRecord) -> str:
+        """When the broker delivers the message of an interrupted run again."""
+        return outlook(record)
 
     @admin.display(description=_("scope"), ordering="scope")
     def scope_wrapped(self, record: IdempotencyRecord) -> str:
@@ -182,12 +186,16 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         found = super().get_object(request, object_id, from_field)
         if found is not None:
             remember(found, request)
+            # First, because it refreshes a record whose run has just ended.
+            note_states([found])
         return found
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         # Arguments may be private, so only those see them who must know what they run again. The
         # fingerprint that an earlier version has stored has no key, so arguments can be guessed.
         hidden = {"error_kind"}
+        if obj is None or not outlook(obj):
+            hidden |= {"next_delivery"}
         if not self.may_take_step(request, "rerun"):
             hidden |= {"arguments", "payload"}
         if not self.may_take_step(request, SEE_RESULTS):
@@ -276,6 +284,8 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
             "started": self.started(record),
             "finished": self.finished(record),
             "arguments": self.arguments(record),
+            "outlook": outlook(record),
+            "outlook_after_rerun": outlook_after_rerun(record),
         }
 
 

@@ -32,6 +32,7 @@ from .filters import known_aliases
 from .links import events_url, id_of, page_url, why_url
 from .people import People
 from .related import record_of, record_url
+from .runs import note_states, outlook, state_text
 
 __all__ = ["WhyAdmin"]
 
@@ -221,10 +222,12 @@ class WhyAdmin(GuardedAdmin):
         others = (
             [] if of_holder is None or (of_holder.pk, of_holder._state.db) in shown else [of_holder]
         )
+        note_states(list(found.values()))
         return [
             {
                 "text": str(record),
-                "state": record.get_state_display(),
+                "state": state_text(record),
+                "outlook": outlook(record),
                 "url": record_url(self.admin_site.name, record),
             }
             for record in [*others, *found.values()]

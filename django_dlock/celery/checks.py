@@ -21,7 +21,12 @@ from ..log import logger
 from .binding import bypasses, wrapper_of
 from .delivery.locking import contention_timeout
 from .options import TaskWithOptions
-from .publishing.broker import CONSUMER_TIMEOUT, VISIBILITY_TIMEOUTS, forgets_what_it_delivers
+from .publishing.broker import (
+    CONSUMER_TIMEOUT,
+    VISIBILITY_TIMEOUTS,
+    forgets_what_it_delivers,
+    read_transport,
+)
 from .spelling import PREFIXES
 from .task import LockedTask
 
@@ -89,10 +94,7 @@ class _Pairs:
         self.countdown = _retry_countdown(task)
         self.contention_timeout = contention_timeout(task)
         conf = task.app.conf
-        # The URL that workers read from; further ones are only alternatives to the first.
-        read = conf.broker_read_url or ""
-        url = str(read if isinstance(read, str) else next(iter(read), ""))
-        self.transport = url.partition(":")[0].partition("+")[0]
+        self.transport = read_transport(task.app)
         self.prefetch = conf.worker_prefetch_multiplier or 0
         self.visibility: float | None = None
         default = VISIBILITY_TIMEOUTS.get(self.transport)

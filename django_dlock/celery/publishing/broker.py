@@ -17,6 +17,7 @@ __all__ = [
     "confirming",
     "forgets_what_it_delivers",
     "is_outage",
+    "read_transport",
     "unacknowledged_for",
     "visibility_timeout",
     "write_connection",
@@ -72,6 +73,16 @@ def forgets_what_it_delivers(transport: str) -> bool:
         and channel.QoS is ours.QoS
         and channel.basic_ack is ours.basic_ack
     )
+
+
+def read_transport(app: Celery) -> str:
+    """The scheme of the URL that workers read from, such as ``redis``; empty if none is set.
+
+    If several URLs are set, of the first one: the others are alternatives to it.
+    """
+    read = app.conf.broker_read_url or ""
+    url = str(read if isinstance(read, str) else next(iter(read), ""))
+    return url.partition(":")[0].partition("+")[0]
 
 
 def write_connection(app: Celery) -> Connection:
