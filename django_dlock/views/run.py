@@ -258,8 +258,12 @@ class _Run:
             return False
         if not self._rules.is_done(response):
             self._is_open = True
-            text = "%s: by done_if, HTTP %s means that nothing was done: rolled back"
-            logger.info(text, path_of(self._request), response.status_code, about=self._lock)
+            logger.info(
+                "%s: by done_if, HTTP %s means that nothing was done: rolled back",
+                path_of(self._request),
+                response.status_code,
+                about=self._lock,
+            )
             return False
         messages = flash.added(self._request)
         cookies = self._rules.store_cookies
