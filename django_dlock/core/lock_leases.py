@@ -48,9 +48,10 @@ class HandleLeases:
         latest = next(reversed(leases.values()), self.ended)
         if len(leases) > 1:
             keys = self._keys_of_caller()
-            # The latest of the caller, who may hold the names of several tenants.
-            mine = (held for held in reversed(leases.values()) if held.key in keys)
-            return next(mine, latest)
+            if mine := [held for held in leases.values() if held.key in keys]:
+                # The caller may hold the names of several tenants: that of the latest is meant.
+                # Of one name, only the first lease can be lost, and that is to be told.
+                return next(held for held in mine if held.name == mine[-1].name)
         return latest
 
     def current(self) -> HeldLease | None:
