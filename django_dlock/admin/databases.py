@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..audit import is_defined
+from ..database_errors import explained
 from ..models import IdempotencyRecord
 
 __all__ = ["DatabaseFilter", "InChosenDatabase", "database_of", "databases"]
@@ -86,9 +87,12 @@ class InChosenDatabase(admin.ModelAdmin):  # type: ignore[type-arg] # no generic
             return super().changelist_view(request, extra_context)
         except Error as error:
             database = database_of(request)
+            told = explained(error, database)
             if database == databases()[0]:
-                raise
+                if told is error:
+                    raise
+                raise told from error
             text = gettext("The records of database “%(database)s” cannot be read: %(error)s")
-            facts = {"database": database, "error": error}
+            facts = {"database": database, "error": told}
             self.message_user(request, text % facts, messages.ERROR)
             return HttpResponseRedirect(request.path)

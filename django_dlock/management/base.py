@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections, router
 from django.db.models import Model
 
+from ..database_errors import explained
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery
@@ -115,8 +116,9 @@ class PurgeCommand(RecordCommand):
                     deleted += count
                     progress.show(f"{deleted} {self.rows} deleted so far")
         except Error as error:
+            told = printable(str(explained(error, options["using"])))
             raise CommandError(
-                f"Stopped after {deleted} {self.rows}: {printable(str(error))}", returncode=FAILED
+                f"Stopped after {deleted} {self.rows}: {told}", returncode=FAILED
             ) from error
         if options["format"] == "json":
             self.print_json({"deleted": deleted})

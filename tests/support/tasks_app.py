@@ -26,7 +26,7 @@ if not apps.ready:
 
     django.setup()
 
-from django.db import connection  # noqa: E402
+from django.db import connection, connections  # noqa: E402
 
 from django_dlock import Lock, LockedTask  # noqa: E402
 from testproject.shop.models import Effect  # noqa: E402
@@ -192,6 +192,28 @@ def late(self: LockedTask, order: int, place: str, gate: str) -> int:
         wait_for(place, gate)
     Effect.objects.create(order_number=order, by=self.name)
     return count
+
+
+@shared_task(
+    base=LockedTask,
+    bind=True,
+    lock_key="order:{order}",
+    idempotency_key="{order}",
+    atomic=True,
+    max_attempts=2,
+)
+def loses_connection(self: LockedTask, order: int, place: str, how: str) -> None:
+    """Returns as if nothing had happened, every time."""
+    note(place, f"began-{order}", self.request.id)
+    Effect.objects.create(order_number=order, by=self.name)
+    if how == "closed":
+        connections.close_all()
+        return
+    session = {"postgresql": "pg_backend_pid()", "mysql": "CONNECTION_ID()"}[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {session}")
+        count = note(place, f"session-{order}", cursor.fetchone()[0])
+    wait_for(place, f"ended-{order}-{count}")
 
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}")

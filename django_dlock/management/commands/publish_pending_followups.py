@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
+from ...database_errors import explained
 from ...models import FollowUp
 from ...printable import printable
 from ..base import FAILED, RecordCommand
@@ -51,7 +52,8 @@ class Command(RecordCommand):
             published = follow_ups.publish_all(using, older_than=age)
             left = FollowUp.objects.using(using).filter(published_at__isnull=True).count()
         except (Error, follow_ups.Unpublished) as error:
-            raise CommandError(printable(str(error)), returncode=FAILED) from error
+            told = explained(error, using) if isinstance(error, Error) else error
+            raise CommandError(printable(str(told)), returncode=FAILED) from error
         if options["format"] == "json":
             self.print_json({"published": published, "pending": left})
         else:
