@@ -11,6 +11,8 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+from pathlib import Path
 from typing import final
 
 from .processes import HOST, OwnProcess, ServerNotFound, free_port
@@ -74,6 +76,26 @@ class RabbitServer(OwnProcess):
             self.kill()
         super().stop()
         self._mapper.stop()
+
+    def control(self, *arguments: str) -> str:
+        """Run ``rabbitmqctl``; returns its output.
+
+        Raises:
+            ServerNotFound: It is not installed.
+            CalledProcessError: It failed.
+        """
+        server = find_rabbitmq_server()
+        if server is None:
+            raise ServerNotFound("RabbitMQ is not installed")
+        program = shutil.which("rabbitmqctl", path=str(Path(server).parent)) or "rabbitmqctl"
+        return subprocess.run(
+            [program, "-n", self.name, *arguments],
+            env=self._env(),
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
 
     # -- internals ------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from .checks import log_task_warnings
 from .delivery import parked_lock
 from .publishing import destination, reservation, tenant
 from .task import LockedTask
-from .worker import reaping
+from .worker import reaping, rights
 
 __all__ = ["LockedTask"]
 
@@ -26,7 +26,10 @@ def _release_all(**_: Any) -> None:
 
 for signal, receivers in (
     (signals.worker_init, (reaping.reap_often, shutdown.begin)),
-    (signals.worker_ready, (destination.on_worker_ready, log_task_warnings)),
+    (
+        signals.worker_ready,
+        (destination.on_worker_ready, log_task_warnings, rights.log_missing),
+    ),
     (signals.worker_shutting_down, (shutdown.stop,)),
     (signals.worker_process_shutdown, (_release_all,)),
     (signals.before_task_publish, (tenant.carry,)),

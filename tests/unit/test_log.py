@@ -41,6 +41,10 @@ OF_NO_LOCK = {
     "Redlock: node %s failed",
     "Redlock: node %s cannot be used: %s",
     "Database %r cannot be reached: %s",
+    (
+        "The broker does not let this worker publish: %s. %s; until then, tasks that cannot run "
+        "now are given back to it instead of being requeued"
+    ),
     "A task lost its lease, but this pool cannot stop it; it continues",
     "The death of a child process could not be handled",
     "Could not look for dead child processes before a fork",

@@ -28,12 +28,14 @@ from kombu.transport.native_delayed_delivery import (
 
 __all__ = [
     "CannotRequeue",
+    "NoOwnExchange",
     "consumer",
     "content_type_of",
     "delayed_by_broker",
     "details_of",
     "on_worker_ready",
     "route",
+    "route_through_exchange",
 ]
 
 QUEUE, CONTENT_TYPE = "dlock_queue", "dlock_content_type"
@@ -51,6 +53,10 @@ _PREFIX = "dlock:"
 
 class CannotRequeue(ImproperlyConfigured):
     """The queue of a message is not known, or nothing can be published to it alone."""
+
+
+class NoOwnExchange(Exception):
+    """The queue has no exchange that sends messages to it alone."""
 
 
 # -- in the worker's parent ----------------------------------------------------------------
@@ -123,13 +129,46 @@ def route(app: Celery, request: Context, connection: Connection, delay: float) -
             "declare": [Exchange(exchange, "fanout")],
             "countdown": delay,
         }
-    queue = (info.get(QUEUE) or _queue_of(app, info, connection)) if exchange else key
-    queue = queue or str(app.amqp.default_queue.name)
+    queue = _own_queue(app, info, connection)
     if delayed_by_broker(app, connection):
         return _through_delays(app, queue, connection, round(delay))
     # In the default exchange the routing key is the queue's name; nothing must be declared.
     to = Queue(queue, Exchange("", "direct"), routing_key=queue, no_declare=True)
     return {"queue": to, "declare": [], "countdown": delay}
+
+
+def route_through_exchange(
+    app: Celery, request: Context, connection: Connection, delay: float
+) -> dict[str, Any]:
+    """As ``route``, for a broker that refuses messages straight to a queue.
+
+    Raises:
+        NoOwnExchange: According to the settings, the queue has no exchange for itself.
+        CannotRequeue: As ``route``.
+    """
+    info: dict[str, Any] = dict(request.delivery_info or {})
+    name = _own_queue(app, info, connection)
+    queue: Any = dict(app.amqp.queues).get(name)
+    exchange = queue.exchange if queue else None
+    if not exchange or not exchange.name or delayed_by_broker(app, connection):
+        raise NoOwnExchange(name)
+    if any(_bound(other, exchange.name) for other in app.amqp.queues.values() if other != queue):
+        raise NoOwnExchange(name)
+    return {
+        "exchange": exchange.name,
+        "exchange_type": exchange.type,
+        "routing_key": queue.routing_key,
+        "declare": [],
+        "countdown": delay,
+        # If the broker has no such binding, it says so, and does not drop the message.
+        "mandatory": True,
+    }
+
+
+def _own_queue(app: Celery, info: dict[str, Any], connection: Connection) -> str:
+    exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    queue = (info.get(QUEUE) or _queue_of(app, info, connection)) if exchange else key
+    return queue or str(app.amqp.default_queue.name)
 
 
 def delayed_by_broker(app: Celery, connection: Connection) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import random
 import time
-from dataclasses import asdict
-from typing import Any, NoReturn
+import weakref
+from dataclasses import asdict, replace
+from typing import Any, Literal, NoReturn, TypeAlias
 
-from celery import Task
+from amqp import ChannelError
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from kombu import serialization
@@ -29,8 +31,9 @@ from ..times import time_limit
 from . import destination
 from .broker import confirming, unacknowledged_for, visibility_timeout, write_connection
 from .chosen_words import WORDS
-from .destination import CannotRequeue
-from .header import HEADER, LATEST, RequeueHeader, described, malformed
+from .destination import CannotRequeue, NoOwnExchange
+from .header import HEADER, LATEST, RequeueHeader, described, headers_of, malformed
+from .refusal import MISSING, GivenBack, is_refusal
 
 __all__ = ["Republished", "Requeue", "requeue", "return_message"]
 
@@ -47,6 +50,12 @@ PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 LONGEST_ATTEMPT = 10.0
 """Seconds after which an attempt without connection or confirmation has failed."""
+
+Way: TypeAlias = Literal["queue", "exchange"]
+"""Straight to the message's queue, or through that queue's own exchange."""
+
+_exchange_first: weakref.WeakSet[Celery] = weakref.WeakSet()
+"""Apps whose broker has refused to publish straight to a queue."""
 
 OF_THE_DELIVERY = frozenset(
     {
@@ -91,6 +100,7 @@ def requeue(
     Raises:
         Republished: The message was published; Celery acknowledges the old one.
         Reject: It could not be published; Celery returns the old message to the broker.
+        GivenBack: The broker does not let this worker publish; its parent does so later.
         CannotRequeue: Its queue is not known; the task fails.
         Exception: What publishing raised, if the message was acknowledged early; the task fails.
     """
@@ -143,7 +153,7 @@ def _try_to_publish(
     try:
         with confirming(task.app) as publishing:
             count = max(cause.header.count, cause.header.setbacks)
-            delay, route = _destination(task, request, count, publishing)
+            delay, route = _destination(task, request, count, publishing, attempts.ways[0])
             if not attempts.pauses:
                 _store_retry(task, request, cause.reason, attempts.began)
             options = {**_message_options(task, request, cause.header), **route, **publishing}
@@ -163,6 +173,11 @@ def _try_to_publish(
         if not task.acks_late:
             # The message was acknowledged already and cannot be returned; let the task fail.
             raise
+        if attempts.refused(error):
+            if not attempts.ways:
+                _give_back(task, request, cause, attempts.refusal or error)
+            # The other way.
+            return None
         logger.warning(
             "Task %s[%s] could not be requeued",
             task.name,
@@ -184,11 +199,32 @@ class _PublishAttempts:
     """
 
     def __init__(self, task: Task[Any, Any], request: Context, began: float) -> None:
-        self.began, self.pauses = began, 0
+        self._app, self.began, self.pauses = task.app, began, 0
+        # Only if the broker refuses the first way is the second one tried.
+        self.ways: list[Way] = ["queue", "exchange"]
+        if task.app in _exchange_first:
+            self.ways.reverse()
+        self.refusal: Exception | None = None
         lasts = unacknowledged_for(task.app)
         self.has_any, self._until = lasts > 0, began + lasts / 2
         if limit := time_limit(task, request):
             self._until = min(self._until, began + limit - KILL_MARGIN - LONGEST_ATTEMPT)
+
+    def refused(self, error: Exception) -> bool:
+        """Whether the broker has refused the message, so that only another way may do."""
+        way = self.ways[0]
+        refused = is_refusal(error)
+        if way == "exchange":
+            # It may also have no such exchange, or no queue may be bound to that.
+            refused = refused or isinstance(error, NoOwnExchange | ChannelError)
+        if refused:
+            if way == "queue":
+                self.refusal = error
+                _exchange_first.add(self._app)
+            else:
+                _exchange_first.discard(self._app)
+            del self.ways[0]
+        return refused
 
     def wait(self) -> bool:
         """Sleep until the next attempt; returns ``False`` if there is none."""
@@ -208,14 +244,52 @@ def return_message(error: Exception) -> NoReturn:
     raise Reject(safe_repr(error), requeue=True) from error
 
 
+def _give_back(
+    task: Task[Any, Any], request: Context, cause: Requeue, refusal: Exception
+) -> NoReturn:
+    """End this delivery; the worker's parent returns its message after the usual back-off.
+
+    Each return counts towards the limit of a quorum queue (``x-delivery-limit``, 20 by default),
+    after which RabbitMQ drops the message. So there the pauses go on growing.
+    """
+    header = replace(cause.header, count=cause.header.count + 1)
+    count = max(cause.header.count, cause.header.setbacks)
+    returned = headers_of(request).get("x-delivery-count")
+    if isinstance(returned, int):
+        count = max(count, returned)
+        delay = _backed_off(count, unacknowledged_for(task.app) / 2)
+    else:
+        delay = _delay(task, count)
+    try:
+        _tell(task, request, cause.reason)
+        logger.warning(
+            "Task %s[%s] is given back to the broker in %.1f s (%s), because the broker does not "
+            "let this worker publish: %s. %s",
+            task.name,
+            request.id,
+            delay,
+            cause.reason,
+            refusal,
+            MISSING,
+            task_id=request.id,
+        )
+    except SoftTimeLimitExceeded:
+        # It must not fail a task that has not run.
+        pass
+    raise GivenBack(safe_repr(refusal), True, delay, asdict(header)) from cause.reason
+
+
 def _delay(task: Task[Any, Any], count: int) -> float:
     """Seconds, exponential with jitter; always well below the broker's visibility timeout."""
-    longest = min(LONGEST_DELAY, visibility_timeout(task.app) / 4)
+    return _backed_off(count, min(LONGEST_DELAY, visibility_timeout(task.app) / 4))
+
+
+def _backed_off(count: int, longest: float) -> float:
     return random.uniform(0.5, 1.0) * min(longest, FIRST_DELAY * 2.0 ** min(count, 16))
 
 
 def _destination(
-    task: Task[Any, Any], request: Context, count: int, publishing: dict[str, Any]
+    task: Task[Any, Any], request: Context, count: int, publishing: dict[str, Any], way: Way
 ) -> tuple[float, dict[str, Any]]:
     """The delay, and the arguments of ``send_task`` that send the message to its queue."""
     producer = publishing.get("producer")
@@ -224,6 +298,8 @@ def _destination(
     if destination.delayed_by_broker(task.app, connection):
         # RabbitMQ counts in whole seconds.
         delay = max(1.0, round(delay))
+    if way == "exchange":
+        return delay, destination.route_through_exchange(task.app, request, connection, delay)
     return delay, destination.route(task.app, request, connection, delay)
 
 

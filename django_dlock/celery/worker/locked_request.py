@@ -19,9 +19,10 @@ from ...log import logger
 from .. import owners
 from ..canvas import callbacks
 from ..publishing import destination, reservation
-from ..publishing.header import scope_of
+from ..publishing.header import HEADER, scope_of
+from ..publishing.refusal import GivenBack
 from ..times import TIME_LIMIT
-from . import lost_children
+from . import given_back, lost_children
 from .lock_recovery import Suspect
 
 __all__ = ["LockedRequest"]
@@ -49,6 +50,7 @@ class LockedRequest(Request):
     """
 
     _own_limits: Any = (None, None)
+    _given_back: GivenBack | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,6 +59,8 @@ class LockedRequest(Request):
         self._owner = owners.new(self.id)
         self._details = destination.details_of(self.message)
         self._received_by, self._seen_dead = os.getpid(), 0
+        if self.delivery_info.get("redelivered") and (header := given_back.header_of(self.id)):
+            super().request_dict[HEADER] = header
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -111,6 +115,8 @@ class LockedRequest(Request):
             error = error.exc
         if isinstance(error, TimeLimitExceeded) and _in_cold_shutdown():
             return
+        if isinstance(error, GivenBack):
+            self._given_back = error
         # With ``return_ok`` the child itself reports the failure, so it is alive.
         if not return_ok:
             self._name_errbacks()
@@ -147,13 +153,18 @@ class LockedRequest(Request):
         super().cancel(*args, **kwargs)
 
     def reject(self, requeue: bool = False) -> None:
-        """As Celery's; with SQLAlchemy's transport, on the thread that reads the messages.
+        """As Celery's; later, if the delivery has ended with ``GivenBack``.
 
+        With SQLAlchemy's transport, it does so on the thread that reads the messages.
         It returns a message through its one session, and SQLAlchemy refuses a session that two
         threads use at once. Celery 5.7 rejects on the thread that saw the child die, logs that
         error, and leaves the message with the worker until it ends.
         """
         consumer: Any = destination.consumer() if requeue else None
+        given, self._given_back = self._given_back, None
+        if given is not None and consumer is not None:
+            given_back.later(consumer, self.id, given, super().reject)
+            return
         transport = getattr(getattr(consumer, "connection", None), "transport", None)
         if getattr(transport, "driver_type", "") == "sql":
             consumer.call_soon(super().reject, requeue)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import psutil
 import redis
 
 from testproject.processes import OwnProcess
-from testproject.rabbit import RabbitServer, find_rabbitmq_server
-from testproject.servers import RedisServer, ServerNotFound
+from testproject.rabbit import RabbitServer
+from testproject.servers import RedisServer
 from tests.support.proxy import Proxy
 from tests.support.workers import Site, Worker, eventually
 
@@ -250,7 +247,7 @@ class RabbitBroker:
 
     @property
     def version(self) -> str:
-        return f"RabbitMQ {self._control('version').strip()}"
+        return f"RabbitMQ {self.server.control('version').strip()}"
 
     def cut(self, workers: Sequence[Worker]) -> None:
         self.proxy.cut()
@@ -287,23 +284,9 @@ class RabbitBroker:
         self.proxy.cut()
 
     def waiting(self, queue: str) -> int:
-        rows = self._control("list_queues", "-q", "--no-table-headers", "name", "messages")
+        rows = self.server.control("list_queues", "-q", "--no-table-headers", "name", "messages")
         counts = dict(row.split("\t") for row in rows.splitlines() if "\t" in row)
         return int(counts.get(queue, 0))
-
-    def _control(self, *arguments: str) -> str:
-        server = find_rabbitmq_server()
-        if server is None:
-            raise ServerNotFound("RabbitMQ is not installed")
-        program = shutil.which("rabbitmqctl", path=str(Path(server).parent)) or "rabbitmqctl"
-        return subprocess.run(
-            [program, "-n", self.server.name, *arguments],
-            env=self.server._env(),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout
 
 
 BROKERS: dict[str, type[RedisBroker | RabbitBroker]] = {
