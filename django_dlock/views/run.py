@@ -102,7 +102,7 @@ class Rules(NamedTuple):
         """
         if self.if_unavailable == "raise" or not may_pass:
             raise error
-        logger.warning("%s: %s", path_of(request), error)
+        logger.warning("%s: a database does not answer: %s", path_of(request), error)
         return refusals.unavailable(request)
 
 

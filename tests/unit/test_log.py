@@ -26,7 +26,7 @@ FACTS = {"about", "name", "alias", "owner", "token", "task_id", "reason"}
 
 OF_NO_LOCK = {
     "%s %s: no key: %s",
-    "%s: %s",
+    "%s: a database does not answer: %s",
     "@idempotent_view on %s: no client: %s",
     "@idempotent_view on %s: no key: %s",
     "%s: views must return an HttpResponse, because this django-ninja has no _result_to_response",
