@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import configparser
 import doctest
+import hashlib
+import hmac
 import inspect
 import io
 import itertools
@@ -36,8 +38,9 @@ from django.core.management import (
 )
 from django.dispatch import Signal
 from django.http import HttpResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
 from django.test.utils import isolate_apps
+from django.urls import path
 from rest_framework.test import force_authenticate
 
 import django_dlock
@@ -371,6 +374,90 @@ def test_the_client_of_the_guide_is_verified(read: Read) -> None:
         for headers in ({"x-account-token": token}, {"x-account-token": "7"}, {})
     ]
     assert [answer.status_code for answer in statuses] == [200, 401, 401]
+
+
+@pytest.fixture
+def customer(settings: Any) -> Callable[[dict[str, Any]], Client]:
+    """A logged-in customer of a shop with the views and the template of a page."""
+
+    def of(page: dict[str, Any]) -> Client:
+        html = next(
+            it.code for it in blocks(DOCS / "howto/double-click.md") if "{% load" in it.code
+        )
+        templates = {"shop/payment.html": "{{ messages.0 }}" + html}
+        processors = ["request", "csrf"]
+        options = {
+            "loaders": [("django.template.loaders.locmem.Loader", templates)],
+            "context_processors": [
+                *(f"django.template.context_processors.{name}" for name in processors),
+                "django.contrib.messages.context_processors.messages",
+            ],
+        }
+        engine = "django.template.backends.django.DjangoTemplates"
+        settings.TEMPLATES = [{"BACKEND": engine, "OPTIONS": options}]
+        urls = types.ModuleType("urls")
+        views = {name: page[name] for name in ("pay", "order")}
+        views["payment"] = page["Payment"].as_view()
+        urls.urlpatterns = [  # type: ignore[attr-defined]
+            path(f"{name}/", view) for name, view in views.items()
+        ]
+        settings.ROOT_URLCONF = urls
+        client = Client()
+        client.force_login(User.objects.create_user("ada"))
+        return client
+
+    return of
+
+
+@pytest.mark.parametrize("name", ["pay", "payment", "order"])
+def test_a_form_of_the_guide_that_is_sent_twice_pays_once(
+    name: str, read: Read, customer: Callable[[dict[str, Any]], Client]
+) -> None:
+    page = read("docs/howto/double-click.md")
+    client = customer(page)
+    form = client.get(f"/{name}/")
+    if name == "order":
+        client = Client()
+        form = client.get("/order/")
+        assert Client().post("/order/", {"idempotency_key": "t"}).status_code == 401
+    token = re.search(r'name="idempotency_key" value="(\w+)"', form.text)
+    assert token
+    sent = {"idempotency_key": token[1], "order": 7}
+    if name != "order":
+        wrong = client.post(f"/{name}/", {**sent, "order": 0})
+        assert wrong.status_code == 200
+        assert "greater than or equal to 1" in wrong.text
+    for _ in range(2):
+        assert client.post(f"/{name}/", sent)["Location"] == "/thanks/"
+    assert page["Effect"].objects.count() == 1
+    assert client.post(f"/{name}/", {**sent, "order": 8}).status_code == 422
+    assert client.post(f"/{name}/", {"order": 8}).status_code == 400
+
+
+def test_an_event_of_the_guide_that_comes_twice_counts_once(read: Read) -> None:
+    page = read("docs/howto/webhooks.md")
+    text = next(it.code for it in blocks(DOCS / "howto/webhooks.md") if it.language == "json")
+
+    def send(body: str, secret: bytes = page["SECRET"], **headers: str) -> HttpResponse:
+        signature = hmac.new(secret, body.encode(), hashlib.sha256).hexdigest()
+        given = {"x-signature": signature, **headers}
+        request = RequestFactory().post(
+            "/", body, content_type="application/json", headers={**given, "accept": "text/html"}
+        )
+        request.user = AnonymousUser()
+        view = page["push_event"] if headers else page["payment_event"]
+        answer: HttpResponse = view(request)
+        return answer
+
+    again = text.replace('"attempt": 1', '"attempt": 2')
+    assert [send(text).status_code, send(again).status_code] == [204, 204]
+    assert page["Effect"].objects.count() == 1
+    assert send(text.replace("7", "8")).status_code == 422
+    assert send(text.replace('"id"', '"name"')).status_code == 400
+    assert send(text, secret=b"guessed").status_code == 401
+    for body in (text, again):
+        assert send(body, **{"x-github-delivery": "d1"}).status_code == 204
+    assert page["Effect"].objects.filter(by="push").count() == 1
 
 
 async def _feed(view: Callable[..., Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["MOST", "Note", "note", "notes"]
 
 notes: dict[tuple[str, str], Note] = {}
-"""By place and key, so that there are hardly more of them than lines of code."""
+"""By place, and option and key, so that there are hardly more of them than lines of code."""
 MOST = 5000
 """Notes that are kept: code that decorates in each request, with a key of its own each time, must
 not fill the memory."""
@@ -38,8 +38,8 @@ def note(what: str, key: Any) -> Note:
     # A frame that refers to itself would live until the next collection of garbage.
     del frame
     place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}" if caller else "?"
-    made = Note(what, key, place)
-    known = made if callable(key) else notes.get((made.place, str(key)), made)
+    made, which = Note(what, key, place), (place, f"{what}: {key}")
+    known = made if callable(key) else notes.get(which, made)
     if known is made and not callable(key) and len(notes) < MOST:
-        notes[made.place, str(key)] = made
+        notes[which] = made
     return known
