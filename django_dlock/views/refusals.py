@@ -118,7 +118,7 @@ def other_request(request: HttpRequest) -> HttpResponse:
     return problem(
         request,
         HTTPStatus.UNPROCESSABLE_ENTITY,
-        gettext("This Idempotency-Key was used for another request."),
+        gettext("This idempotency key was used for another request."),
         page=Page(
             gettext("This form was sent before"),
             gettext(

@@ -12,13 +12,18 @@ from django import forms
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import redirect
 from django.template import Context, Template, engines
 from django.test import Client, RequestFactory
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.generic import FormView
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from django_dlock import BodyField, idempotent_view
 from django_dlock.models import IdempotencyRecord
@@ -326,7 +331,28 @@ def thanks(request: HttpRequest) -> HttpResponse:
     return HttpResponse("; ".join(str(message) for message in messages.get_messages(request)))
 
 
-urlpatterns = [path("pay/", Pay.as_view()), path("thanks/", thanks)]
+class OnMethod(View):
+    @method_decorator(idempotent_view(key=BodyField(), done_if="redirect"))
+    def post(self, request: HttpRequest) -> HttpResponse:
+        Effect.objects.create(order_number=1, by="method")
+        return redirect("/thanks/") if request.POST["amount"] == "5" else HttpResponse("wrong")
+
+
+class OfFramework(APIView):
+    authentication_classes = [SessionAuthentication]
+
+    @method_decorator(idempotent_view(key=BodyField("event.id"), payload=["event.amount"]))
+    def post(self, request: Any) -> Response:
+        Effect.objects.create(order_number=request.data["event"]["amount"], by="framework")
+        return Response({"try": request.data["try"]})
+
+
+urlpatterns = [
+    path("pay/", Pay.as_view()),
+    path("method/", OnMethod.as_view()),
+    path("framework/", OfFramework.as_view()),
+    path("thanks/", thanks),
+]
 
 
 @pytest.fixture
@@ -358,6 +384,31 @@ def test_g13_a_form_that_was_corrected_can_be_sent_again(customer: Client, fresh
     assert effects() == 1
     # Now it is done, so other values are another request.
     assert customer.post("/pay/", {**corrected, "amount": 60}).status_code == 422
+
+
+def test_g13_on_a_method_in_a_transaction_of_the_request_a_form_can_be_corrected_too(
+    customer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    assert customer.post("/method/", {"idempotency_key": "t", "amount": 4}).text == "wrong"
+    assert (IdempotencyRecord.objects.count(), effects()) == (0, 0)
+    for _ in range(2):
+        assert customer.post("/method/", {"idempotency_key": "t", "amount": 5}).status_code == 302
+    assert effects() == 1
+
+
+def test_a_field_is_found_below_rest_framework(customer: Client) -> None:
+    answers = [
+        customer.post(
+            "/framework/",
+            {"event": {"id": "e1", "amount": amount}, "try": number},
+            content_type="application/json",
+        )
+        for number, amount in enumerate([5, 5, 6])
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 422]
+    assert answers[1].json() == {"try": 0}
+    assert effects() == 1
 
 
 def test_every_page_has_a_new_token(customer: Client) -> None:

@@ -15,6 +15,7 @@ from typing_extensions import assert_type
 
 from django_dlock import (
     BackendUnavailable,
+    BodyField,
     LeaseLost,
     Lock,
     LockedTask,
@@ -28,6 +29,7 @@ from django_dlock import (
 )
 from django_dlock.lease import LeaseInfo
 from django_dlock.management import LockedCommand
+from django_dlock.templatetags.dlock import idempotency_key
 from django_dlock.testing import local_locks
 from testproject.shop.models import Stock
 
@@ -109,6 +111,16 @@ async def may_see(request: HttpRequest) -> bool:
 @idempotent_view(replay_if=may_see, store_cookies=True, client=["request.user.pk"])
 async def repeated(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
+
+
+@idempotent_view(key=BodyField("order_token"), if_contended="wait", wait=5, done_if="redirect")
+def form(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(idempotency_key())
+
+
+@idempotent_view(key=["number"], payload=["event.id"], done_if=lambda response: True)
+def webhook(request: HttpRequest, number: str) -> HttpResponse:
+    return HttpResponse(number)
 
 
 @locked_view("order:{number}", if_contended="wait", wait=5, status=423)
