@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.messages import get_messages
+from django.contrib.messages.storage.session import SessionStorage
 from django.http import HttpRequest
 from django.utils.safestring import SafeData, mark_safe
 
@@ -28,10 +29,14 @@ def added(request: HttpRequest) -> list[list[Any]]:
 
 
 def add_again(request: HttpRequest, messages: list[list[Any]]) -> None:
-    """Add messages to a request, except for those that already wait for its next page."""
+    """Add messages to a request, except for those that already wait for its next page.
+
+    What the first request has left in the session is there for the next page; to write to the
+    session as well could undo what that request has changed in it.
+    """
     storage: Any = get_messages(request)
     # A project may have removed the app meanwhile.
-    if not messages or not hasattr(storage, "add"):
+    if not messages or not hasattr(storage, "add") or isinstance(storage, SessionStorage):
         return
     waiting = {(one.level, str(one.message)) for one in _read(storage)}
     for level, text, tags, is_html in messages:

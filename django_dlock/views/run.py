@@ -26,7 +26,7 @@ from ..log import logger
 from ..models import IdempotencyRecord
 from ..request_path import path_of
 from ..view_keys import lock_name_of, record_key
-from . import flash, refusals, stored
+from . import flash, refusals, sessions, stored
 from .idempotency_key import KeySource, MalformedKey
 from .payload import Fingerprint
 from .signature import name_of
@@ -240,6 +240,7 @@ class _Run:
                 about=self._lock,
             )
             return refusals.answer_is_gone(self._request)
+        sessions.read_again(self._request)
         flash.add_again(self._request, stored.messages_of(finished.result))
         return answer
 

@@ -11,6 +11,7 @@ import pytest
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
@@ -22,6 +23,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.generic import FormView
 from rest_framework.authentication import SessionAuthentication
+from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -338,8 +340,14 @@ class OnMethod(View):
         return redirect("/thanks/") if request.POST["amount"] == "5" else HttpResponse("wrong")
 
 
+class ReadsTheBody(BasePermission):
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return bool(request.data)
+
+
 class OfFramework(APIView):
     authentication_classes = [SessionAuthentication]
+    permission_classes = [ReadsTheBody]
 
     @method_decorator(idempotent_view(key=BodyField("event.id"), payload=["event.amount"]))
     def post(self, request: Any) -> Response:
@@ -428,6 +436,45 @@ def test_a_message_is_shown_although_the_browser_has_dropped_the_first_answer(
     customer.post("/pay/", form)
     customer.post("/pay/", form)
     assert customer.get("/thanks/").text == "Paid <b>."
+
+
+def test_messages_in_the_session_are_left_there(customer: Client, settings: Any) -> None:
+    settings.MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
+    form = {"idempotency_key": "t", "amount": 5}
+    for _ in range(2):
+        customer.post("/pay/", form)
+    assert customer.get("/thanks/").text == "Paid <b>."
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["read", "changed"])
+def test_a_repeated_answer_keeps_what_the_first_request_wrote_into_the_session(
+    changed: bool,
+) -> None:
+    """The second request has read the session before, with its user."""
+
+    @idempotent_view(key=BodyField())
+    def view(request: HttpRequest) -> HttpResponse:
+        request.session["paid"] = 7
+        return redirect("/thanks/")
+
+    session = SessionStore()
+    session.create()
+    requests = []
+    for _ in range(2):
+        request = post({"idempotency_key": "t"})
+        request.session = SessionStore(session.session_key)
+        assert request.session.get("paid") is None
+        requests.append(request)
+    if changed:
+        requests[1].session["seen"] = 1
+    for request in requests:
+        assert view(request).status_code == 302
+        assert request.session.accessed
+        # As the middleware does with SESSION_SAVE_EVERY_REQUEST.
+        request.session.save()
+    stored = SessionStore(session.session_key)
+    # What this request has written itself is not lost either.
+    assert (stored.get("paid"), stored.get("seen")) == ((None, 1) if changed else (7, None))
 
 
 def test_a_callable_says_which_answers_mean_done() -> None:
