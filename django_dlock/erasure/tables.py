@@ -10,7 +10,7 @@ from functools import partial, reduce
 from typing import Any, TypeVar
 
 from django.apps import apps
-from django.db import connections, models, router, transaction
+from django.db import OperationalError, ProgrammingError, connections, models, router, transaction
 
 from .. import retention
 from ..models import (
@@ -91,16 +91,30 @@ def _databases() -> Iterator[str]:
         if engine == "django.db.backends.dummy":
             continue
         # A router may keep each table in a database of its own.
-        models_here = (each for each in _SEARCHED if router.allow_migrate_model(database, each))
+        models_here = (each for each in _SEARCHED if _belongs(database, each))
         if any(_has(database, each) for each in models_here):
             yield database
+
+
+def _belongs(database: str, model: type[models.Model]) -> bool:
+    # A router for tenants in schemas allows migrations in the schema that has the table, and a
+    # tenant may be active who has another one.
+    return router.db_for_write(model) == database or router.allow_migrate_model(database, model)
 
 
 _SEARCHED = (IdempotencyRecord, LockEvent, LockStatistics, FailoverRecord, Fence, LeaseRecord)
 
 
 def _has(database: str, model: type[models.Model]) -> bool:
-    return model._meta.db_table in connections[database].introspection.table_names()
+    if model._meta.db_table in connections[database].introspection.table_names():
+        return True
+    try:
+        # It may be in another schema, which a library for tenants does not list.
+        with transaction.atomic(using=database):
+            model._base_manager.using(database).exists()
+    except (OperationalError, ProgrammingError):
+        return False
+    return True
 
 
 @dataclass
