@@ -312,3 +312,15 @@ def test_a_failed_step_of_a_replaced_task_does_not_run_again(app):
     work(app)
     work(app, redelivered=True)
     assert (next(ran), states(), sent.state) == (2, ["failed"], "FAILURE")
+
+
+def test_a_transport_of_kombu_other_than_redis_marks_no_message_that_it_restores(app):
+    """The limit that the page names: nothing tells such a copy from a new message."""
+    made, _ = failing(app)
+    made.delay(1)
+    with app.connection_for_read() as connected:
+        queue = app.amqp.queues[app.conf.task_default_queue](connected.default_channel)
+        queue.get().requeue()
+        restored = queue.get(no_ack=True)
+    assert restored.headers["id"]
+    assert not restored.delivery_info.get("redelivered")

@@ -35,6 +35,7 @@ __all__ = [
     "find_finished",
     "follow_ups_of",
     "holds",
+    "log_copy",
     "outcome_of_duplicate",
     "requeue_unless_own",
 ]
@@ -103,6 +104,12 @@ def requeue_unless_own(
 
 def failure_of_copy(context: DeliveryContext, failure: RecordedFailure) -> Exception:
     """With what a copy fails: with the stored error of its original, else with ``failure``."""
+    log_copy(context, failure)
+    return results.stored_failure(context.task, context.request) or failure
+
+
+def log_copy(context: DeliveryContext, failure: Exception) -> None:
+    """Log that a delivery does not run, because its message has failed before."""
     logger.info(
         "Task %s[%s] is a copy of a message whose run has failed, so it fails, too: %s",
         context.task.name,
@@ -111,7 +118,6 @@ def failure_of_copy(context: DeliveryContext, failure: RecordedFailure) -> Excep
         about=failure,
         task_id=context.request.id,
     )
-    return results.stored_failure(context.task, context.request) or failure
 
 
 def outcome_of_duplicate(

@@ -41,6 +41,7 @@ from .recorded_outcome import (
     failure_of_copy,
     follow_ups_of,
     holds,
+    log_copy,
     outcome_of_duplicate,
     requeue_unless_own,
 )
@@ -155,6 +156,7 @@ class RecordedRun:
         error = results.stored_failure(self.task, self.request)
         if isinstance(error, TimeLimitExceeded):
             self._note(claim, idempotency.mark_failed, error, ours=True)
+            log_copy(self.context, error)
             raise error
 
     def _backend_time(self) -> float | None:
