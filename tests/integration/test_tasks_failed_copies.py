@@ -89,9 +89,10 @@ def test_g12_a_copy_of_a_run_longer_than_the_visibility_timeout_does_not_run_whe
     eventually(lambda: copies(site, sent), why="the copy has ended")
     assert len(place.lines(f"began-{order}")) == 1
     assert site.record(order) == ("failed", 1, 0)
-    assert repr(site.app.AsyncResult(sent.id).result) == "ValueError('declined')"
+    # The error itself, or what is recorded, if the copy came before the error was stored.
+    assert "ValueError('declined')" in repr(site.app.AsyncResult(sent.id).result)
     # A new message is not a copy.
-    again = site.send("declines", order, str(place), queue=pool)
+    again = site.send("declines", order, str(place), "go", queue=pool)
     eventually(lambda: len(place.lines(f"began-{order}")) == 2)
     result(again)
 

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from django_dlock import AttemptsExhausted, IdempotencyConflict, RecordedFailure, locks
-from django_dlock.models import IdempotencyRecord
+from django_dlock.models import FollowUp, IdempotencyRecord
 from tests.support.deliveries import held, in_memory, recorded, states, task, waiting, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -276,6 +276,36 @@ def killed(made: Any, task_id: str) -> IdempotencyRecord:
         started_at=now,
         expires_at=now + made.dlock_options.record.ttl,
     )
+
+
+def test_g12_a_follow_up_that_is_published_twice_does_not_run_after_it_has_failed(app):
+    """Its first message was not confirmed, so another one is published under its id."""
+    made, ran = failing(app)
+
+    def body(self: Any, order: int) -> None:
+        self.current_run.send(made.s(order))
+
+    recorded(app, body, lock_key="sends:{order}").delay(1)
+    work(app)
+    assert FollowUp.objects.get().published_at is not None
+    first = waiting(app)
+    for _ in range(2):
+        with app.connection_for_write() as connection:
+            app.amqp.Producer(connection).publish(
+                first.decode(), routing_key=app.conf.task_default_queue, headers=first.headers
+            )
+    work(app)
+    assert (ran, state_of(made)) == ([1], "failed")
+    work(app)
+    assert (ran, state_of(made)) == ([1], "failed")
+    # Its retries, and whatever else is published under its id, are new messages.
+    made.apply_async((1,), task_id=first.headers["id"])
+    work(app)
+    assert (ran, state_of(made)) == ([1, 1], "succeeded")
+
+
+def state_of(made: Any) -> str:
+    return str(IdempotencyRecord.objects.get(scope=made.name).state)
 
 
 def test_without_a_record_a_copy_runs_again(app):

@@ -482,6 +482,7 @@ def test_g12_no_other_run_begins_while_a_replacement_is_pending(app):
     work(app)
     assert other.state == "FAILURE"
     assert "forget the record" in str(other.result)
+    IdempotencyRecord.objects.update(state="waiting")
     republish(app, step_1)
     work(app)
     work(app)

@@ -85,7 +85,8 @@ class DeliveryContext:
         body_runner: Runs the body, and interrupts it if the lease is lost.
         owner: The owner with which the delivery acquires its lock.
         header: The message's header, or the one with which it will be requeued.
-        is_copy: Whether an earlier delivery of this message, or a copy of it, may have run.
+        is_copy: Whether an earlier delivery of this message, or a copy of it, may have run: the
+            broker or we have delivered it again, or it may have been published twice.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class DeliveryContext:
         self.header = RequeueHeader.of(request)
         # Not the key ``redelivered`` of the headers: on Redis, a retry inherits it.
         redelivered = (request.delivery_info or {}).get("redelivered")
-        self.is_copy = bool(redelivered) or self.header.count > 0
+        self.is_copy = bool(redelivered) or self.header.count > 0 or self.header.outbox > 0
 
     @property
     def time_limit(self) -> float | None:

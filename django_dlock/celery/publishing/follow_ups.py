@@ -35,7 +35,7 @@ from .. import results
 from ..options import TaskWithOptions
 from ..times import seconds_until
 from .broker import confirming, is_outage
-from .header import carried, scope_of, without_ours
+from .header import HEADER, carried, scope_of, without_ours
 
 __all__ = [
     "MAX_MESSAGE",
@@ -297,6 +297,8 @@ def _encode(signature: Signature) -> str:
     Raises:
         TypeError, ValueError: It cannot be written as JSON, or is too large.
     """
+    if not signature.get("subtask_type"):
+        _mark_as_recorded(signature)
     try:
         text: str = json.dumps(signature)
     except (TypeError, ValueError, RecursionError) as error:
@@ -309,3 +311,10 @@ def _encode(signature: Signature) -> str:
             f"{MAX_MESSAGE} can be recorded: pass a key of a row or file instead"
         )
     return text
+
+
+def _mark_as_recorded(signature: Signature) -> None:
+    """If the first message runs and fails, a second one under its id must not run."""
+    headers = dict(signature.options.get("headers") or {})
+    headers[HEADER] = {**(headers.get(HEADER) or {}), "outbox": 1}
+    signature.options["headers"] = headers

@@ -44,6 +44,8 @@ class RequeueHeader:
         contended: How often contention requeued it since its task last ran.
         setbacks: How many runs ended without an outcome, for any reason. Unlike the counts
             above, this and ``losses`` are kept when the task runs again.
+        outbox: 1 if a run has recorded the message, which may therefore be published twice under
+            one id; kept until its task runs.
         losses: How many of them count towards ``max_attempts``, for tasks without a record.
         parked: The lease that was, or may have been, parked for it, as ``owner:name``; or empty.
         reserved: The reservation made when it was published (``Reservation.mark``); or empty.
@@ -56,6 +58,7 @@ class RequeueHeader:
     since: float | None = None
     contended: int = 0
     setbacks: int = 0
+    outbox: int = 0
     losses: int = 0
     parked: str = ""
     reserved: str = ""
@@ -95,10 +98,10 @@ class RequeueHeader:
         return owner, name
 
     def without_contention(self) -> RequeueHeader:
-        """The header once the task runs: without the counts of contention."""
-        if not self.count and self.since is None:
+        """The header once the task runs, for its retries: without the counts of contention."""
+        if not self.count and self.since is None and not self.outbox:
             return self
-        return replace(self, count=0, since=None, contended=0)
+        return replace(self, count=0, since=None, contended=0, outbox=0)
 
     def after_setback(self, *, losses: int = 0) -> RequeueHeader:
         """The header after a run without an outcome."""
