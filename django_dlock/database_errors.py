@@ -142,6 +142,7 @@ MYSQL: Mapping[int, Known] = {
     1205: Known("transient", "contention", "`innodb_lock_wait_timeout`"),
     1213: Known("overtaken", "contention", "deadlock"),
     1226: Known("unreachable", "outage", "the user has used up a limit"),
+    # Of other options, such as ``secure_file_priv``, it is the statement's own; see ``_of_number``.
     1290: Known("read-only", "outage", "`read_only`: a replica, or a primary that hands over"),
     1317: Known("transient", "temporary", "cancelled"),
     1698: Known("refused", "denied", "the login is refused"),

@@ -52,7 +52,7 @@ from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
 from testproject.celery import app
 from testproject.servers import RedisServer
-from tests import guarantees
+from tests import fates, guarantees
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -741,6 +741,11 @@ def test_every_option_of_a_command_is_in_the_reference(command: str) -> None:
     djangos = {"--version", "--verbosity", "--settings", "--pythonpath", "--traceback"}
     djangos |= {"--no-color", "--force-color", "--skip-checks"}
     assert not_told({command, *(ours - djangos)}, "commands.md") == set()
+
+
+def test_the_fates_of_messages_are_those_of_the_code() -> None:
+    told = reference("fates.md").partition(fates.HEADING)[2]
+    assert told == fates.section(), "run: python -m tests.fates"
 
 
 def test_each_guarantee_says_what_it_promises() -> None:

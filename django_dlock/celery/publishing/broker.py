@@ -13,6 +13,7 @@ from kombu.transport import resolve_transport, virtual
 
 __all__ = [
     "CONSUMER_TIMEOUT",
+    "OUTAGES",
     "VISIBILITY_TIMEOUTS",
     "confirming",
     "forgets_what_it_delivers",
@@ -22,6 +23,9 @@ __all__ = [
     "visibility_timeout",
     "write_connection",
 ]
+
+OUTAGES = (OperationalError, OSError)
+"""Errors of publishing that are due to the broker; kombu's transport of the broker adds its own."""
 
 CONFIRM_TIMEOUT = 5.0
 """Seconds for an AMQP broker to confirm a message; after that Celery tries again."""
@@ -50,7 +54,7 @@ def unacknowledged_for(app: Celery) -> float:
 
 def is_outage(app: Celery, error: object) -> bool:
     """Whether publishing failed because of the broker, and not because of the message."""
-    return isinstance(error, (OperationalError, OSError, *write_connection(app).connection_errors))
+    return isinstance(error, (*OUTAGES, *write_connection(app).connection_errors))
 
 
 def forgets_what_it_delivers(transport: str) -> bool:

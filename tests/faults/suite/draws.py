@@ -29,6 +29,7 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "publish pending follow-ups": (1, ANY),
     "cut the database": (3, ANY),
     "refuse the database": (2, ANY),
+    "make the database read-only": (2, ANY),
     "deliver again": (4, ANY),
     "publish again": (4, ANY),
 }

@@ -25,6 +25,8 @@ ROUNDS = 3
 KILLS = 40
 PAST_TTL = SHORT_TTL + 1.0
 LIMIT = 1.5
+READ_ONLY = 2.0
+"""Seconds for which a database accepts no writes; bodies begin and end meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +321,15 @@ def database_cut(run: Run) -> None:
     run.publish_all(at=cut)
 
 
+def database_read_only(run: Run) -> None:
+    long = run.publish_all(work=1.0)
+    for begun in rounds(run, long):
+        run.until_begun(begun)
+        run.fault("database read-only")
+        with run.stage.database_read_only():
+            time.sleep(READ_ONLY)
+
+
 # -- follow-ups --------------------------------------------------------------------------
 
 BETWEEN = ("committed", "published", "publishing")
@@ -516,6 +527,13 @@ SCENARIOS = (
         play=database_cut,
         on_sqlite=False,
         publish_again=True,
+        short=True,
+    ),
+    Scenario(
+        name="database-read-only",
+        title="database read-only, its sessions ended",
+        play=database_read_only,
+        on_sqlite=False,
         short=True,
     ),
     Scenario(

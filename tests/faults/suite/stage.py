@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,29 @@ class Stage:
         self.database.always("close", of="answer lost")
         self.database.always("refuse", of="not sent")
         return url
+
+    @contextlib.contextmanager
+    def database_read_only(self) -> Iterator[None]:
+        """As a primary that has become a standby: all sessions end, and none may write."""
+        self._execute("ALTER DATABASE {} SET default_transaction_read_only = on")
+        try:
+            self._execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            yield
+        finally:
+            self._execute("ALTER DATABASE {} RESET default_transaction_read_only")
+
+    def _execute(self, statement: str) -> None:
+        import psycopg
+
+        assert self.site.postgres is not None
+        name = urlsplit(self.site.postgres).path.lstrip("/")
+        # This session may write, whatever it sets for others.
+        options = "-c default_transaction_read_only=off"
+        with psycopg.connect(self.site.postgres, autocommit=True, options=options) as connection:
+            connection.execute(statement.format(name))
 
     def start_worker(self) -> Worker:
         """Start one more worker."""

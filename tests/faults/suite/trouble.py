@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -48,6 +49,7 @@ class Trouble:
         self.run, self.stage = run, run.stage
         self._mouth = threading.Lock()
         self._refused = threading.Lock()
+        self._not_writing = threading.Lock()
         self._without_broker = threading.Lock()
         self._away: list[Worker] = []
         self._timers: list[threading.Timer] = []
@@ -67,6 +69,7 @@ class Trouble:
             "publish pending follow-ups": self._publish_pending,
             "cut the database": self._cut_database,
             "refuse the database": self._refuse_database,
+            "make the database read-only": self._make_database_read_only,
             "deliver again": self._deliver_again,
             "publish again": self._publish_again,
         }
@@ -229,6 +232,20 @@ class Trouble:
             self._refused.release()
 
         self._later(draw.lasts / 2, accept)
+        return f"for {draw.lasts / 2:.1f} s"
+
+    def _make_database_read_only(self, draw: Draw) -> str:
+        if not self._not_writing.acquire(blocking=False):
+            raise NoTarget("it is already")
+        self.run.fault("database read-only")
+        read_only = contextlib.ExitStack()
+        read_only.enter_context(self.stage.database_read_only())
+
+        def write_again() -> None:
+            read_only.close()
+            self._not_writing.release()
+
+        self._later(draw.lasts / 2, write_again)
         return f"for {draw.lasts / 2:.1f} s"
 
     def _deliver_again(self, draw: Draw) -> str:

@@ -1,0 +1,153 @@
+"""``python -m tests.fates``: what each error means for a message, for the documentation.
+
+Reads the tables of the code and writes the end of ``docs/reference/fates.md``; a test compares the
+page with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from django_dlock import exceptions
+from django_dlock.database_errors import (
+    FATES,
+    MYSQL,
+    NO_ANSWER,
+    OF_CLIENT,
+    POSTGRESQL,
+    SQLITE,
+    UNKNOWN,
+    Known,
+    Verdict,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "fates.md"
+HEADING = "## The tables of the code\n"
+
+REQUEUED = "requeued"
+FAILS = "fails"
+DIES = "requeued, and counted if the database answers"
+
+
+def table(*columns: str) -> list[str]:
+    return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+
+
+def of_fate(fate: str, verdict: Verdict) -> str:
+    after = DIES if verdict.counts else REQUEUED
+    body = DIES if verdict.requeues_body else FAILS
+    if fate in ("missing", "denied"):
+        body = "fails; requeued if the table is ours"
+    before = REQUEUED if verdict.requeues else FAILS
+    return f"| {fate} | {before} | {body} | {after if verdict.requeues else FAILS} |"
+
+
+def of_driver(title: str, what: str, known: Iterable[tuple[str, Known]]) -> list[str]:
+    return [
+        "",
+        f"### {title}",
+        "",
+        *table(what, "meaning", "kind"),
+        *(f"| {code} | {each.text} | {each.fate} |" for code, each in known),
+    ]
+
+
+def coded(known: Mapping[str, Known]) -> list[tuple[str, Known]]:
+    return [(f"`{code}`", each) for code, each in known.items()]
+
+
+def states() -> list[tuple[str, Known]]:
+    """SQLSTATEs; a class after its members."""
+    rows = sorted(POSTGRESQL.items(), key=lambda row: (row[0][:2], -len(row[0]), row[0]))
+    return [
+        (f"`{state}`" if len(state) == 5 else f"others of class `{state}`", each)
+        for state, each in rows
+    ]
+
+
+def of_the_lock() -> list[str]:
+    # Imported here: importing Celery takes long, and the tests of the docs do much else.
+    from django_dlock.celery.delivery import locking
+    from django_dlock.celery.options import CHOICES, TaskWithOptions
+
+    def option(name: str) -> str:
+        others = (
+            f"`{value}`" for value in CHOICES[name] if value != getattr(TaskWithOptions, name)
+        )
+        return f"{getattr(TaskWithOptions, name)}d, by default (`{name}`; or {', '.join(others)})"
+
+    unavailable = exceptions.BackendUnavailable
+    rows = [f"| `LockNotAcquired` | {option('if_contended')} |"]
+    rows += [
+        f"| `{kind.__name__}` | {option('if_unavailable')} |"
+        for kind in (unavailable, *unavailable.__subclasses__())
+    ]
+    reasons = re.findall(r"``(\w+)``", exceptions.LeaseLost.__doc__ or "")
+    for reason in sorted(reasons):
+        away = locking.was_outage(exceptions.LeaseLost(reason=reason))
+        rows.append(f"| `LeaseLost`, `{reason}` | requeued, {'not ' if away else ''}counted |")
+    return ["", "### The lock's store", "", *table("error", "message"), *rows]
+
+
+def of_the_broker() -> list[str]:
+    from django_dlock.celery.publishing.broker import OUTAGES
+
+    names = [f"`{kind.__module__.partition('.')[0]}.{kind.__name__}`" for kind in OUTAGES]
+    names = [name.replace("builtins.", "") for name in names]
+    errors = [*names, "what kombu's transport lists as `connection_errors`"]
+    told = "the old message is given back; nothing is acknowledged before the new one is published"
+    return [
+        "",
+        "### The broker, when a message is published again",
+        "",
+        *table("error", "message"),
+        *(f"| {error} | {told} |" for error in errors),
+        "| any other | the task fails |",
+    ]
+
+
+def section() -> str:
+    """What the page says below its heading."""
+    mysql = [(f"`{number}`", each) for number, each in MYSQL.items()]
+    lines = [
+        "",
+        "`.venv/bin/python -m tests.fates` writes this part of the page.",
+        "",
+        "### By kind of error",
+        "",
+        *table("kind", "our statement before the body", "the body's", "ours after it, COMMIT"),
+        *(of_fate(fate, verdict) for fate, verdict in FATES.items()),
+        *of_driver(
+            "PostgreSQL (psycopg, psycopg2)",
+            "SQLSTATE",
+            [*states(), ("none", NO_ANSWER), ("any other", UNKNOWN)],
+        ),
+        *of_driver(
+            "MySQL and MariaDB (mysqlclient, PyMySQL)",
+            "number",
+            [*mysql, ("`2000` to `2999`", OF_CLIENT), ("any other", UNKNOWN)],
+        ),
+        *of_driver("SQLite", "part of the text", [*coded(SQLITE), ("any other", UNKNOWN)]),
+        *of_the_lock(),
+        *of_the_broker(),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    import os
+
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    django.setup()
+    before = PAGE.read_text().partition(HEADING)[0]
+    PAGE.write_text(before + HEADING + section())
+    print(f"Written: {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
