@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -52,20 +52,11 @@ class ViewRules(NamedTuple):
             return None
         try:
             name = self.make_key((request, *args), kwargs)
-        except MissingValue as missing:
+        except (MissingValue, Error) as error:
             from . import refusals
 
-            return partial(refusals.login_or_error, missing, self.view, request, kwargs)
-        except Error as error:
-            from .. import database_errors
-
-            # A key may read a session or a row.
-            if self.if_unavailable != 503 or not database_errors.passes(error):
-                raise
-            from . import refusals
-
-            logger.warning("%s %s: no key: %s", request.method, path_of(request), error)
-            return cast("partial[Response]", partial(refusals.unavailable, request))
+            refuses = self.if_unavailable == 503
+            return partial(refusals.key_failed, error, self.view, request, kwargs, refuses=refuses)
         metadata = {**_facts(request), **(self.options.get("metadata") or {})}
         options: LockKeywords = {**self.options, "metadata": metadata}
         return of_template(Lock(name, **options), template_of(self.make_key))

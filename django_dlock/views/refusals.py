@@ -12,12 +12,16 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext
 
+from .. import database_errors
 from ..keys import MissingValue
 from ..lease import LeaseInfo
+from ..log import logger
+from ..request_path import path_of
 from .signature import name_of
 from .visitors import is_chosen
 
@@ -27,12 +31,14 @@ __all__ = [
     "contended",
     "in_progress",
     "is_anonymous",
+    "key_failed",
     "login_or_error",
     "login_required",
     "other_request",
     "prefers_json",
     "problem",
     "unavailable",
+    "without_database",
     "without_key",
 ]
 
@@ -160,6 +166,41 @@ def without_key(request: HttpRequest, needs: str) -> HttpResponse:
             note=needs,
         ),
     )
+
+
+def without_database(request: HttpRequest, error: Error, *, refuses: bool) -> HttpResponse:
+    """The answer if a database does not answer before the view has begun.
+
+    Raises:
+        Error: ``error``, unless ``refuses``.
+    """
+    if not refuses:
+        raise error
+    logger.warning("%s %s: no answer of a database: %s", request.method, path_of(request), error)
+    return unavailable(request)
+
+
+def key_failed(
+    error: MissingValue | Error,
+    view: Callable[..., Any],
+    request: HttpRequest,
+    kwargs: Mapping[str, Any],
+    *,
+    refuses: bool,
+) -> HttpResponseBase:
+    """The answer to a request whose key cannot be made: a value or a database is missing.
+
+    Args:
+        refuses: Whether a database that is away is a refusal, and not an error.
+
+    Raises:
+        MissingValue: See ``login_or_error``.
+        Error: See ``without_database``.
+    """
+    if isinstance(error, MissingValue):
+        return login_or_error(error, view, request, kwargs)
+    refuses = refuses and database_errors.passes(error)
+    return without_database(request, error, refuses=refuses)
 
 
 def is_anonymous(request: HttpRequest) -> bool:

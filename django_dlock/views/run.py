@@ -68,12 +68,11 @@ class Rules(NamedTuple):
             return None
         try:
             key = self.key_source.find(request, args, kwargs)
-        except MissingValue as missing:
-            return refusals.login_or_error(missing, view, request, kwargs)
         except MalformedKey:
             return refusals.without_key(request, self.key_source.needs())
-        except Error as error:
-            return self.without_database(request, error, may_pass=database_errors.passes(error))
+        except (MissingValue, Error) as error:
+            refuses = self.if_unavailable == 503
+            return refusals.key_failed(error, view, request, kwargs, refuses=refuses)
         if key is None:
             if not self.required:
                 return None
@@ -89,21 +88,11 @@ class Rules(NamedTuple):
             # What a callable raises if a header, or the row with its value, does not exist.
             return _of_nobody(view, request, error)
         except Error as error:
-            return self.without_database(request, error, may_pass=database_errors.passes(error))
+            refuses = self.if_unavailable == 503 and database_errors.passes(error)
+            return refusals.without_database(request, error, refuses=refuses)
         # Before the lock is taken: a slow client must not hold it while it sends its body.
         payload = self.payload(request, args, kwargs)
         return _Run(self, request, record_key(client, key), payload)
-
-    def without_database(self, request: HttpRequest, error: Error, *, may_pass: bool) -> Response:
-        """The refusal, if a database does not answer before the view has begun.
-
-        Raises:
-            Error: ``error``, if ``if_unavailable`` says so, or if it will not pass.
-        """
-        if self.if_unavailable == "raise" or not may_pass:
-            raise error
-        logger.warning("%s: a database does not answer: %s", path_of(request), error)
-        return refusals.unavailable(request)
 
 
 def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception) -> Response:
@@ -199,10 +188,10 @@ class _Run:
         except PayloadMismatch:
             return refusals.other_request(self._request)
         except Error as error:
-            may_pass = database_errors.may_pass(error)
+            refuses = rules.if_unavailable == 503 and database_errors.may_pass(error)
             using = rules.using or router.db_for_write(IdempotencyRecord)
             told = database_errors.explained(error, using)
-            return rules.without_database(self._request, told, may_pass=may_pass)
+            return refusals.without_database(self._request, told, refuses=refuses)
         if isinstance(claim, Finished):
             return claim
         if not isinstance(claim, Claim):

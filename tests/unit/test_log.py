@@ -25,11 +25,10 @@ LATER = {"log_warning", "log_warning_later", "log_error"}
 FACTS = {"about", "name", "alias", "owner", "token", "task_id", "reason"}
 
 OF_NO_LOCK = {
-    "%s %s: no key: %s",
-    "%s: a database does not answer: %s",
     "@idempotent_view on %s: no client: %s",
     "@idempotent_view on %s: no key: %s",
     "%s: views must return an HttpResponse, because this django-ninja has no _result_to_response",
+    "%s %s: no answer of a database: %s",
     "Events are not delivered: %d wait behind a receiver",
     "A callback for a lock event raised",
     "A receiver of a lock event hangs for %g s",
