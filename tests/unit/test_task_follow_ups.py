@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, chain, current_app, group
 from celery.exceptions import Ignore
 from celery.worker.request import Request
+from django import db
 from django.core.management import CommandError, call_command
 from django.db import transaction
 from kombu.exceptions import OperationalError
@@ -145,6 +146,25 @@ def test_g13_if_a_follow_up_finds_no_broker_the_message_is_redelivered(app, mail
         work(app)
     assert (sent.state, states(), effects()) == ("RETRY", ["succeeded"], 1)
     assert "away" in FollowUp.objects.get().error
+    work(app)
+    assert (sent.state, effects(), pending()) == ("SUCCESS", 1, [])
+    assert [message.headers["id"] for message in messages(app)] == [sent.result]
+
+
+def test_g13_a_follow_up_whose_key_asks_a_database_that_is_away_is_redelivered(app):
+    away: list[bool] = []
+
+    def key(order):
+        if away:
+            raise db.OperationalError("the connection is closed")
+        return str(order)
+
+    mail = task(app, lock_key=key, unique_until="done")
+    sent = sending(app, mail).delay(1)
+    away.append(True)
+    work(app)
+    assert (sent.state, states(), effects()) == ("RETRY", ["succeeded"], 1)
+    away.clear()
     work(app)
     assert (sent.state, effects(), pending()) == ("SUCCESS", 1, [])
     assert [message.headers["id"] for message in messages(app)] == [sent.result]

@@ -14,6 +14,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
+from django import db
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
@@ -647,6 +648,27 @@ def test_a_retry_with_other_arguments_releases_the_reservation_of_the_first_ones
     assert reserved() == []
     assert made.delay(1).id != made.delay(2).id
     assert len(messages(app)) == 3
+
+
+def test_g13_a_retry_whose_key_asks_a_database_that_is_away_returns_the_message(app, monkeypatch):
+    away: list[bool] = []
+
+    def key(order):
+        if away:
+            raise db.OperationalError("the connection is closed")
+        return str(order)
+
+    def body(self, order):
+        away.append(True)
+        raise self.retry(countdown=0)
+
+    made = task(app, body, "done", lock_key=key)
+    monkeypatch.setattr(requeue, "REJECT_PAUSE", 0)
+    made.delay(1)
+    message = waiting(app)
+    outcome = Request(message, app=app, task=made, on_reject=lambda *_: None).execute()
+    assert isinstance(outcome.exception.exc, Reject)
+    assert outcome.exception.exc.requeue
 
 
 def test_a_task_can_publish_a_replacement_of_itself(app):
