@@ -37,6 +37,12 @@ from .runs import RunFilter, note_states, outlook, outlook_after_rerun, shown_st
 
 __all__ = ["IdempotencyRecordAdmin"]
 
+_HELD = {
+    "dead": ("bad", _("held by a dead process")),
+    "silent": ("warn", _("held, without a sign of life")),
+}
+"""How the lock of a run is shown whose process is not well."""
+
 MOST_SCOPES = 50
 
 SEE_RESULTS = "view_results"
@@ -220,7 +226,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
             if info is None:
                 state = badge("plain", _("free"))
             elif info.owner == record.owner:
-                state = badge("good", _("held now"))
+                state = badge(*_HELD.get(info.holder_state, ("good", _("held now"))))
             else:
                 state = badge("warn", _("held by another run"))
             if info is not None and request is not None:

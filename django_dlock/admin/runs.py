@@ -10,13 +10,14 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import Max, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..liveness import INTERRUPTED, NEEDED, RunState, states_of
 from ..models import IdempotencyRecord
-from .base import BoundedPaginator, badge, lines, local_text
+from .base import BoundedPaginator, badge, lines, local_text, request_of
 
 __all__ = [
     "RunFilter",
@@ -70,16 +71,20 @@ def state_text(record: IdempotencyRecord) -> str:
 
 
 def shown_state(record: IdempotencyRecord) -> SafeString:
-    """The state of a record as a badge, with the reason of an interruption below it."""
+    """The state of a record as a badge; below it, why it is interrupted.
+
+    In a list, also when its message comes again, which a page of its own says at length.
+    """
     state = state_of(record)
     if state is None or state == "alive":
         # A newer version may know other states.
         return badge(_STYLES.get(record.state, "plain"), record.get_state_display())
     style = "bad" if state in INTERRUPTED else "warn" if state == "silent" else "plain"
-    texts = [str(_REASONS[state])]
-    if state in INTERRUPTED:
-        texts.append(_briefly_next(record))
-    return lines(badge(style, _word(record, state)), *texts)
+    notes = [str(_REASONS[state])]
+    if state in INTERRUPTED and request_of(record) is None:
+        notes.append(_briefly_next(record))
+    shown = (format_html('<span class="dlock-quiet">{}</span>', note) for note in notes)
+    return lines(badge(style, _word(record, state)), *shown)
 
 
 def _word(record: IdempotencyRecord, state: RunState) -> str:
@@ -148,33 +153,34 @@ def _next_delivery(record: IdempotencyRecord) -> str:
         )
     found = _redelivery(record)
     if found is None or found.when == "unknown":
-        return gettext("It is not known when the broker delivers its message again.")
+        return gettext("It is not known when the broker delivers the message of this run again.")
     broker = {"broker": found.transport}
     if found.when == "never":
         if not found.transport:
             return gettext("It ran in the process of its caller: it has no message.")
         return (
             gettext(
-                "The broker (%(broker)s) deletes a message when a worker receives it, so its "
-                "message does not come again."
+                "The broker (%(broker)s) deletes a message when a worker receives it, so the "
+                "message of this run does not come again."
             )
             % broker
         )
     if found.when == "at_once":
         return gettext(
-            "The broker delivers its message again as soon as it notices that the connection of "
-            "the worker has ended: usually at once, if another worker of the queue is running."
+            "The broker delivers the message of this run again as soon as it notices that the "
+            "connection of the worker has ended: usually at once, if another worker of the queue "
+            "is running."
         )
     facts = {"time": local_text(found.at)}
     if found.at <= timezone.now():
         text = gettext(
-            "The broker was to deliver its message again by %(time)s (visibility timeout): it "
-            "does so when a worker of the queue is running."
+            "The broker was to deliver the message of this run again by %(time)s (visibility "
+            "timeout): it does so when a worker of the queue is running."
         )
     else:
         text = gettext(
-            "The broker delivers its message again at about %(time)s (visibility timeout), or "
-            "earlier, if a worker of the queue is running."
+            "The broker delivers the message of this run again at about %(time)s (visibility "
+            "timeout), or earlier, if a worker of the queue is running."
         )
     return text % facts
 
@@ -188,7 +194,11 @@ def _briefly_next(record: IdempotencyRecord) -> str:
         return gettext("not delivered again")
     if found.when == "at_once":
         return gettext("delivered again at once")
-    return gettext("delivered again at about %s") % local_text(found.at)
+    date, time = local_text(found.at).split()
+    today = date == local_text(timezone.now()).split()[0]
+    times = [time[:5]] if today else [date, time[:5]]
+    parts = format_html_join(" ", '<span class="dlock-time">{}</span>', ([part] for part in times))
+    return format_html("{} {}", gettext("delivered again at about"), parts)
 
 
 # -- the filter ------------------------------------------------------------------------------

@@ -201,8 +201,12 @@ SENT = json.dumps({"task": "t", "args": [], "kwargs": {}, "options": {"routing_k
 @pytest.mark.parametrize(
     ("url", "facts", "outlook"),
     [
-        ("redis://h/0", {}, ("timed", "delivers its message again at about")),
-        ("sentinel://h/0", {"message": SENT}, ("timed", "delivers its message again at about")),
+        ("redis://h/0", {}, ("timed", "delivers the message of this run again at about")),
+        (
+            "sentinel://h/0",
+            {"message": SENT},
+            ("timed", "delivers the message of this run again at about"),
+        ),
         ("amqp://h//", {}, ("at_once", "as soon as it notices")),
         ("sqla+sqlite:///x", {}, ("never", "(sqla) deletes a message")),
         ("kafka://h", {}, ("unknown", "It is not known when")),
@@ -229,7 +233,7 @@ def test_the_visibility_timeout_counts_from_the_start_of_the_run(admin_client, b
     assert f"again at about {local_text(at)} (visibility timeout)" in page
     late = record("dead", started_at=timezone.now() - dt.timedelta(hours=1))
     page = admin_client.get(f"{RECORDS}{late.pk}/change/").content.decode()
-    assert "was to deliver its message again by" in page
+    assert "was to deliver the message of this run again by" in page
 
 
 def test_without_a_broker_in_the_settings_nothing_is_promised(broker):
@@ -251,7 +255,7 @@ def test_a_silent_process_may_wake_up(admin_client, broker):
     ("url", "text"),
     [
         ("redis://h/0", "finds the outcome of the first"),
-        ("sqla+sqlite:///x", "its message does not come again"),
+        ("sqla+sqlite:///x", "does not come again"),
     ],
 )
 def test_run_again_says_what_the_old_message_will_do(admin_client, broker, url, text):
@@ -267,7 +271,7 @@ def test_the_page_of_a_lock_says_that_the_run_of_its_record_is_interrupted(admin
     it = record("dead")
     page = admin_client.get(f"/admin/django_dlock/heldlock/default/{it.lock_name}/why/")
     assert "interrupted: its process is gone" in page.content.decode()
-    assert "delivers its message again at about" in page.content.decode()
+    assert "delivers the message of this run again at about" in page.content.decode()
 
 
 def test_records_of_several_states_are_told_apart():

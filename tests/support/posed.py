@@ -175,8 +175,11 @@ def pose_records():
             ("shop.tasks.send_invoice", "2281", "running", 1, 0),
             ("shop.tasks.send_invoice", "2280", "failed", 5, 5),
             ("shop.tasks.refund", "140", "succeeded", 1, 0),
+            # Its process is gone.
+            ("shop.tasks.reprice", "7", "running", 1, 0),
         ]
     ):
+        lock = {"2281": "invoice:2281", "7": "stock:7"}.get(key, "")
         started = now - dt.timedelta(minutes=3 * number + 1)
         ended = state in ("succeeded", "failed")
         record = IdempotencyRecord.objects.create(
@@ -186,9 +189,9 @@ def pose_records():
             state=state,
             attempt=attempt,
             deaths=deaths,
-            owner=f"{number:032x}",
+            owner=owner_of(lock) if lock else f"{number:032x}",
             lock_alias="default",
-            lock_name={"2281": "invoice:2281"}.get(key, f"{scope}:{key}"),
+            lock_name=lock or f"{scope}:{key}",
             task_id=str(UUID(int=number << 120 | 0x4E0C1F6E32D4)),
             created_at=started,
             started_at=started,

@@ -47,8 +47,12 @@ def redelivery_of(record: IdempotencyRecord, app: Celery | None = None) -> Redel
     if transport in VISIBILITY_TIMEOUTS:
         options = app.conf.broker_transport_options or {}
         seconds = options.get("visibility_timeout") or VISIBILITY_TIMEOUTS[transport]
-        # The worker got the message before the run began, so this is the latest.
-        at = record.started_at + dt.timedelta(seconds=float(seconds))
+        try:
+            # The worker got the message before the run began, so this is the latest.
+            at = record.started_at + dt.timedelta(seconds=float(seconds))
+        except OverflowError:
+            # A row that somebody else has written.
+            return Redelivery("unknown", transport)
         return Redelivery("timed", transport, at)
     if transport and forgets_what_it_delivers(transport):
         return Redelivery("never", transport)
