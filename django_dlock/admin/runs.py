@@ -197,7 +197,7 @@ def _briefly_next(record: IdempotencyRecord) -> str:
     date, time = local_text(found.at).split()
     today = date == local_text(timezone.now()).split()[0]
     times = [time[:5]] if today else [date, time[:5]]
-    parts = format_html_join(" ", '<span class="dlock-time">{}</span>', ([part] for part in times))
+    parts = format_html_join(" ", '<span class="dlock-when">{}</span>', ([part] for part in times))
     return format_html("{} {}", gettext("delivered again at about"), parts)
 
 
