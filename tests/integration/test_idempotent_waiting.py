@@ -19,14 +19,21 @@ from django.test import RequestFactory
 
 from django_dlock import BodyField, idempotent_view, locks
 from django_dlock.testing import local_locks
+from testproject.servers import RedisServer
 from testproject.shop.models import Effect
+from tests.support.aliases import alias, configured
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def local() -> Iterator[None]:
-    with local_locks():
+@pytest.fixture(autouse=True, params=["local", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "local":
+        with local_locks():
+            yield
+        return
+    server: RedisServer = request.getfixturevalue("own_redis")
+    with configured({"default": alias(server.url, TTL=30.0, OPTIONS={"command_timeout": 5.0})}):
         yield
 
 
