@@ -23,6 +23,7 @@ from testproject.shop.models import Effect
 from tests.support import mariadb, postgres
 from tests.support.databases import added
 from tests.support.deliveries import in_memory, recorded, waiting, work
+from tests.support.pgbouncer import PgBouncer
 from tests.support.proxy import Proxy
 from tests.support.sessions import (
     ask,
@@ -122,6 +123,14 @@ def emptied(database: Database) -> Iterator[Database]:
         connections[alias].close()
 
 
+@pytest.fixture(scope="module")
+def pooled(pooler: PgBouncer, postgres_url: str, on_postgres: Database) -> Iterator[Database]:
+    settings = postgres.settings_for(pooler.url_for(postgres_url))
+    settings["DISABLE_SERVER_SIDE_CURSORS"] = True
+    with added("errors-pooled", settings) as alias:
+        yield Database(alias, on_postgres.over)
+
+
 @pytest.fixture
 def postgresql(on_postgres: Database) -> Iterator[Database]:
     yield from emptied(on_postgres)
@@ -155,7 +164,7 @@ def is_away(proxy: Proxy) -> bool:
 @pytest.fixture(autouse=True, scope="module")
 def _all_of_them(request: pytest.FixtureRequest) -> None:
     """Django's tests use the databases that are known when they begin."""
-    for fixture in (*FIXTURES.values(), "behind_proxy"):
+    for fixture in (*FIXTURES.values(), "behind_proxy", "pooled"):
         with suppress(pytest.skip.Exception):
             request.getfixturevalue(fixture)
 
@@ -282,6 +291,23 @@ def test_g13_a_body_that_always_loses_its_connection_fails_for_good(app, databas
     work(app)
     assert isinstance(sent.result, AttemptsExhausted)
     assert (len(begun), database.record(), database.effects()) == (2, ("failed", 2), 0)
+
+
+@pytest.mark.parametrize("then", ["return", "query"])
+def test_g13_a_body_whose_session_a_pooler_loses_fails_for_good(app, pooled, then):
+    def body(self, order):
+        pooled.write()
+        pooled.end_session()
+        if then == "query":
+            pooled.effects()
+
+    for database in emptied(pooled):
+        sent = charge(app, database, body, max_attempts=2).delay(1)
+        work(app)
+        assert (sent.state, database.record()) == ("RETRY", ("waiting", 1))
+        work(app)
+        assert isinstance(sent.result, AttemptsExhausted)
+        assert (database.record(), database.effects()) == (("failed", 2), 0)
 
 
 def test_g13_a_body_that_idles_for_too_long_in_its_transaction_fails_for_good(app, postgresql):

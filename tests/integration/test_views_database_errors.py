@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.management import call_command
 from django.db import OperationalError, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from pytest_django import DjangoDbBlocker
 
 from django_dlock import idempotent_view, locked_view
 from django_dlock.database_errors import TablesMissing
@@ -22,13 +25,21 @@ from tests.support.workers import sqlite
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-AWAY, EMPTY = "views-away", "views-empty"
+AWAY, EMPTY, FILE = "views-away", "views-empty", "views-file"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _databases(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Iterator[None]:
+def _databases(
+    tmp_path_factory: pytest.TempPathFactory,
+    django_db_setup: None,
+    django_db_blocker: DjangoDbBlocker,
+) -> Iterator[None]:
     place = tmp_path_factory.mktemp("views")
-    with added(AWAY, sqlite(place / "db")), added(EMPTY, sqlite(place / "empty")):
+    with ExitStack() as stack:
+        for alias in (AWAY, EMPTY, FILE):
+            stack.enter_context(added(alias, sqlite(place / alias)))
+        with django_db_blocker.unblock():
+            call_command("migrate", database=FILE, verbosity=0)
         yield
 
 
@@ -40,7 +51,7 @@ def _away(transactional_db: None) -> Iterator[None]:
     file.mkdir()
     with local_locks():
         yield
-    for alias in (AWAY, EMPTY):
+    for alias in (AWAY, EMPTY, FILE):
         connections[alias].close()
     # Django empties all databases after a test.
     file.rmdir()
@@ -110,3 +121,31 @@ def test_g13_a_view_without_our_tables_says_what_to_run(post):
     with pytest.raises(TablesMissing, match=f"migrate django_dlock --database {EMPTY}"):
         post(view())
     assert post(view(if_unavailable=503)).status_code == 503
+
+
+def test_g12_a_connection_that_breaks_under_an_async_view_repeats_nothing():
+    """It has no transaction; only the statement that stores the answer was lost."""
+    paid: list[str] = []
+
+    def lose() -> None:
+        connections[FILE].connection.close()
+
+    def close() -> None:
+        # Of the thread whose connection it is.
+        connections[FILE].close()
+
+    @idempotent_view(client=lambda request: "me", idempotency_using=FILE)
+    async def view(request: HttpRequest) -> HttpResponse:
+        paid.append(request.path)
+        await sync_to_async(lose)()
+        return HttpResponse("paid", status=201)
+
+    async def twice() -> list[int]:
+        headers = {"Idempotency-Key": "1", "Accept": "application/json"}
+        sent = [RequestFactory().post("/pay", headers=headers) for _ in range(2)]
+        codes = [(await view(each)).status_code for each in sent]
+        await sync_to_async(close)()
+        return codes
+
+    assert asyncio.run(twice()) == [201, 201]
+    assert len(paid) == 1
