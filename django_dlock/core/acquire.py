@@ -41,6 +41,7 @@ __all__ = ["AcquireFlows", "grant_flow", "this_task", "this_thread"]
 T = TypeVar("T")
 
 Met: TypeAlias = Callable[[Contention], None]
+Broke: TypeAlias = Callable[[str, Contention], None]
 
 Asking: TypeAlias = Callable[[], tuple[HolderKey, ...]]
 """Returns the keys under which the registry has the leases of a caller."""
@@ -266,7 +267,7 @@ class AcquireFlows:
                     requests[-1],
                     patience=left,
                     met=met,
-                    broke=partial(self._broke, requests[-1].name),
+                    broke=self._broke,
                 )
             except BackendUnavailable as error:
                 try:
@@ -360,7 +361,7 @@ def grant_flow(
     *,
     patience: float | None,
     met: Met,
-    broke: Met,
+    broke: Broke,
 ) -> Flow[Lease | None]:
     """Acquire within ``patience`` seconds, ``None`` for ever.
 
@@ -369,7 +370,8 @@ def grant_flow(
 
     Args:
         met: Called with every contention.
-        broke: Called with a contention whose lease was broken because its holder is dead.
+        broke: Called with the name, and a contention whose lease was broken because its holder
+            is dead.
 
     Raises:
         BackendUnavailable: No answer, for as long as patience and the alias's
@@ -412,7 +414,7 @@ def _until_granted(
     *,
     until: float,
     met: Met,
-    broke: Met,
+    broke: Broke,
 ) -> Flow[Lease | None]:
     """Like ``grant_flow``, while the backend answers."""
     broken, waited, timeout = "", False, backend.command_timeout
@@ -446,7 +448,7 @@ def _until_granted(
             )
             end = min(clock.now(), until) + timeout
             if (yield "break_", (request.name,), {"owner": broken, "deadline": end}):
-                broke(answer)
+                broke(request.name, answer)
         elif last:
             return None
         else:

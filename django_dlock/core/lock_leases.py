@@ -48,10 +48,10 @@ class HandleLeases:
         latest = next(reversed(leases.values()), self.ended)
         if len(leases) > 1:
             keys = self._keys_of_caller()
-            if mine := [held for held in leases.values() if held.key in keys]:
-                # The caller may hold the names of several tenants: that of the latest is meant.
-                # Of one name, only the first lease can be lost, and that is to be told.
-                return next(held for held in mine if held.name == mine[-1].name)
+            mine = [held for held in leases.values() if held.key in keys]
+            # The latest name, because the caller may hold those of several tenants. Of that, the
+            # first lease: who has lost it must not use that of the next holder on its thread.
+            return next((held for held in mine if held.name == mine[-1].name), latest)
         return latest
 
     def current(self) -> HeldLease | None:
