@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import signal
@@ -224,9 +225,16 @@ def test_a_body_inside_a_body_has_its_own_interruptions(app, plain, monkeypatch)
 
 
 def test_the_functions_of_other_libraries_are_there_and_protected_once():
-    before = [getattr(kind, name) for kind, name in uninterrupted.CALLS]
+    clients = [
+        (getattr(importlib.import_module(f"redis.{module}"), kind), name)
+        for module, calls in uninterrupted.CLIENTS.items()
+        for kind, name in calls
+    ]
+    uninterrupted.end(uninterrupted.begin(BodyRunner()))
+    functions = [*uninterrupted.CALLS, *uninterrupted.READS, *clients]
+    before = [getattr(kind, name) for kind, name in functions]
     uninterrupted.protect()
-    after = [getattr(kind, name) for kind, name in uninterrupted.CALLS]
+    after = [getattr(kind, name) for kind, name in functions]
     assert after == before
     assert all(hasattr(function, "_dlock_protects") for function in after)
 

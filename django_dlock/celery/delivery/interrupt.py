@@ -90,6 +90,11 @@ class BodyRunner:
         """Whether the body has been interrupted."""
         return self.interruptions > 0
 
+    @property
+    def is_greenlet(self) -> bool:
+        """Whether the body runs in one of gevent's greenlets instead of a thread."""
+        return self._greenlet is not None
+
     def run(self, body: Callable[[], T]) -> T:
         """Call ``body``; after this returns or raises, nothing is interrupted any more.
 
