@@ -16,7 +16,8 @@ from django.db import connections, transaction
 from kombu.utils import json
 from pytest_django import DjangoDbBlocker
 
-from django_dlock import idempotency
+from django_dlock import Lock, idempotency
+from django_dlock.celery.delivery.interrupt import BodyRunner
 from django_dlock.exceptions import AttemptsExhausted
 from django_dlock.models import FollowUp, IdempotencyRecord
 from testproject.shop.models import Effect
@@ -364,6 +365,22 @@ def test_g13_a_database_that_goes_away_is_no_death(app, proxied, away):
     work(app)
     assert (sent.state, database.record()) == ("SUCCESS", ("succeeded", 0))
     assert (len(begun), database.effects()) == (2, 1)
+
+
+def test_g13_a_database_error_of_a_body_that_was_stopped_in_an_outage_is_no_death(
+    app, postgresql, monkeypatch
+):
+    """Its lease was lost because the lock's backend did not answer; that came first."""
+
+    def body(self, order):
+        monkeypatch.setattr(Lock, "lost_reason", "unreachable")
+        monkeypatch.setattr(BodyRunner, "interrupted", True)
+        postgresql.end_session()
+        postgresql.write()
+
+    sent = charge(app, postgresql, body, max_attempts=1).delay(1)
+    work(app)
+    assert (sent.state, postgresql.record()) == ("RETRY", ("waiting", 0))
 
 
 @pytest.mark.parametrize("lose", [close_all, end_raw])

@@ -228,14 +228,14 @@ class RecordedRun:
         if isinstance(error, StaleToken) and self.stage is _Stage.RECORDING:
             # Another run has the key now. Requeue, so that this message gets its outcome later.
             raise self._requeue(error) from error
-        if isinstance(error, Error) and self._is_of_the_database(error):
+        loss = self.context.loss_behind(error) if self.stage is _Stage.BODY else None
+        if loss is None and isinstance(error, Error) and self._is_of_the_database(error):
             # Count a death here, too: the body may have lost its connection, or have idled for
             # too long, and may do so again. In an outage, this cannot be recorded either.
             died = self._used is not None and (self._used.is_lost or database_errors.counts(error))
             mark = idempotency.mark_interrupted if died else idempotency.mark_waiting
             self._note(claim, mark, error)
             raise self._requeue(database_errors.explained(error, claim.using)) from error
-        loss = self.context.loss_behind(error) if self.stage is _Stage.BODY else None
         reason = loss or self.context.interruption(error)
         if reason is not None:
             # Count it as a run that died, because the body may be the cause and may do so again;
