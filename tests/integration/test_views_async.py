@@ -93,4 +93,4 @@ async def test_a_refusal_for_lack_of_a_value_is_made_on_a_thread(
     refused = await guarded(request)
     assert refused.status_code == 400
     assert refused.content.startswith(b"5 This request lacks")
-    assert hops == ["without_key"]
+    assert hops == ["key_failed"]
