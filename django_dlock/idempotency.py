@@ -46,6 +46,7 @@ __all__ = [
     "mark_failed",
     "mark_interrupted",
     "mark_waiting",
+    "replace_result",
 ]
 
 State: TypeAlias = IdempotencyRecord.State
@@ -249,6 +250,12 @@ def complete(claim: Claim, result: str = "", ending: str = Ending.RETURNED) -> N
         if _end(claim, State.SUCCEEDED, result=result, ending=ending, error="", deaths=0):
             return
         raise request.error(StaleToken, f"has a later attempt than {claim.attempt}, or none")
+
+
+def replace_result(claim: Claim, former: str, result: str) -> bool:
+    """Replace the result of a run that has succeeded, unless something else was written since."""
+    succeeded = claim.record().filter(state=State.SUCCEEDED, result=former)
+    return bool(succeeded.update(result=result))
 
 
 def mark_waiting(claim: Claim, reason: str = "") -> bool:

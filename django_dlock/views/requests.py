@@ -16,6 +16,7 @@ __all__ = [
     "OnDisconnect",
     "check_on_disconnect",
     "every_method",
+    "explain_upload",
     "method_test",
     "of_list",
     "read_body",
@@ -85,6 +86,16 @@ def sends_body(request: HttpRequest) -> bool:
         return False
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     return 0 < length <= (LARGEST if limit is None else limit)
+
+
+def explain_upload(error: BaseException) -> None:
+    """Let Django's error about upload handlers that are set too late say where to set them."""
+    if isinstance(error, AttributeError) and "after the upload has been processed" in str(error):
+        cure = (
+            "@idempotent_view has read it, to compare it with that of an earlier request. Set the "
+            "handlers in a view or decorator above @idempotent_view, or in a middleware"
+        )
+        error.args = (f"{error} {cure}",)
 
 
 def read_body(request: HttpRequest) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponseBase
+from django.utils.module_loading import import_string
 
 from .signature import name_of, used_ninja
 
-__all__ = ["response_of"]
+__all__ = ["is_unrendered", "response_of"]
 
 
 def response_of(
     result: Any, view: Callable[..., Any], request: Any, kwargs: Mapping[str, Any]
 ) -> Any:
     """The response, with its content, that is made of what a view has returned.
+
+    A page has its content later if a middleware may change it before that.
 
     Raises:
         TypeError, ValueError: It is not a response.
@@ -34,15 +39,21 @@ def response_of(
             "@idempotent_view stores an HttpResponse. If something makes the response later, put "
             "@idempotent_view above that, where a response is returned"
         )
-    if _is_unrendered(response) and hasattr(request, "accepted_renderer"):
+    if is_unrendered(response) and hasattr(request, "accepted_renderer"):
         response = _finalized(response, request)
-    if _is_unrendered(response):
+    if is_unrendered(response) and not _may_change_pages(tuple(settings.MIDDLEWARE)):
         response.render()
     return response
 
 
-def _is_unrendered(response: Any) -> bool:
+def is_unrendered(response: Any) -> bool:
+    """Whether it is the response of a template, or of REST framework, without its content."""
     return callable(getattr(response, "render", None)) and not response.is_rendered
+
+
+@functools.lru_cache(maxsize=8)
+def _may_change_pages(middleware: tuple[str, ...]) -> bool:
+    return any(hasattr(import_string(name), "process_template_response") for name in middleware)
 
 
 def _finalized(response: Any, request: Any) -> Any:

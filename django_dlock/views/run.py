@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -29,8 +30,10 @@ from ..view_keys import lock_name_of, record_key
 from . import flash, refusals, sessions, stored
 from .idempotency_key import KeySource, MalformedKey
 from .payload import Fingerprint
+from .requests import explain_upload
+from .responses import is_unrendered
 from .signature import name_of
-from .transactions import release_when_closed
+from .transactions import call_when_closed, release_when_closed
 
 __all__ = ["Rules"]
 
@@ -117,6 +120,7 @@ class _Run:
         self._claim: Claim | None = None
         self._stored: Response | None = None
         self._is_open = False
+        self._page: Any = None
         metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
         self._scope = tenancy.full(rules.scope)
@@ -135,11 +139,10 @@ class _Run:
         try:
             yield None
         finally:
-            try:
-                self._lock.release()
-            except (BackendUnavailable, LeaseLost) as error:
-                self._released_late(error)
-            release_when_closed(self._request, self._lock)
+            if self._page is None:
+                self._release()
+            else:
+                self._release_after_page()
 
     @asynccontextmanager
     async def alock_or_refusal(self) -> AsyncIterator[Response | None]:
@@ -155,10 +158,28 @@ class _Run:
         try:
             yield None
         finally:
-            try:
-                await self._lock.arelease()
-            except (BackendUnavailable, LeaseLost) as error:
-                self._released_late(error)
+            if self._page is None:
+                try:
+                    await self._lock.arelease()
+                except (BackendUnavailable, LeaseLost) as error:
+                    self._released_late(error)
+            else:
+                self._release_after_page()
+
+    def _release(self) -> None:
+        try:
+            self._lock.release()
+        except (BackendUnavailable, LeaseLost) as error:
+            self._released_late(error)
+        release_when_closed(self._request, self._lock)
+
+    def _release_after_page(self) -> None:
+        """Hold the lock until the page is stored, so that who waits for it gets the page."""
+        held = ExitStack()
+        held.callback(self._release)
+        self._page.add_post_render_callback(lambda page: held.close())
+        # If nobody renders it.
+        call_when_closed(self._request, held.close)
 
     def _unavailable(self, error: BackendUnavailable) -> Response:
         if self._rules.if_unavailable == "raise":
@@ -255,11 +276,31 @@ class _Run:
                 about=self._lock,
             )
             return False
-        messages = flash.added(self._request)
-        cookies = self._rules.store_cookies
-        idempotency.complete(claim, stored.encode(response, cookies=cookies, messages=messages))
+        if is_unrendered(response):
+            # A middleware may change the page before Django renders it.
+            idempotency.complete(claim, stored.NOT_RENDERED)
+            self._page = response
+            self._page.add_post_render_callback(partial(self._store_page, claim))
+        else:
+            idempotency.complete(claim, self._encoded(response))
         self._stored = response
         return True
+
+    def _store_page(self, claim: Claim, page: Response) -> None:
+        """Store the page as it is sent; the work is done, so no error may replace it."""
+        try:
+            idempotency.replace_result(claim, stored.NOT_RENDERED, self._encoded(page))
+        except (Error, ValueError) as error:
+            logger.error(
+                "%s: the answer is not stored, so it cannot be repeated: %s",
+                path_of(self._request),
+                error,
+                about=self._lock,
+            )
+
+    def _encoded(self, response: Response) -> str:
+        messages = flash.added(self._request)
+        return stored.encode(response, cookies=self._rules.store_cookies, messages=messages)
 
     def finished(self, claim: Claim, response: Response) -> None:
         """The answer is stored, or its transaction was rolled back."""
@@ -283,6 +324,7 @@ class _Run:
                     return self._stored
             except Error:
                 raise error from None
+        explain_upload(error)
         self._mark_failed(claim, stored.describe(error))
         raise error
 

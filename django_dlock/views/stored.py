@@ -18,13 +18,24 @@ from ..names import REFUSED
 from ..printable import storable
 from .body import digest_of_file
 
-__all__ = ["Damaged", "decode", "describe", "encode", "fingerprint", "is_final", "messages_of"]
+__all__ = [
+    "NOT_RENDERED",
+    "Damaged",
+    "decode",
+    "describe",
+    "encode",
+    "fingerprint",
+    "is_final",
+    "messages_of",
+]
 
 TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Statuses of answers that may be different later, although the request is the same."""
 MOST_BYTES = 1_000_000
 """A larger body is not stored."""
 LONGEST_ERROR = 1000
+NOT_RENDERED = "not rendered"
+"""Stored with the effects of a view whose page is rendered after them, until that has happened."""
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -159,6 +170,8 @@ def decode(text: str, *, cookies: bool) -> HttpResponse:
     Raises:
         Damaged: Somebody else has written it, or it was erased.
     """
+    if text == NOT_RENDERED:
+        raise Damaged("the page was not rendered")
     try:
         return _decoded(json.loads(text), cookies)
     except (CookieError, LookupError, RecursionError, TypeError, ValueError) as error:

@@ -215,13 +215,13 @@ BODIES: dict[str, tuple[Any, str]] = {
     "JSON": ({"amount": 1, "items": [1.5, None, "é"]}, "json"),
     "form": ("amount=1&item=2&item=3", "application/x-www-form-urlencoded"),
     "upload": ({"amount": "1", "item": ["2", "3"], "file": b"receipt"}, "multipart"),
-    "own parser": ("1", "text/plain"),
+    "own-parser": ("1", "text/plain"),
 }
 OTHERS: dict[str, Any] = {
     "JSON": {"amount": 1, "items": [1.5, None, "e"]},
     "form": "amount=1&item=3&item=2",
     "upload": {"amount": "1", "item": ["2", "3"], "file": b"another receipt"},
-    "own parser": "2",
+    "own-parser": "2",
 }
 
 
