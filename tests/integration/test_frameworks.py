@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,7 @@ from django.test import Client
 
 from django_dlock import Lock, idempotent_view, locked_view
 from django_dlock.testing import local_locks
+from tests.frameworks import id_of
 from tests.support.placements import EARLY, NAME, PLACES, REFUSED, TOKEN, WORKS, Place, calls
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,7 +78,7 @@ def outcome_of_record(place: Place, settings: Any) -> str:
     return EARLY if stranger == 201 else WORKS if stranger in STRANGER else str(stranger)
 
 
-IDS = [re.sub(r"\W+", "-", f"{place.framework} {place.where}").strip("-") for place in PLACES]
+IDS = [id_of(place) for place in PLACES]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=IDS)
