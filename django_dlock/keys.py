@@ -224,6 +224,9 @@ def value_of(field: str, named: Mapping[str, Any], where: str) -> Any:
         value, _ = _FORMATTER.get_field(field, (), named)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         text, of_call = f"{where} cannot be looked up: {error!r}", root_of(field) not in named
+        if isinstance(error, AttributeError) and isinstance(error.obj, Mapping):
+            # As it is for a task with ``pydantic=True``, whose models are made later.
+            text += f"; it is a dict here: use {{{_indexed(field, error.name or '')}}}"
         raise MissingValue(text, of_user=of_user, of_call=of_call, field=field) from error
     value = _without_enum(value)
     if value is None or value == "":
@@ -234,6 +237,10 @@ def value_of(field: str, named: Mapping[str, Any], where: str) -> Any:
             field=field,
         )
     return value
+
+
+def _indexed(field: str, name: str) -> str:
+    return re.sub(rf"\.{re.escape(name)}\b", f"[{name}]", field, count=1)
 
 
 class _Template:
