@@ -14,6 +14,8 @@ from django.test import AsyncClient, Client, TestCase
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from ninja import NinjaAPI
+from ninja.decorators import decorate_view
 from rest_framework.decorators import api_view
 
 from django_dlock import LeaseLost, idempotent_view, locked_view, locks
@@ -142,7 +144,18 @@ def in_lock_name(request: HttpRequest) -> HttpResponse:
     return HttpResponse(next(iter(locks["local"].list())).name)
 
 
+api = NinjaAPI(urls_namespace="atomic")
+api.get("/below/")(in_lock(write))
+
+
+@api.get("/around/")
+@decorate_view(in_lock)
+def around(request: HttpRequest) -> HttpResponse:
+    return write(request)
+
+
 urlpatterns = [
+    path("ninja/", api.urls),
     path("name/", locked_view(key_in_transaction, using="local")(in_lock_name)),
     path("function/", in_lock(write)),
     path("class/", OnClass.as_view()),
@@ -164,7 +177,13 @@ urlpatterns = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["function", "class", "method", "dispatch", "as-view", "api-view"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("function", "class", "method", "dispatch", "as-view", "api-view"),
+        *("ninja/below", "ninja/around"),
+    ],
+)
 def test_g15_the_commit_is_visible_when_the_lock_of_a_view_is_released(
     kind: str, seen_at_release: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

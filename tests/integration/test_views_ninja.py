@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -58,6 +59,12 @@ def post(api: NinjaAPI, settings: Any) -> Any:
 guard = idempotent_view(client="all")
 
 
+@pytest.fixture(params=[False, True], ids=["", "atomic"])
+def atomic_requests(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django's transaction is then the outer one, and ninja makes answers of errors inside it."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
+
+
 def effect() -> None:
     Effect.objects.create(order_number=7, by="ninja")
 
@@ -93,6 +100,7 @@ def test_the_schema_of_the_api_is_that_of_the_bare_view(api: NinjaAPI) -> None:
     assert "Order" in schemas[0]["components"]["schemas"]
 
 
+@pytest.mark.usefixtures("atomic_requests")
 def test_headers_cookies_and_status_of_the_view_are_stored(api: NinjaAPI, post: Any) -> None:
     @api.post("/pay", response={201: Paid, 204: None})
     @idempotent_view(client="all", store_cookies=True)
@@ -123,6 +131,7 @@ def test_what_ninja_refuses_does_not_use_the_key(api: NinjaAPI, post: Any, amoun
     assert Effect.objects.count() == 1
 
 
+@pytest.mark.usefixtures("atomic_requests")
 def test_g12_an_error_of_ninja_rolls_back_and_may_be_tried_again(api: NinjaAPI, post: Any) -> None:
     errors = [HttpError(402, "no money"), HttpError(503, "closed")]
 
@@ -138,6 +147,7 @@ def test_g12_an_error_of_ninja_rolls_back_and_may_be_tried_again(api: NinjaAPI, 
     assert Effect.objects.count() == 1
 
 
+@pytest.mark.usefixtures("atomic_requests")
 def test_g12_what_the_response_model_refuses_leaves_no_effect(api: NinjaAPI, post: Any) -> None:
     results = [{"wrong": 1}, {"paid": 1}]
 
@@ -153,6 +163,7 @@ def test_g12_what_the_response_model_refuses_leaves_no_effect(api: NinjaAPI, pos
     assert Effect.objects.count() == 1
 
 
+@pytest.mark.usefixtures("atomic_requests")
 def test_an_answer_that_may_change_is_rolled_back(api: NinjaAPI, post: Any) -> None:
     @api.post("/pay", response={409: Paid})
     @guard

@@ -6,11 +6,15 @@ import datetime as dt
 from typing import Any
 
 from celery import Celery, shared_task
+from django.contrib.auth.decorators import login_required
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.test import SimpleTestCase
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from ninja import NinjaAPI
 from typing_extensions import assert_type
 
 from django_dlock import (
@@ -126,6 +130,34 @@ def webhook(request: HttpRequest, number: str) -> HttpResponse:
 @locked_view("order:{number}", if_contended="wait", wait=5, status=423)
 async def order(request: HttpRequest, number: int) -> HttpResponse:
     return HttpResponse(str(number))
+
+
+@login_required
+@require_POST
+@locked_view("report:{number}")
+@idempotent_view
+@csrf_exempt
+def report(request: HttpRequest, number: int) -> HttpResponse:
+    return HttpResponse(str(number))
+
+
+api = NinjaAPI()
+
+
+@api.post("/refunds")
+@locked_view("refund:{number}")
+@idempotent_view(required=True)
+async def refund(request: HttpRequest, number: int) -> dict[str, int]:
+    return {"number": number}
+
+
+async def decorated_views_keep_their_signatures(request: HttpRequest) -> None:
+    assert_type(by_list(request, number="7"), HttpResponse)
+    assert_type(report(request, number=7), HttpResponse)
+    assert_type(await order(request, number=7), HttpResponse)
+    assert_type(await refund(request, number=7), dict[str, int])
+    assert_type(locked_view("cart")(Cart), type[Cart])
+    assert_type(idempotent_view(Cart)().post(request, 7), HttpResponse)
 
 
 @method_decorator(locked_view("cart:{number}"), name="dispatch")
