@@ -16,6 +16,8 @@ from testproject.servers import RedisServer
 from tests.support.proxy import Proxy
 from tests.support.workers import Site, Worker, eventually
 
+from .kinds import NOISE
+
 __all__ = ["BROKERS", "Broker", "RabbitBroker", "RedisBroker"]
 
 
@@ -23,7 +25,7 @@ TRIES = 200
 """Stops, each with several checks, until a worker is stopped between two messages."""
 
 LOOKS = 20
-QUEUES = ("celery", "prefork", "threads", "solo")
+QUEUES = ("celery", "prefork", "threads", "solo", NOISE)
 
 
 class Broker(Protocol):
@@ -69,6 +71,9 @@ class Broker(Protocol):
 
     def accept(self) -> None:
         """Let them reach it again."""
+
+    def stand_off(self, seconds: float) -> None:
+        """From now on each reply to a worker takes so long; 0 ends that."""
 
     def calibrate(self) -> None:
         """Call this when all is quiet: from now on, missing messages are lost ones."""
@@ -134,6 +139,9 @@ class RedisBroker:
         self.proxy.accept()
 
     refuse, accept = go_away, come_back
+
+    def stand_off(self, seconds: float) -> None:
+        self.proxy.delay = seconds
 
     def pause(self, worker: Worker) -> None:
         self._stop_between_messages([worker])
@@ -266,6 +274,9 @@ class RabbitBroker:
 
     def accept(self) -> None:
         self.proxy.accept()
+
+    def stand_off(self, seconds: float) -> None:
+        self.proxy.delay = seconds
 
     def pause(self, worker: Worker) -> None:
         worker.pause()

@@ -26,6 +26,7 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "cut the broker": (3, ANY),
     "stop the broker": (1, ANY),
     "refuse the broker": (2, ANY),
+    "keep the broker at a distance": (2, ANY),
     "publish pending follow-ups": (1, ANY),
     "cut the database": (3, ANY),
     "refuse the database": (2, ANY),

@@ -11,6 +11,7 @@ __all__ = [
     "HOOK_FOLLOWER",
     "KINDS",
     "LONG_TTL",
+    "NOISE",
     "PLAIN",
     "RECORDED_FOLLOWER",
     "SHORT_TTL",
@@ -29,6 +30,9 @@ ACKS = {
     PLAIN: "late, reject_on_worker_lost",
     EARLY: "early (Celery's default)",
 }
+
+NOISE = "noise"
+"""The task and the queue of messages that nobody runs."""
 
 SHORT_TTL = 3.0
 """TTL in seconds where the end of a lease is part of the fault."""

@@ -27,6 +27,9 @@ PAST_TTL = SHORT_TTL + 1.0
 LIMIT = 1.5
 READ_ONLY = 2.0
 """Seconds for which a database accepts no writes; bodies begin and end meanwhile."""
+DISTANCE = 0.02
+"""Seconds that each reply of a distant broker takes."""
+BROKEN = "lock broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +315,31 @@ def broker_cut(run: Run) -> None:
         run.stage.broker.cut(run.stage.workers)
 
 
+def interrupted_publishes(run: Run) -> None:
+    long = run.publish_all(work=2.5, at=lambda kind, number: {"began": "publish"})
+    run.stage.broker.stand_off(DISTANCE)
+    try:
+        for begun in rounds(run, long):
+            run.until_begun(begun)
+            break_locks(run)
+            run.fault("redelivery")
+            run.stage.redeliver()
+        run.settle()
+    finally:
+        run.stage.broker.stand_off(0.0)
+
+
+def break_locks(run: Run) -> None:
+    """Take the locks of all running guarded bodies, as operators do."""
+    for body in run.watch.running():
+        if body["kind"] != GUARDED:
+            continue
+        run.fault(BROKEN, [body["pid"]])
+        lease = run.stage.site.locks.get(str(body["key"]))
+        if lease is not None:
+            run.stage.site.locks.break_(lease.name, owner=lease.owner)
+
+
 def database_cut(run: Run) -> None:
     def cut(kind: str, number: int) -> dict[str, str]:
         # The statement that completes the work: without a transaction that is the INSERT itself.
@@ -520,6 +548,14 @@ SCENARIOS = (
             "redis solo": "the worker reads nothing while its body runs, and its client connects "
             "again for the acknowledgement"
         },
+    ),
+    Scenario(
+        name="interrupted-publishes",
+        title="locks broken and messages redelivered while bodies publish to a distant broker",
+        play=interrupted_publishes,
+        task="guarded",
+        on_sqlite=False,
+        overlaps="an operator has broken the locks, and a holder learns this at its next renewal",
     ),
     Scenario(
         name="database-cut",

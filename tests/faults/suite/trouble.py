@@ -28,6 +28,9 @@ EMPTIED = ("lock Redis restarted", "lock Redis flushed")
 BROKEN = "lock broken"
 """The same, for one key."""
 
+DISTANCE = 0.02
+"""Seconds that each reply of a distant broker takes."""
+
 GRACE = 8.0
 """Seconds for a worker to shut down."""
 
@@ -66,6 +69,7 @@ class Trouble:
             "cut the broker": self._cut_broker,
             "stop the broker": self._stop_broker,
             "refuse the broker": self._refuse_broker,
+            "keep the broker at a distance": self._stand_off,
             "publish pending follow-ups": self._publish_pending,
             "cut the database": self._cut_database,
             "refuse the database": self._refuse_database,
@@ -207,6 +211,12 @@ class Trouble:
 
         self._later(draw.lasts, come_back)
         return f"for {draw.lasts:.1f} s"
+
+    def _stand_off(self, draw: Draw) -> str:
+        """Replies come late, and a body that waits for one loses its lock."""
+        self.stage.broker.stand_off(DISTANCE)
+        self._later(draw.lasts, lambda: self.stage.broker.stand_off(0.0))
+        return f"for {draw.lasts:.1f} s; lock broken {self._break_lock(draw)}"
 
     def _publish_pending(self, draw: Draw) -> str:
         # In a separate process, like Beat's task; it may find no broker, or no database.

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from celery import Celery, Task, shared_task
 from celery.signals import after_task_publish, before_task_publish, task_postrun
+from kombu import pools
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.faults.suite.settings")
 
@@ -45,6 +46,7 @@ from .kinds import (  # noqa: E402
     GUARDED,
     HOOK_FOLLOWER,
     LONG_TTL,
+    NOISE,
     RECORDED_FOLLOWER,
     SHORT_TTL,
 )
@@ -213,10 +215,24 @@ def make_fault(point: str, kind: str, key: int, plan: dict[str, Any], span: Span
         span.block()
     elif what == "linger":
         span.sleep(plan["work"])
+    elif what == "publish":
+        publish_noise(plan["work"])
     else:
         # The proxy sees this before the database; see ``tests/support/proxy.py``.
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT '{what}'")
+
+
+def publish_noise(seconds: float) -> None:
+    """Publish one message after another, as a body that sends many tasks.
+
+    Confirmed: if a publish is interrupted, its connection may not be closed any more.
+    """
+    end = time.monotonic() + seconds
+    confirmed = app.connection_for_write(transport_options={"confirm_publish": True})
+    with pools.producers[confirmed].acquire(block=True) as producer:
+        while time.monotonic() < end:
+            noise.apply_async(queue=NOISE, producer=producer)
 
 
 @after_task_publish.connect
@@ -287,6 +303,11 @@ def plain(self: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
 def early(self: Task, kind: str, key: int, plan: dict[str, Any]) -> int:
     """Not guarded, with Celery's own defaults: acknowledged before it runs."""
     return body(self, kind, key, plan)
+
+
+@shared_task(name=NOISE, ignore_result=True)
+def noise() -> None:
+    """Nobody runs it."""
 
 
 @shared_task(bind=True, acks_late=True, reject_on_worker_lost=True)
