@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -76,9 +75,8 @@ def is_cut_short() -> bool:
     return task in _running and getattr(task, "cancelling", int)() > 0
 
 
-def keep_until_exit(lock: Lock, held: ExitStack | AsyncExitStack) -> None:
-    """Hold the lock until this process ends: threads of the cancelled work may go on until then."""
-    held.pop_all()
+def keep_until_exit(lock: Lock) -> None:
+    """Hold the lock until this process ends, as long as threads of cancelled work may go on."""
     lock.unbind()
     _kept.append(lock)
 

@@ -117,7 +117,7 @@ def idempotent_view(
 
     * Another request with the key is in progress: 409 with ``Retry-After``; with
       ``if_contended="wait"``, this one waits for its answer first.
-    * Its stored answer was erased, or is damaged: 409 without ``Retry-After``.
+    * Its answer could not be stored, was erased, or is damaged: 409 without ``Retry-After``.
     * The key was used with another method, path, query or body: 422; see ``payload``.
     * The key is missing and ``required``, or what a client has sent as a key is not 1 to 200
       visible ASCII characters: 400.
@@ -169,8 +169,8 @@ def idempotent_view(
         options: Options of ``Lock``.
 
     Raises:
-        TypeError, ValueError: At decoration: an option is wrong. In a request: the answer cannot
-            be stored.
+        TypeError, ValueError: At decoration: an option is wrong. In a request: the view returns no
+            response.
         BackendUnavailable: In a request; see ``if_unavailable``.
         AttemptsExhausted: In a request: five runs of the key in a row died in the middle or lost
             their lease.
@@ -330,15 +330,13 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                 try:
                     response = await view(request, *args, **kwargs)
                     response = await sync_to_async(response_of)(response, view, request, kwargs)
-                    await sync_to_async(started.store)(claim, response)
                 except BaseException as error:
                     if isinstance(error, asyncio.CancelledError) and disconnects.is_cut_short():
                         # As if the process had died: the record of a run in progress stays.
-                        disconnects.keep_until_exit(started.lock, held)
+                        started.keep_lock()
                         raise
                     return await sync_to_async(started.failed)(claim, error)
-                await sync_to_async(started.finished)(claim, response)
-                return cast("Response", response)
+                return await sync_to_async(started.record)(claim, response)
 
         if rules.finishes:
             return await disconnects.finish(guarded, started.lock)

@@ -80,7 +80,8 @@ def asynchronous(
                     response = await answer(request, args, kwargs)
                 except asyncio.CancelledError:
                     if entered is not None and disconnects.is_cut_short():
-                        disconnects.keep_until_exit(entered, held)
+                        disconnects.keep_until_exit(entered)
+                        held.pop_all()
                     raise
                 if entered is not None and getattr(response, "streaming", False):
                     from .streams import hold_until_closed

@@ -141,7 +141,7 @@ def answer_is_gone(request: HttpRequest) -> HttpResponse:
     return problem(
         request,
         HTTPStatus.CONFLICT,
-        gettext("This request was carried out, but its answer is not available."),
+        gettext("This request was carried out, but its answer was not kept."),
         page=Page(
             gettext("Your request was carried out"),
             gettext(

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import Error, router
+from django.db import Error, connections, router
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext
 
@@ -28,6 +28,7 @@ from ..models import IdempotencyRecord
 from ..request_path import path_of
 from ..view_keys import lock_name_of, record_key
 from . import flash, refusals, sessions, stored
+from .disconnects import keep_until_exit
 from .idempotency_key import KeySource, MalformedKey
 from .payload import Fingerprint
 from .requests import explain_upload
@@ -119,7 +120,7 @@ class _Run:
         self._rules, self._request, self._key, self._payload = rules, request, key, payload
         self._claim: Claim | None = None
         self._stored: Response | None = None
-        self._is_open = False
+        self._is_open = self._is_kept = False
         self._page: Any = None
         metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
@@ -160,7 +161,8 @@ class _Run:
         finally:
             if self._page is None:
                 try:
-                    await self._lock.arelease()
+                    if not self._is_kept:
+                        await self._lock.arelease()
                 except (BackendUnavailable, LeaseLost) as error:
                     self._released_late(error)
             else:
@@ -241,14 +243,15 @@ class _Run:
             return refusals.problem(self._request, HTTPStatus.FORBIDDEN, detail)
         try:
             answer = stored.decode(finished.result, cookies=self._rules.store_cookies)
-        except stored.Damaged as error:
+        except stored.NotKept as error:
             # The work is done, so the view must not run again; an exception would never end.
-            logger.error(
-                "%s: the stored answer is damaged or was erased (%s), so it cannot be repeated",
-                path_of(self._request),
-                error,
-                about=self._lock,
-            )
+            if isinstance(error, stored.Damaged):
+                logger.error(
+                    "%s: the stored answer is damaged or was erased (%s), so it cannot be repeated",
+                    path_of(self._request),
+                    error,
+                    about=self._lock,
+                )
             return refusals.answer_is_gone(self._request)
         sessions.read_again(self._request)
         flash.add_again(self._request, stored.messages_of(finished.result))
@@ -290,7 +293,7 @@ class _Run:
         """Store the page as it is sent; the work is done, so no error may replace it."""
         try:
             idempotency.replace_result(claim, stored.NOT_RENDERED, self._encoded(page))
-        except (Error, ValueError) as error:
+        except Error as error:
             logger.error(
                 "%s: the answer is not stored, so it cannot be repeated: %s",
                 path_of(self._request),
@@ -299,8 +302,17 @@ class _Run:
             )
 
     def _encoded(self, response: Response) -> str:
-        messages = flash.added(self._request)
-        return stored.encode(response, cookies=self._rules.store_cookies, messages=messages)
+        messages, cookies = flash.added(self._request), self._rules.store_cookies
+        try:
+            return stored.encode(response, cookies=cookies, messages=messages)
+        except stored.NotKept as why:
+            logger.warning(
+                "%s: the answer cannot be repeated: %s",
+                path_of(self._request),
+                why,
+                about=self._lock,
+            )
+            return stored.encode_without_answer()
 
     def finished(self, claim: Claim, response: Response) -> None:
         """The answer is stored, or its transaction was rolled back."""
@@ -308,6 +320,42 @@ class _Run:
             self._forget(claim)
         elif self._stored is None:
             self._mark_failed(claim, f"HTTP {response.status_code}")
+
+    def record(self, claim: Claim, response: Response) -> Response:
+        """Record the answer of a view whose effects are committed already; returns what to send."""
+        try:
+            try:
+                self.store(claim, response)
+            except Error as error:
+                # Once more, because a repeated request would run the view again.
+                self._complete_without_answer(claim, error)
+            else:
+                self.finished(claim, response)
+        except Error as error:
+            self.keep_lock()
+            logger.error(
+                "%s: the view is done, but its record could not be written (%s). This process "
+                "holds its lock until it ends; after that, a repeated request would run again",
+                path_of(self._request),
+                error,
+                about=self._lock,
+            )
+        except Exception as error:  # noqa: BLE001 - recorded, and raised again
+            return self.failed(claim, error)
+        return response
+
+    def _complete_without_answer(self, claim: Claim, error: Error) -> None:
+        logger.warning(
+            "%s: the answer was not stored: %s", path_of(self._request), error, about=self._lock
+        )
+        connections[claim.using].close_if_unusable_or_obsolete()
+        if not idempotency.has_succeeded(claim):
+            idempotency.complete(claim, stored.encode_without_answer())
+
+    def keep_lock(self) -> None:
+        """Do not release the lock when its context ends, but with this process."""
+        self._is_kept = True
+        keep_until_exit(self._lock)
 
     def failed(self, claim: Claim, error: BaseException) -> Response:
         """The response after an error, if there is one.

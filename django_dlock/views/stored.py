@@ -21,9 +21,11 @@ from .body import digest_of_file
 __all__ = [
     "NOT_RENDERED",
     "Damaged",
+    "NotKept",
     "decode",
     "describe",
     "encode",
+    "encode_without_answer",
     "fingerprint",
     "is_final",
     "messages_of",
@@ -41,8 +43,12 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 
 
-class Damaged(ValueError):
-    """A stored answer is not one that ``encode`` has made; the text does not quote it."""
+class NotKept(Exception):
+    """There is no answer to repeat; the text says why, and does not quote it."""
+
+
+class Damaged(NotKept):
+    """A stored answer was erased, or is not one that ``encode`` has made."""
 
 
 def fingerprint(request: HttpRequest) -> str:
@@ -130,19 +136,21 @@ def encode(
         messages: What ``flash.added`` returns.
 
     Raises:
-        TypeError: It is a streamed response.
-        ValueError: Its body has more than a million bytes.
+        NotKept: It is a streamed response, has more than a million bytes, or cannot be read.
     """
+    try:
+        return _encoded(response, cookies, messages)
+    except NotKept:
+        raise
+    except Exception as error:
+        raise NotKept(f"reading it raised {type(error).__name__}") from error
+
+
+def _encoded(response: HttpResponseBase, cookies: bool, messages: list[list[Any]] | None) -> str:
     if not isinstance(response, HttpResponse):
-        raise TypeError(
-            f"@idempotent_view cannot store a streamed response ({type(response).__name__}): "
-            "return an HttpResponse"
-        )
+        raise NotKept(f"it is streamed ({type(response).__name__})")
     if len(response.content) > MOST_BYTES:
-        raise ValueError(
-            f"@idempotent_view: the response has {len(response.content)} bytes; at most "
-            f"{MOST_BYTES} are stored. Return a reference, such as a URL, instead"
-        )
+        raise NotKept(f"it has {len(response.content)} bytes; at most {MOST_BYTES} are stored")
     headers = [item for item in response.items() if cookies or not _is_cookie(item[0])]
     morsels = response.cookies.values() if cookies else ()
     stored: dict[str, Any] = {
@@ -157,6 +165,11 @@ def encode(
     return json.dumps(stored)
 
 
+def encode_without_answer() -> str:
+    """What is stored in place of an answer that cannot be."""
+    return json.dumps({"not_kept": True})
+
+
 def _is_cookie(header: str) -> bool:
     return header.lower() == "set-cookie"
 
@@ -168,10 +181,13 @@ def decode(text: str, *, cookies: bool) -> HttpResponse:
         cookies: Whether to set its cookies, if they were stored.
 
     Raises:
+        NotKept: It could not be stored.
         Damaged: Somebody else has written it, or it was erased.
     """
     if text == NOT_RENDERED:
-        raise Damaged("the page was not rendered")
+        raise NotKept("the page was not rendered")
+    if text == encode_without_answer():
+        raise NotKept("it could not be stored")
     try:
         return _decoded(json.loads(text), cookies)
     except (CookieError, LookupError, RecursionError, TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import DatabaseError, connection, connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.request import RawPostDataException
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -422,15 +422,6 @@ def test_g14_a_backend_that_does_not_answer(
     else:
         assert view(post()).status_code == 503
     assert effects() == 0
-
-
-def test_a_streamed_or_a_large_answer_cannot_be_stored() -> None:
-    streamed = idempotent_view(lambda request: StreamingHttpResponse(iter([b"a"])))
-    with pytest.raises(TypeError, match="cannot store a streamed response"):
-        streamed(post("a"))
-    large = idempotent_view(lambda request: HttpResponse(b"x" * 1_000_001))
-    with pytest.raises(ValueError, match="1000001 bytes; at most 1000000"):
-        large(post("b"))
 
 
 def test_a_template_is_rendered_before_it_is_stored() -> None:
