@@ -509,6 +509,33 @@ def test_the_asynchronous_samples_run(read: Read) -> None:
         assert asyncio.run(page["rebuild_unless_busy"](9)) is None
 
 
+def test_the_sample_of_a_cancelled_block_waits_for_its_thread(read: Read) -> None:
+    import asyncio
+    import threading
+
+    page, begun, goes_on = read("docs/howto/async.md"), threading.Event(), threading.Event()
+    held: list[bool] = []
+
+    def write_file(number: int) -> None:
+        begun.set()
+        assert goes_on.wait(20)
+        held.append(Lock(f"export:{number}").locked())
+
+    async def cancelled() -> None:
+        page["export"].__globals__["write_file"] = write_file
+        running = asyncio.create_task(page["export"](9))
+        assert await asyncio.to_thread(begun.wait, 20)
+        running.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancelled())
+    assert held == [True]
+    assert not Lock("export:9").locked()
+
+
 def test_the_tests_of_the_testing_guide_pass(read: Read) -> None:
     page = read("docs/howto/test-locks.md")
     functions = [page[name] for name in page if name.startswith("test_")]
