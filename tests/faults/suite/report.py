@@ -208,6 +208,9 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
         if each.overlaps
     ]
     lines += [
+        f"In the row “{each.title}”, {each.explained}." for each in scenarios if each.explained
+    ]
+    lines += [
         f"In the row “{each.title}” of {where.replace(' ', ', ')}, plain tasks are not damaged "
         f"because {why}."
         for each in scenarios

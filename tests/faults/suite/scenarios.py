@@ -16,6 +16,7 @@ from tests.support.workers import Worker
 from .journal import EVERYBODY, Event, gate
 from .kinds import EARLY, GUARDED, KINDS, PLAIN, SHORT_TTL
 from .run import OutOfTime, Run
+from .web import clients_leave
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -52,6 +53,7 @@ class Scenario:
         short: Whether it is part of the short form, too, which has one for each part that fails.
         overlaps: Why guarded bodies may overlap here although both consider the lock theirs; empty
             if they may not.
+        explained: What the row means, where it is not about tasks; in the notes of the table.
         harmless: By broker and pool, as in ``redis solo``: why unguarded tasks are not damaged
             there. Everywhere else they must be.
     """
@@ -68,6 +70,7 @@ class Scenario:
     free_within: float | None = None
     short: bool = False
     overlaps: str = ""
+    explained: str = ""
     harmless: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -596,5 +599,15 @@ SCENARIOS = (
         title="broker down and child SIGKILL between the commit and the follow-ups",
         play=broker_away_and_sender_killed,
         pools=("prefork",),
+    ),
+    Scenario(
+        name="client-gone",
+        title="client goes away and repeats its request",
+        play=clients_leave,
+        # The workers have no part in it.
+        pools=("prefork",),
+        short=True,
+        explained="the bodies are asynchronous views under uvicorn, guarded by `idempotent_view`; "
+        "each client closes its socket while the thread of its view is at work",
     ),
 )

@@ -18,6 +18,7 @@ from tests.support.workers import DATABASE, Site, Worker
 from .brokers import Broker
 from .kinds import SHORT_TTL
 from .locks import DatabaseLocks, LockStore
+from .web import WebServer
 
 __all__ = ["POOLS", "SMALL_POOLS", "Pool", "Stage"]
 
@@ -78,6 +79,7 @@ class Stage:
         self.database: Proxy | None = None
         self.workers: list[Worker] = []
         self.keys = itertools.count(1)
+        self._web_server: WebServer | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Stage:
@@ -172,6 +174,12 @@ class Stage:
         options = "-c default_transaction_read_only=off"
         with psycopg.connect(self.site.postgres, autocommit=True, options=options) as connection:
             connection.execute(statement.format(name))
+
+    def web_server(self) -> WebServer:
+        """The bodies as views; started by the first call."""
+        if self._web_server is None:
+            self._web_server = self._stack.enter_context(WebServer(self.site.env))
+        return self._web_server
 
     def start_worker(self) -> Worker:
         """Start one more worker."""
