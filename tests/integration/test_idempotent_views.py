@@ -601,6 +601,7 @@ def test_records_have_a_scope_and_a_retention() -> None:
         ({"client": ""}, "client of @idempotent_view"),
         ({"client": 7}, "client of @idempotent_view"),
         ({"hold_until": "commit"}, "takes neither hold_until nor reentrant"),
+        ({"on_disconnect": "stop"}, "@idempotent_view takes 'finish' or 'cancel'"),
         ({"wait": 3}, "wait is 3, but if_contended='reject' never waits"),
     ],
 )

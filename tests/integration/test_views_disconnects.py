@@ -117,6 +117,18 @@ async def failing(request: HttpRequest) -> HttpResponse:
     raise LookupError("card reader")
 
 
+def noting_in_sync(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """The same for a middleware that keeps the request's thread while it waits for the view."""
+
+    def middleware(request: HttpRequest) -> Any:
+        response = get_response(request)
+        same = threading.get_ident() == stage.thread
+        stage.log.append(f"middleware: {response.status_code} {tone.get()} {same}")
+        return response
+
+    return middleware
+
+
 def of_shop(request: HttpRequest) -> str:
     return "shop"
 
@@ -215,6 +227,15 @@ async def test_g12_a_client_that_goes_away_and_repeats_gets_the_answer_of_one_ru
     assert await answer(f"/{kind}/") == (200, b"paid")
     assert await Effect.objects.acount() == 1
     assert stage.log[:3] == DONE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_synchronous_middleware_gets_the_response_without_a_client(
+    kind: str, settings: Any
+) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.noting_in_sync"]
+    await finished(f"/{kind}/")
+    assert stage.log == DONE
 
 
 async def test_the_request_ends_after_its_view() -> None:

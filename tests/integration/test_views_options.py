@@ -285,3 +285,9 @@ def test_the_key_of_a_rest_framework_view_can_use_the_user_of_the_token() -> Non
     view = Checkout.as_view()
     assert view(request_by(None, "POST", **JSON, **{"X-Token": "1"})).data == {"held": True}
     assert view(request_by(None, "POST", **JSON)).status_code == 403
+
+
+@pytest.mark.parametrize("wrong", ["stop", None, True])
+def test_a_wrong_answer_to_a_disconnect_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="takes 'finish' or 'cancel'"):
+        locked_view("it", on_disconnect=wrong)

@@ -112,7 +112,9 @@ async def may_see(request: HttpRequest) -> bool:
     return True
 
 
-@idempotent_view(replay_if=may_see, store_cookies=True, client=["request.user.pk"])
+@idempotent_view(
+    replay_if=may_see, store_cookies=True, client=["request.user.pk"], on_disconnect="cancel"
+)
 async def repeated(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -127,7 +129,7 @@ def webhook(request: HttpRequest, number: str) -> HttpResponse:
     return HttpResponse(number)
 
 
-@locked_view("order:{number}", if_contended="wait", wait=5, status=423)
+@locked_view("order:{number}", if_contended="wait", wait=5, status=423, on_disconnect="cancel")
 async def order(request: HttpRequest, number: int) -> HttpResponse:
     return HttpResponse(str(number))
 
