@@ -23,8 +23,11 @@ Response: TypeAlias = HttpResponseBase
 Begin: TypeAlias = Callable[[], None]
 """Called by the work when it has its lock: from then on it is finished, whoever goes away."""
 
-_running: set[asyncio.Task[Any]] = set()
-"""Also keeps the tasks alive: an event loop has only weak references to those that wait."""
+_running: dict[asyncio.Task[Any], asyncio.Task[Any] | None] = {}
+"""The tasks of works, and those that wait for them.
+
+Also keeps them alive: an event loop has only weak references to tasks that wait.
+"""
 _kept: list[Lock] = []
 
 
@@ -42,7 +45,7 @@ async def finish(work: Callable[[Begin], Awaitable[Response]], lock: Lock) -> Re
     if waiting in _running:
         # Another guarded view, which calls this one, has its lock already.
         return await work(_already_begun)
-    run = _Run()
+    run = _Run(waiting)
     task = asyncio.create_task(run.call(work))
     dropped = 0
     while not task.done():
@@ -69,10 +72,13 @@ async def finish(work: Callable[[Begin], Awaitable[Response]], lock: Lock) -> Re
 def is_cut_short() -> bool:
     """Whether a ``CancelledError`` in the work comes from the end of the event loop.
 
-    Nobody else knows the task. Before Python 3.11, this cannot be told.
+    That cancels the task of the request as well, while a view may cancel only itself. Before Python
+    3.11, this cannot be told.
     """
     task = asyncio.current_task()
-    return task in _running and getattr(task, "cancelling", int)() > 0
+    if task not in _running:
+        return False
+    return all(getattr(each, "cancelling", int)() for each in (task, _running[task]))
 
 
 def keep_until_exit(lock: Lock) -> None:
@@ -88,17 +94,18 @@ class _Run:
         begun: Whether the work has its lock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: asyncio.Task[Any] | None) -> None:
         self.begun = False
+        self._waiting = waiting
         self._context: contextvars.Context | None = None
 
     async def call(self, work: Callable[[Begin], Awaitable[Response]]) -> Response:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        _running.add(task)
+        _running[task] = self._waiting
         try:
             return await work(self._begin)
         finally:
-            _running.discard(task)
+            del _running[task]
             self._context = contextvars.copy_context()
 
     def _begin(self) -> None:

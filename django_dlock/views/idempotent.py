@@ -336,7 +336,13 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                         started.keep_lock()
                         raise
                     return await sync_to_async(started.failed)(claim, error)
-                return await sync_to_async(started.record)(claim, response)
+
+                async def record(begin: disconnects.Begin) -> Response:
+                    begin()
+                    return await sync_to_async(started.record)(claim, response)
+
+                # Also with ``on_disconnect="cancel"``: what is done stays done.
+                return await disconnects.finish(record, started.lock)
 
         if rules.finishes:
             return await disconnects.finish(guarded, started.lock)

@@ -21,7 +21,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_dlock import Lock, idempotent_view, locked_view, locks
+from django_dlock import Lock, idempotency, idempotent_view, locked_view, locks
 from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
 from testproject.shop.models import Effect
@@ -404,6 +404,45 @@ async def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptu
     assert "A view whose request is gone failed" in caplog.text
     assert "card reader" in caplog.text
     assert "never retrieved" not in caplog.text
+
+
+async def test_a_view_that_cancels_itself_releases_its_lock() -> None:
+    @locked_view("it")
+    async def view(request: HttpRequest) -> HttpResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return HttpResponse("done")
+
+    with pytest.raises(asyncio.CancelledError):
+        await view(request())
+    assert locks["default"].list() == []
+
+
+async def test_g12_a_view_that_is_cancelled_while_its_answer_is_stored_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    complete = idempotency.complete
+
+    def slow(*args: Any) -> None:
+        stage.work()
+        complete(*args)
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("done")
+
+    guarded = idempotent_view(client=of_shop, on_disconnect="cancel")(view)
+    monkeypatch.setattr(idempotency, "complete", slow)
+    running = asyncio.create_task(guarded(request()))
+    assert await asyncio.to_thread(stage.begun.wait, LONG)
+    running.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    stage.goes_on.set()
+    await asyncio.wait([running])
+    assert stage.log == ["held"]
+    assert (await IdempotencyRecord.objects.aget()).state == "succeeded"
 
 
 # -- the end of the event loop -------------------------------------------------------------
