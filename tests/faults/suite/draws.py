@@ -31,6 +31,7 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "cut the database": (3, ANY),
     "refuse the database": (2, ANY),
     "make the database read-only": (2, ANY),
+    "a client goes away": (3, ANY),
     "deliver again": (4, ANY),
     "publish again": (4, ANY),
 }

@@ -74,6 +74,8 @@ def soak(options: argparse.Namespace) -> int:
     broker, pool = BROKERS[options.broker](), POOLS[options.pool]
     with Stage(broker, pool, options.directory, postgres_needed=True) as stage:
         stream = Stream(stage, options.seed)
+        # Before any fault, and by one thread.
+        stage.web_server()
         made: Counter[str] = Counter()
         with stream.watched():
             trouble = Trouble(stream)

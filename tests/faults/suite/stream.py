@@ -41,12 +41,16 @@ class Stream(Run):
         """Note the finished messages, and publish as many new ones."""
         self._collect()
         while self.under_way < AHEAD * self.stage.pool.all_slots:
-            key = next(self.stage.keys)
-            self.keys.append(key)
+            key = self.new_key()
             how = order(self.seed, self.stage.pool.name, key)
             plan = {**how.plan, "journal": str(self.journal.path)}
             for _ in range(how.copies):
                 self.publish(GUARDED, key, plan, **how.options)
+
+    def new_key(self) -> int:
+        key = next(self.stage.keys)
+        self.keys.append(key)
+        return key
 
     def publish_copy(self, delivery: str) -> str:
         """Publish another message with the key of this one; return its id."""

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -19,6 +20,7 @@ from tests.support.workers import Worker
 from .draws import Draw
 from .kinds import GUARDED
 from .stream import Stream
+from .web import client_leaves
 
 __all__ = ["BROKEN", "EMPTIED", "Trouble"]
 
@@ -74,6 +76,7 @@ class Trouble:
             "cut the database": self._cut_database,
             "refuse the database": self._refuse_database,
             "make the database read-only": self._make_database_read_only,
+            "a client goes away": self._client_goes_away,
             "deliver again": self._deliver_again,
             "publish again": self._publish_again,
         }
@@ -257,6 +260,12 @@ class Trouble:
 
         self._later(draw.lasts / 2, write_again)
         return f"for {draw.lasts / 2:.1f} s"
+
+    def _client_goes_away(self, draw: Draw) -> str:
+        key = self.run.new_key()
+        self.run.journal.write("sent", kind=GUARDED, key=key, delivery=f"client {key}")
+        self._later(0.0, partial(client_leaves, self.run, key))
+        return f"key {key}"
 
     def _deliver_again(self, draw: Draw) -> str:
         self.run.fault("redelivery")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from testproject.processes import HOST, OwnProcess
 
 from .journal import gate
+from .kinds import GUARDED
 
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["WebServer", "clients_leave"]
+__all__ = ["WebServer", "client_leaves", "clients_leave"]
 
 CLIENTS = 16
 """How many clients there are at a time."""
@@ -92,6 +93,20 @@ def _visit(run: Run, server: WebServer, kind: str, key: int) -> None:
         status = server.ask("POST", url, headers)
     state = "SUCCESS" if status == 200 else f"HTTP {status}"
     run.journal.write("final", **facts, state=state)
+
+
+def client_leaves(run: Run, key: int) -> None:
+    """The same for one key, while other faults happen: the client repeats until it is done."""
+    server, url = run.stage.web_server(), f"/atomic/{key}/"
+    headers = {"Idempotency-Key": f"{run.name}-{key}", "Journal": str(run.journal.path)}
+    with contextlib.suppress(OSError), contextlib.closing(server.send_only(url, headers)):
+        _until_hit(run, GUARDED, key)
+    run.journal.open(gate(GUARDED, key))
+    deadline, status = time.monotonic() + PATIENCE, 0
+    while status != 200 and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, HTTPException):
+            status = server.ask("POST", url, headers)
+        time.sleep(0.1)
 
 
 def _until_hit(run: Run, kind: str, key: int) -> None:

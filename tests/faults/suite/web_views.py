@@ -47,6 +47,18 @@ async def guarded(request: HttpRequest, key: int) -> HttpResponse:
     return HttpResponse("done")
 
 
+@idempotent_view(required=True, client=lambda request, key: "suite")
+def atomic(request: HttpRequest, key: int) -> HttpResponse:
+    """For the soak: effect and record are in one transaction, so that any other fault may come."""
+    journal = Journal(Path(request.headers["Journal"]))
+    span = Span(journal, None)
+    if journal.first(f"ran-{GUARDED}-{key}"):
+        journal.write("hit", kind=GUARDED, key=key, what="client gone", point="began", long=True)
+        span.wait_at(gate(GUARDED, key))
+    Effect.objects.create(order_number=key, by=GUARDED, delivery=span.run)
+    return HttpResponse("done")
+
+
 async def ready(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ready")
 
@@ -55,4 +67,5 @@ urlpatterns: list[Any] = [
     path("ready/", ready),
     path(f"{PLAIN}/<int:key>/", plain),
     path(f"{GUARDED}/<int:key>/", guarded),
+    path("atomic/<int:key>/", atomic),
 ]
