@@ -185,7 +185,7 @@ def decode(text: str, *, cookies: bool) -> HttpResponse:
         Damaged: Somebody else has written it, or it was erased.
     """
     if text == NOT_RENDERED:
-        raise NotKept("the page was not rendered")
+        raise Damaged("the page was not rendered")
     if text == encode_without_answer():
         raise NotKept("it could not be stored")
     try:
