@@ -80,7 +80,9 @@ class OnRedis(Bed):
     def listens(self) -> None:
         # Threads that wait read the messages of all; so one waits all the time.
         self._other, reader = grant(self.backend, request("other")), waiter("other")
-        flow = acquire.grant_flow(self.backend, reader, patience=None, met=id, broke=id)
+        flow = acquire.grant_flow(
+            self.backend, reader, patience=None, met=id, broke=lambda *_: None
+        )
         self._reading = threading.Thread(target=drive, args=(flow, self.backend), daemon=True)
         with heard("listener.listening", store="redis") as listening:
             self._reading.start()
@@ -238,7 +240,7 @@ def test_g1_a_message_with_its_mac_grants_the_lease(bed: Bed) -> None:
 def test_g4_a_waiter_with_another_secret_key_asks_once(bed: Bed, ends: str) -> None:
     backend, (lease, attempt) = bed.backend, (grant(bed.backend, request()), waiter())
     flow = acquire.grant_flow(
-        backend, attempt, patience=None, met=lambda met: None, broke=lambda met: None
+        backend, attempt, patience=None, met=lambda met: None, broke=lambda *_: None
     )
     given: list[Lease | None] = []
     with heard("wait.asleep", waiter=attempt.owner) as asleep:

@@ -134,7 +134,9 @@ def test_g10_a_break_gets_only_the_time_that_is_left(monkeypatch: pytest.MonkeyP
 def flow_for(patience: float | None = 20) -> Flow[Lease | None]:
     """An acquire whose calls are made by the test."""
     request = LeaseRequest("it", "me", 30.0, waits=patience != 0)
-    return acquire.grant_flow(locks["local"], request, patience=patience, met=len, broke=len)
+    return acquire.grant_flow(
+        locks["local"], request, patience=patience, met=len, broke=lambda *_: None
+    )
 
 
 def test_g4_a_waiter_breaks_the_lease_when_the_holders_death_is_proven() -> None:
