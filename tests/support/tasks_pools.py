@@ -131,3 +131,41 @@ unlimited = shared_task(
     works, base=LockedTask, bind=True, lock_key="order:{order}", name="unlimited"
 )
 """Its limit is that of the worker, or of the message."""
+
+
+@shared_task(name="noise")
+def noise() -> None:
+    """Nobody runs it."""
+
+
+@shared_task(**recorded)
+def publishes(self: LockedTask, order: int, place: str) -> int:
+    """The first run publishes until it is stopped."""
+    count = body(self, order, place)
+    while count == 1:
+        noise.apply_async(queue="noise")
+    return count
+
+
+@shared_task(**recorded)
+def retries(self: LockedTask, order: int, place: str) -> int:
+    """The first run takes its interruption for an error, as bodies do, and tries again."""
+    count = body(self, order, place)
+    if count == 1:
+        try:
+            wait_for(place, "never")
+        except Exception as error:
+            raise self.retry(exc=error, countdown=0) from error
+    return count
+
+
+@shared_task(**recorded, autoretry_for=(OSError,), retry_kwargs={"countdown": 0})
+def autoretries(self: LockedTask, order: int, place: str) -> int:
+    """The first run meets the same outage that ends its lease."""
+    count = body(self, order, place)
+    if count == 1:
+        try:
+            wait_for(place, "never")
+        except Exception:
+            raise OSError("Redis is away") from None
+    return count
