@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, chain, current_app, group
+from celery import Celery, chain, chord, current_app, group
 from django.core.management import call_command
 from kombu.exceptions import OperationalError
 
@@ -216,6 +216,14 @@ def test_what_follows_a_task_has_its_scope(app):
     assert set(scopes) == {"a"}
     assert len(seen) == 5
     assert set(seen) == {"[a]x"}
+
+
+def test_the_body_of_a_chord_has_the_scope_of_its_members(app):
+    made, seen = names_in_body(app)
+    with active("a"):
+        chord([made.s(1), made.s(2)], made.si(3)).apply_async()
+    assert [scope_of(work(app)) for _ in range(3)] == ["a"] * 3
+    assert seen == ["[a]x"] * 3
 
 
 @pytest.mark.parametrize("many", ["map", "starmap", "chunks"])
