@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support import postgres
 from tests.support.proxy import Proxy
-from tests.support.workers import PATIENCE, Site, Worker, eventually, result
+from tests.support.workers import PATIENCE, Place, Site, Worker, eventually, orders, result
 
 pytestmark = pytest.mark.extended
 
@@ -69,56 +70,36 @@ def site(
         missing(str(error))
 
 
-def started(site: Site, pool: str) -> tuple[Worker, str]:
-    queue = f"distant-{pool}-{len(site.workers)}"
-    return site.worker(pool, 2 if pool != "solo" else 1, "-Q", queue), queue
-
-
-def ends(worker: Worker) -> None:
-    """A warm shutdown ends, with nothing left to wait for."""
-    worker.process.terminate()
-    worker.process.wait(PATIENCE)
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_g13_a_body_that_publishes_again_and_again_ends_and_its_worker_does(
-    site, place, order, pool
-):
-    worker, queue = started(site, pool)
-    sent = site.send("publishes", order, str(place), queue=queue)
+def stopped(site: Site, place: Place, order: int, task: str, queue: str) -> AsyncResult:
+    """A body of this task that has lost its lease."""
+    sent: AsyncResult = site.send(task, order, str(place), queue=queue)
     place.wait(f"wrote-{order}")
     site.break_lock(order)
-    assert result(sent) == 2
-    assert site.effects(order) == 1
-    ends(worker)
+    return sent
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_g13_a_retry_of_an_interrupted_body_is_no_failure(site, place, order, pool):
-    worker, queue = started(site, pool)
-    sent = site.send("retries", order, str(place), queue=queue)
-    place.wait(f"wrote-{order}")
-    site.break_lock(order)
-    assert result(sent) == 2
-    assert site.effects(order) == 1
-    ends(worker)
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_g13_an_automatic_retry_in_an_outage_of_the_locks_is_no_failure(
-    site, place, order, pool, locks
+def test_g13_bodies_that_publish_when_they_lose_their_lease_neither_fail_nor_hang(
+    site, place, pool, locks
 ):
-    worker, queue = started(site, pool)
-    sent = site.send("autoretries", order, str(place), queue=queue)
-    place.wait(f"wrote-{order}")
+    queue = f"distant-{pool}"
+    worker: Worker = site.worker(pool, 1, "-Q", queue)
+    first, second, third = (next(orders) for _ in range(3))
+    assert result(stopped(site, place, first, "publishes", queue)) == 2
+    assert result(stopped(site, place, second, "retries", queue)) == 2
+    # The same outage ends the lease and makes the body retry.
+    sent = site.send("autoretries", third, str(place), queue=queue)
+    place.wait(f"wrote-{third}")
     locks.pause()
     try:
         eventually(
-            lambda: f"'order:{order}' (alias 'default') was lost" in worker.output,
+            lambda: f"'order:{third}' (alias 'default') was lost" in worker.output,
             why="the lease ended",
         )
     finally:
         locks.resume()
     assert result(sent) == 2
-    assert site.effects(order) == 1
-    ends(worker)
+    assert [site.effects(order) for order in (first, second, third)] == [1, 1, 1]
+    # A warm shutdown ends, because nothing hangs.
+    worker.process.terminate()
+    worker.process.wait(PATIENCE)
