@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "frameworks.md"
 HEADING = "## What works where\n"
 
 INTRODUCTION = """
-Each row was tried: the last column is its name in `tests/integration/test_frameworks.py`.
+Each row is a test in `tests/integration/test_frameworks.py`.
 `.venv/bin/python -m tests.frameworks` writes this part of the page.
 
 "Before the authentication" means that a stranger can take the lock, or get a stored answer.
@@ -41,11 +41,11 @@ def section() -> str:
         lines += [
             f"### Places in {framework}",
             "",
-            "| where the decorator stands | `locked_view` | `idempotent_view` | test |",
-            "| --- | --- | --- | --- |",
+            "| where the decorator stands | `locked_view` | `idempotent_view` |",
+            "| --- | --- | --- |",
         ]
         lines += [
-            f"| {place.where} | {place.locked} | {place.idempotent} | `{id_of(place)}` |"
+            f"| {place.where} | {place.locked} | {place.idempotent} |"
             for place in PLACES
             if place.framework == framework
         ]

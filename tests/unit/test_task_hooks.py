@@ -18,16 +18,6 @@ from tests.support.deliveries import held, in_memory, recorded, waiting, work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/tasks.md"
-COLUMNS = (
-    "task_prerun",
-    "before_start",
-    "body",
-    "on_success",
-    "on_failure",
-    "on_retry",
-    "after_return",
-    "task_postrun",
-)
 
 
 @pytest.fixture
@@ -155,21 +145,18 @@ def table() -> dict[str, list[str]]:
     """The rows of the table in the page, by their first column."""
     section = PAGE.read_text().partition("### When hooks run")[2].partition("\n#")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in re.split(r"\s*\|\s*", line.strip("| "))] for line in lines]
-    return {row[0]: row[1:] for row in rows}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in rows[2:]}
 
 
-def test_the_page_has_the_rows_and_columns_of_this_test():
-    rows = table()
-    head = [re.findall(r"\w+", name)[0] for name in rows["delivery"]]
-    assert head == [name.replace("body", "the") for name in COLUMNS]
-    assert list(rows)[2:] == list(ROWS)
+def test_the_page_has_the_rows_of_this_test():
+    assert list(table()) == list(ROWS)
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_each_hook_runs_when_the_page_says_so(app, kind):
     found = ROWS[kind](app)
-    assert len(found) == len(set(found))
-    said = [name for name, cell in zip(COLUMNS, table()[kind], strict=True) if cell == "yes"]
-    assert found == said
+    runs, hooks = table()[kind]
+    body = ["before_start", "body"] if runs == "run" else []
+    assert found == ["task_prerun", *body, *re.findall(r"\w+", hooks), "task_postrun"]
     waiting(app)
