@@ -22,6 +22,7 @@ from django.shortcuts import redirect
 from django.template import RequestContext, Template
 from django.test import Client
 from django.urls import path
+from django.views.decorators.cache import never_cache
 
 from django_dlock import BodyField, idempotent_view
 from django_dlock.testing import local_locks
@@ -104,7 +105,12 @@ PAGES = {
     "unavailable": (refusals.unavailable,),
 }
 
-urlpatterns = [path("pay/", pay), path("thanks/", thanks), path("refused/", refused)]
+urlpatterns = [
+    path("pay/", pay),
+    path("pay/again/", never_cache(pay)),
+    path("thanks/", thanks),
+    path("refused/", refused),
+]
 
 
 @pytest.fixture
@@ -177,6 +183,17 @@ def test_a_form_with_errors_is_corrected_and_sent_also_after_back(customer, live
     send(customer, "7")
     wait_for(customer, "location.pathname === '/thanks/'")
     assert list(Effect.objects.values_list("order_number", flat=True)) == [7]
+
+
+def test_the_form_of_a_page_that_is_never_cached_has_a_new_token_after_back(customer, live_server):
+    clicks.second.set()
+    customer.get(f"{live_server.url}/pay/again/")
+    for amount in ("7", "8"):
+        send(customer, amount)
+        wait_for(customer, "location.pathname === '/thanks/'")
+        customer.back()
+        wait_for(customer, "location.pathname === '/pay/again/'")
+    assert sorted(Effect.objects.values_list("order_number", flat=True)) == [7, 8]
 
 
 def send(page, amount):
