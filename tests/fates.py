@@ -32,6 +32,16 @@ FAILS = "fails"
 DIES = "requeued, and counted if the database answers"
 
 
+KINDS = {
+    "outage": "the server is away, or does not write now",
+    "contention": "another transaction was faster",
+    "temporary": "the statement took too long, or was cancelled",
+    "missing": "a table or column does not exist",
+    "denied": "the user may not do this, or may not log in",
+    "own": "the statement is wrong, or its data are",
+}
+
+
 def table(*columns: str) -> list[str]:
     return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
 
@@ -81,14 +91,16 @@ def of_the_lock() -> list[str]:
 
     unavailable = exceptions.BackendUnavailable
     rows = [f"| `LockNotAcquired` | {option('if_contended')} |"]
-    rows += [
-        f"| `{kind.__name__}` | {option('if_unavailable')} |"
-        for kind in (unavailable, *unavailable.__subclasses__())
-    ]
-    reasons = re.findall(r"``(\w+)``", exceptions.LeaseLost.__doc__ or "")
-    for reason in sorted(reasons):
-        away = locking.was_outage(exceptions.LeaseLost(reason=reason))
-        rows.append(f"| `LeaseLost`, `{reason}` | requeued, {'not ' if away else ''}counted |")
+    kinds = [unavailable, *unavailable.__subclasses__()]
+    names = ", ".join(f"`{kind.__name__}`" for kind in kinds)
+    rows.append(f"| {names} | {option('if_unavailable')} |")
+    reasons = sorted(re.findall(r"``(\w+)``", exceptions.LeaseLost.__doc__ or ""))
+    outages = {it for it in reasons if locking.was_outage(exceptions.LeaseLost(reason=it))}
+    for told, kind in (
+        ("counted", [it for it in reasons if it not in outages]),
+        ("not counted", outages),
+    ):
+        rows.append(f"| `LeaseLost` ({', '.join(f'`{it}`' for it in kind)}) | requeued, {told} |")
     return ["", "### The lock's store", "", *table("error", "message"), *rows]
 
 
@@ -97,14 +109,14 @@ def of_the_broker() -> list[str]:
 
     names = [f"`{kind.__module__.partition('.')[0]}.{kind.__name__}`" for kind in OUTAGES]
     names = [name.replace("builtins.", "") for name in names]
-    errors = [*names, "what kombu's transport lists as `connection_errors`"]
-    told = "the old message is given back; nothing is acknowledged before the new one is published"
+    errors = ", ".join(names) + ", and `connection_errors` of kombu's transport"
+    told = "not acknowledged, but given back to its queue"
     return [
         "",
         "### The broker, when a message is published again",
         "",
-        *table("error", "message"),
-        *(f"| {error} | {told} |" for error in errors),
+        *table("error", "the old message"),
+        f"| {errors} | {told} |",
         "| any other | the task fails |",
     ]
 
@@ -117,6 +129,8 @@ def section() -> str:
         "`.venv/bin/python -m tests.fates` writes this part of the page.",
         "",
         "### By kind of error",
+        "",
+        *(f"* **{kind}**: {KINDS[kind]}." for kind in FATES),
         "",
         *table("kind", "our statement before the body", "the body's", "ours after it, COMMIT"),
         *(of_fate(fate, verdict) for fate, verdict in FATES.items()),
