@@ -91,16 +91,17 @@ def of_the_lock() -> list[str]:
 
     unavailable = exceptions.BackendUnavailable
     rows = [f"| `LockNotAcquired` | {option('if_contended')} |"]
-    kinds = [unavailable, *unavailable.__subclasses__()]
+    kinds: list[type[Exception]] = [unavailable, *unavailable.__subclasses__()]
     names = ", ".join(f"`{kind.__name__}`" for kind in kinds)
     rows.append(f"| {names} | {option('if_unavailable')} |")
     reasons = sorted(re.findall(r"``(\w+)``", exceptions.LeaseLost.__doc__ or ""))
-    outages = {it for it in reasons if locking.was_outage(exceptions.LeaseLost(reason=it))}
-    for told, kind in (
-        ("counted", [it for it in reasons if it not in outages]),
-        ("not counted", outages),
-    ):
-        rows.append(f"| `LeaseLost` ({', '.join(f'`{it}`' for it in kind)}) | requeued, {told} |")
+    for away, told in ((False, "counted"), (True, "not counted")):
+        alike = [
+            f"`{reason}`"
+            for reason in reasons
+            if locking.was_outage(exceptions.LeaseLost(reason=reason)) is away
+        ]
+        rows.append(f"| `LeaseLost` ({', '.join(alike)}) | requeued, {told} |")
     return ["", "### The lock's store", "", *table("error", "message"), *rows]
 
 
