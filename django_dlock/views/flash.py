@@ -13,18 +13,32 @@ from django.contrib.messages.storage.session import SessionStorage
 from django.http import HttpRequest
 from django.utils.safestring import SafeData, mark_safe
 
+from ..log import logger
+from ..request_path import path_of
+
 __all__ = ["add_again", "added"]
 
 
 def added(request: HttpRequest) -> list[list[Any]]:
-    """Level, text, tags and whether the text is HTML of each message that waits for a page."""
+    """Level, text, tags and whether the text is HTML of each message that waits for a page.
+
+    Without those of earlier requests, which are for the user of this one, and were no part of it;
+    a client may be several users.
+    """
     storage: Any = get_messages(request)
-    # If something has shown them already, they are in the answer itself.
-    if not getattr(storage, "added_new", False) or storage.used:
+    # Not by iterating, which also reads the earlier ones. What a page has shown is not in it.
+    queued = getattr(storage, "_queued_messages", None)
+    if queued is None:
+        if storage:
+            logger.warning(
+                "%s: %s does not tell which messages are new, so a repeated answer has none",
+                path_of(request),
+                type(storage).__name__,
+            )
         return []
     return [
-        [one.level, str(one.message), one.extra_tags or "", isinstance(one.message, SafeData)]
-        for one in _read(storage)
+        [one.level, str(one.message), str(one.extra_tags or ""), isinstance(one.message, SafeData)]
+        for one in queued
     ]
 
 
@@ -48,4 +62,8 @@ def _read(storage: Any) -> list[Any]:
     used, messages = storage.used, list(storage)
     # They were not shown, only read.
     storage.used = used
+    for one in messages:
+        # Django stores those that were read as they are, and cannot store a lazy translation.
+        one.message = str(one.message)
+        one.extra_tags = one.extra_tags and str(one.extra_tags)
     return messages

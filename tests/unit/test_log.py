@@ -29,6 +29,7 @@ OF_NO_LOCK = {
     "@idempotent_view on %s: no key: %s",
     "%s: views must return an HttpResponse, because this django-ninja has no _result_to_response",
     "%s %s: no answer of a database: %s",
+    "%s: %s does not tell which messages are new, so a repeated answer has none",
     "Events are not delivered: %d wait behind a receiver",
     "A callback for a lock event raised",
     "A receiver of a lock event hangs for %g s",

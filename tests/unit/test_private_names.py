@@ -23,6 +23,7 @@ from celery.worker import request as celery_request
 from celery.worker import state
 from django.contrib.admin import ModelAdmin
 from django.contrib.auth.models import User
+from django.contrib.messages.storage.base import BaseStorage
 from django.core.handlers import base as handlers
 from django.db import connections, models, transaction
 from django.http import HttpRequest, HttpResponse
@@ -133,6 +134,10 @@ CANARIES: dict[str, Callable[[], object]] = {
     "_get_obj_does_not_exist_redirect": lambda: all(
         "return self._get_obj_does_not_exist_redirect(" in source(view)
         for view in (ModelAdmin._changeform_view, ModelAdmin.history_view)
+    ),
+    "_queued_messages": lambda: (
+        BaseStorage(HttpRequest())._queued_messages == []
+        and "self._queued_messages.append(message)" in source(BaseStorage.add)
     ),
     "_resource_closers": lambda: HttpResponse()._resource_closers == [],
     "the handler closes the request with the response": lambda: (
