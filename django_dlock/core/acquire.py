@@ -1,6 +1,6 @@
-"""How a lock is acquired: try, wait, break the lease of a dead holder, try again; then hold it.
+"""How a handle acquires its lock: ask for a lease, tell those who listen, and hold it.
 
-Written as flows; see ``flow``.
+Written as flows; see ``flow``. How the lease is granted is in ``granting``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import random
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,15 +18,14 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import (
     AcquireTimeout,
     AlreadyHeld,
-    BackendRefused,
     BackendUnavailable,
     LockNotAcquired,
 )
 from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
 from ..log import logger
-from ..process import death_proof
 from . import cleanup, dispatch, fallback, tracing, transactions
-from .flow import SLEEP, Flow
+from .flow import Flow
+from .granting import Met, grant_flow
 from .held_lease import HeldLease, registry
 from .lock_leases import Caller, HandleLeases
 from .options import LockOptions, with_holding
@@ -36,18 +34,12 @@ from .registry import HolderKey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AcquireFlows", "grant_flow", "this_task", "this_thread"]
+__all__ = ["AcquireFlows", "this_task", "this_thread"]
 
 T = TypeVar("T")
 
-Met: TypeAlias = Callable[[Contention], None]
-Broke: TypeAlias = Callable[[str, Contention], None]
-
 Asking: TypeAlias = Callable[[], tuple[HolderKey, ...]]
 """Returns the keys under which the registry has the leases of a caller."""
-
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.2
-"""Seconds between two tries while the backend gives no answer."""
 
 
 def _nobody() -> tuple[HolderKey, ...]:
@@ -107,7 +99,7 @@ class AcquireFlows:
 
     def _full_name(self) -> str:
         """The name that an acquire would lock now."""
-        return self._name if tenancy.function is None else tenancy.full(self._name)
+        return tenancy.full(self._name)
 
     def _request(
         self, patience: float | None, asking: Asking = _nobody, name: str = ""
@@ -119,6 +111,7 @@ class AcquireFlows:
             name: The full name of the request that this one follows, whoever is active by now.
         """
         if not name:
+            # Asked here already, because every acquire passes here.
             name = self._name if tenancy.function is None else tenancy.full(self._name)
         options = self._options
         metadata = options.metadata_json
@@ -263,11 +256,7 @@ class AcquireFlows:
         while True:
             try:
                 lease = yield from grant_flow(
-                    self._backend,
-                    requests[-1],
-                    patience=left,
-                    met=met,
-                    broke=self._broke,
+                    self._backend, requests[-1], patience=left, met=met, broke=self._broke
                 )
             except BackendUnavailable as error:
                 try:
@@ -353,118 +342,3 @@ class AcquireFlows:
             "metadata": self._options.metadata,
             "template": self._options.template,
         }
-
-
-def grant_flow(
-    backend: BaseLockBackend,
-    request: LeaseRequest,
-    *,
-    patience: float | None,
-    met: Met,
-    broke: Broke,
-) -> Flow[Lease | None]:
-    """Acquire within ``patience`` seconds, ``None`` for ever.
-
-    Returns ``None`` when that time is over; or earlier, if this request was granted and the lease
-    ended before this process knew. In that case the caller may go on with a new request.
-
-    Args:
-        met: Called with every contention.
-        broke: Called with the name, and a contention whose lease was broken because its holder
-            is dead.
-
-    Raises:
-        BackendUnavailable: No answer, for as long as patience and the alias's
-            ``outage_patience`` allow. The caller must ``cancel_acquire`` the request.
-    """
-    now = clock.now()
-    until = math.inf if patience is None else now + patience
-    silent_since, failure = now, None
-
-    def answered(contention: Contention) -> None:
-        nonlocal silent_since, failure
-        silent_since, failure = math.inf, None
-        met(contention)
-
-    while True:
-        try:
-            lease = yield from _until_granted(
-                backend, request, until=until, met=answered, broke=broke
-            )
-        except BackendRefused:
-            raise
-        except BackendUnavailable as error:
-            failure = error
-        else:
-            if lease is None and failure is not None:
-                # An attempt that was not answered was granted, and its lease has ended.
-                raise failure
-            return lease
-        now = clock.now()
-        silent_since = min(silent_since, now)
-        left = min(until, silent_since + backend.options.outage_patience) - now
-        if left <= 0:
-            raise failure
-        yield SLEEP, (min(left, random.uniform(SHORTEST_PAUSE, LONGEST_PAUSE)),), {}
-
-
-def _until_granted(
-    backend: BaseLockBackend,
-    request: LeaseRequest,
-    *,
-    until: float,
-    met: Met,
-    broke: Broke,
-) -> Flow[Lease | None]:
-    """Like ``grant_flow``, while the backend answers."""
-    broken, waited, timeout = "", False, backend.command_timeout
-
-    def is_dead(contention: Contention) -> bool:
-        return contention.owner != broken and _holder_is_dead(contention)
-
-    while True:
-        now = clock.now()
-        last = now >= until
-        # The last attempt does not wait, so that the backend forgets this waiter.
-        attempt = request._replace(waits=False) if last and request.waits else request
-        answer = yield "acquire", (attempt,), {"deadline": min(now, until) + timeout}
-        if isinstance(answer, Lease):
-            return answer
-        if not answer.owner:
-            # This attempt was granted, and the lease ended before that was known here.
-            return None
-        met(answer)
-        # Only after the first wait, because most holders release before it ends.
-        if (last or waited) and is_dead(answer):
-            broken = answer.owner
-            logger.warning(
-                "Lock %r (alias %r): its holder is dead",
-                request.name,
-                backend.alias,
-                name=request.name,
-                alias=backend.alias,
-                owner=broken,
-                reason="holder_dead",
-            )
-            end = min(clock.now(), until) + timeout
-            if (yield "break_", (request.name,), {"owner": broken, "deadline": end}):
-                broke(request.name, answer)
-        elif last:
-            return None
-        else:
-            if not waited:
-                request, waited = request._replace(since=now), True
-            options = {
-                "until": until,
-                "interrupted": lambda contention=answer: is_dead(contention),
-            }
-            lease: Lease | None = yield "wait", (request, answer), options
-            if lease is not None:
-                return lease
-
-
-def _holder_is_dead(contention: Contention) -> bool:
-    """Whether the holder's process is proven dead; costs no network call."""
-    if contention.kind != "held" or contention.process is None:
-        return False
-    return contention.proven_dead or death_proof(contention.process) is not None

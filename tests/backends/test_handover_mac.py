@@ -21,7 +21,7 @@ from django_dlock import clock
 from django_dlock.backends import handover_mac
 from django_dlock.backends.base import BaseLockBackend
 from django_dlock.backends.redis.commands import HandoverMessage
-from django_dlock.core import acquire
+from django_dlock.core import granting
 from django_dlock.core.flow import drive
 from django_dlock.lease import Lease, LeaseRequest
 from testproject.servers import RedisServer
@@ -80,7 +80,7 @@ class OnRedis(Bed):
     def listens(self) -> None:
         # Threads that wait read the messages of all; so one waits all the time.
         self._other, reader = grant(self.backend, request("other")), waiter("other")
-        flow = acquire.grant_flow(
+        flow = granting.grant_flow(
             self.backend, reader, patience=None, met=id, broke=lambda *_: None
         )
         self._reading = threading.Thread(target=drive, args=(flow, self.backend), daemon=True)
@@ -239,7 +239,7 @@ def test_g1_a_message_with_its_mac_grants_the_lease(bed: Bed) -> None:
 @pytest.mark.parametrize("ends", ["release", "break", "cancel"])
 def test_g4_a_waiter_with_another_secret_key_asks_once(bed: Bed, ends: str) -> None:
     backend, (lease, attempt) = bed.backend, (grant(bed.backend, request()), waiter())
-    flow = acquire.grant_flow(
+    flow = granting.grant_flow(
         backend, attempt, patience=None, met=lambda met: None, broke=lambda *_: None
     )
     given: list[Lease | None] = []

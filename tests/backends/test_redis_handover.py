@@ -15,7 +15,7 @@ import pytest
 from django_dlock import clock
 from django_dlock.backends import handover_mac
 from django_dlock.backends.redis import RedisBackend, handover
-from django_dlock.core import acquire
+from django_dlock.core import granting
 from django_dlock.core.flow import drive
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from testproject.servers import RedisServer
@@ -342,7 +342,7 @@ def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(direct, l
     # Its attempt was cancelled, so asking again would be useless while the name stays free.
     # A lease that is not renewed is asked for once more after the hand-over.
     lease, attempt, broken = grant(direct, request()), request(waits=True), []
-    flow = acquire.grant_flow(listener, attempt, patience=None, met=id, broke=lambda *_: None)
+    flow = granting.grant_flow(listener, attempt, patience=None, met=id, broke=lambda *_: None)
     result = on_a_thread(lambda: drive(flow, listener))
     all_wait(asleep, attempt)
 

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from django_dlock import BackendUnavailable, Lock, clock, locks, signals
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.zookeeper import ZooKeeperBackend
-from django_dlock.core import acquire
+from django_dlock.core import granting
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.testing.tools import ContractTools
 from tests.conftest import started
@@ -291,7 +291,7 @@ def test_g4_the_lock_of_a_killed_process_is_free_when_its_session_ends(
     server: ZooKeeperServer, other: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if it had run on another machine.
-    monkeypatch.setattr(acquire, "death_proof", lambda process: None)
+    monkeypatch.setattr(granting, "death_proof", lambda process: None)
     with Holder({"default": alias(server.location)}) as holder:
         holder.do("lock = Lock('it'); lock.acquire()")
         token = holder.do("lock.token")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from django_dlock import BackendRefused, BackendUnavailable, Lock, clock, locks
-from django_dlock.core import acquire
+from django_dlock.core import granting
 from django_dlock.core.flow import SLEEP, Call, Flow
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.process import current
@@ -134,7 +134,7 @@ def test_g10_a_break_gets_only_the_time_that_is_left(monkeypatch: pytest.MonkeyP
 def flow_for(patience: float | None = 20) -> Flow[Lease | None]:
     """An acquire whose calls are made by the test."""
     request = LeaseRequest("it", "me", 30.0, waits=patience != 0)
-    return acquire.grant_flow(
+    return granting.grant_flow(
         locks["local"], request, patience=patience, met=len, broke=lambda *_: None
     )
 
@@ -193,7 +193,7 @@ def sleeps(flow: Flow[Any], call: Call) -> float:
     """The seconds of a pause, after which the flow continues."""
     method, (seconds,), _ = call
     assert method == SLEEP
-    assert 0 < seconds <= acquire.LONGEST_PAUSE
+    assert 0 < seconds <= granting.LONGEST_PAUSE
     return seconds
 
 
