@@ -16,8 +16,17 @@ REPORT = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
 FOR_OTHERS = {
     *("admin", "apps", "audit", "celery", "checks", "management", "metrics", "migrations"),
     *("models", "operators", "records", "retention", "testing"),
-    *("blocking", "fencing", "fields", "findings", "idempotency", "idempotent", "inspection"),
-    *("stored", "task_url"),
+    *(
+        "blocking",
+        "claims",
+        "fencing",
+        "fields",
+        "findings",
+        "idempotency",
+        "idempotent",
+        "inspection",
+    ),
+    *("inspection", "stored", "task_url"),
 }
 """Words in the names of modules that ``Lock``, ``locked`` and ``locked_view`` do not need: they
 are for tasks, records, models, operators and tests."""

@@ -3,9 +3,9 @@
 A missing heartbeat is no proof, because a stopped process may wake up. Identities are compared
 instead, and if a part of one could not be read, nothing is proven.
 
-A waiter asks this about the holder that it met (``core/granting.py``), a list about each holder that
-it shows (``backends/holder_state.py``), and the parent of a worker about a child whose lease it is
-to break (``celery/worker/lock_recovery.py``).
+A waiter asks this about the holder that it met (``core/granting.py``), a list about each holder
+that it shows (``backends/holder_state.py``), and the parent of a worker about a child whose lease
+it is to break (``celery/worker/lock_recovery.py``).
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def find_finished(context: DeliveryContext, options: RecordOptions) -> Finished 
         found = idempotency.find_outcome(claim_request(context, options, None), using=options.using)
         if not isinstance(found, InFlight):
             return found
-        copy = found.task_id == context.request.id
-        if not copy or not holds(found.lock_alias, found.lock_name, found.owner):
+        same_message = found.task_id == context.request.id
+        if not same_message or not holds(found.lock_alias, found.lock_name, found.owner):
             return None
     except RecordedFailure as failure:
         raise failure_of_copy(context, failure) from failure
@@ -188,7 +188,7 @@ def claim_request(
         owner="" if guard is None else guard.owner or "",
         token=None if guard is None else guard.token,
         task_id=context.request.id or "",
-        copy=context.is_copy,
+        is_copy=context.is_copy,
         step=context.request.replaced_task_nesting or 0,
         max_attempts=context.task.max_attempts,
         ended=context.header.ended,
