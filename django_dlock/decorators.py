@@ -131,7 +131,9 @@ def check_options(options: LockKeywords) -> None:
         # is wrong with those. It imports this module, so it could not run if this raised.
         known = inspect.signature(Lock.__init__).parameters
         if unknown := [name for name in options if name not in known]:
-            Lock("options", **dict.fromkeys(unknown))  # type: ignore[arg-type] # raises
+            from .mistakes import unknown_option
+
+            raise unknown_option(*unknown)
 
 
 def full_name(function: Callable[..., Any]) -> str:

@@ -21,11 +21,11 @@ __all__ = [
     "current",
     "full",
     "function",
-    "instead",
     "is_full",
     "is_valid",
-    "of",
     "of_message",
+    "override",
+    "prefixed",
     "read",
     "reset",
     "split",
@@ -49,7 +49,7 @@ function: Callable[[], str] | None = _first
 """The project's function; ``None`` if ``DLOCK_SCOPE`` is not set, so that there are no scopes."""
 
 _of_message: ContextVar[str] = ContextVar("dlock_scope_of_message", default="")
-_instead: ContextVar[str | None] = ContextVar("dlock_scope_instead", default=None)
+_override: ContextVar[str | None] = ContextVar("dlock_scope_override", default=None)
 
 
 def read() -> Callable[[], str] | None:
@@ -108,7 +108,7 @@ def current() -> str:
     """
     if function is None:
         return ""
-    if (given := _instead.get()) is not None:
+    if (given := _override.get()) is not None:
         return given
     found: object = function()
     if not isinstance(found, str):
@@ -139,13 +139,13 @@ def of_message(scope: str) -> Iterator[None]:
 
 
 @contextmanager
-def instead(scope: str) -> Iterator[None]:
+def override(scope: str) -> Iterator[None]:
     """Let this scope count, whatever the project's function says; also the empty one."""
-    token = _instead.set(scope)
+    token = _override.set(scope)
     try:
         yield
     finally:
-        _instead.reset(token)
+        _override.reset(token)
 
 
 def full(text: str) -> str:
@@ -165,11 +165,11 @@ def full(text: str) -> str:
             "that lists show may begin with it. Activate the tenant, and give the name without "
             "its scope"
         )
-    return of(scope, text)
+    return prefixed(scope, text)
 
 
-def of(scope: str, text: str) -> str:
-    """The full name, or the full scope of a record, for this tenant's scope; of 255 characters."""
+def prefixed(scope: str, text: str) -> str:
+    """As ``full``, for this tenant's scope instead of the active one; at most 255 characters."""
     return fit(f"{OPENS}{scope}{CLOSES}{text}", MAX_NAME) if scope else text
 
 

@@ -213,7 +213,7 @@ class WhyAdmin(GuardedAdmin):
             if isinstance(task, str):
                 # Of a task without a ``lock_key`` of its own, the key is the name of the lock.
                 tenant, key = tenancy.split(name)
-                digest = IdempotencyRecord.digest_of(tenancy.of(tenant, task), key)
+                digest = IdempotencyRecord.digest_of(tenancy.prefixed(tenant, task), key)
                 found |= {record.pk: record for record in of_lock.filter(digest=digest)}
         # Also that of the holder's task, in whichever database it is.
         of_holder = record_of(info) if info is not None else None

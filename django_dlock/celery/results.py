@@ -15,7 +15,7 @@ from kombu.utils.encoding import safe_repr
 from ..log import logger
 from ..printable import storable
 
-__all__ = ["MAX_RESULT", "decode", "describe", "encode", "stored_failure"]
+__all__ = ["MAX_RESULT", "decode", "describe", "encode", "ignores_result", "stored_failure"]
 
 MAX_RESULT = 1024 * 1024
 """Characters of a recorded result; store more in a table or file of your own."""
@@ -72,13 +72,18 @@ def decode(text: str, *, task: str, task_id: str | None = None) -> Any:
         return None
 
 
+def ignores_result(task: Task[Any, Any], request: Context) -> bool:
+    """Whether no result of this delivery is stored; its publisher may have said otherwise."""
+    told = vars(request).get("ignore_result")
+    return bool(task.ignore_result if told is None else told)
+
+
 def stored_failure(task: Task[Any, Any], request: Context) -> Exception | None:
     """The error with which the task has failed, from the result backend; never raises.
 
     ``None`` if the backend does not know it: results may be ignored, or expired.
     """
-    ignored = vars(request).get("ignore_result")
-    if request.is_eager or (task.ignore_result if ignored is None else ignored):
+    if request.is_eager or ignores_result(task, request):
         return None
     try:
         found: Any = task.backend.get_task_meta(request.id or "", cache=False)

@@ -20,7 +20,7 @@ from .options import TaskOptions, TaskWithOptions
 from .publishing import follow_ups
 from .publishing.broker import is_outage
 from .publishing.chosen_words import chosen_words
-from .publishing.requeue import return_message
+from .publishing.requeue import give_back
 from .publishing.unique import POSITIONAL, publish, send_safely
 
 __all__ = ["LockedTask"]
@@ -137,7 +137,7 @@ class LockedTask(TaskWithOptions):
             # The key of ``unique_until`` may come from a database, which may be away.
             away = is_outage(self.app, reason) or database_errors.passes(reason)
             if self.acks_late and away:
-                return_message(reason)
+                give_back(reason)
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -178,7 +178,7 @@ class Subject:
         """
         yield from self.keys(field)
         if self._tenant and self._keys:
-            full = [tenancy.of(self._tenant, key) for key in (*self._keys, *self._exact)]
+            full = [tenancy.prefixed(self._tenant, key) for key in (*self._keys, *self._exact)]
             yield models.Q(**{f"{field}__in": full})
         for _, criterion in self._patterns:
             longest = max(criterion.value.split("*"), key=len)

@@ -12,7 +12,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 from django.http.request import RawPostDataException
 
-__all__ = ["digest_of_file", "values_of"]
+__all__ = ["FORMS", "digest_of_file", "values_of"]
 
 ABSENT = object()
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")

@@ -16,7 +16,7 @@ from django.http.request import RawPostDataException
 
 from ..names import REFUSED
 from ..printable import storable
-from .body import digest_of_file
+from .body import FORMS, digest_of_file
 
 __all__ = [
     "NOT_RENDERED",
@@ -38,7 +38,6 @@ MOST_BYTES = 1_000_000
 LONGEST_ERROR = 1000
 NOT_RENDERED = "not rendered"
 """Stored with the effects of a view whose page is rendered after them, until that has happened."""
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 

@@ -107,7 +107,7 @@ def test_a_lock_of_a_module_belongs_to_the_tenant_of_each_acquire() -> None:
     shared = Lock("x")
     for who in ("a", "b", ""):
         with active(who), shared:
-            assert [info.name for info in locks["default"].list()] == [tenancy.of(who, "x")]
+            assert [info.name for info in locks["default"].list()] == [tenancy.prefixed(who, "x")]
 
 
 @pytest.mark.usefixtures("scoped")

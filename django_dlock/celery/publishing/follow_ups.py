@@ -259,7 +259,7 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
         # With ``maybe_signature``, the tasks of a canvas would have no app.
         signature: Any = Signature.from_dict(json.loads(follow_up.message), app=app)
         # Its own tenant counts, and not who is active here.
-        with tenancy.instead(scope_of(signature.options.get("headers"))):
+        with tenancy.override(scope_of(signature.options.get("headers"))):
             if signature.get("subtask_type"):
                 signature.apply_async()
             else:

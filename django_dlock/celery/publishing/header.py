@@ -92,6 +92,11 @@ class RequeueHeader:
         return cls(**told)
 
     @property
+    def tries(self) -> int:
+        """How often the message has come in vain; the back-off grows with it."""
+        return max(self.count, self.setbacks)
+
+    @property
     def parked_as(self) -> tuple[str, str]:
         """Owner and name of the parked lease; both empty if there is none."""
         owner, _, name = self.parked.partition(":")

@@ -26,7 +26,7 @@ from ...core import dispatch
 from ...exceptions import BackendUnavailable, LockNotAcquired
 from ...lock import Lock
 from ...log import logger
-from .. import shutdown
+from .. import results, shutdown
 from ..times import time_limit
 from . import destination
 from .broker import confirming, unacknowledged_for, visibility_timeout, write_connection
@@ -35,12 +35,12 @@ from .destination import CannotRequeue, NoOwnExchange
 from .header import HEADER, LATEST, RequeueHeader, described, headers_of, malformed
 from .refusal import MISSING, GivenBack, is_refusal
 
-__all__ = ["Republished", "Requeue", "requeue", "return_message"]
+__all__ = ["Republished", "Requeue", "give_back", "requeue"]
 
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 REJECT_PAUSE = 1.0
-"""Seconds to wait before a message that could not be published is returned to the broker."""
+"""Seconds to wait before a message that could not be published is given back to the broker."""
 
 KILL_MARGIN = 1.0
 """Seconds before the hard time limit in which the worker may kill the process at any moment."""
@@ -99,8 +99,8 @@ def requeue(
 
     Raises:
         Republished: The message was published; Celery acknowledges the old one.
-        Reject: It could not be published; Celery returns the old message to the broker.
-        GivenBack: The broker does not let this worker publish; its parent does so later.
+        Reject: It could not be published; Celery gives the old message back to the broker.
+        GivenBack: This worker may not publish, so its parent gives the message back later.
         CannotRequeue: Its queue is not known; the task fails.
         Exception: What publishing raised, if the message was acknowledged early; the task fails.
     """
@@ -152,8 +152,8 @@ def _try_to_publish(
     published: float | None = None
     try:
         with confirming(task.app) as publishing:
-            count = max(cause.header.count, cause.header.setbacks)
-            delay, route = _destination(task, request, count, publishing, attempts.ways[0])
+            tries = cause.header.tries
+            delay, route = _destination(task, request, tries, publishing, attempts.ways[0])
             if not attempts.pauses:
                 _store_retry(task, request, cause.reason, attempts.began)
             options = {**_message_options(task, request, cause.header), **route, **publishing}
@@ -171,11 +171,11 @@ def _try_to_publish(
         if published is not None:
             return published
         if not task.acks_late:
-            # The message was acknowledged already and cannot be returned; let the task fail.
+            # The message was acknowledged already and cannot be given back; let the task fail.
             raise
         if attempts.refused(error):
             if not attempts.ways:
-                _give_back(task, request, cause, attempts.refusal or error)
+                _give_back_later(task, request, cause, attempts.refusal or error)
             # The other way.
             return None
         logger.warning(
@@ -186,14 +186,14 @@ def _try_to_publish(
             task_id=request.id,
         )
         if isinstance(error, EncodeError | SoftTimeLimitExceeded) or not attempts.wait():
-            return_message(error)
+            give_back(error)
     return published
 
 
 class _PublishAttempts:
-    """Decides how long a delivery tries to publish, before it returns its own message.
+    """Decides how long a delivery tries to publish, before it gives its own message back.
 
-    Some brokers drop a message that was returned too often (``x-delivery-limit`` of a quorum
+    Some brokers drop a message that was given back too often (``x-delivery-limit`` of a quorum
     queue, 20 by default, or the redrive policy of SQS). So the message is kept as long as
     possible while the broker accepts no messages.
     """
@@ -235,8 +235,8 @@ class _PublishAttempts:
         return not shutdown.wait(pause)
 
 
-def return_message(error: Exception) -> NoReturn:
-    """End this delivery by returning its message to the broker; no new one could be published."""
+def give_back(error: Exception) -> NoReturn:
+    """End this delivery and give its message back to the broker; no new one could be published."""
     # The broker redelivers it at once, perhaps into the same outage.
     time.sleep(random.uniform(0.5, 1.0) * REJECT_PAUSE)
     # As text: if a pool's child cannot send the reason to the worker, the message is
@@ -244,22 +244,21 @@ def return_message(error: Exception) -> NoReturn:
     raise Reject(safe_repr(error), requeue=True) from error
 
 
-def _give_back(
+def _give_back_later(
     task: Task[Any, Any], request: Context, cause: Requeue, refusal: Exception
 ) -> NoReturn:
-    """End this delivery; the worker's parent returns its message after the usual back-off.
+    """End this delivery; the worker's parent gives its message back after the usual back-off.
 
-    Each return counts towards the limit of a quorum queue (``x-delivery-limit``, 20 by default),
+    Each time counts towards the limit of a quorum queue (``x-delivery-limit``, 20 by default),
     after which RabbitMQ drops the message. So there the pauses go on growing.
     """
     header = replace(cause.header, count=cause.header.count + 1)
-    count = max(cause.header.count, cause.header.setbacks)
-    returned = headers_of(request).get("x-delivery-count")
-    if isinstance(returned, int):
-        count = max(count, returned)
-        delay = _backed_off(count, unacknowledged_for(task.app) / 2)
+    tries = cause.header.tries
+    times = headers_of(request).get("x-delivery-count")
+    if isinstance(times, int):
+        delay = _backed_off(max(tries, times), unacknowledged_for(task.app) / 2)
     else:
-        delay = _delay(task, count)
+        delay = _delay(task, tries)
     try:
         _tell(task, request, cause.reason)
         logger.warning(
@@ -279,22 +278,22 @@ def _give_back(
     raise GivenBack(safe_repr(refusal), True, delay, asdict(header)) from cause.reason
 
 
-def _delay(task: Task[Any, Any], count: int) -> float:
+def _delay(task: Task[Any, Any], tries: int) -> float:
     """Seconds, exponential with jitter; always well below the broker's visibility timeout."""
-    return _backed_off(count, min(LONGEST_DELAY, visibility_timeout(task.app) / 4))
+    return _backed_off(tries, min(LONGEST_DELAY, visibility_timeout(task.app) / 4))
 
 
-def _backed_off(count: int, longest: float) -> float:
-    return random.uniform(0.5, 1.0) * min(longest, FIRST_DELAY * 2.0 ** min(count, 16))
+def _backed_off(tries: int, longest: float) -> float:
+    return random.uniform(0.5, 1.0) * min(longest, FIRST_DELAY * 2.0 ** min(tries, 16))
 
 
 def _destination(
-    task: Task[Any, Any], request: Context, count: int, publishing: dict[str, Any], way: Way
+    task: Task[Any, Any], request: Context, tries: int, publishing: dict[str, Any], way: Way
 ) -> tuple[float, dict[str, Any]]:
     """The delay, and the arguments of ``send_task`` that send the message to its queue."""
     producer = publishing.get("producer")
     connection = producer.connection if producer else write_connection(task.app)
-    delay = _delay(task, count)
+    delay = _delay(task, tries)
     if destination.delayed_by_broker(task.app, connection):
         # RabbitMQ counts in whole seconds.
         delay = max(1.0, round(delay))
@@ -312,8 +311,7 @@ class _KeepDestination:
 
 def _store_retry(task: Task[Any, Any], request: Context, reason: Exception, began: float) -> None:
     # Called before publishing: afterwards this could overwrite what the new delivery stores.
-    ignored = vars(request).get("ignore_result")
-    if task.ignore_result if ignored is None else ignored:
+    if results.ignores_result(task, request):
         return
     limit = time_limit(task, request)
     if limit and clock.now() - began > limit - KILL_MARGIN:
