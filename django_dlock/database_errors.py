@@ -26,10 +26,10 @@ __all__ = [
     "explained",
     "fate_of",
     "is_about_our_tables",
+    "is_away_or_busy",
     "is_outage",
     "kind_of",
-    "may_pass",
-    "passes",
+    "ours_may_succeed",
 ]
 
 Kind: TypeAlias = Literal[
@@ -177,7 +177,7 @@ SQLITE: Mapping[str, Known] = {
 """By a part of the text; the first that is found counts. Python 3.10 does not tell the code."""
 
 TEMPORARY = ("OperationalError", "InterfaceError")
-"""Errors that may pass, by the names of their classes, if their code is not listed."""
+"""Names of classes of errors after which a statement may succeed later, if no code is listed."""
 NO_ANSWER = Known("broken", "outage", "the driver got no answer of the server")
 UNKNOWN = Known("refused", "temporary", "another `OperationalError` or `InterfaceError`")
 UNKNOWN_OF_SQLITE = UNKNOWN._replace(kind="broken")
@@ -205,9 +205,9 @@ def known(error: BaseException) -> Known:
         if part in text:
             return meaning
     if any(isinstance(each, sqlite3.Error) for each in _with_cause(error)):
-        return UNKNOWN_OF_SQLITE if _may_pass_by_class(error) else OWN
+        return UNKNOWN_OF_SQLITE if _is_temporary_by_class(error) else OWN
     # The drivers of servers have no code if the error is not the server's.
-    return NO_ANSWER if _may_pass_by_class(error) else OWN
+    return NO_ANSWER if _is_temporary_by_class(error) else OWN
 
 
 def _of_number(number: int, error: BaseException) -> Known:
@@ -220,10 +220,10 @@ def _of_number(number: int, error: BaseException) -> Known:
 
 
 def _of_class(error: BaseException) -> Known:
-    return UNKNOWN if _may_pass_by_class(error) else OWN
+    return UNKNOWN if _is_temporary_by_class(error) else OWN
 
 
-def _may_pass_by_class(error: BaseException) -> bool:
+def _is_temporary_by_class(error: BaseException) -> bool:
     return any(kind.__name__ in TEMPORARY for kind in type(error).__mro__)
 
 
@@ -251,13 +251,13 @@ def is_outage(error: BaseException) -> bool:
     return FATES[fate_of(error)].requeues_body
 
 
-def passes(error: BaseException) -> bool:
-    """Whether a statement that is not ours may succeed later: the database is away, or busy."""
+def is_away_or_busy(error: BaseException) -> bool:
+    """Whether any statement may succeed later, also one that is not ours."""
     return fate_of(error) in ("outage", "contention")
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether one of our own statements may succeed later, without a change of the message."""
+def ours_may_succeed(error: BaseException) -> bool:
+    """Whether one of our own statements may succeed later, although the message is the same."""
     return FATES[fate_of(error)].requeues
 
 

@@ -135,7 +135,7 @@ class LockedTask(TaskWithOptions):
             if isinstance(reason, LeaseLost):
                 raise reason from rejected
             # The key of ``unique_until`` may come from a database, which may be away.
-            away = is_outage(self.app, reason) or database_errors.passes(reason)
+            away = is_outage(self.app, reason) or database_errors.is_away_or_busy(reason)
             if self.acks_late and away:
                 give_back(reason)
             raise

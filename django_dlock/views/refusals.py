@@ -199,7 +199,7 @@ def key_failed(
     """
     if isinstance(error, MissingValue):
         return login_or_error(error, view, request, kwargs)
-    refuses = refuses and database_errors.passes(error)
+    refuses = refuses and database_errors.is_away_or_busy(error)
     return without_database(request, error, refuses=refuses)
 
 

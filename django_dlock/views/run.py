@@ -92,7 +92,7 @@ class Rules(NamedTuple):
             # What a callable raises if a header, or the row with its value, does not exist.
             return _of_nobody(view, request, error)
         except Error as error:
-            refuses = self.if_unavailable == 503 and database_errors.passes(error)
+            refuses = self.if_unavailable == 503 and database_errors.is_away_or_busy(error)
             return refusals.without_database(request, error, refuses=refuses)
         # Before the lock is taken: a slow client must not hold it while it sends its body.
         payload = self.payload(request, args, kwargs)
@@ -211,7 +211,7 @@ class _Run:
         except PayloadMismatch:
             return refusals.other_request(self._request)
         except Error as error:
-            refuses = rules.if_unavailable == 503 and database_errors.may_pass(error)
+            refuses = rules.if_unavailable == 503 and database_errors.ours_may_succeed(error)
             using = rules.using or router.db_for_write(IdempotencyRecord)
             told = database_errors.explained(error, using)
             return refusals.without_database(self._request, told, refuses=refuses)

@@ -97,7 +97,7 @@ class Delivery:
         except (Unpublished, Error, SoftTimeLimitExceeded) as error:
             reason: Exception = error
             if isinstance(error, Error) and follow_ups is not None:
-                if not database_errors.may_pass(error):
+                if not database_errors.ours_may_succeed(error):
                     raise
                 reason = database_errors.explained(error, follow_ups.using)
             # The work stays done. The next delivery of the message publishes the rest.

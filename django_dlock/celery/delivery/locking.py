@@ -277,7 +277,7 @@ def making_keys(context: DeliveryContext) -> Iterator[None]:
     try:
         yield
     except Error as error:
-        if not database_errors.passes(error):
+        if not database_errors.is_away_or_busy(error):
             raise
         raise Requeue(error, context.header) from error
 

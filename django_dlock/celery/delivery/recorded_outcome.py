@@ -96,7 +96,7 @@ def requeue_unless_own(
     """
     reason: Exception = error
     if isinstance(error, Error):
-        if not database_errors.may_pass(error):
+        if not database_errors.ours_may_succeed(error):
             raise error
         reason = database_errors.explained(error, options.using)
     raise Requeue(reason, context.header) from error

@@ -252,7 +252,7 @@ class RecordedRun:
             self._note(claim, idempotency.mark_waiting, error)
             raise error
         outage = self._note(claim, idempotency.mark_failed, error)
-        if outage is not None and database_errors.may_pass(outage):
+        if outage is not None and database_errors.ours_may_succeed(outage):
             # The body probably failed in the same outage, and its end could not be recorded.
             raise self._requeue(database_errors.explained(outage, claim.using)) from error
         raise error
@@ -276,7 +276,7 @@ class RecordedRun:
         if self.stage is _Stage.BODY and used is not None:
             return used.failed_with(error) or database_errors.is_about_our_tables(error)
         # The statement was ours.
-        return database_errors.may_pass(error) or (used is not None and used.broke(error))
+        return database_errors.ours_may_succeed(error) or (used is not None and used.broke(error))
 
     def _read_back(self, claim: Claim, error: BaseException) -> None:
         """Find out whether a COMMIT without an answer succeeded; sets the stage."""

@@ -267,7 +267,7 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
                     signature.apply_async(add_to_parent=False, **options)
     except Exception as error:
         _mark(follow_up, using, error=results.describe(error))
-        away = is_outage(app, error) or database_errors.passes(error)
+        away = is_outage(app, error) or database_errors.is_away_or_busy(error)
         if away or isinstance(error, SoftTimeLimitExceeded):
             raise Unpublished(f"{follow_up} is not published: {error}") from error
         logger.exception("Follow-up %s cannot be published", follow_up, task_id=follow_up.task_id)
