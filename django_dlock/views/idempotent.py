@@ -339,7 +339,12 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
 
                 async def record(begin: disconnects.Begin) -> Response:
                     begin()
-                    return await sync_to_async(started.record)(claim, response)
+                    try:
+                        return await sync_to_async(started.record)(claim, response)
+                    except asyncio.CancelledError:
+                        # By the end of the event loop, while a thread may still write.
+                        started.keep_lock()
+                        raise
 
                 # Also with ``on_disconnect="cancel"``: what is done stays done.
                 return await disconnects.finish(record, started.lock)

@@ -40,6 +40,9 @@ __all__ = ["Rules"]
 
 Response: TypeAlias = HttpResponseBase
 
+LONGEST_PAGE = 30.0
+"""Seconds for which the lock is held at most until Django has rendered a page."""
+
 
 class Rules(NamedTuple):
     """The validated arguments of ``idempotent_view``."""
@@ -95,7 +98,11 @@ class Rules(NamedTuple):
             refuses = self.if_unavailable == 503 and database_errors.is_away_or_busy(error)
             return refusals.without_database(request, error, refuses=refuses)
         # Before the lock is taken: a slow client must not hold it while it sends its body.
-        payload = self.payload(request, args, kwargs)
+        try:
+            payload = self.payload(request, args, kwargs)
+        except Error as error:
+            refuses = self.if_unavailable == 503 and database_errors.passes(error)
+            return refusals.without_database(request, error, refuses=refuses)
         return _Run(self, request, record_key(client, key), payload)
 
 
@@ -144,6 +151,7 @@ class _Run:
                 self._release()
             else:
                 self._release_after_page()
+                self._lock._end_within(LONGEST_PAGE)
 
     @asynccontextmanager
     async def alock_or_refusal(self) -> AsyncIterator[Response | None]:
@@ -167,6 +175,7 @@ class _Run:
                     self._released_late(error)
             else:
                 self._release_after_page()
+                await self._lock._aend_within(LONGEST_PAGE)
 
     def _release(self) -> None:
         try:
@@ -176,11 +185,15 @@ class _Run:
         release_when_closed(self._request, self._lock)
 
     def _release_after_page(self) -> None:
-        """Hold the lock until the page is stored, so that who waits for it gets the page."""
+        """Hold the lock until the page is stored, so that who waits for it gets the page.
+
+        The caller limits the time: under ASGI, Django neither renders the page of a synchronous
+        view whose client has gone, nor closes its request.
+        """
         held = ExitStack()
         held.callback(self._release)
         self._page.add_post_render_callback(lambda page: held.close())
-        # If nobody renders it.
+        # If it cannot be rendered.
         call_when_closed(self._request, held.close)
 
     def _unavailable(self, error: BackendUnavailable) -> Response:
@@ -210,6 +223,9 @@ class _Run:
             claim = idempotency.claim(request, holds=retention.holds, using=rules.using)
         except PayloadMismatch:
             return refusals.other_request(self._request)
+        except BackendUnavailable as error:
+            # Asked whether the run that the record names still holds its lock.
+            return self._unavailable(error)
         except Error as error:
             refuses = rules.if_unavailable == 503 and database_errors.ours_may_succeed(error)
             using = rules.using or router.db_for_write(IdempotencyRecord)

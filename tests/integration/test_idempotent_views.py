@@ -25,7 +25,15 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_dlock import BackendUnavailable, Lock, idempotency, idempotent_view, locked_view, locks
+from django_dlock import (
+    BackendUnavailable,
+    Lock,
+    idempotency,
+    idempotent_view,
+    locked_view,
+    locks,
+    retention,
+)
 from django_dlock.inspection import break_lease
 from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
@@ -74,17 +82,21 @@ def states() -> list[str]:
     return list(IdempotencyRecord.objects.values_list("state", flat=True))
 
 
-def as_async(view: Any) -> Any:
+def as_async(view: Any, **options: Any) -> Any:
     async def aview(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         from asgiref.sync import sync_to_async
 
         return await sync_to_async(view)(request, *args, **kwargs)
 
-    guarded = idempotent_view(aview)
+    guarded = idempotent_view(**options)(aview)
     return lambda *args, **kwargs: asyncio.run(guarded(*args, **kwargs))
 
 
-each_kind = pytest.mark.parametrize("make", [idempotent_view, as_async], ids=["sync", "async"])
+def as_sync(view: Any, **options: Any) -> Any:
+    return idempotent_view(**options)(view)
+
+
+each_kind = pytest.mark.parametrize("make", [as_sync, as_async], ids=["sync", "async"])
 
 
 @each_kind
@@ -422,6 +434,28 @@ def test_g14_a_backend_that_does_not_answer(
     else:
         assert view(post()).status_code == 503
     assert effects() == 0
+
+
+@each_kind
+@pytest.mark.parametrize("status", ["raise", 503])
+def test_g14_a_backend_that_no_longer_answers_when_the_key_is_claimed(
+    make: Any, status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked about the run that the record names, when the lock is held already."""
+
+    def holds(*args: Any) -> bool:
+        raise BackendUnavailable("No answer", "it", "default")
+
+    guarded = make(charge, if_unavailable=status)
+    guarded(post())
+    IdempotencyRecord.objects.update(state="running")
+    monkeypatch.setattr(retention, "holds", holds)
+    if status == "raise":
+        with pytest.raises(BackendUnavailable):
+            guarded(post())
+    else:
+        assert guarded(post()).status_code == 503
+    assert effects() == 1
 
 
 def test_a_template_is_rendered_before_it_is_stored() -> None:

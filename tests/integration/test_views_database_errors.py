@@ -91,6 +91,12 @@ GUARDS = {
         client=lambda request: "me", idempotency_using=AWAY, **options
     ),
     "client": lambda **options: idempotent_view(client=client, **options),
+    "idempotency key": lambda **options: idempotent_view(
+        key=client, client=lambda request: "me", **options
+    ),
+    "payload": lambda **options: idempotent_view(
+        payload=client, client=lambda request: "me", **options
+    ),
     "key": lambda **options: locked_view(client, **options),
 }
 
@@ -107,7 +113,7 @@ def test_otherwise_the_error_of_the_database_is_raised(post, guard):
         post(GUARDS[guard]())
 
 
-@pytest.mark.parametrize("guard", ["client", "key"])
+@pytest.mark.parametrize("guard", sorted(GUARDS.keys() - {"record"}))
 def test_an_error_of_a_key_that_is_no_outage_is_raised(post, guard, monkeypatch):
     monkeypatch.setattr(f"{__name__}.AWAY", EMPTY)
     with pytest.raises(OperationalError, match="no such table: shop_effect"):

@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_finished
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
 from django.test import AsyncRequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -24,6 +26,7 @@ from django.views import View
 from django_dlock import Lock, idempotency, idempotent_view, locked_view, locks
 from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
+from django_dlock.views import run
 from testproject.shop.models import Effect
 
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db(transaction=True)]
@@ -129,6 +132,32 @@ def noting_in_sync(get_response: Callable[[HttpRequest], Any]) -> Callable[[Http
     return middleware
 
 
+class LeavesPagesAlone:
+    """A middleware that could change the page of a view."""
+
+    async_capable = True
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        return response
+
+
+def page(request: HttpRequest) -> TemplateResponse:
+    stage.work()
+    return TemplateResponse(request, engines["django"].from_string("paid"))
+
+
+async def async_page(request: HttpRequest) -> TemplateResponse:
+    return await sync_to_async(page)(request)
+
+
 def of_shop(request: HttpRequest) -> str:
     return "shop"
 
@@ -139,6 +168,8 @@ urlpatterns = [
     path("method/", Pay.as_view()),
     path("class/", PayAll.as_view()),
     path("idempotent/", anyone(work)),
+    path("page/", anyone(page)),
+    path("async-page/", anyone(async_page)),
     path("both/", locked_view("pay")(anyone(work))),
     path("stream/", stream),
     path("failing/", failing),
@@ -227,6 +258,34 @@ async def test_g12_a_client_that_goes_away_and_repeats_gets_the_answer_of_one_ru
     assert await answer(f"/{kind}/") == (200, b"paid")
     assert await Effect.objects.acount() == 1
     assert stage.log[:3] == DONE
+
+
+async def test_g12_a_page_that_a_middleware_may_change_is_stored_without_its_client(
+    settings: Any,
+) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.LeavesPagesAlone"]
+    await finished("/async-page/")
+    assert locks["default"].list() == []
+    assert await answer("/async-page/") == (200, b"paid")
+    assert await Effect.objects.acount() == 1
+
+
+async def test_g6_the_lock_of_a_page_that_nobody_renders_ends_by_itself(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under ASGI, Django drops what a synchronous view returns when its client has gone."""
+    settings.MIDDLEWARE = [f"{__name__}.LeavesPagesAlone"]
+    monkeypatch.setattr(run, "LONGEST_PAGE", 0.1)
+
+    async def free() -> None:
+        while locks["default"].list():  # noqa: ASYNC110 - the watchdog's clock decides
+            await asyncio.sleep(0.01)
+
+    await finished("/page/")
+    await asyncio.wait_for(free(), LONG)
+    status, body = await answer("/page/")
+    assert (status, b"was carried out" in body) == (409, True)
+    assert await Effect.objects.acount() == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -471,3 +530,27 @@ def test_g1_a_thread_that_outlives_the_event_loop_keeps_its_lock(decorate: Any) 
     assert len(locks["default"].list()) == 1
     states = list(IdempotencyRecord.objects.values_list("state", flat=True))
     assert states == (["running"] if decorate is anyone else [])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the end cannot be told before Python 3.11")
+@pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
+def test_g12_an_answer_that_is_stored_after_the_event_loop_keeps_its_lock(
+    monkeypatch: pytest.MonkeyPatch, on_disconnect: Any
+) -> None:
+    complete = idempotency.complete
+
+    def slow(*args: Any) -> None:
+        stage.work()
+        complete(*args)
+        stage.log.append("stored")
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("done")
+
+    monkeypatch.setattr(idempotency, "complete", slow)
+    ended_in_the_middle(idempotent_view(client=of_shop, on_disconnect=on_disconnect)(view))
+    stage.goes_on.set()
+    while "stored" not in stage.log:
+        threading.Event().wait(0.01)
+    assert stage.log == ["held", "stored"]
+    assert IdempotencyRecord.objects.get().state == "succeeded"
