@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 from django.http.request import RawPostDataException
+from django.utils.datastructures import MultiValueDict
 
 __all__ = ["FORMS", "digest_of_file", "values_of"]
 
@@ -19,9 +21,10 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 def values_of(request: HttpRequest, names: Sequence[str]) -> dict[str, Any]:
-    """The values of the fields that the body has; of a form, each is a list.
+    """The values of the fields that the body has; of a form, each is a tuple.
 
-    Reads uploads, too. A body that is no form is read as JSON, whatever type it is said to have.
+    Reads uploads, too. A body that is no form is read as JSON, whatever type it is said to have,
+    and then as REST framework does, below it.
 
     Args:
         names: A dot leads into an object or list, unless a field has the whole name.
@@ -29,27 +32,40 @@ def values_of(request: HttpRequest, names: Sequence[str]) -> dict[str, Any]:
     # REST framework passes its views a wrapper around Django's request.
     whole = getattr(request, "_request", request)
     if whole.content_type in FORMS and whole.method == "POST":
-        return {
-            name: [*whole.POST.getlist(name), *map(_of_file, whole.FILES.getlist(name))]
-            for name in names
-            if name in whole.POST or name in whole.FILES
-        }
-    content = _json(request, whole)
+        return _of_form(names, whole.POST, whole.FILES)
+    content = _content(request, whole)
+    if isinstance(content, MultiValueDict):
+        # REST framework also reads forms of other methods than POST.
+        return _of_form(names, content)
     found = {name: _inside(content, name) for name in names}
     return {name: value for name, value in found.items() if value is not ABSENT}
 
 
-def _json(request: Any, whole: HttpRequest) -> Any:
-    """What the body says as JSON; ``None`` if it is none."""
+def _of_form(names: Sequence[str], *parts: MultiValueDict[str, Any]) -> dict[str, Any]:
+    found = {
+        name: tuple(
+            _of_file(value) if isinstance(value, UploadedFile) else value
+            for part in parts
+            for value in part.getlist(name)
+        )
+        for name in names
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _content(request: Any, whole: HttpRequest) -> Any:
+    """What the body says; ``None`` if nothing can read it."""
     try:
         body = whole.body
     except RawPostDataException:
         # REST framework has read it as a stream, and keeps what it said.
         return getattr(request, "data", None)
-    try:
-        return json.loads(body)
-    except (RecursionError, ValueError):
-        return None
+    content = None
+    with suppress(RecursionError, ValueError):
+        content = json.loads(body)
+    if isinstance(content, dict | list):
+        return content
+    return getattr(request, "data", None)
 
 
 def _inside(content: Any, name: str) -> Any:

@@ -153,9 +153,9 @@ def _of_header(header: str) -> KeySource:
 def _of_field(name: str) -> KeySource:
     def find(request: HttpRequest, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         sent = values_of(request, [name]).get(name)
-        if isinstance(sent, list):
-            # A form has a list of values; the last one counts, as for ``request.POST[name]``.
-            sent = sent[-1] if sent else None
+        if isinstance(sent, tuple):
+            # Of a form; the last one counts, as for ``request.POST[name]``.
+            sent = sent[-1]
         if sent is None:
             return None
         if isinstance(sent, int) and not isinstance(sent, bool):

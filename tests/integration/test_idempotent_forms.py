@@ -125,6 +125,13 @@ def test_a_body_that_has_no_fields_has_no_key(body: str) -> None:
     )
 
 
+@pytest.mark.parametrize("sent", [["t1"], [], {"t": 1}, 1.5, float("nan"), True, "\ud800", 10**250])
+def test_a_value_that_is_no_text_and_no_whole_number_is_no_key(sent: Any) -> None:
+    """Not the last one of a list either, as it is in a form that has a field twice."""
+    view = idempotent_view(key=BodyField(), required=False)(charge)
+    assert view(post_json({"idempotency_key": sent})).status_code == 400
+
+
 def test_the_id_of_an_event_may_be_anywhere_in_a_json_object() -> None:
     view = idempotent_view(key=BodyField("events.0.id"))(charge)
     view(post_json({"events": [{"id": 5}]}))

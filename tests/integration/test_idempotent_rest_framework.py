@@ -29,7 +29,7 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_dlock import idempotent_view
+from django_dlock import BodyField, idempotent_view
 from django_dlock.testing import local_locks
 from testproject.shop.models import Effect
 
@@ -247,6 +247,37 @@ def test_g12_a_permission_may_read_the_data_before(kind: str, body: str, method:
     other = EARLY[kind](early(method, OTHERS[body], content_type))
     assert other.status_code == 422
     assert Effect.objects.count() == 1
+
+
+class KeyInBody(APIView):
+    """The key is a field, and only the fields are compared."""
+
+    parser_classes = EarlyMethod.parser_classes
+
+    def pay(self, request: Any) -> Response:
+        return amount_of(request)
+
+    post = put = method_decorator(
+        idempotent_view(key=BodyField("amount"), payload=["item", "items", "file"], client="all")
+    )(pay)
+
+
+class KeyInReadBody(KeyInBody):
+    permission_classes = [ReadsData]
+
+
+@pytest.mark.parametrize("method", ["post", "put"])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("kind", [KeyInBody, KeyInReadBody])
+def test_g12_the_key_is_a_field_of_what_rest_framework_parses(
+    kind: Any, body: str, method: str
+) -> None:
+    data, content_type = BODIES[body]
+    answers = [kind.as_view()(early(method, data, content_type)) for _ in range(2)]
+    assert [(each.status_code, each.content) for each in answers] == [(200, b'{"charge":1}')] * 2
+    other = kind.as_view()(early(method, OTHERS[body], content_type))
+    # The amount is the whole body of this one, so it has another key.
+    assert other.status_code == (200 if body == "own-parser" else 422)
 
 
 def test_what_has_no_stable_form_is_named_before_the_view_runs() -> None:
