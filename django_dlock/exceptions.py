@@ -139,7 +139,7 @@ class DuplicateRun(IdempotencyConflict):
 
 
 class RecordedFailure(IdempotencyConflict):
-    """A redelivered copy of a message whose run has failed for good; names the recorded error."""
+    """A copy of a message whose run has failed for good; names the recorded error."""
 
 
 class AttemptsExhausted(LockError):

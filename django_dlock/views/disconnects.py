@@ -130,7 +130,7 @@ def _forget_cancellations(task: Any, count: int) -> None:
 
 def _log_failure(lock: Lock, task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        logger.error("A view whose request is gone failed", exc_info=error, about=lock)
+        logger.error("A view failed after its client had gone", exc_info=error, about=lock)
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -137,7 +137,7 @@ ROWS: dict[str, Callable[[Celery], list[str]]] = {
     'the lock is held, and `if_contended="fail"`': lambda app: contended(app, if_contended="fail"),
     "the work is done already (a duplicate, or a redelivery)": second,
     'the same, and `if_duplicate="fail"`': lambda app: second(app, if_duplicate="fail"),
-    "a redelivered copy of a run that failed for good": copy_of_a_failure,
+    "a copy of a message whose run failed for good": copy_of_a_failure,
 }
 
 
