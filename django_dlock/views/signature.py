@@ -7,17 +7,21 @@ import inspect
 import sys
 from collections.abc import Callable
 from types import MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
 from ..decorators import full_name
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 __all__ = [
     "CLASS_BASED",
     "is_async",
     "is_made_by_class",
     "name_of",
+    "scope_of",
     "signature_of",
     "used_ninja",
 ]
@@ -77,8 +81,31 @@ def name_of(view: Callable[..., Any]) -> str:
         return full_name(operation.view_func)
     if partial := _partial_in(view):
         method = partial.func
-        return full_name(type(method.__self__) if isinstance(method, MethodType) else method)
-    return full_name(getattr(view, "view_class", None) or getattr(view, "cls", None) or view)
+        return _class_name(type(method.__self__)) if _is_method(method) else full_name(method)
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    return _class_name(cls) if cls else full_name(view)
+
+
+def scope_of(view: Callable[..., Any]) -> str:
+    """The scope of a view's records: its name and, below ``dispatch``, that of its method.
+
+    Not the full name of what is decorated: ``dispatch`` is Django's, for all classes.
+    """
+    partial = _partial_in(view)
+    method = partial.func if partial else None
+    if not _is_method(method) or method.__name__ == "dispatch":
+        return name_of(view)
+    return f"{name_of(view)}.{method.__name__}"
+
+
+def _is_method(function: object) -> TypeGuard[MethodType]:
+    return isinstance(function, MethodType)
+
+
+def _class_name(cls: type) -> str:
+    """The full name of a class, also of one that was renamed, as REST framework's ``api_view``."""
+    renamed = cls.__qualname__.rpartition(".")[2] != cls.__name__
+    return f"{cls.__module__}.{cls.__name__}" if renamed else full_name(cls)
 
 
 def is_async(view: Callable[..., Any]) -> bool:
