@@ -1,6 +1,8 @@
-"""Keys of tasks with ``pydantic=True``: they are made of the message, before there are models."""
+"""Keys of tasks with ``pydantic=True``: they are made of the message, before there are models.
 
-from __future__ import annotations
+Without ``from __future__ import annotations``: Celery 5.5 makes no models where annotations are
+text.
+"""
 
 from collections.abc import Iterator
 from typing import Any
