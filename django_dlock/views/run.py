@@ -101,7 +101,7 @@ class Rules(NamedTuple):
         try:
             payload = self.payload(request, args, kwargs)
         except Error as error:
-            refuses = self.if_unavailable == 503 and database_errors.passes(error)
+            refuses = self.if_unavailable == 503 and database_errors.is_away_or_busy(error)
             return refusals.without_database(request, error, refuses=refuses)
         return _Run(self, request, record_key(client, key), payload)
 
