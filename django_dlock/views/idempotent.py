@@ -280,7 +280,7 @@ def _sync(view: Callable[..., Response], rules: Rules) -> Callable[..., Response
                 response: Response = response_of(answer(), view, request, kwargs)
                 # REST framework rolls back what its exceptions have left, and returns an answer.
                 undone = any(transaction.get_rollback(using=name) for name in databases)
-                if undone or not started.store(claim, response):
+                if undone or not started.recording.store(claim, response):
                     for database in databases:
                         transaction.set_rollback(True, using=database)
                 return response
@@ -288,8 +288,8 @@ def _sync(view: Callable[..., Response], rules: Rules) -> Callable[..., Response
             try:
                 response = run(databases, store)
             except BaseException as error:  # noqa: BLE001 - recorded, and raised again
-                return started.failed(claim, error)
-            started.finished(claim, response)
+                return started.recording.failed(claim, error)
+            started.recording.finished(claim, response)
             return response
 
     respond._non_atomic_requests = own  # type: ignore[attr-defined]
@@ -333,17 +333,17 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                 except BaseException as error:
                     if isinstance(error, asyncio.CancelledError) and disconnects.is_cut_short():
                         # As if the process had died: the record of a run in progress stays.
-                        started.keep_lock()
+                        started.recording.keep_lock()
                         raise
-                    return await sync_to_async(started.failed)(claim, error)
+                    return await sync_to_async(started.recording.failed)(claim, error)
 
                 async def record(begin: disconnects.Begin) -> Response:
                     begin()
                     try:
-                        return await sync_to_async(started.record)(claim, response)
+                        return await sync_to_async(started.recording.record)(claim, response)
                     except asyncio.CancelledError:
                         # By the end of the event loop, while a thread may still write.
-                        started.keep_lock()
+                        started.recording.keep_lock()
                         raise
 
                 # Also with ``on_disconnect="cancel"``: what is done stays done.

@@ -6,20 +6,18 @@ import datetime as dt
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import Error, connections, router
+from django.db import Error, router
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext
 
 from .. import database_errors, idempotency, retention, tenancy
 from ..decorators import LockKeywords
-from ..exceptions import BackendUnavailable, LeaseLost, PayloadMismatch, StaleToken
-from ..handler import locks
+from ..exceptions import BackendUnavailable, LeaseLost, PayloadMismatch
 from ..idempotency import Claim, ClaimRequest, Finished
 from ..keys import Key, MissingValue
 from ..lock import Lock
@@ -28,11 +26,9 @@ from ..models import IdempotencyRecord
 from ..request_path import path_of
 from ..view_keys import lock_name_of, record_key
 from . import flash, refusals, sessions, stored
-from .disconnects import keep_until_exit
 from .idempotency_key import KeySource, MalformedKey
 from .payload import Fingerprint
-from .requests import explain_upload
-from .responses import is_unrendered
+from .recording import Recording, in_progress
 from .signature import name_of
 from .transactions import call_when_closed, release_when_closed
 
@@ -117,7 +113,11 @@ def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception)
 
 
 class _Run:
-    """What becomes of one request with a key."""
+    """What becomes of one request with a key.
+
+    Attributes:
+        recording: Writes down how it ends.
+    """
 
     @property
     def lock(self) -> Lock:
@@ -126,19 +126,19 @@ class _Run:
     def __init__(self, rules: Rules, request: HttpRequest, key: str, payload: str) -> None:
         self._rules, self._request, self._key, self._payload = rules, request, key, payload
         self._claim: Claim | None = None
-        self._stored: Response | None = None
-        self._is_open = self._is_kept = False
-        self._page: Any = None
         metadata = {"path": path_of(request), **(rules.options.get("metadata") or {})}
         options: LockKeywords = {**rules.options, "metadata": metadata, "bound": False}
         self._scope = tenancy.full(rules.scope)
         self._lock = Lock(lock_name_of(self._scope, key), **options)
+        self.recording = Recording(
+            request, self._lock, is_done=rules.is_done, store_cookies=rules.store_cookies
+        )
 
     @contextmanager
     def lock_or_refusal(self) -> Iterator[Response | None]:
         """Hold the lock in this context; yields a response if it cannot be acquired."""
         try:
-            refusal = None if self._lock.acquire() else self._in_progress()
+            refusal = None if self._lock.acquire() else in_progress(self._request, self._lock)
         except BackendUnavailable as error:
             refusal = self._unavailable(error)
         if refusal is not None:
@@ -147,7 +147,7 @@ class _Run:
         try:
             yield None
         finally:
-            if self._page is None:
+            if self.recording.page is None:
                 self._release()
             else:
                 self._release_after_page()
@@ -158,7 +158,9 @@ class _Run:
         """As ``lock_or_refusal``; who waits for the lock needs no thread."""
         try:
             acquired = await self._lock.aacquire()
-            refusal = None if acquired else await sync_to_async(self._in_progress)()
+            refusal = (
+                None if acquired else await sync_to_async(in_progress)(self._request, self._lock)
+            )
         except BackendUnavailable as error:
             refusal = await sync_to_async(self._unavailable)(error)
         if refusal is not None:
@@ -167,9 +169,9 @@ class _Run:
         try:
             yield None
         finally:
-            if self._page is None:
+            if self.recording.page is None:
                 try:
-                    if not self._is_kept:
+                    if not self.recording.keeps_lock:
                         await self._lock.arelease()
                 except (BackendUnavailable, LeaseLost) as error:
                     self._released_late(error)
@@ -192,7 +194,7 @@ class _Run:
         """
         held = ExitStack()
         held.callback(self._release)
-        self._page.add_post_render_callback(lambda page: held.close())
+        self.recording.page.add_post_render_callback(lambda page: held.close())
         # If it cannot be rendered.
         call_when_closed(self._request, held.close)
 
@@ -234,7 +236,7 @@ class _Run:
         if isinstance(claim, Finished):
             return claim
         if not isinstance(claim, Claim):
-            return self._in_progress()
+            return in_progress(self._request, self._lock)
         self._claim = claim
         return claim
 
@@ -276,142 +278,4 @@ class _Run:
     def withdraw(self) -> None:
         """Let the key be tried again: nobody waits for the claim any more."""
         if self._claim is not None:
-            self._mark_failed(self._claim, "cancelled before the view began")
-
-    def store(self, claim: Claim, response: Response) -> bool:
-        """Record the answer; ``False`` if it is not stored, and the key may be tried again.
-
-        Raises:
-            StaleToken: Another request has the key by now.
-        """
-        if not stored.is_final(response):
-            return False
-        if not self._rules.is_done(response):
-            self._is_open = True
-            logger.info(
-                "%s: by done_if, HTTP %s means that nothing was done: rolled back",
-                path_of(self._request),
-                response.status_code,
-                about=self._lock,
-            )
-            return False
-        if is_unrendered(response):
-            # A middleware may change the page before Django renders it.
-            idempotency.complete(claim, stored.NOT_RENDERED)
-            self._page = response
-            self._page.add_post_render_callback(partial(self._store_page, claim))
-        else:
-            idempotency.complete(claim, self._encoded(response))
-        self._stored = response
-        return True
-
-    def _store_page(self, claim: Claim, page: Response) -> None:
-        """Store the page as it is sent; the work is done, so no error may replace it."""
-        try:
-            idempotency.replace_result(claim, stored.NOT_RENDERED, self._encoded(page))
-        except Error as error:
-            logger.error(
-                "%s: the answer is not stored, so it cannot be repeated: %s",
-                path_of(self._request),
-                error,
-                about=self._lock,
-            )
-
-    def _encoded(self, response: Response) -> str:
-        messages, cookies = flash.added(self._request), self._rules.store_cookies
-        try:
-            return stored.encode(response, cookies=cookies, messages=messages)
-        except stored.NotKept as why:
-            logger.warning(
-                "%s: the answer cannot be repeated: %s",
-                path_of(self._request),
-                why,
-                about=self._lock,
-            )
-            return stored.encode_without_answer()
-
-    def finished(self, claim: Claim, response: Response) -> None:
-        """The answer is stored, or its transaction was rolled back."""
-        if self._is_open:
-            self._forget(claim)
-        elif self._stored is None:
-            self._mark_failed(claim, f"HTTP {response.status_code}")
-
-    def record(self, claim: Claim, response: Response) -> Response:
-        """Record the answer of a view whose effects are committed already; returns what to send."""
-        try:
-            try:
-                self.store(claim, response)
-            except Error as error:
-                # Once more, because a repeated request would run the view again.
-                self._complete_without_answer(claim, error)
-            else:
-                self.finished(claim, response)
-        except Error as error:
-            self.keep_lock()
-            logger.error(
-                "%s: the view is done, but its record could not be written (%s). This process "
-                "holds its lock until it ends; after that, a repeated request would run again",
-                path_of(self._request),
-                error,
-                about=self._lock,
-            )
-        except Exception as error:  # noqa: BLE001 - recorded, and raised again
-            return self.failed(claim, error)
-        return response
-
-    def _complete_without_answer(self, claim: Claim, error: Error) -> None:
-        logger.warning(
-            "%s: the answer was not stored: %s", path_of(self._request), error, about=self._lock
-        )
-        connections[claim.using].close_if_unusable_or_obsolete()
-        if not idempotency.has_succeeded(claim):
-            idempotency.complete(claim, stored.encode_without_answer())
-
-    def keep_lock(self) -> None:
-        """Do not release the lock when its context ends, but with this process."""
-        self._is_kept = True
-        keep_until_exit(self._lock)
-
-    def failed(self, claim: Claim, error: BaseException) -> Response:
-        """The response after an error, if there is one.
-
-        Raises:
-            BaseException: ``error``.
-        """
-        if isinstance(error, StaleToken):
-            return self._in_progress()
-        if self._stored is not None and isinstance(error, Error):
-            # The COMMIT was not answered, but it may have happened.
-            try:
-                if idempotency.has_succeeded(claim):
-                    return self._stored
-            except Error:
-                raise error from None
-        explain_upload(error)
-        self._mark_failed(claim, stored.describe(error))
-        raise error
-
-    def _forget(self, claim: Claim) -> None:
-        """Free the key: nothing was done, and the next request may be another one."""
-        try:
-            retention.delete(claim.record().filter(state=IdempotencyRecord.State.RUNNING))
-        except Error as trouble:
-            self._not_recorded(trouble)
-
-    def _mark_failed(self, claim: Claim, error: str) -> None:
-        try:
-            idempotency.mark_failed(claim, error)
-        except Error as trouble:
-            self._not_recorded(trouble)
-
-    def _not_recorded(self, trouble: Error) -> None:
-        # Its run counts as one that died in the middle, so the key can be tried again.
-        logger.warning("%s: not recorded: %s", path_of(self._request), trouble, about=self._lock)
-
-    def _in_progress(self) -> Response:
-        try:
-            info = locks[self._lock.alias].get(self._lock.name)
-        except BackendUnavailable:
-            info = None
-        return refusals.in_progress(self._request, info)
+            self.recording.mark_failed(self._claim, "cancelled before the view began")
