@@ -111,7 +111,8 @@ def idempotent_view(
     key. Answers of 500 and above, and those that may change (401, 403, 408, 409, 423, 425, 429),
     are not stored: the transaction is rolled back, and the key may be tried again; likewise where
     the view itself has called ``set_rollback``. An async view has no transaction: its effects are
-    committed before its answer is stored.
+    committed before its answer is stored. So it counts as done when it has returned, even if its
+    page cannot be rendered or ``done_if`` raises.
 
     Requests that do not run:
 
@@ -328,8 +329,7 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                     allowed = await _allowed(rules.replay_if, request, args, kwargs)
                     return await sync_to_async(started.replay)(claim, allowed)
                 try:
-                    response = await view(request, *args, **kwargs)
-                    response = await sync_to_async(response_of)(response, view, request, kwargs)
+                    result = await view(request, *args, **kwargs)
                 except BaseException as error:
                     if isinstance(error, asyncio.CancelledError) and disconnects.is_cut_short():
                         # As if the process had died: the record of a run in progress stays.
@@ -337,10 +337,14 @@ def _async(view: Callable[..., Any], rules: Rules) -> Callable[..., Any]:
                         raise
                     return await sync_to_async(started.recording.failed)(claim, error)
 
+                def make_response() -> Response:
+                    made: Response = response_of(result, view, request, kwargs)
+                    return made
+
                 async def record(begin: disconnects.Begin) -> Response:
                     begin()
                     try:
-                        return await sync_to_async(started.recording.record)(claim, response)
+                        return await sync_to_async(started.recording.record)(claim, make_response)
                     except asyncio.CancelledError:
                         # By the end of the event loop, while a thread may still write.
                         started.recording.keep_lock()

@@ -112,36 +112,49 @@ class Recording:
         elif self._stored is None:
             self.mark_failed(claim, f"HTTP {response.status_code}")
 
-    def record(self, claim: Claim, response: Response) -> Response:
-        """Record the answer of a view whose effects are committed already; returns what to send."""
+    def record(self, claim: Claim, make_response: Callable[[], Response]) -> Response:
+        """Record the answer of a view whose effects are committed already; returns what to send.
+
+        Raises:
+            Exception: The answer could not be made; a repeated request does not run the view.
+        """
         try:
-            try:
-                self.store(claim, response)
-            except Error as error:
-                # Once more, because a repeated request would run the view again.
-                self._complete_without_answer(claim, error)
-            else:
-                self.finished(claim, response)
-        except Error as error:
+            return self._recorded(claim, make_response)
+        except StaleToken as error:
+            return self.failed(claim, error)
+
+    def _recorded(self, claim: Claim, make_response: Callable[[], Response]) -> Response:
+        response = None
+        try:
+            response = make_response()
+            self.store(claim, response)
+            self.finished(claim, response)
+        except StaleToken:
+            raise
+        except Exception as error:
+            # Once more, because a repeated request would run the view again.
+            self._complete_without_answer(claim, error)
+            if response is None or not isinstance(error, Error):
+                raise
+        return response
+
+    def _complete_without_answer(self, claim: Claim, error: Exception) -> None:
+        logger.warning(
+            "%s: the answer was not stored: %s", path_of(self._request), error, about=self._lock
+        )
+        try:
+            connections[claim.using].close_if_unusable_or_obsolete()
+            if not idempotency.has_succeeded(claim):
+                idempotency.complete(claim, stored.encode_without_answer())
+        except Error as trouble:
             self.keep_lock()
             logger.error(
                 "%s: the view is done, but its record could not be written (%s). This process "
                 "holds its lock until it ends; after that, a repeated request would run again",
                 path_of(self._request),
-                error,
+                trouble,
                 about=self._lock,
             )
-        except Exception as error:  # noqa: BLE001 - recorded, and raised again
-            return self.failed(claim, error)
-        return response
-
-    def _complete_without_answer(self, claim: Claim, error: Error) -> None:
-        logger.warning(
-            "%s: the answer was not stored: %s", path_of(self._request), error, about=self._lock
-        )
-        connections[claim.using].close_if_unusable_or_obsolete()
-        if not idempotency.has_succeeded(claim):
-            idempotency.complete(claim, stored.encode_without_answer())
 
     def keep_lock(self) -> None:
         """Do not release the lock when its context ends, but with this process."""

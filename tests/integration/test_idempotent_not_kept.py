@@ -13,6 +13,8 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.db import DatabaseError, connection
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
 from django_dlock import idempotency, idempotent_view, locks
@@ -87,6 +89,45 @@ def assert_done_without_answer(repeated: HttpResponse) -> None:
     assert Effect.objects.count() == 1
     assert IdempotencyRecord.objects.get().state == "succeeded"
     assert locks["default"].list() == []
+
+
+def broken_page() -> TemplateResponse:
+    template = engines["django"].from_string("{{ price }}")
+    return TemplateResponse(RequestFactory().get("/"), template, {"price": lambda: 1 / 0})
+
+
+def undecided(response: HttpResponse) -> bool:
+    raise ZeroDivisionError
+
+
+def of_another_database() -> TemplateResponse:
+    def price() -> None:
+        raise DatabaseError("away")
+
+    page = broken_page()
+    page.context_data = {"price": price}
+    return page
+
+
+@pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
+@pytest.mark.parametrize(
+    ("answer", "done_if", "error"),
+    [
+        (broken_page, None, ZeroDivisionError),
+        (of_another_database, None, DatabaseError),
+        (lambda: HttpResponse("paid"), undecided, ZeroDivisionError),
+        (lambda: {"paid": 1}, None, TypeError),
+    ],
+    ids=["page", "database", "done_if", "no-response"],
+)
+def test_g12_an_async_view_whose_answer_cannot_be_made_is_done_once(
+    answer: Any, done_if: Any, error: type[Exception], on_disconnect: Any
+) -> None:
+    """It has returned, and has no transaction that could be rolled back."""
+    view = as_async(answer, done_if=done_if, on_disconnect=on_disconnect)
+    with pytest.raises(error):
+        view(post())
+    assert_done_without_answer(view(post()))
 
 
 @each_kind
