@@ -22,6 +22,7 @@ __all__ = [
     "full",
     "function",
     "is_full",
+    "is_set",
     "is_valid",
     "of_message",
     "override",
@@ -84,6 +85,11 @@ def read() -> Callable[[], str] | None:
     return function
 
 
+def is_set() -> bool:
+    """Whether ``DLOCK_SCOPE`` is set, as far as it has been read."""
+    return function is not None
+
+
 def reset() -> None:
     """Read the setting again, because it has changed."""
     global function
@@ -122,7 +128,8 @@ def current() -> str:
             f"at most {LONGEST} characters, and no square brackets, control characters or lone "
             "surrogates"
         )
-    return found or _of_message.get()
+    # The first call may have found that the setting is not set, here but for the publisher.
+    return found or (_of_message.get() if is_set() else "")
 
 
 @contextmanager

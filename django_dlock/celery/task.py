@@ -17,7 +17,7 @@ from .delivery.context import RUN, DeliveryContext, Run
 from .delivery.delivery import Delivery
 from .first_call import FirstCall
 from .options import TaskOptions, TaskWithOptions
-from .publishing import follow_ups
+from .publishing import copies, follow_ups
 from .publishing.broker import is_outage
 from .publishing.chosen_words import chosen_words
 from .publishing.requeue import give_back
@@ -158,18 +158,23 @@ class LockedTask(TaskWithOptions):
 
     def _deliver(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = self.request
+        context = DeliveryContext(self, request, Run(), args, kwargs)
         try:
-            result = Delivery(DeliveryContext(self, request, Run(), args, kwargs)).execute()
+            result = Delivery(context).execute()
             result = chords.counted_result(self, request, result)
         except (Ignore, Reject, Retry):
             raise
         except Exception as error:
             callbacks.name_errbacks(self.app, request)
+            if context.is_copy:
+                copies.mark_what_follows(request)
             if not self.store_arguments and isinstance(error, LockError):
                 # Celery logs and stores the traceback, which would show what our error comes from.
                 error.__cause__ = None
             raise
         callbacks.name_callbacks(self.app, request)
+        if context.is_copy:
+            copies.mark_what_follows(request)
         return result
 
     # Celery's own methods return ``None``, unlike its stubs.

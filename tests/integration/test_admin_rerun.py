@@ -172,6 +172,26 @@ def test_g13_a_rerun_is_published_later_if_the_process_dies_after_the_commit(app
     assert effects() == 2
 
 
+def test_g12_a_rerun_that_is_published_twice_does_not_run_after_it_has_failed(app):
+    """The process died after the broker had it, and before the row said so."""
+    ran = []
+
+    def body(self, order):
+        ran.append(order)
+        if len(ran) == 2:
+            raise ValueError("declined")
+
+    recorded(app, body).delay(7)
+    work(app)
+    follow_up = rerun.forget_and_write(IdempotencyRecord.objects.get())
+    message = follow_up.message
+    assert rerun.publish(follow_up)
+    FollowUp.objects.update(published_at=None, message=message)
+    assert follow_ups.publish_all("default", older_than=dt.timedelta(0)) == 1
+    assert work(app).headers["id"] == work(app).headers["id"]
+    assert (len(ran), states()) == (2, ["failed"])
+
+
 def test_g13_what_cannot_be_recorded_is_not_done(app, operator, monkeypatch):
     _made, record = charged(app)
 

@@ -414,6 +414,19 @@ def test_an_error_after_the_connection_was_lost_is_the_bodys_own(app, database):
     assert database.record() == ("failed", 0)
 
 
+def test_a_deadlock_on_a_connection_that_the_body_has_renewed_is_its_own(app, postgresql):
+    """Nothing was lost: the body has closed its idle connection, and met a deadlock later."""
+
+    def body(self, order):
+        connections.close_all()
+        ask(postgresql.using, "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40P01'; END $$")
+
+    sent = charge(app, postgresql, body, atomic=False).delay(1)
+    work(app)
+    assert sent.state == "FAILURE"
+    assert postgresql.record() == ("failed", 0)
+
+
 def test_an_outage_of_another_database_is_the_bodys_own(app, postgresql, proxied):
     """The record's database is fine, so whether to repeat is the body's decision."""
     other, proxy = proxied

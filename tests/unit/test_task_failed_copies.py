@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, group
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from django_dlock import AttemptsExhausted, IdempotencyConflict, RecordedFailure, locks
+from django_dlock.celery.publishing import follow_ups
 from django_dlock.models import FollowUp, IdempotencyRecord
 from tests.support.deliveries import held, in_memory, recorded, states, task, waiting, work
 
@@ -354,3 +355,60 @@ def test_a_transport_of_kombu_other_than_redis_marks_no_message_that_it_restores
         restored = queue.get(no_ack=True)
     assert restored.headers["id"]
     assert not restored.delivery_info.get("redelivered")
+
+
+@pytest.mark.parametrize("shape", ["one", "a chain", "a group", "the rest of a chain"])
+def test_g12_a_callback_that_is_sent_twice_does_not_run_after_it_has_failed(app, shape):
+    """The first delivery of its parent died after it had sent it."""
+    made, ran = failing(app)
+    parent = recorded(app, lock_key="parent:{order}")
+    link = made.si(1)
+    options: dict[str, Any] = {
+        "one": {"link": link},
+        "a chain": {"link": chain(link, made.si(2))},
+        "a group": {"link": group(link)},
+        "the rest of a chain": {"chain": [link]},
+    }[shape]
+    sent = parent.apply_async((1,), **options)
+    work(app)
+    again(app, parent, sent, **options)
+    assert work(app).headers["id"] == work(app).headers["id"]
+    assert (ran, state_of(made)) == ([1], "failed")
+
+
+def test_g12_an_errback_that_is_sent_twice_does_not_run_after_it_has_failed(app):
+    made, ran = failing(app)
+    parent, _ = failing(app, lock_key="parent:{order}")
+    sent = parent.apply_async((1,), link_error=made.si(1))
+    work(app)
+    again(app, parent, sent, link_error=made.si(1))
+    assert work(app).headers["id"] == work(app).headers["id"]
+    assert (ran, state_of(made)) == ([1], "failed")
+
+
+def test_g13_a_callback_of_a_new_delivery_runs_after_it_has_failed(app):
+    made, ran = failing(app)
+    parent = task(app)
+    sent = parent.apply_async((1,), link=made.si(1))
+    work(app)
+    parent.apply_async((1,), link=made.si(1), task_id=sent.id)
+    work(app)
+    for _ in range(2):
+        work(app)
+    assert (ran, state_of(made)) == ([1, 1], "succeeded")
+
+
+def test_g12_a_replacement_by_a_canvas_that_is_published_twice_does_not_run_after_it_has_failed(app):
+    made, ran = failing(app)
+
+    def body(self: Any, order: int) -> None:
+        raise self.replace(chain(made.si(1), made.si(2)))
+
+    recorded(app, body, lock_key="replaced:{order}").delay(1)
+    with pytest.MonkeyPatch.context() as patched:
+        # The process dies after the broker has it, and before the row says so.
+        patched.setattr(follow_ups, "_mark", lambda *args, **facts: None)
+        work(app)
+    follow_ups.publish(app, follow_ups.pending("default"), "default")
+    assert work(app).headers["id"] == work(app).headers["id"]
+    assert (ran, state_of(made)) == ([1], "failed")

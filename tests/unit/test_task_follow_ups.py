@@ -170,6 +170,41 @@ def test_g13_a_follow_up_whose_key_asks_a_database_that_is_away_is_redelivered(a
     assert [message.headers["id"] for message in messages(app)] == [sent.result]
 
 
+@pytest.mark.parametrize("lasts", [False, True])
+def test_g13_no_error_of_a_database_makes_committed_work_a_failure(
+    app, mail, monkeypatch, caplog, lasts
+):
+    """Behind a pooler, a prepared statement may be gone; no table says that this passes."""
+    begun: list[int] = []
+
+    def body(self, order):
+        begun.append(order)
+        return self.current_run.send(mail.s(order)).id
+
+    def gone(*args: Any, **options: Any) -> Any:
+        raise db.OperationalError() from Gone()
+
+    sent = recorded(app, body, max_attempts=2).delay(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(follow_ups, "pending", gone)
+        work(app)
+        assert (sent.state, states(), len(pending())) == ("RETRY", ["succeeded"], 1)
+        if lasts:
+            work(app)
+            assert (sent.state, len(pending())) == ("SUCCESS", 1)
+            assert "publish_pending_followups" in caplog.text
+    if not lasts:
+        work(app)
+        assert (sent.state, pending()) == ("SUCCESS", [])
+    assert len(begun) == 1
+
+
+class Gone(Exception):
+    """As a driver of PostgreSQL says that a prepared statement does not exist."""
+
+    sqlstate = "26000"
+
+
 def test_another_task_of_the_key_does_not_publish_the_follow_ups_of_the_first_one(
     app, mail, monkeypatch
 ):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, current_app, group
 from django.core.management import call_command
+from django.test import override_settings
 from kombu.exceptions import OperationalError
 
 from django_dlock import Lock, locks, tenancy
@@ -260,6 +261,22 @@ def test_without_the_setting_a_message_has_no_header(app):
     made, _ = names_in_body(app)
     made.delay(1)
     assert HEADER not in work(app).headers
+
+
+def test_g1_a_worker_without_the_setting_knows_no_scope_in_its_first_message_either(app):
+    seen: list[list[str]] = []
+
+    def body(self, order):
+        seen.append([info.name for info in locks["default"].list()])
+
+    made = task(app, body)
+    with active("a"):
+        made.delay(1)
+        made.delay(1)
+    with override_settings(DLOCK_SCOPE=None):
+        assert scope_of(work(app)) == "a"
+        work(app)
+    assert seen == [["order:1"]] * 2
 
 
 @pytest.mark.parametrize("forged", ["a]b", "x" * 101, 1, "a\nb"])

@@ -96,12 +96,26 @@ class Delivery:
                 follow_ups.publish()
         except (Unpublished, Error, SoftTimeLimitExceeded) as error:
             reason: Exception = error
+            header = self.context.header.after_setback()
             if isinstance(error, Error) and follow_ups is not None:
-                if not database_errors.ours_may_succeed(error):
-                    raise
                 reason = database_errors.explained(error, follow_ups.using)
+                passes = database_errors.ours_may_succeed(error)
+                if not passes and header.setbacks >= self.context.task.max_attempts:
+                    self._leave_pending(error, follow_ups.using)
+                    return
             # The work stays done. The next delivery of the message publishes the rest.
-            raise Requeue(reason, self.context.header.after_setback()) from error
+            raise Requeue(reason, header) from error
+
+    def _leave_pending(self, error: Error, using: str) -> None:
+        """Log that follow-ups are left to the command; the work is done, so it must not fail."""
+        logger.error(
+            "Task %s[%s]: its follow-ups are not published: %s. They are pending; run manage.py "
+            "publish_pending_followups --database %s",
+            *self._named,
+            error,
+            using,
+            task_id=self._named[1],
+        )
 
     def _run_or_find_finished(self) -> Any:
         """Run; or if the delivery is refused, return the result of a recorded run."""

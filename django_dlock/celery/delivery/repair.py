@@ -87,7 +87,10 @@ class UsedConnection:
     def broke(self, error: Error) -> bool:
         """Whether this error is due to a connection that was lost."""
         # Some drivers do not notice that it is closed before Django refuses the statement.
-        of_it = isinstance(error, TransactionManagementError) or (
-            database_errors.fate_of(error) in ("outage", "temporary", "contention")
+        of_it = (
+            isinstance(error, TransactionManagementError)
+            or database_errors.is_outage(error)
+            # A body may also close its connection, and meet a deadlock on the next one.
+            or database_errors.kind_of(error) == "broken"
         )
         return self.is_lost and of_it

@@ -35,7 +35,8 @@ from .. import results
 from ..options import TaskWithOptions
 from ..times import seconds_until
 from .broker import confirming, is_outage
-from .header import HEADER, carried, scope_of, without_ours
+from .copies import mark
+from .header import carried, scope_of, without_ours
 
 __all__ = [
     "MAX_MESSAGE",
@@ -297,8 +298,7 @@ def _encode(signature: Signature) -> str:
     Raises:
         TypeError, ValueError: It cannot be written as JSON, or is too large.
     """
-    if not signature.get("subtask_type"):
-        _mark_as_recorded(signature)
+    mark(signature)
     try:
         text: str = json.dumps(signature)
     except (TypeError, ValueError, RecursionError) as error:
@@ -311,10 +311,3 @@ def _encode(signature: Signature) -> str:
             f"{MAX_MESSAGE} can be recorded: pass a key of a row or file instead"
         )
     return text
-
-
-def _mark_as_recorded(signature: Signature) -> None:
-    """If the first message runs and fails, a second one under its id must not run."""
-    headers = dict(signature.options.get("headers") or {})
-    headers[HEADER] = {**(headers.get(HEADER) or {}), "outbox": 1}
-    signature.options["headers"] = headers

@@ -23,7 +23,7 @@ from ... import retention
 from ...database_time import Now
 from ...models import FollowUp, IdempotencyRecord
 from ..options import TaskWithOptions
-from . import follow_ups
+from . import copies, follow_ups
 from .chosen_words import chosen_words
 from .destination import QUEUE
 from .follow_ups import Unpublished
@@ -129,6 +129,7 @@ def forget_and_write(record: IdempotencyRecord) -> FollowUp | None:
     using = record._state.db or "default"
     signature = _signature(record.message or "")
     signature["options"]["task_id"] = uuid()
+    copies.mark(signature)
     kept = record.expires_at - (record.finished_at or record.started_at)
     with transaction.atomic(using=using):
         if not retention.delete(record.as_it_was()):

@@ -28,6 +28,7 @@ from ...names import MAX_NAME, fit
 from ..options import TaskWithOptions, UniqueOptions
 from ..times import seconds_until
 from .broker import confirming, write_connection
+from .copies import is_marked
 from .header import HEADER, RequeueHeader, without_ours
 from .reservation import Reservation, pending_task
 
@@ -63,7 +64,9 @@ def publish(task: TaskWithOptions, unique: UniqueOptions, send: Send, call: Call
     if call.get("retries") or (inside and given == inside):
         # ``retry()`` or ``replace()``: the same task, not a duplicate of itself.
         return send_safely(task, send, _retried(task, unique, call))
-    headers = without_ours(call.get("headers"))
+    headers, outbox = without_ours(call.get("headers")), is_marked(call.get("headers"))
+    if outbox:
+        headers[HEADER] = {"outbox": outbox}
     call = {**call, "headers": headers, "task_id": given or uuid()}
     began, life = clock.now(), _life(task, unique, call)
     if life <= 0:
@@ -99,7 +102,7 @@ def publish(task: TaskWithOptions, unique: UniqueOptions, send: Send, call: Call
             )
             return _result(task, call, pending)
         return send(**call)
-    headers[HEADER] = asdict(RequeueHeader(reserved=reservation.mark))
+    headers[HEADER] = asdict(RequeueHeader(reserved=reservation.mark, outbox=outbox))
     try:
         result = send_safely(task, send, call)
     except BaseException:
