@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, chain, group
+from celery import Celery, chain, chord, group
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from django_dlock import AttemptsExhausted, IdempotencyConflict, RecordedFailure, locks
@@ -408,7 +408,7 @@ def test_g12_a_unique_follow_up_that_is_published_twice_is_marked_each_time(app,
         assert message.headers[HEADER]["outbox"] == 1
 
 
-@pytest.mark.parametrize("shape", ["one", "a chain", "a group", "the rest of a chain"])
+@pytest.mark.parametrize("shape", ["one", "a chain", "a group", "a chord", "the rest of a chain"])
 def test_g12_a_callback_that_is_sent_twice_does_not_run_after_it_has_failed(app, shape):
     """The first delivery of its parent died after it had sent it."""
     made, ran = failing(app)
@@ -418,6 +418,7 @@ def test_g12_a_callback_that_is_sent_twice_does_not_run_after_it_has_failed(app,
         "one": {"link": link},
         "a chain": {"link": chain(link, made.si(2))},
         "a group": {"link": group(link)},
+        "a chord": {"link": chord([link], made.si(2))},
         "the rest of a chain": {"chain": [link]},
     }[shape]
     sent = parent.apply_async((1,), **options)
