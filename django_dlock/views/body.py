@@ -14,6 +14,8 @@ from django.http import HttpRequest
 from django.http.request import RawPostDataException
 from django.utils.datastructures import MultiValueDict
 
+from .wrapped import unwrapped
+
 __all__ = ["FORMS", "digest_of_file", "values_of"]
 
 ABSENT = object()
@@ -29,8 +31,7 @@ def values_of(request: HttpRequest, names: Sequence[str]) -> dict[str, Any]:
     Args:
         names: A dot leads into an object or list, unless a field has the whole name.
     """
-    # REST framework passes its views a wrapper around Django's request.
-    whole = getattr(request, "_request", request)
+    whole = unwrapped(request)
     if whole.content_type in FORMS and whole.method == "POST":
         return _of_form(names, whole.POST, whole.FILES)
     content = _content(request, whole)

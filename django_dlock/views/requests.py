@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.http.request import RawPostDataException
 
 from ..keys import Key
+from .wrapped import unwrapped
 
 __all__ = [
     "OnDisconnect",
@@ -76,8 +77,7 @@ def sends_body(request: HttpRequest) -> bool:
     Under ASGI, Django calls no view before it has the body. An upload is left to the view, whose
     handlers must be set before it is read.
     """
-    # REST framework passes its views a wrapper around Django's request.
-    whole = getattr(request, "_request", request)
+    whole = unwrapped(request)
     if not hasattr(whole, "environ") or (whole.content_type or "").startswith("multipart/"):
         return False
     try:
@@ -106,4 +106,4 @@ def read_body(request: HttpRequest) -> None:
     """
     with suppress(RawPostDataException):
         # Something has read it as a stream already; then it is the view's.
-        _ = getattr(request, "_request", request).body
+        _ = unwrapped(request).body

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib.sessions.backends.base import SessionBase
 from django.http import HttpRequest
+
+from .wrapped import unwrapped
 
 __all__ = ["read_again"]
 
@@ -16,8 +16,7 @@ def read_again(request: HttpRequest) -> None:
     It was read with the user, before the first request ended. With ``SESSION_SAVE_EVERY_REQUEST``,
     it would be saved as it was then, without what the first request has written.
     """
-    # REST framework passes its views a wrapper around Django's request.
-    whole: Any = getattr(request, "_request", request)
+    whole = unwrapped(request)
     old = getattr(whole, "session", None)
     if isinstance(old, SessionBase) and old.session_key and not old.modified:
         whole.session = type(old)(old.session_key)

@@ -17,6 +17,7 @@ from django.http.request import RawPostDataException
 from ..names import REFUSED
 from ..printable import storable
 from .body import FORMS, digest_of_file
+from .wrapped import unwrapped
 
 __all__ = [
     "NOT_RENDERED",
@@ -66,8 +67,7 @@ def fingerprint(request: HttpRequest) -> str:
 
 
 def _body(request: HttpRequest) -> Iterator[str | bytes | None]:
-    # REST framework passes its views a wrapper around Django's request.
-    whole: Any = getattr(request, "_request", request)
+    whole = unwrapped(request)
     if whole.method != "POST" or whole.content_type != "multipart/form-data":
         try:
             body = whole.body

@@ -9,6 +9,7 @@ from django.db import connections
 from django.http import HttpRequest
 
 from ..lock import Lock
+from .wrapped import unwrapped
 
 __all__ = ["OwnTransactions", "call_when_closed", "release_when_closed"]
 
@@ -51,9 +52,8 @@ def release_when_closed(request: HttpRequest, lock: Lock) -> None:
 
 def call_when_closed(request: HttpRequest, function: Callable[[], object]) -> None:
     """Call a function when the server has done with the request."""
-    # REST framework passes its views a wrapper around Django's request.
-    whole: HttpRequest = getattr(request, "_request", request)
+    whole = unwrapped(request)
     closing = ExitStack()
     closing.callback(whole.close)
     closing.callback(function)
-    whole.close = closing.close  # type: ignore[method-assign]
+    whole.close = closing.close
