@@ -37,7 +37,7 @@ from .payload import PayloadOption, compile_payload
 from .requests import OnDisconnect, check_on_disconnect, method_test, of_list
 from .responses import response_of
 from .run import Rules
-from .signature import CLASS_BASED, is_async, name_of, scope_of, signature_of, used_ninja
+from .signature import CLASS_BASED, is_async, method_of, name_of, signature_of, used_ninja
 from .transactions import OwnTransactions
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def idempotent_view(
         where = f"@idempotent_view on {name_of(view)}"
         if ninja:
             ninja.refuse_above(view, where, around=False)
-        scope, of_view = rules.scope or scope_of(view), source
+        scope, of_view = rules.scope or _scope_of(view), source
         if key is not None and signature is not CLASS_BASED:
             of_view = key_source(key, header, view, signature)
         guarded = wrap(view, rules._replace(scope=scope, key_source=of_view))
@@ -242,6 +242,17 @@ def idempotent_view(
         return cast("V", guarded)
 
     return decorate if view is None else decorate(view)
+
+
+def _scope_of(view: Callable[..., Any]) -> str:
+    """The name of the view and, if a method such as ``post`` is decorated, of the method.
+
+    Not the full name of what is decorated: ``dispatch`` is Django's, for all classes.
+    """
+    method = method_of(view)
+    if method is None or method.__name__ == "dispatch":
+        return name_of(view)
+    return f"{name_of(view)}.{method.__name__}"
 
 
 # -- the view ------------------------------------------------------------------------------

@@ -7,21 +7,18 @@ import inspect
 import sys
 from collections.abc import Callable
 from types import MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
 from ..decorators import full_name
 
-if TYPE_CHECKING:
-    from typing import TypeGuard
-
 __all__ = [
     "CLASS_BASED",
     "is_async",
     "is_made_by_class",
+    "method_of",
     "name_of",
-    "scope_of",
     "signature_of",
     "used_ninja",
 ]
@@ -79,27 +76,18 @@ def name_of(view: Callable[..., Any]) -> str:
     ninja = used_ninja()
     if ninja and (operation := ninja.operation_of(view)):
         return full_name(operation.view_func)
+    if method := method_of(view):
+        return _class_name(type(method.__self__))
     if partial := _partial_in(view):
-        method = partial.func
-        return _class_name(type(method.__self__)) if _is_method(method) else full_name(method)
+        return full_name(partial.func)
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     return _class_name(cls) if cls else full_name(view)
 
 
-def scope_of(view: Callable[..., Any]) -> str:
-    """The scope of a view's records: its name and, below ``dispatch``, that of its method.
-
-    Not the full name of what is decorated: ``dispatch`` is Django's, for all classes.
-    """
-    partial = _partial_in(view)
-    method = partial.func if partial else None
-    if not _is_method(method) or method.__name__ == "dispatch":
-        return name_of(view)
-    return f"{name_of(view)}.{method.__name__}"
-
-
-def _is_method(function: object) -> TypeGuard[MethodType]:
-    return isinstance(function, MethodType)
+def method_of(view: Callable[..., Any]) -> MethodType | None:
+    """The bound method that the decorator was given by ``method_decorator``, if it was."""
+    method = partial.func if (partial := _partial_in(view)) else None
+    return method if isinstance(method, MethodType) else None
 
 
 def _class_name(cls: type) -> str:
