@@ -16,7 +16,7 @@ import subprocess
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -396,7 +396,7 @@ def customer(settings: Any) -> Callable[[dict[str, Any]], Client]:
         engine = "django.template.backends.django.DjangoTemplates"
         settings.TEMPLATES = [{"BACKEND": engine, "OPTIONS": options}]
         urls = types.ModuleType("urls")
-        views = {name: page[name] for name in ("pay", "order")}
+        views = {name: page[name] for name in ("pay", "pay_order", "order")}
         views["payment"] = page["Payment"].as_view()
         urls.urlpatterns = [  # type: ignore[attr-defined]
             path(f"{name}/", view) for name, view in views.items()
@@ -434,19 +434,37 @@ def test_a_form_of_the_guide_that_is_sent_twice_pays_once(
     assert client.post(f"/{name}/", {"order": 8}).status_code == 400
 
 
+def test_an_order_of_the_guide_is_paid_once_in_two_tabs(
+    read: Read, customer: Callable[[dict[str, Any]], Client]
+) -> None:
+    page = read("docs/howto/double-click.md")
+    client = customer(page)
+    for token in ("of the first tab", "of the second tab"):
+        wrong = client.post("/pay_order/", {"csrfmiddlewaretoken": token, "order": 0})
+        assert wrong.status_code == 200
+        sent = {"csrfmiddlewaretoken": token, "order": 7}
+        assert client.post("/pay_order/", sent)["Location"] == "/thanks/"
+    assert page["Effect"].objects.count() == 1
+
+
 def test_an_event_of_the_guide_that_comes_twice_counts_once(read: Read) -> None:
     page = read("docs/howto/webhooks.md")
     text = next(it.code for it in blocks(DOCS / "howto/webhooks.md") if it.language == "json")
 
-    def send(body: str, secret: bytes = page["SECRET"], **headers: str) -> HttpResponse:
+    def send(
+        body: str,
+        secret: bytes = page["SECRET"],
+        url: Mapping[str, Any] | None = None,
+        **headers: str,
+    ) -> HttpResponse:
         signature = hmac.new(secret, body.encode(), hashlib.sha256).hexdigest()
         given = {"x-signature": signature, **headers}
         request = RequestFactory().post(
             "/", body, content_type="application/json", headers={**given, "accept": "text/html"}
         )
         request.user = AnonymousUser()
-        view = page["push_event"] if headers else page["payment_event"]
-        answer: HttpResponse = view(request)
+        view = "parcel_event" if url else "push_event" if headers else "payment_event"
+        answer: HttpResponse = page[view](request, **(url or {}))
         return answer
 
     again = text.replace('"attempt": 1', '"attempt": 2')
@@ -458,6 +476,9 @@ def test_an_event_of_the_guide_that_comes_twice_counts_once(read: Read) -> None:
     for body in (text, again):
         assert send(body, **{"x-github-delivery": "d1"}).status_code == 204
     assert page["Effect"].objects.filter(by="push").count() == 1
+    for state in ("sent", "sent", "arrived"):
+        assert send(again, url={"number": 5, "state": state}).status_code == 204
+    assert page["Effect"].objects.filter(order_number=5).count() == 2
 
 
 async def _feed(view: Callable[..., Any]) -> int:
