@@ -45,6 +45,10 @@ OF_NO_LOCK = {
         "The broker does not let this worker publish: %s. %s; until then, tasks that cannot run "
         "now are given back to it instead of being requeued"
     ),
+    (
+        "%s.%s is not there in this version: a body that loses its lease may be interrupted inside "
+        "what replaces it"
+    ),
     "A task lost its lease, but this pool cannot stop it; it continues",
     "The death of a child process could not be handled",
     "Could not look for dead child processes before a fork",

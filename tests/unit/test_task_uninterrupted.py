@@ -239,6 +239,13 @@ def test_the_functions_of_other_libraries_are_there_and_protected_once():
     assert all(hasattr(function, "_dlock_protects") for function in after)
 
 
+def test_a_version_without_one_of_them_gives_a_warning(monkeypatch, caplog):
+    """Otherwise, nobody could import the package with it."""
+    monkeypatch.setattr(uninterrupted, "CALLS", ((Publisher, "publish_batch"),))
+    uninterrupted.protect()
+    assert "Publisher.publish_batch is not there" in caplog.text
+
+
 def test_g13_the_loss_of_an_outer_body_lets_the_inner_one_publish(app, plain, monkeypatch):
     """An eager task runs inside the body that calls it."""
     outer, inner = BodyRunner(), BodyRunner()

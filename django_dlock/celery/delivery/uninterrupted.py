@@ -24,6 +24,8 @@ import amqp
 import kombu
 from celery import Celery, canvas
 
+from ...log import logger
+
 __all__ = ["CALLS", "Runner", "begin", "call", "end", "protect"]
 
 T = TypeVar("T")
@@ -120,7 +122,15 @@ def _protect_clients() -> None:
 
 def _replace(kind: Any, name: str, *, on_threads_only: bool = False) -> None:
     # Its base class may define it, and have instances of its own, as that of ``chain`` has.
-    owner = next(each for each in kind.__mro__ if name in vars(each))
+    owner = next((each for each in kind.__mro__ if name in vars(each)), None)
+    if owner is None:
+        logger.warning(
+            "%s.%s is not there in this version: a body that loses its lease may be interrupted "
+            "inside what replaces it",
+            kind.__qualname__,
+            name,
+        )
+        return
     function = vars(owner)[name]
     if not hasattr(function, "_dlock_protects"):
         setattr(owner, name, _protected(function, on_threads_only))
