@@ -168,6 +168,23 @@ def without_key(request: HttpRequest, needs: str) -> HttpResponse:
     )
 
 
+def without_client(request: HttpRequest) -> HttpResponse:
+    """It is not known whose the request is."""
+    return problem(
+        request,
+        HTTPStatus.UNAUTHORIZED,
+        gettext("Authentication is required."),
+        page=Page(
+            gettext("We do not know who you are"),
+            gettext(
+                "This request was not carried out. Please allow cookies for this site, or log in, "
+                "and open the page that it was sent from anew. If you have just sent the same "
+                "request, look first whether that one has arrived."
+            ),
+        ),
+    )
+
+
 def without_database(request: HttpRequest, error: Error, *, refuses: bool) -> HttpResponse:
     """The answer if a database does not answer before the view has begun.
 

@@ -107,9 +107,7 @@ def _of_nobody(view: Callable[..., Any], request: HttpRequest, error: Exception)
     # A ``KeyError`` shows the key that was looked up, which may be a credential.
     why = type(error).__name__ if isinstance(error, LookupError) else repr(error)
     logger.info("@idempotent_view on %s: no client: %s", name_of(view), why)
-    return refusals.problem(
-        request, HTTPStatus.UNAUTHORIZED, gettext("Authentication is required.")
-    )
+    return refusals.without_client(request)
 
 
 class _Run:

@@ -496,6 +496,18 @@ def test_a_project_may_have_its_own_page(settings: Any) -> None:
     assert view(post({}, headers=HTML)).text == "This request is incomplete|400"
 
 
+def test_a_visitor_who_is_not_known_reads_what_to_do() -> None:
+    view = idempotent_view(key=BodyField(), client=lambda request: None)(charge)
+    sent = {"idempotency_key": "t1"}
+    answer = view(post(sent, headers=HTML))
+    assert answer.status_code == 401
+    assert "not carried out" in answer.text
+    assert "log in" in answer.text
+    assert "Unauthorized" not in answer.text
+    detail = json.loads(view(post(sent, headers=JSON)).content)
+    assert (detail["title"], detail["detail"]) == ("Unauthorized", "Authentication is required.")
+
+
 def test_the_page_needs_no_static_files(settings: Any) -> None:
     view = idempotent_view(key=BodyField())(charge)
     settings.STORAGES = {
