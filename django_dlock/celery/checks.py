@@ -91,7 +91,7 @@ class _Pairs:
     def __init__(self, task: Any) -> None:
         self.task, self.options = task, task.dlock_options
         self.limit: float | None = task.time_limit or task.soft_time_limit
-        self.countdown = _retry_countdown(task)
+        self.countdown, self.delayed_by = _retry_countdown(task)
         self.contention_timeout = contention_timeout(task)
         conf = task.app.conf
         self.transport = read_transport(task.app)
@@ -162,7 +162,7 @@ class _Pairs:
                 "django_dlock.W105",
                 f"waits up to {self.countdown:g} s for a retry, {again}: each copy waits, too, "
                 "and all run at the same time.",
-                f"{raised}, or retry earlier.",
+                f"{raised}, or lower {self.delayed_by}.",
             )
 
     def against_the_consumer_timeout(self) -> Iterator[checks.CheckMessage]:
@@ -207,7 +207,7 @@ class _Pairs:
                 "django_dlock.W115",
                 f"{keeps} waits up to {self.countdown:g} s for a retry: by then the number of "
                 "its attempts is deleted.",
-                "Raise idempotency_ttl, or retry earlier.",
+                f"Raise idempotency_ttl, or lower {self.delayed_by}.",
             )
 
     def patience(self) -> Iterator[checks.CheckMessage]:
@@ -334,12 +334,14 @@ def _forgetful_broker(pairs: list[_Pairs]) -> Iterator[checks.CheckMessage]:
         )
 
 
-def _retry_countdown(task: Any) -> float:
-    """The longest countdown of a retry in seconds, as far as the task itself sets it."""
+def _retry_countdown(task: Any) -> tuple[float, str]:
+    """The longest countdown of a retry in seconds, as far as the task sets it, and the option."""
     own = getattr(task, "retry_kwargs", {}).get("countdown")
     if getattr(task, "autoretry_for", ()) and getattr(task, "retry_backoff", False):
-        return float(getattr(task, "retry_backoff_max", 600))
-    return float(task.default_retry_delay or 0 if own is None else own)
+        return float(getattr(task, "retry_backoff_max", 600)), "retry_backoff_max"
+    if own is None:
+        return float(task.default_retry_delay or 0), "default_retry_delay"
+    return float(own), "retry_kwargs['countdown']"
 
 
 def _misplaced(app: Celery) -> Iterator[checks.CheckMessage]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from celery import Celery
+from django.core.checks import CheckMessage
 
 from django_dlock import LockedTask
 from django_dlock.celery.checks import check_tasks
@@ -32,10 +33,15 @@ def body(self, order: int) -> None:
 
 def warned(app: Celery, **options: object) -> list[str]:
     """The numbers of the warnings about one task."""
+    return [warning.id.removeprefix("django_dlock.") for warning in messages(app, **options)]
+
+
+def messages(app: Celery, **options: object) -> list[CheckMessage]:
+    """The warnings about one task."""
     app.tasks.pop("tests.checked", None)
     options = {"base": LockedTask, "bind": True, "lock_key": "order:{order}", **options}
     app.task(name="tests.checked", lazy=False, **options)(body)
-    return [warning.id.removeprefix("django_dlock.") for warning in check_tasks()]
+    return check_tasks()
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,22 @@ def test_a_correct_task_gives_no_warning(app, options):
 )
 def test_a_conflicting_pair_is_named(app, number, options):
     assert warned(app, **options) == [number]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"default_retry_delay": 3600}, "lower default_retry_delay"),
+        ({"retry_kwargs": {"countdown": 4000}}, "lower retry_kwargs['countdown']"),
+        (
+            {"autoretry_for": (OSError,), "retry_backoff": 1, "retry_backoff_max": 4000},
+            "lower retry_backoff_max",
+        ),
+    ],
+)
+def test_the_hint_names_the_option_that_delays_a_retry(app, options, named):
+    [found] = messages(app, **options)
+    assert named in found.hint
 
 
 def test_g14_retention_shorter_than_the_visibility_timeout_is_a_warning(app):
