@@ -37,6 +37,7 @@ def test_only_async_to_sync_writes_in_the_transaction_of_the_body(
 
     @app.task(
         base=LockedTask,
+        shared=False,
         lock_using="local",
         idempotency_key="write",
         idempotency_using=postgres_alias,
