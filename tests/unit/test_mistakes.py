@@ -132,7 +132,7 @@ def test_a_callable_key_may_return_other_braces() -> None:
 def test_a_callable_key_of_a_task_without_its_f_gives_a_warning() -> None:
     app = Celery("mistakes", broker="memory://", set_as_current=False)
 
-    @app.task(base=LockedTask, lock_key=lambda order_id: "order:{order_id}")
+    @app.task(base=LockedTask, shared=False, lock_key=lambda order_id: "order:{order_id}")
     def charge(order_id: int) -> int:
         return order_id
 
