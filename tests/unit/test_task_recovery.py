@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery import Celery
+from celery import Celery, Task
 from celery.app.trace import trace_task
 from celery.worker import state
 from kombu.asynchronous import Hub, get_event_loop, set_event_loop
@@ -314,6 +314,9 @@ def test_g13_the_reservation_of_a_dead_child_is_released_if_its_message_is_gone(
     eventually(lambda: locks["default"].list(prefix="unique:") == [])
 
 
+@pytest.mark.skipif(
+    not hasattr(Task, "retry_on_worker_lost"), reason="this Celery has no retry_on_worker_lost"
+)
 @pytest.mark.parametrize("left", [0, 1])
 def test_g13_the_reservation_of_a_dead_child_is_released_after_its_last_retry(app, left):
     options = {"retry_on_worker_lost": True, "max_retries": left, "default_retry_delay": 0}
