@@ -157,6 +157,7 @@ def _answers(url: str) -> bool:
 
     try:
         _execute(url, "SELECT 1")
-    except pymysql.err.OperationalError:
+    # Not in ``pymysql.err``: with Django's backend, that is another module, loaded a second time.
+    except pymysql.OperationalError:
         return False
     return True
