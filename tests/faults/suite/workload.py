@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from celery import Celery, Task, shared_task
 from celery.signals import after_task_publish, before_task_publish, task_postrun
 from kombu import pools
+from kombu.exceptions import OperationalError
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.faults.suite.settings")
 
@@ -230,9 +231,15 @@ def publish_noise(seconds: float) -> None:
     """
     end = time.monotonic() + seconds
     confirmed = app.connection_for_write(transport_options={"confirm_publish": True})
-    with pools.producers[confirmed].acquire(block=True) as producer:
-        while time.monotonic() < end:
-            noise.apply_async(queue=NOISE, producer=producer)
+    while time.monotonic() < end:
+        try:
+            with pools.producers[confirmed].acquire(block=True) as producer:
+                while time.monotonic() < end:
+                    noise.apply_async(queue=NOISE, producer=producer)
+        except OperationalError:  # noqa: PERF203 - each is another one
+            # To be delivered again, messages of RabbitMQ lose their connection, and so may this
+            # one. A body that does not expect that has failed for good.
+            continue
 
 
 @after_task_publish.connect
