@@ -57,20 +57,20 @@ def requeues(site: Site) -> int:
     return sum(worker.output.count("is requeued") for worker in site.workers)
 
 
-def test_a_body_without_a_record_is_stopped_when_it_loses_its_lock(site, place):
-    sent = site.send("locked", 2, str(place), "never")
-    place.wait("began-2")
-    site.break_lock(2)
+def test_a_body_without_a_record_is_stopped_when_it_loses_its_lock(site, place, order):
+    sent = site.send("locked", order, str(place), "never")
+    place.wait(f"began-{order}")
+    site.break_lock(order)
     assert result(sent) == 2
-    assert len(place.lines("ended-2")) == 1
+    assert len(place.lines(f"ended-{order}")) == 1
 
 
-def test_g12_a_redis_that_loses_its_data_during_a_run_doubles_nothing(site, place, locks):
-    sent = [site.send("charge", 3, str(place), "never") for _ in range(2)]
-    place.wait("began-3")
+def test_g12_a_redis_that_loses_its_data_during_a_run_doubles_nothing(site, place, locks, order):
+    sent = [site.send("charge", order, str(place), "never") for _ in range(2)]
+    place.wait(f"began-{order}")
     locks.restart()
     assert [result(each) for each in sent] == [2, 2]
-    assert len(place.lines("ended-3")) == site.effects(3) == 1
+    assert len(place.lines(f"ended-{order}")) == site.effects(order) == 1
 
 
 @pytest.mark.parametrize("task", ["locked_once", "charge_once"])
@@ -88,80 +88,82 @@ def test_g13_a_lease_lost_in_an_outage_does_not_count_as_an_attempt(
     assert result(sent) == 2
 
 
-def test_g13_tasks_are_requeued_while_the_lock_backend_is_unreachable(site, place, locks):
+def test_g13_tasks_are_requeued_while_the_lock_backend_is_unreachable(site, place, locks, order):
     before = requeues(site)
     locks.kill()
     try:
-        sent = site.send("charge", 4, str(place))
+        sent = site.send("charge", order, str(place))
         eventually(lambda: requeues(site) > before)
         assert sent.state == "RETRY"
     finally:
         locks.restart()
     assert result(sent) == 1
-    assert site.effects(4) == 1
+    assert site.effects(order) == 1
 
 
-def test_a_requeued_task_keeps_its_chain_link_and_chord(site, place):
-    hold(site, 5)
+def test_a_requeued_task_keeps_its_chain_link_and_chord(site, place, order):
+    hold(site, order)
     before = requeues(site)
     task = "tests.support.tasks_app.locked"
-    collect = site.app.signature("tests.support.tasks_app.collect", (str(place), 5))
+    collect = site.app.signature("tests.support.tasks_app.collect", (str(place), order))
     chained = chain(
-        site.app.signature(task, (5, str(place))).set(link=collect), collect
+        site.app.signature(task, (order, str(place))).set(link=collect), collect
     ).apply_async()
-    chorded = chord(group(site.app.signature(task, (5, str(place))) for _ in range(2)), collect)()
+    chorded = chord(
+        group(site.app.signature(task, (order, str(place))) for _ in range(2)), collect
+    )()
     eventually(lambda: requeues(site) - before >= 3)
-    assert place.lines("began-5") == []
-    let_go(site, 5)
+    assert place.lines(f"began-{order}") == []
+    let_go(site, order)
     assert isinstance(result(chained), int)
     assert sorted(result(chorded)) == [1, 1] or len(result(chorded)) == 2
     # The link, the end of the chain, and the body of the chord.
-    assert len(place.wait("collected-5", 3)) == 3
-    assert len(place.lines("began-5")) == 3
+    assert len(place.wait(f"collected-{order}", 3)) == 3
+    assert len(place.lines(f"began-{order}")) == 3
 
 
-def test_requeuing_a_task_is_logged_and_counts_as_no_retry(site, place):
-    hold(site, 6)
-    sent = site.send("retries", 6, str(place), retries=1)
+def test_requeuing_a_task_is_logged_and_counts_as_no_retry(site, place, order):
+    hold(site, order)
+    sent = site.send("retries", order, str(place), retries=1)
     eventually(lambda: sent.state == "RETRY")
     assert type(sent.result).__name__ == "LockNotAcquired"
-    let_go(site, 6)
+    let_go(site, order)
     assert result(sent) == 2
-    assert place.lines("tried-6") == ["1", "2"]
+    assert place.lines(f"tried-{order}") == ["1", "2"]
 
 
 def test_g12_g13_a_worker_killed_with_all_its_children_loses_and_doubles_nothing(
-    broker, locks, tmp_path
+    broker, locks, tmp_path, order
 ):
     """No process is left to requeue the message: the broker redelivers it after a timeout."""
     with Site(broker, tmp_path, locks=locks.url) as site:
         place = site.place()
         first = site.worker("solo", 1)
-        sent = site.send("charge", 7, str(place), "never", queue="solo")
-        place.wait("began-7")
+        sent = site.send("charge", order, str(place), "never", queue="solo")
+        place.wait(f"began-{order}")
         first.kill()
         site.redeliver()
         site.worker("solo", 1)
         assert result(sent) == 2
-        assert site.effects(7) == 1
-        assert site.record(7) == ("succeeded", 2, 0)
+        assert site.effects(order) == 1
+        assert site.record(order) == ("succeeded", 2, 0)
 
 
 def test_g12_a_body_longer_than_the_visibility_timeout_does_not_run_twice_at_once(
-    broker, locks, tmp_path
+    broker, locks, tmp_path, order
 ):
     with Site(broker, tmp_path, locks=locks.url) as site:
         place = site.place()
         site.worker("solo", 1)
-        sent = site.send("charge", 8, str(place), "go", queue="solo")
-        place.wait("began-8")
+        sent = site.send("charge", order, str(place), "go", queue="solo")
+        place.wait(f"began-{order}")
         site.redeliver()
         site.worker("solo", 1)
         eventually(lambda: requeues(site) >= 1, why="the copy met the original")
         place.open("go")
         assert result(sent) == 1
         eventually(lambda: broker_is_idle(site), why="the copies have ended")
-        assert len(place.lines("began-8")) == site.effects(8) == 1
+        assert len(place.lines(f"began-{order}")) == site.effects(order) == 1
 
 
 def broker_is_idle(site: Site) -> bool:
