@@ -31,6 +31,7 @@ class LockHandler:
         Raises:
             InvalidLockBackend: No such alias in ``DLOCKS``, or its entry is wrong.
         """
+        process.notice_fork()
         try:
             return self._backends[alias]
         except KeyError:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
-from . import conf
+from . import conf, process
 from .core.acquire import this_task, this_thread
 from .core.flow import Flow, adrive, drive
 from .core.held_lease import HeldLease, LockState
@@ -404,10 +404,12 @@ class Lock(LockFlows):
         Raises:
             BackendUnavailable: No answer.
         """
+        process.notice_fork()
         return self._backend.locked(self._full_name(), deadline=self._backend.call_deadline())
 
     async def alocked(self) -> bool:
         """As ``locked``, for coroutines."""
+        process.notice_fork()
         deadline = self._backend.call_deadline()
         answer: bool = await self._backend.acall("locked", self._full_name(), deadline=deadline)
         return answer

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from .. import clock, signals, tenancy
+from .. import clock, process, signals, tenancy
 from ..backends.base import BaseLockBackend
 from ..exceptions import (
     AcquireTimeout,
@@ -110,6 +110,7 @@ class AcquireFlows:
             asking: The thread or the task that will wait, so that operators see what it holds.
             name: The full name of the request that this one follows, whoever is active by now.
         """
+        process.notice_fork()
         if not name:
             # Asked here already, because every acquire passes here.
             name = self._name if tenancy.function is None else tenancy.full(self._name)

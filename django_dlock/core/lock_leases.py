@@ -12,6 +12,7 @@ import tracemalloc
 import warnings
 from typing import TypeAlias
 
+from .. import process
 from . import dispatch, watchdog
 from .held_lease import HeldLease, registry
 from .registry import HolderKey, holder_ended
@@ -41,6 +42,7 @@ class HandleLeases:
 
         If none is left, the last one that was lost.
         """
+        process.notice_fork()
         if not self._leases:
             return self.ended
         # A copy is one atomic step; another thread may change the dict meanwhile.

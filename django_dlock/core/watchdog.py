@@ -334,6 +334,9 @@ class Watchdog:
 
     def shutdown(self) -> None:
         """Mark all leases as lost, then release them, because the process ends."""
+        # A thread that still acquires is not part of the process that counts as ended below.
+        ending = process.current().id
+        process.reset()
         leases = [held for held in registry.take_all() if held.lose_silently("exit")]
         schedules, self.schedules = list(self.schedules.values()), {}
         for schedule in schedules:
@@ -347,7 +350,7 @@ class Watchdog:
                 for start in range(0, len(ours), backend.renewals_per_call):
                     batch = ours[start : start + backend.renewals_per_call]
                     backend.release_many(batch, deadline=backend.call_deadline())
-                backend.deregister(process.current().id, deadline=backend.call_deadline())
+                backend.deregister(ending, deadline=backend.call_deadline())
             except BackendUnavailable as error:
                 logger.warning(
                     "Alias %r: leases end with their TTL: %s",

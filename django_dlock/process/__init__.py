@@ -2,7 +2,7 @@
 
 from .death import DeathProof, death_proof
 from .exits import at_exit, run_exit_hooks
-from .forks import at_fork, connecting, take_part_in_forks, thread_ends
+from .forks import at_fork, connecting, notice_fork, take_part_in_forks, thread_ends
 from .identity import ProcessIdentity, current, identity_of, reset
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "current",
     "death_proof",
     "identity_of",
+    "notice_fork",
     "reset",
     "run_exit_hooks",
     "take_part_in_forks",

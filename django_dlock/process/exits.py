@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ __all__ = ["at_exit", "run_exit_hooks"]
 
 _hooks: dict[Callable[[], object], int] = {}
 """Each hook, and the pid of the process that has registered it."""
-_finalizers: dict[tuple[Callable[[], object], str], Any] = {}
+_finalizer: Any = None
 
 
 def at_exit(hook: Callable[[], object]) -> None:
@@ -20,18 +21,17 @@ def at_exit(hook: Callable[[], object]) -> None:
 
     Hooks run in reverse order, as with ``atexit``. Registering one twice has no further effect.
     """
-    pid = os.getpid()
-    if _hooks.get(hook) != pid:
-        _hooks[hook] = pid
-        # The parent's registration may have been inherited.
-        atexit.unregister(hook)
-        atexit.register(hook)
-    for module in ("multiprocessing.util", "billiard.util"):
-        # Children of a pool skip atexit but run these finalizers. At their start they discard the
-        # ones that were registered right after the fork.
-        util, known = sys.modules.get(module), _finalizers.get((hook, module))
-        if util is not None and (known is None or not known.still_active()):
-            _finalizers[hook, module] = util.Finalize(None, hook, exitpriority=100)
+    global _finalizer
+    if not _hooks:
+        atexit.register(run_exit_hooks)
+    if _hooks.get(hook) != os.getpid():
+        _hooks.pop(hook, None)
+        _hooks[hook] = os.getpid()
+    # Children of a pool skip atexit but run these finalizers; those of billiard are the same. At
+    # their start they discard the ones that were registered right after the fork.
+    util, known = sys.modules.get("multiprocessing.util"), _finalizer
+    if util is not None and (known is None or not known.still_active()):
+        _finalizer = util.Finalize(None, _run_as_finalizer, exitpriority=100)
 
 
 def run_exit_hooks() -> None:
@@ -40,3 +40,35 @@ def run_exit_hooks() -> None:
     for hook, registered_by in reversed(list(_hooks.items())):
         if registered_by == pid:
             hook()
+
+
+def _run_as_finalizer() -> None:
+    """Run the hooks once the other threads have ended, without waiting for them here.
+
+    A child of ``multiprocessing`` runs its finalizers when its main function returns, and only then
+    waits for its threads, which may still work under their locks. A child of billiard does not
+    wait for them.
+    """
+    is_child = sys.modules["multiprocessing.process"].parent_process() is not None
+    if is_child and _working_threads():
+        try:
+            # The child waits for this one, too.
+            threading.Thread(target=_run_after_others, name="dlock-exit", daemon=False).start()
+            return
+        except RuntimeError:
+            # No thread can start any more.
+            pass
+    run_exit_hooks()
+
+
+def _run_after_others() -> None:
+    # Again, because a thread may have started others.
+    while others := _working_threads():
+        others[0].join()
+    run_exit_hooks()
+
+
+def _working_threads() -> list[threading.Thread]:
+    """The threads for which the end of the process waits, besides this one."""
+    not_these = (threading.current_thread(), threading.main_thread())
+    return [one for one in threading.enumerate() if not one.daemon and one not in not_these]

@@ -1,5 +1,8 @@
 """What happens at a fork, and the threads for which a fork waits.
 
+Python calls no hooks at a fork that it does not see: a server written in C, such as uWSGI, forks
+its workers itself. Then the child's hooks run when it first uses the package (``notice_fork``).
+
 TLS libraries have locks of their own. OpenSSL takes one whenever a thread begins or ends that uses
 it, and others while it prepares a connection. A child that is forked while a thread of its parent
 holds one would wait for it for ever at its own first connection.
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from .points import reached
 
-__all__ = ["at_fork", "connecting", "take_part_in_forks", "thread_ends"]
+__all__ = ["at_fork", "connecting", "notice_fork", "take_part_in_forks", "thread_ends"]
 
 PATIENCE = 0.5
 """Seconds for which a fork waits for threads that connect or end. Threads that would connect wait
@@ -45,6 +48,10 @@ class _Note:
 
 
 _at_fork: list[dict[str, Callable[[], object]]] = []
+_pid = 0
+"""The process that the hooks of a child have made of this one; 0 while there are no hooks."""
+_noticing: dict[int, tuple[int]] = {}
+"""The thread that runs them, by the pid, in a process whose fork Python has not seen."""
 _notes: set[_Note] = set()
 _forking: dict[int, float] = {}
 """The threads that fork, by their native ids, and when each stops waiting for other threads."""
@@ -56,8 +63,47 @@ def at_fork(**hooks: Callable[[], object]) -> None:
     Call it at first use and not at import, because importing the package has no side effects.
     """
     if hooks not in _at_fork and hasattr(os, "register_at_fork"):
+        if not _at_fork:
+            _note_pid()
+            # First, because the hooks of a child run in this order and may use the package.
+            os.register_at_fork(after_in_child=_note_pid)
         _at_fork.append(hooks)
         os.register_at_fork(**hooks)
+
+
+def notice_fork() -> None:
+    """Run the hooks of a child if Python has not run them; whatever uses the package calls this.
+
+    A fork that Python does not see waits for no thread of the parent. The hooks take no lock that
+    such a thread may have held.
+    """
+    if os.getpid() != _pid and _at_fork:
+        _run_hooks_of_child()
+
+
+def _run_hooks_of_child() -> None:
+    pid, mine = os.getpid(), (threading.get_ident(),)
+    while _pid != pid:
+        first = _noticing.setdefault(pid, mine)
+        if first is mine:
+            try:
+                for hooks in _at_fork.copy():
+                    if "after_in_child" in hooks:
+                        hooks["after_in_child"]()
+                _note_pid()
+            finally:
+                # After an interrupt, whoever comes next runs all of them again.
+                _noticing.pop(pid, None)
+        elif first == mine:
+            # A signal handler in the thread that runs them.
+            return
+        else:
+            time.sleep(POLL_INTERVAL)
+
+
+def _note_pid() -> None:
+    global _pid
+    _pid = os.getpid()
 
 
 def take_part_in_forks() -> None:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from django_dlock import Lock
+from django_dlock import Lock, locks
 from tests.faults.conftest import LEASE
 from tests.support.aliases import LONG, TTL, Dlocks
 from tests.support.holder import Holder
@@ -115,3 +115,100 @@ def test_g8_a_holder_may_die_while_its_child_lives(parent: Holder) -> None:
         assert Lock("long").acquire(timeout=20)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# -- forks that Python does not see, such as those of uWSGI ------------------------------------
+
+
+def test_g8_handles_are_lost_after_an_unseen_fork(parent: Holder) -> None:
+    answers = parent.do("in_unseen_fork('lock.held, lock.state, lock.lost_reason')")
+    assert answers == [False, "lost", "fork"]
+    assert "LeaseLost" in parent.do("in_unseen_fork('lock.release()')")
+    parent.do("lock.renew()")
+    assert parent.said == []
+
+
+def test_g8_after_an_unseen_fork_a_child_locks_and_renews_for_itself(parent: Holder) -> None:
+    # The parent's watchdog is not there, though Python says that its thread is alive. The last
+    # acquire waits for longer than a lease lasts that nobody renews.
+    mine = (
+        "[(l := Lock('mine')).acquire(timeout=20), Lock('it').acquire(timeout=%s), l.held,"
+        " l.renew(), l.release(), l.state, locks['default'].get('it').name]"
+    )
+    answers = parent.do(f"in_unseen_fork({mine % (2 * TTL)!r})")
+    assert answers == [True, False, True, None, None, "free", "it"]
+    # It has not used its parent's connections.
+    parent.do("lock.renew()")
+
+
+def test_g8_after_an_unseen_fork_all_threads_lock(parent: Holder) -> None:
+    parent.do(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def churn(n):\n"
+        "    with Lock(f'churn:{n}'):\n"
+        "        return lock.lost_reason\n"
+        "def side_by_side():\n"
+        "    with ThreadPoolExecutor(8) as pool:\n"
+        "        return list(pool.map(churn, range(8)))"
+    )
+    assert parent.do("in_unseen_fork('side_by_side()')") == ["fork"] * 8
+
+
+def test_g8_after_an_unseen_fork_the_end_of_a_child_releases_nothing(parent: Holder) -> None:
+    parent.do("from django_dlock import process\nimport atexit")
+    # It has used no lock of its own.
+    parent.do("in_unseen_fork('atexit._run_exitfuncs()')")
+    parent.do("lock.renew()")
+    assert parent.do("lock.held")
+
+
+# -- children of multiprocessing whose threads outlive their main function ---------------------
+
+
+CHILD = """
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import util
+
+def child(told, answers):
+    working = threading.Event()
+    def work():
+        lock = Lock('work', ttl=60, on_lost=lambda lock, reason: answers.put('lost'))
+        with lock:
+            working.set()
+            # Not before the finalizers have run.
+            told.get()
+            answers.put((lock.state, later.acquire(blocking=False)))
+            told.get()
+            lock.check()
+        answers.put(lock.state)
+    # It waits for work, and ends with the process.
+    pool = ThreadPoolExecutor(1)
+    pool.submit(other.acquire).result()
+    threading.Thread(target=work).start()
+    working.wait()
+    # The last finalizer.
+    util.Finalize(None, answers.put, args=('finalized',), exitpriority=-1000)
+
+later, other = Lock('later'), Lock('other')
+told, answers = (multiprocessing.get_context('fork').SimpleQueue() for _ in range(2))
+process = multiprocessing.get_context('fork').Process(target=child, args=(told, answers))
+process.start()
+"""
+
+
+def test_g8_the_locks_of_a_child_last_as_long_as_its_threads(holder: Holder) -> None:
+    holder.do(CHILD)
+    assert holder.do("answers.get()") == "finalized"
+    assert not Lock("work").acquire(blocking=False)
+    holder.do("told.put(1)")
+    assert holder.do("answers.get()") == ["held", True]
+    later = locks["default"].get("later")
+    assert later is not None
+    assert later.holder_state == "alive"
+    holder.do("told.put(1)")
+    assert holder.do("answers.get()") == "free"
+    holder.do("process.join()")
+    assert holder.do("process.exitcode") == 0
+    # What the threads have left is released at the end.
+    assert Lock("later").acquire(blocking=False)
+    assert Lock("other").acquire(blocking=False)

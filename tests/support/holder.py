@@ -8,6 +8,7 @@ events, and never for time to pass.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -199,10 +200,10 @@ def say(*words: Any) -> None:
     _tell(said=words)
 
 
-def in_fork(code: str, scope: dict[str, Any]) -> Any:
+def in_fork(code: str, scope: dict[str, Any], fork: Callable[[], int] = os.fork) -> Any:
     """The value of an expression in a forked child, which then ends without clean-up."""
     readable, writable = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             answer = _run(code, scope)
@@ -242,6 +243,8 @@ def _serve(configuration: dict[str, Any]) -> None:
     scope: dict[str, Any] = {"LeaseLost": LeaseLost, "Lock": Lock, "locks": locks, "say": say}
     scope.update(multiprocessing=multiprocessing, os=os, signal=signal, threading=threading)
     scope["in_fork"] = lambda code: in_fork(code, scope)
+    # Python does not see it: this is how a server written in C forks its workers.
+    scope["in_unseen_fork"] = lambda code: in_fork(code, scope, ctypes.PyDLL(None).fork)
 
     def lost(reason: str, name: str, **facts: Any) -> None:
         say("lost", name, reason)
