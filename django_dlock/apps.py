@@ -20,7 +20,7 @@ class DjangoDlockConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here, because models cannot be imported before the apps are loaded.
-        from . import audit, checks, process
+        from . import audit, checks, process, uwsgi
         from .backends import sqlite_forks
         from .log import logger
         from .metrics import config
@@ -31,6 +31,7 @@ class DjangoDlockConfig(AppConfig):
         sqlite_forks.connect()
         process.take_part_in_forks()
         audit.connect()
+        uwsgi.log_problems()
         # Logged and not raised, so that ``manage.py check`` can run and report it.
         try:
             if config.read().exporters:

@@ -19,6 +19,7 @@ from .database_checks import check_databases, check_migrations, check_records
 from .exceptions import BackendRefused, BackendUnavailable
 from .handler import locks
 from .metrics import config
+from .uwsgi import check_uwsgi
 
 __all__ = [
     "check_admin",
@@ -48,6 +49,7 @@ def register() -> None:
     checks.register(check_metrics)
     checks.register(check_tracing)
     checks.register(check_scope)
+    checks.register(check_uwsgi)
     checks.register(check_shared_caches, checks.Tags.caches)
     checks.register(check_tasks)
     checks.register(check_views, checks.Tags.urls)

@@ -212,3 +212,12 @@ def test_g8_the_locks_of_a_child_last_as_long_as_its_threads(holder: Holder) -> 
     # What the threads have left is released at the end.
     assert Lock("later").acquire(blocking=False)
     assert Lock("other").acquire(blocking=False)
+
+
+def test_g4_a_lock_that_is_taken_while_the_process_ends_is_not_dead(holder: Holder) -> None:
+    # As by a thread that still works when the locks of the process have been released.
+    holder.do("from django_dlock.core import watchdog; Lock('warm').acquire(); watchdog.shutdown()")
+    holder.do("later = Lock('later'); later.acquire()")
+    later = locks["direct"].get("later")
+    assert later is not None
+    assert later.holder_state == "alive"

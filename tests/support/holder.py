@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -205,6 +207,7 @@ def in_fork(code: str, scope: dict[str, Any], fork: Callable[[], int] = os.fork)
     readable, writable = os.pipe()
     child = fork()
     if child == 0:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
         try:
             answer = _run(code, scope)
         except BaseException as error:
@@ -216,6 +219,15 @@ def in_fork(code: str, scope: dict[str, Any], fork: Callable[[], int] = os.fork)
         answer = json.loads(pipe.read())
     os.waitpid(child, 0)
     return answer
+
+
+def unseen_fork() -> int:
+    """Fork as a server written in C does: Python calls no hooks.
+
+    Python itself does not survive that if another thread is about to run, so let them come to rest.
+    """
+    time.sleep(0.2)
+    return ctypes.PyDLL(None).fork()
 
 
 def _run(code: str, scope: dict[str, Any]) -> Any:
@@ -243,8 +255,7 @@ def _serve(configuration: dict[str, Any]) -> None:
     scope: dict[str, Any] = {"LeaseLost": LeaseLost, "Lock": Lock, "locks": locks, "say": say}
     scope.update(multiprocessing=multiprocessing, os=os, signal=signal, threading=threading)
     scope["in_fork"] = lambda code: in_fork(code, scope)
-    # Python does not see it: this is how a server written in C forks its workers.
-    scope["in_unseen_fork"] = lambda code: in_fork(code, scope, ctypes.PyDLL(None).fork)
+    scope["in_unseen_fork"] = lambda code: in_fork(code, scope, unseen_fork)
 
     def lost(reason: str, name: str, **facts: Any) -> None:
         say("lost", name, reason)

@@ -30,6 +30,7 @@ OF_NO_LOCK = {
     "%s: views must return an HttpResponse, because this django-ninja has no _result_to_response",
     "%s %s: no answer of a database: %s",
     "%s: %s does not tell which messages are new, so a repeated answer has none",
+    "%s %s (%s)",
     "Events are not delivered: %d wait behind a receiver",
     "A callback for a lock event raised",
     "A receiver of a lock event hangs for %g s",
