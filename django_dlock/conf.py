@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 from .backends.base import AliasOptions, BaseLockBackend, Problem
 from .backends.redis.config import is_redis_cache
 from .exceptions import InvalidLockBackend
+from .names import plain
 from .redaction import redacted
 
 __all__ = [
@@ -263,7 +264,7 @@ class _Entry:
             hint = "It must be a non-empty string."
             self.wrong("E004", f"{self.place(key)} is {redacted(value)}.", hint)
             return default
-        return value
+        return value and plain(value)
 
     def location(self) -> str | tuple[str, ...] | None:
         value = self.entry.get("LOCATION")

@@ -15,11 +15,17 @@ from .core.options import Default, IfUnavailable, Seconds
 from .handler import locks
 from .keys import KeySpec, compile_key, template_of
 from .lock import Lock, of_template
+from .unfinished import refuse_unfinished
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["CommonKeywords", "LockKeywords", "check_options", "full_name", "locked"]
+
+CURE = (
+    "the lock would be released before that. Put @locked directly on the function that does the "
+    "work, below other decorators, or use a Lock inside it"
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +74,8 @@ def locked(
         AlreadyHeld: In a call: the caller itself holds the name, and not both locks have
             ``reentrant=True``; with ``wait=0``, ``LockNotAcquired``.
         LeaseLost: After a call: the function ended normally, but its lease was lost.
+        TypeError: After a call: the function returned what has not run yet: a coroutine, a task, a
+            generator. It is closed or cancelled.
         BackendUnavailable: In a call: the lock's backend did not answer.
     """
     check_options(options)
@@ -77,6 +85,7 @@ def locked(
         _refuse_unlockable(given)
         function: Callable[P, R] = given
         name = full_name(function)
+        what = f"@locked on {name}: the function"
 
         def lock(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
             return of_template(Lock(make_key(args, kwargs), **options), template_of(make_key))
@@ -94,14 +103,18 @@ def locked(
 
             async def awaits(*args: P.args, **kwargs: P.kwargs) -> Any:
                 async with lock(args, kwargs):
-                    return await body(*args, **kwargs)
+                    result = await body(*args, **kwargs)
+                    refuse_unfinished(result, what, CURE)
+                    return result
 
             return cast("Callable[P, R]", functools.wraps(function)(awaits))
 
         @functools.wraps(function)
         def calls(*args: P.args, **kwargs: P.kwargs) -> R:
             with lock(args, kwargs):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                refuse_unfinished(result, what, CURE)
+                return result
 
         return calls
 

@@ -24,7 +24,7 @@ from django.conf import settings
 from django.utils.crypto import salted_hmac
 
 from .call_arguments import Arguments
-from .names import DIGEST_LENGTH, REFUSED, fit
+from .names import DIGEST_LENGTH, REFUSED, fit, plain
 from .template_secrets import secret_in
 
 __all__ = [
@@ -195,6 +195,8 @@ def _is_plain(value: object) -> bool:
 
 
 def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return plain(value)
     return value.isoformat() if isinstance(value, dt.date) else str(value)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["DIGEST_LENGTH", "MAX_KEY", "MAX_NAME", "REFUSED", "check_name", "digest", "fit"]
+__all__ = [
+    "DIGEST_LENGTH",
+    "MAX_KEY",
+    "MAX_NAME",
+    "REFUSED",
+    "check_name",
+    "digest",
+    "fit",
+    "plain",
+]
 
 MAX_NAME = 255
 MAX_KEY = 200
@@ -17,8 +26,16 @@ DIGEST_LENGTH = 32
 REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+def plain(text: str) -> str:
+    """The value of a text of any subclass, such as ``SafeString`` or a member of ``TextChoices``.
+
+    Such a member may show its own name in an f-string, and have another hash than its value.
+    """
+    return text if type(text) is str else str.__str__(text)
+
+
 def check_name(name: str) -> str:
-    """Return the name if it is a valid name of a lock.
+    """Return the name if it is a valid name of a lock, as a plain string.
 
     Raises:
         TypeError: Not a string.
@@ -27,6 +44,7 @@ def check_name(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"A lock's name must be a string, not {name!r}")
+    name = plain(name)
     if not 1 <= len(name) <= MAX_NAME:
         raise ValueError(
             f"A lock's name must have 1 to {MAX_NAME} characters, not {len(name)}: {name[:80]!r}"
@@ -46,6 +64,7 @@ def digest(text: str) -> str:
 
 def fit(key: str, longest: int = MAX_KEY) -> str:
     """The key as a lock's name; if it is too long or not a valid name, it ends in a digest."""
+    key = plain(key)
     name = REFUSED.sub("?", key)
     if name == key and len(key) <= longest:
         return key

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from .names import MAX_NAME, fit
+from .names import MAX_NAME, fit, plain
 
 __all__ = [
     "current",
@@ -128,6 +128,7 @@ def current() -> str:
             f"at most {LONGEST} characters, and no square brackets, control characters or lone "
             "surrogates"
         )
+    found = plain(found)
     # The first call may have found that the setting is not set, here but for the publisher.
     return found or (_of_message.get() if is_set() else "")
 
@@ -162,6 +163,7 @@ def full(text: str) -> str:
         ValueError: The text begins like a full one, while ``DLOCK_SCOPE`` is set.
         Exception: See ``current``.
     """
+    text = plain(text)
     if function is None:
         return text
     scope = current()

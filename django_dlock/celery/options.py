@@ -20,6 +20,7 @@ from ..backends.base import Capability
 from ..core.options import DEFAULT, Default, Seconds
 from ..handler import locks
 from ..keys import ALL_ARGUMENTS, Key, compile_key
+from ..names import plain
 from .spelling import refuse_unknown
 
 __all__ = ["RecordOptions", "TaskOptions", "TaskWithOptions", "UniqueOptions"]
@@ -212,7 +213,7 @@ class _Reader:
         value = self.value(option)
         if not isinstance(value, str) or not 1 <= len(value) <= 255:
             self.refuse(option, "; it takes a string of 1 to 255 characters")
-        return value
+        return plain(value)
 
     def compile(self, option: str, spec: Any, prefix: str) -> Key:
         return compile_key(

@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .. import tenancy
+from ..names import plain
 from ..printable import printable
 from .digests import digest_of
 
@@ -34,6 +35,7 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
                 f"key is {key!r}; it takes the string that idempotency_key makes: {str(key)!r} "
                 f"for the template '{{order_id}}', {f'order:{key}'!r} for 'order:{{order_id}}'"
             )
+        scope, key = plain(scope), plain(key)
         if not tenancy.is_full(scope):
             scope = tenancy.full(scope)
         return self.filter(digest=IdempotencyRecord.digest_of(scope, key))

@@ -225,6 +225,58 @@ def test_generator_functions_are_refused(function: Callable[[], Any]) -> None:
         locked("it", using="local")(function)
 
 
+async def coroutine() -> int:
+    raise AssertionError("it ran without the lock")
+
+
+def started() -> asyncio.Task[int]:
+    return asyncio.ensure_future(coroutine())
+
+
+def hidden(function: Callable[[], Any]) -> Callable[[], Any]:
+    """As a decorator does that is not made for such functions."""
+
+    @functools.wraps(function)
+    def call() -> Any:
+        return function()
+
+    # ``wraps`` copies the mark of asgiref, but not what the function is.
+    return call
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
+@pytest.mark.filterwarnings("error")
+def test_a_plain_function_whose_result_has_not_run_is_refused(function: Callable[[], Any]) -> None:
+    call = locked("it", using="local")(hidden(function))
+    with pytest.raises(TypeError, match=r"@locked on .*has not run yet.*Put @locked directly on"):
+        call()
+    assert not held("it")
+
+
+async def test_a_task_that_a_plain_function_has_started_is_cancelled() -> None:
+    tasks: list[asyncio.Task[int]] = []
+
+    @locked("it", using="local")
+    def start() -> asyncio.Task[int]:
+        tasks.append(started())
+        return tasks[0]
+
+    with pytest.raises(TypeError, match="a Task, which has not run yet"):
+        start()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+
+
+async def test_a_coroutine_that_returns_another_one_is_refused() -> None:
+    @locked("it", using="local")
+    async def returns() -> Any:
+        return coroutine()
+
+    with pytest.raises(TypeError, match="returned a coroutine"):
+        await returns()
+    assert not held("it")
+
+
 @pytest.mark.parametrize("thing", [classmethod(plain), staticmethod(plain)])
 def test_the_error_for_a_wrong_order_of_decorators_says_the_right_one(thing: Any) -> None:
     with pytest.raises(

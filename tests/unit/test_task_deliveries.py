@@ -204,7 +204,7 @@ def test_g13_a_body_that_was_only_created_is_no_success(app, make):
     made = make(app, hidden)
     result = made.delay(1)
     work(app)
-    with pytest.raises(TypeError, match="returned a coroutine, which nobody runs"):
+    with pytest.raises(TypeError, match="returned a coroutine, which has not run yet"):
         result.get(timeout=5)
     assert "succeeded" not in states()
 

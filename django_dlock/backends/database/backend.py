@@ -25,6 +25,7 @@ from ...lease import (
     Renewal,
     Waiter,
 )
+from ...names import plain
 from ...process import ProcessIdentity, current
 from .. import handover_mac
 from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, RenewalResults
@@ -235,13 +236,13 @@ class DatabaseBackend(BaseLockBackend):
     def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         def use(one: Connection, store: Store) -> set[tuple[str, str]]:
             asked = [
-                (store.dialect.key(self._table.digest(each.name)), each.owner) for each in plain
+                (store.dialect.key(self._table.digest(each.name)), each.owner) for each in at_once
             ]
-            owners = [each.owner for each in plain]
+            owners = [each.owner for each in at_once]
             return self._table.send(owners, lambda: store.dialect.release_many(one, asked))
 
-        plain = [each for each in releases if not each.min_hold]
-        freed = self._table.call(use, deadline, "end") if plain else set()
+        at_once = [each for each in releases if not each.min_hold]
+        freed = self._table.call(use, deadline, "end") if at_once else set()
         dialect = self._store.dialect
 
         def release(each: ReleaseRequest) -> Outcome:
@@ -267,6 +268,8 @@ class DatabaseBackend(BaseLockBackend):
     # -- operators ---------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
+        name = plain(name)
+
         def use(one: Connection, store: Store, key: Any) -> LeaseInfo | None:
             return self._listing.get(one, store.dialect, key, name)
 
@@ -289,6 +292,8 @@ class DatabaseBackend(BaseLockBackend):
         return self._listing.waiters(now, row, name, limit)
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        name = plain(name)
+
         def change(row: Row, now: int) -> tuple[bool, list[Message]]:
             return row.end_by_break(owner, now)
 

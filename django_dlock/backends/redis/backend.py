@@ -23,6 +23,7 @@ from ...lease import (
     RenewalResult,
     Waiter,
 )
+from ...names import plain
 from .. import handover_mac
 from ..base import (
     AliasOptions,
@@ -211,6 +212,7 @@ class RedisBackend(BaseLockBackend):
     # -- operators ---------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
+        name = plain(name)
         return self._listing.get(name)
 
     def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
@@ -224,6 +226,7 @@ class RedisBackend(BaseLockBackend):
         return self._run(command, self.call_deadline())
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        name = plain(name)
         deadline = deadline or self.call_deadline()
         return self._run(self._commands.break_(name, owner), deadline, urgent=True)
 

@@ -35,6 +35,7 @@ from ...lease import (
     Renewal,
     Waiter,
 )
+from ...names import plain
 from ..base import (
     AliasOptions,
     BaseLockBackend,
@@ -228,6 +229,7 @@ class RedlockBackend(BaseLockBackend):
     # -- operators ---------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
+        name = plain(name)
         return self.get_many([name]).get(name)
 
     def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
@@ -271,6 +273,7 @@ class RedlockBackend(BaseLockBackend):
         return self._votes.waiters(answers)[: max(0, limit)]
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        name = plain(name)
         command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl
         sent = self._send(self._same(command), self._votes.has_quorum, until, keep=True)
         answers = self._settled(sent, deadline or self.call_deadline(), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from ...exceptions import AttemptsExhausted, BackendUnavailable, LeaseLost, NotH
 from ...idempotency import Claim
 from ...lock import Lock
 from ...log import logger
+from ...unfinished import refuse_unfinished
 from ..binding import call_before_start
 from ..canvas import chords
 from ..options import TaskWithOptions
@@ -289,15 +289,11 @@ def _ended(task: TaskWithOptions, value: Any) -> Any:
     Raises:
         TypeError: The body has not run, because a decorator hides what kind of function it is.
     """
-    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
-        kind = type(value).__name__
-        if inspect.iscoroutine(value):
-            # Without this, Python warns that it was never awaited.
-            value.close()
-        raise TypeError(
-            f"The body of task {task.name!r} returned a {kind}, which nobody runs: wait for it, "
-            "as with asgiref.sync.async_to_sync, or return a list"
-        )
+    refuse_unfinished(
+        value,
+        f"The body of task {task.name!r}",
+        "wait for it, as with asgiref.sync.async_to_sync, or return a list",
+    )
     return value
 
 
