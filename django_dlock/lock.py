@@ -37,8 +37,9 @@ class Lock(LockFlows):
     """A lease on a name that no two holders have at the same time.
 
     Args:
-        name: 1 to 255 characters, compared exactly; a member of ``TextChoices`` by its value. A field such as ``{order_id}`` in it gives a
-            ``LockNameWarning``, because the ``f`` before the string is probably missing.
+        name: 1 to 255 characters, compared exactly; a member of ``TextChoices`` by its value. A
+            field such as ``{order_id}`` in it gives a ``LockNameWarning``, because the ``f``
+            before the string is probably missing.
             With ``DLOCK_SCOPE``, each acquire puts the scope of the active tenant in front.
         ttl: Seconds that the lease lives without renewal; the alias's ``TTL`` by default.
         wait: Seconds to wait for the lock; 0 tries once, ``None`` waits forever.
