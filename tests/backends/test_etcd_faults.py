@@ -234,6 +234,48 @@ def test_g5_an_acquire_whose_reply_was_lost_finds_its_own_grant(
     assert grant(backend, LeaseRequest(lease.name, lease.owner, lease.ttl)).token == lease.token
 
 
+def test_g1_an_acquire_that_meets_a_late_copy_of_itself_keeps_its_key(
+    make: Make, own_etcd: EtcdServer, etcd_proxy: Proxy
+) -> None:
+    # try 1 is late ──► try 2 finds the name free ──► try 1 arrives ──► try 2 arrives
+    backend, attempt, answers = make(behind(etcd_proxy), command_timeout=1.0), request(), []
+    direct = make(own_etcd.url)
+    etcd_proxy.keep(2, of=("put",))
+    with pytest.raises(BackendUnavailable):
+        ask(backend, attempt)
+    thread = threading.Thread(
+        target=lambda: answers.append(ask(backend, attempt, patience=PATIENCE))
+    )
+    thread.start()
+    etcd_proxy.wait_until(lambda proxy: proxy.kept == 2)
+    etcd_proxy.deliver()
+    eventually(lambda: locked(direct))
+    etcd_proxy.deliver()
+    thread.join(PATIENCE)
+    (lease,) = answers
+    info = direct.get("name")
+    assert isinstance(lease, Lease)
+    assert info is not None
+    assert (info.owner, info.token) == (lease.owner, lease.token)
+    assert len(own_etcd.leases) == 1
+
+
+def test_g5_a_late_copy_of_an_acquire_that_was_refused_creates_nothing(
+    make: Make, own_etcd: EtcdServer, etcd_proxy: Proxy
+) -> None:
+    # try 1 is late ──► another acquires ──► try 2 is refused ──► the other releases ──► try 1
+    backend, attempt = make(behind(etcd_proxy), command_timeout=1.0), request()
+    direct = make(own_etcd.url)
+    etcd_proxy.keep(of=("put",))
+    with pytest.raises(BackendUnavailable):
+        ask(backend, attempt)
+    other = grant(direct, request())
+    assert isinstance(ask(backend, attempt), Contention)
+    assert release(direct, other) == "released"
+    etcd_proxy.deliver()
+    assert own_etcd.leases == set()
+
+
 def test_g5_a_release_whose_reply_was_lost_is_no_loss(
     alias: EtcdBackend, etcd_proxy: Proxy
 ) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar, Literal, final
 
-How = Literal["close", "swallow", "refuse"]
+How = Literal["close", "swallow", "refuse", "keep"]
 Fault = How | bytes
 """What to do with a command; bytes are sent as the reply instead of the server's."""
 
@@ -170,6 +170,7 @@ class Proxy:
         self._listener: socket.socket | None = None
         self._pairs: set[_Pair] = set()
         self._drops: list[tuple[Fault, tuple[str, ...]]] = []
+        self._kept: list[_Pair] = []
         self._always: dict[str, How] = {}
         self.black_holed = False
         self.delay = 0.0
@@ -202,6 +203,27 @@ class Proxy:
         """
         with self._changed:
             self._drops += [(how, of)] * count
+
+    def keep(self, count: int = 1, *, of: tuple[str, ...] = SCRIPTS) -> None:
+        """Keep the next ``count`` commands on their way to the server, until ``deliver``.
+
+        What their clients send or close after them is kept as well, as a slow network would.
+        """
+        with self._changed:
+            self._drops += [("keep", of)] * count
+
+    def deliver(self) -> None:
+        """Let the server carry out the oldest command that was kept, even if its client is gone."""
+        with self._changed:
+            pair = self._kept.pop(0)
+        pair._delivered.set()
+        if not pair._answered.wait(10.0):
+            raise AssertionError("the server did not answer what was kept")
+
+    @property
+    def kept(self) -> int:
+        """How many commands are kept now."""
+        return len(self._kept)
 
     def reply(self, with_: bytes, count: int = 1, *, of: tuple[str, ...] = SCRIPTS) -> None:
         """Answer the next ``count`` commands instead of the server, which gets none of them."""
@@ -315,6 +337,12 @@ class Proxy:
             self.replies_dropped += 1
             self._changed.notify_all()
 
+    def _keeps(self, pair: _Pair) -> None:
+        with self._changed:
+            pair._delivered, pair._answered = threading.Event(), threading.Event()
+            self._kept.append(pair)
+            self._changed.notify_all()
+
     def _swallowed(self) -> None:
         with self._changed:
             self.swallowed += 1
@@ -336,6 +364,8 @@ class _Pair:
         self._proxy, self._client, self._server = proxy, client, server
         self._requests = REQUESTS[proxy.speaks]()
         self._lose: How | None = None
+        # For a command that is kept on its way to the server.
+        self._delivered, self._answered = threading.Event(), threading.Event()
         self._pumps = 2
         self.ports: tuple[int, int] = (client.getpeername()[1], server.getsockname()[1])
 
@@ -372,12 +402,26 @@ class _Pair:
             if how == "refuse":
                 self._proxy._dropped()
                 return
+            if how == "keep":
+                self._proxy._keeps(self)
+                self._delivered.wait()
+                self._server.sendall(data)
+                # A server may drop the command of a client that has gone meanwhile.
+                self._answered.wait()
+                continue
             if how is not None:
                 self._lose = how
             self._server.sendall(data)
 
+    def _received(self) -> bytes:
+        try:
+            return self._server.recv(65536)
+        finally:
+            if self._delivered.is_set():
+                self._answered.set()
+
     def _downwards(self) -> None:
-        while data := self._server.recv(65536):
+        while data := self._received():
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
             if self._proxy.black_holed:

@@ -3,7 +3,8 @@
 * A held name is a key, and the revision that created it is the token. It is attached to a lease
   of etcd, which deletes it when the lease ends.
 * A grant gets a lease of etcd first, and then creates the key in a transaction, if there is none.
-  A copy of that transaction that arrives late, after the release, finds no such lease any more.
+  It counts only under the lease that the key has: the key may be that of an earlier try. A copy of
+  that transaction that arrives late, after the release, finds no such lease any more.
   If others held the name before, the key is read first, so that a caller that finds it taken again
   has not got a lease of etcd in vain.
 * A renewal gets a new lease of etcd, and attaches the keys to it. It does not keep the old one
@@ -116,6 +117,9 @@ class EtcdBackend(BaseLockBackend):
         answer = None
         while answer is None:
             answer = self._try(request, attempt, deadline)
+        if isinstance(answer, Contention):
+            # An earlier copy of the transaction may still arrive, after the holder's release.
+            self._store.discard(attempt.leases, deadline)
         # Without an answer it stays, and is cancelled or repeated.
         self._attempts.pop(request.owner, None)
         return answer
@@ -165,8 +169,11 @@ class EtcdBackend(BaseLockBackend):
         if not answer.get("succeeded"):
             (entry,) = entries_of(answer)
             if entry is None or entry.owner != request.owner:
-                self._store.discard([granted.id], deadline)
                 return entry and self._contention(key, entry, answer, deadline)
+            if entry.lease != granted.id:
+                # Of an earlier try, whose transaction was late. Its lease began before this try,
+                # so it counts only once it is renewed.
+                return None
             # The client has repeated the transaction.
             token = entry.token
         # Copies of earlier tries may still be on their way to a member.
