@@ -332,6 +332,27 @@ def test_g5_a_late_grant_without_a_quorum_is_withdrawn(nodes):
     assert grant(backend, asked).owner == asked.owner
 
 
+def test_g1_a_late_withdrawal_of_an_earlier_try_ends_no_grant(nodes):
+    # try 1 finds no quorum ──► its withdrawal is late ──► try 2 is granted ──► the withdrawal
+    backend = nodes.backend(command_timeout=1.0)
+    warm(backend)
+    # From now on an acquire is sent by its digest, and only the first withdrawal with its source.
+    release(backend, grant(backend, request("warm")))
+    nodes.fail([1, 2])
+    late, asked = nodes[0].proxy, request()
+    late.keep(of=("EVAL",))
+    with pytest.raises(QuorumNotReached):
+        acquire(backend, asked)
+    late.wait_until(lambda proxy: proxy.kept == 1)
+    nodes[1].heal()
+    lease = retried(lambda: grant(backend, asked))
+    assert nodes.owners_of("name")[:2] == [lease.owner] * 2
+    late.deliver()
+    assert nodes.owners_of("name")[:2] == [lease.owner] * 2
+    nodes[2].heal()
+    assert isinstance(retried(lambda: acquire(nodes.backend())), Contention)
+
+
 def test_other_owners_that_split_the_nodes_are_contention_and_no_outage(nodes):
     rival = held_by_a_rival(nodes, 0)
     nodes.fail([1])

@@ -22,6 +22,7 @@ from .scripts import OUTCOMES
 
 __all__ = [
     "EXACTLY",
+    "LATE_BY",
     "Command",
     "Commands",
     "HandoverMessage",
@@ -111,7 +112,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         base = self.base = f"{{{prefix}:0}}:{FORMAT}:"
         self.locks, self.waiters, self.processes = f"{base}l:", f"{base}q:", f"{base}p:"
-        self.channels, self.cancelled = f"{base}m:", f"{base}u:"
+        self.channels, self.cancelled, self.tries = f"{base}m:", f"{base}u:", f"{base}w:"
         self.index, self.clock = f"{base}i", f"{base}clock"
 
     def of(self, name: str) -> list[str]:

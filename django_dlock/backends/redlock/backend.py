@@ -58,6 +58,7 @@ from .exchange import Exchange
 from .link import Link, connect
 from .node import Job, Node
 from .scripts import KEPT_OUT, RAISE_TOKEN, WITHDRAW
+from .tries import Tries
 from .votes import Votes
 
 __all__ = ["RedlockBackend"]
@@ -94,6 +95,7 @@ class RedlockBackend(BaseLockBackend):
         ]
         self._votes = Votes(len(self._nodes), own.clock_drift)
         self._exchange = Exchange(self._nodes)
+        self._tries = Tries()
         # For what any node may carry out at any time; other commands are made for each node.
         self._commands = Commands(options.key_prefix)
 
@@ -122,8 +124,10 @@ class RedlockBackend(BaseLockBackend):
         asked_at, votes = clock.now(), self._votes
         request = request._replace(ttl=min(request.ttl, self.max_ttl))
 
+        number = self._tries.number(request.owner)
+
         def ask(link: Link) -> Command[Any]:
-            return link.commands.acquire(request)
+            return link.acquire(request, number)
 
         answers: Answers = []
         lease: Lease | None = None
@@ -139,10 +143,11 @@ class RedlockBackend(BaseLockBackend):
                     text = "The nodes granted it, but took longer than the lease"
                     raise QuorumNotReached(text, request.name, self.alias)
                 lease = Lease(request.name, request.owner, token, ttl, asked_at)
+                self._tries.end(request.owner)
                 return lease
         finally:
             if lease is None:
-                self._withdraw(request, answers)
+                self._withdraw(request, number, answers)
         contention = votes.contention(answers)
         if contention is None:
             raise self._not_reached(answers, request.name)
@@ -159,16 +164,17 @@ class RedlockBackend(BaseLockBackend):
         )
         return self._same(command)
 
-    def _withdraw(self, request: LeaseRequest, answers: Answers) -> None:
+    def _withdraw(self, request: LeaseRequest, number: int, answers: Answers) -> None:
         """Withdraw what some nodes have granted, or may still grant; waits for none of them."""
         refused = [isinstance(answer, Contention) for answer in answers]
         if answers and all(refused):
             return
+        self._tries.withdraw(request.owner, number, request.ttl)
         keys = self._commands.keys
         command: Command[Any] = Command(
             WITHDRAW,
-            [keys.locks + request.name, keys.index],
-            [request.name, request.owner],
+            [keys.locks + request.name, keys.index, keys.tries + request.owner],
+            [request.name, request.owner, number],
             as_it_is,
             request.name,
         )
@@ -211,6 +217,7 @@ class RedlockBackend(BaseLockBackend):
         return self._votes.outcome(answers, "released") or "unknown"
 
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
+        self._tries.end(request.owner)
         request = request._replace(ttl=min(request.ttl, self.max_ttl))
         command = self._commands.cancel_acquire(request)
         until = clock.now() + request.ttl

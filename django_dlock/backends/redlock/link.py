@@ -9,12 +9,14 @@ from typing import Any
 from redis import exceptions as errors
 
 from ... import clock
+from ...lease import LeaseRequest
 from ..redis.commands import Command, Commands, text
 from ..redis.connection import Connection, ConnectionBroken, parse_reply
 from ..redis.polling import Spin
 from ..redis.route import Route
 from ..redis.script_parts import Script
-from .scripts import GUARDED
+from .scripts import ACQUIRE_AGAIN, GUARDED
+from .tries import late_ms
 
 __all__ = ["Link", "connect"]
 
@@ -66,6 +68,7 @@ class Link:
         self._sock.setblocking(False)
         self._received, self._unsent = b"", bytearray()
         self._known: set[str] = set()
+        self._prefix = prefix
         self._keep_out_ms = int(keep_out * 1000)
         self.run_id = run_id
         self.commands = Commands(prefix, self.guarded)
@@ -79,9 +82,33 @@ class Link:
         name: str = "",
     ) -> Command[Any]:
         """A command that the node refuses while it is kept out."""
+        keys, args = self._guard(keys, args)
+        return Command(GUARDED[script], keys, args, read, name)
+
+    def acquire(self, request: LeaseRequest, number: int) -> Command[Any]:
+        """Try once; ``number`` tries of this owner were withdrawn before."""
+        if not number:
+            return self.commands.acquire(request)
+
+        def again(
+            script: Script,
+            keys: Sequence[str],
+            args: Sequence[str | int],
+            read: Callable[[Any, float], Any],
+            name: str,
+        ) -> Command[Any]:
+            keys, args = self._guard(keys, args)
+            keys = [*keys, self.commands.keys.tries + request.owner]
+            args = [*args, number, late_ms(request.ttl)]
+            return Command(ACQUIRE_AGAIN, keys, args, read, name)
+
+        return Commands(self._prefix, again).acquire(request)
+
+    def _guard(
+        self, keys: Sequence[str], args: Sequence[str | int]
+    ) -> tuple[Sequence[str], Sequence[str | int]]:
         node = f"{self.commands.keys.base}node"
-        ours = [*args, self._keep_out_ms, self.run_id]
-        return Command(GUARDED[script], [*keys, node], ours, read, name)
+        return [*keys, node], [*args, self._keep_out_ms, self.run_id]
 
     def fileno(self) -> int:
         number: int = self._sock.fileno()

@@ -4,6 +4,10 @@ Each node keeps one further key, ``…:node``. It is ``<run id> joined`` while t
 without a break, and kept its data, since it joined the quorum. A server gets a new run id whenever
 it starts, so a node that was restarted, with or without its data, or that was flushed, is noticed
 by its next command. It then notes since when it is kept out: ``<run id> <ms>``.
+
+An acquire that found no quorum is withdrawn, and then tried again by the same owner. The key
+``…:w:<owner>`` has the number of the latest try, so that a withdrawal that comes late, on a
+connection that was given up since, ends no grant of a later try.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from ..redis.listing import ROWS, WALK
 from ..redis.script_parts import COMMON, Script
 from ..redis.scripts import ACQUIRE, LOCKED
 
-__all__ = ["GUARDED", "KEPT_OUT", "RAISE_TOKEN", "WITHDRAW"]
+__all__ = ["ACQUIRE_AGAIN", "GUARDED", "KEPT_OUT", "RAISE_TOKEN", "WITHDRAW"]
 
 KEPT_OUT = "KEPTOUT"
 """The error code of a node that is kept out."""
@@ -47,6 +51,18 @@ do
 end
 """
 
+_AGAIN = """
+-- KEYS: those of the script, then number of the owner's latest try
+-- ARGV: those of the script, then number of this try, ms for which a withdrawal may be late
+do
+  local late, number = table.remove(ARGV), table.remove(ARGV)
+  redis.call('SET', table.remove(KEYS), number, 'PX', late)
+end
+"""
+
+ACQUIRE_AGAIN = Script(_AGAIN + _GUARD + ACQUIRE.source)
+"""``ACQUIRE`` by an owner whose earlier try was withdrawn; guarded like the others."""
+
 GUARDED = {script: Script(_GUARD + script.source) for script in (ACQUIRE, LOCKED, ROWS, WALK)}
 """The scripts that a node refuses while it is kept out."""
 
@@ -69,9 +85,11 @@ return 1
 WITHDRAW = Script(
     COMMON
     + """
--- KEYS: lock, index
--- ARGV: name, owner
--- Withdraws a grant that found no quorum and leaves no trace: the same owner may ask again.
+-- KEYS: lock, index, number of the owner's latest try
+-- ARGV: name, owner, number of the try
+-- Withdraws a grant that found no quorum and leaves no trace: the same owner may ask again. A later
+-- try keeps its grant.
+if (tonumber(read('GET', KEYS[3]) or '') or 0) > tonumber(ARGV[3]) then return 0 end
 local owner, kind = unpack(read('HMGET', KEYS[1], 'owner', 'kind') or {}, 1, 2)
 if owner == ARGV[2] and kind ~= 'cooling' and not ended(kind) then
   read('ZREM', KEYS[2], ARGV[1])
