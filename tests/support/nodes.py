@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
 import redis
@@ -21,10 +21,14 @@ Fault = Literal["refuse", "black hole", "pause", "kill"]
 
 @final
 class Node:
-    """One server and the proxy in front of it."""
+    """One server and the proxy in front of it.
 
-    def __init__(self) -> None:
-        self.server = RedisServer().start()
+    Args:
+        env: Additions to the server's environment.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self.server = RedisServer(env=env).start()
         self.proxy = Proxy("127.0.0.1", self.server.port)
         self.is_damaged = self._is_paused = False
         # It bypasses the proxy.
@@ -86,20 +90,23 @@ class Node:
 class Nodes:
     """A context manager; the nodes have joined under a prefix of their own.
 
+    Args:
+        env: Additions to the environment of the first one.
+
     Attributes:
         prefix: The ``KEY_PREFIX``.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, env: Mapping[str, str] | None = None) -> None:
         self.prefix = f"test-{secrets.token_hex(4)}"
         self.all: list[Node] = []
-        self._count = count
+        self._count, self._env = count, env
         self._backends: list[RedlockBackend] = []
 
     def __enter__(self) -> Nodes:
         try:
-            for _ in range(self._count):
-                self.all.append(Node())
+            for number in range(self._count):
+                self.all.append(Node(None if number else self._env))
             self.join()
         except BaseException:
             self.stop()

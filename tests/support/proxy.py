@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import ClassVar, Literal, final
 
 How = Literal["close", "swallow", "refuse", "keep"]
+Way = Literal["both", "up", "down"]
+"""To the server, from it, or both."""
 Fault = How | bytes
 """What to do with a command; bytes are sent as the reply instead of the server's."""
 
@@ -171,6 +173,7 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._drops: list[tuple[Fault, tuple[str, ...]]] = []
         self._kept: list[_Pair] = []
+        self._silent: Way | None = None
         self._always: dict[str, How] = {}
         self.black_holed = False
         self.delay = 0.0
@@ -239,12 +242,25 @@ class Proxy:
         """Accept connections and bytes from now on, and forward nothing in either direction."""
         self.black_holed = True
 
+    def silence(self, way: Way = "both", *, new: bool = True) -> None:
+        """Lose what is sent this way.
+
+        Args:
+            new: Also on connections that are made from now on; otherwise only those of now are
+                silent, and stay so, as after a router has forgotten them.
+        """
+        with self._changed:
+            if new:
+                self._silent = way
+            for pair in self._pairs:
+                pair.silent = way
+
     def heal(self) -> None:
         """Forward again; connections that may have lost bytes are cut."""
         # Cut first: what a client sends between these lines must not arrive on a connection that
         # has lost something.
         self.cut()
-        self.black_holed = False
+        self.black_holed, self._silent = False, None
         self.cut()
 
     def cut(self) -> None:
@@ -317,6 +333,7 @@ class Proxy:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pair = _Pair(self, client, server)
             with self._changed:
+                pair.silent = self._silent
                 self._pairs.add(pair)
             pair.start()
 
@@ -364,6 +381,7 @@ class _Pair:
         self._proxy, self._client, self._server = proxy, client, server
         self._requests = REQUESTS[proxy.speaks]()
         self._lose: How | None = None
+        self.silent: Way | None = None
         # For a command that is kept on its way to the server.
         self._delivered, self._answered = threading.Event(), threading.Event()
         self._pumps = 2
@@ -392,7 +410,7 @@ class _Pair:
     def _upwards(self) -> None:
         while data := self._client.recv(65536):
             how = self._proxy._saw(self._requests.feed(data))
-            if self._proxy.black_holed:
+            if self._proxy.black_holed or self.silent in ("both", "up"):
                 self._proxy._swallowed()
                 continue
             if isinstance(how, bytes):
@@ -424,7 +442,7 @@ class _Pair:
         while data := self._received():
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
-            if self._proxy.black_holed:
+            if self._proxy.black_holed or self.silent in ("both", "down"):
                 continue
             lose, self._lose = self._lose, None
             if lose is None:
