@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar, Literal, final
 
 How = Literal["close", "swallow", "refuse", "keep"]
-Way = Literal["both", "up", "down"]
-"""To the server, from it, or both."""
+Way = Literal["up", "down"]
+"""To the server, or from it."""
 Fault = How | bytes
 """What to do with a command; bytes are sent as the reply instead of the server's."""
 
 Protocol = Literal["redis", "postgres", "amqp", "etcd", "zookeeper"]
 
 SCRIPTS = ("EVALSHA", "EVAL")
+GOODBYES = (b"X\0\0\0\4", b"\1\0\0\0\1")
+"""What clients of PostgreSQL and MySQL send before they close a connection."""
+SO_ATTACH_FILTER = 26
+"""Of Linux; Python's ``socket`` does not name it."""
 
 
 class _Requests:
@@ -163,6 +168,7 @@ class Proxy:
         connections: How many clients have connected so far.
         replies_dropped: How many replies were lost on request.
         swallowed: How often clients have sent data that a black hole dropped.
+        tried: The forgotten connections on which a client has sent more than a goodbye.
     """
 
     def __init__(self, host: str, port: int, *, speaks: Protocol = "redis") -> None:
@@ -181,6 +187,7 @@ class Proxy:
         self.connections = 0
         self.replies_dropped = 0
         self.swallowed = 0
+        self.tried: set[tuple[int, int]] = set()
         self.port = 0
         self.accept()
 
@@ -242,16 +249,31 @@ class Proxy:
         """Accept connections and bytes from now on, and forward nothing in either direction."""
         self.black_holed = True
 
-    def silence(self, way: Way = "both", *, new: bool = True) -> None:
-        """Lose what is sent this way.
+    def forget(self, *, acknowledges: bool = True) -> None:
+        """Forget all connections, as a NAT does that was restarted: nothing that either end sends
+        on them arrives any more, and neither is told. New connections work.
 
         Args:
-            new: Also on connections that are made from now on; otherwise only those of now are
-                silent, and stay so, as after a router has forgotten them.
+            acknowledges: Whether the client's system is told that its data has arrived, as by a
+                proxy whose server has moved; if not, as by a router. Linux only.
         """
         with self._changed:
-            if new:
-                self._silent = way
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.is_forgotten = True
+            if not acknowledges:
+                pair.drop_packets()
+
+    @property
+    def open(self) -> int:
+        """How many connections the clients have not closed, forgotten ones included."""
+        with self._changed:
+            return len(self._pairs)
+
+    def silence(self, way: Way) -> None:
+        """Lose what is sent this way, on all connections, until ``heal``."""
+        with self._changed:
+            self._silent = way
             for pair in self._pairs:
                 pair.silent = way
 
@@ -263,21 +285,25 @@ class Proxy:
         self.black_holed, self._silent = False, None
         self.cut()
 
-    def cut(self) -> None:
+    def cut(self, *, but: Collection[int] = ()) -> None:
         """Close all connections."""
         with self._changed:
-            pairs = list(self._pairs)
+            pairs = [pair for pair in self._pairs if pair.ports[0] not in but]
         for pair in pairs:
             pair.close()
 
-    def refuse(self) -> None:
-        """Close all connections and refuse new ones."""
+    def refuse(self, *, but: Collection[int] = ()) -> None:
+        """Close all connections and refuse new ones.
+
+        Args:
+            but: The ports of clients that keep their connections; see ``links``.
+        """
         listener, self._listener = self._listener, None
         if listener is not None:
             # This wakes the accepting thread; ``close`` alone does not.
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        self.cut()
+        self.cut(but=but)
 
     def lead_to(self, port: int) -> None:
         """Forward new connections to this port."""
@@ -360,9 +386,11 @@ class Proxy:
             self._kept.append(pair)
             self._changed.notify_all()
 
-    def _swallowed(self) -> None:
+    def _swallowed(self, pair: _Pair, data: bytes) -> None:
         with self._changed:
             self.swallowed += 1
+            if pair.is_forgotten and data not in GOODBYES:
+                self.tried.add(pair.ports)
             self._changed.notify_all()
 
     def _ended(self, pair: _Pair) -> bool:
@@ -385,6 +413,7 @@ class _Pair:
         # For a command that is kept on its way to the server.
         self._delivered, self._answered = threading.Event(), threading.Event()
         self._pumps = 2
+        self.is_forgotten = False
         self.ports: tuple[int, int] = (client.getpeername()[1], server.getsockname()[1])
 
     def start(self) -> None:
@@ -395,6 +424,13 @@ class _Pair:
         for end in (self._client, self._server):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def drop_packets(self) -> None:
+        """Drop every packet of the client before this system sees it, so that none is confirmed."""
+        # A filter of one instruction: keep 0 bytes of the packet.
+        instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+        program = struct.pack("HL", 1, ctypes.addressof(instruction))
+        self._client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def _run(self, pump: Callable[[], None]) -> None:
         try:
@@ -410,8 +446,8 @@ class _Pair:
     def _upwards(self) -> None:
         while data := self._client.recv(65536):
             how = self._proxy._saw(self._requests.feed(data))
-            if self._proxy.black_holed or self.silent in ("both", "up"):
-                self._proxy._swallowed()
+            if self._proxy.black_holed or self.is_forgotten or self.silent == "up":
+                self._proxy._swallowed(self, data)
                 continue
             if isinstance(how, bytes):
                 self._proxy._dropped()
@@ -442,7 +478,7 @@ class _Pair:
         while data := self._received():
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
-            if self._proxy.black_holed or self.silent in ("both", "down"):
+            if self._proxy.black_holed or self.is_forgotten or self.silent == "down":
                 continue
             lose, self._lose = self._lose, None
             if lose is None:

@@ -165,7 +165,7 @@ def network(proxies: Sequence[Proxy], *, name: str = "", harmless: bool = False)
             on_one(lambda one: one.silence("up")), heal, harmless=harmless
         ),
         "connections forgotten": Fault(
-            on_one(lambda one: one.silence(new=False)), met.clear, lasts=False, harmless=True
+            on_one(lambda one: one.forget()), met.clear, lasts=False, harmless=True
         ),
         "slow replies": Fault(on_one(slow), heal, harmless=harmless),
     }

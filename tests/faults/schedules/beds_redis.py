@@ -176,7 +176,7 @@ class SentinelBed(Bed):
 
     @property
     def _sentinel(self) -> RedisServer:
-        return self._pair._sentinel
+        return self._pair.sentinel
 
     def primary(self) -> RedisServer:
         """The one that the Sentinel names."""

@@ -43,9 +43,13 @@ SCENARIOS = (
         "etcd stalls for a command_timeout",
         "a retried acquire revoked the lease under its own key, and two held",
         EtcdBed,
-        tuple(Draw(0.6, "all paused", 0.0, 0.85 + number / 100) for number in range(12)),
-        25.0,
-        Crew(names=3, long=0.0),
+        # Two overlaps in 70 such stalls.
+        tuple(
+            Draw(0.3 + number % 6 / 10, "all paused", 0.0, 0.8 + number % 4 / 10)
+            for number in range(60)
+        ),
+        100.0,
+        Crew(threads=4, coroutines=4, names=6, long=0.0),
     ),
     Scenario(
         "a planned fail-over by Sentinel",
