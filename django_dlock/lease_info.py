@@ -72,6 +72,8 @@ class LeaseInfo:
         granted_ttl: Seconds that the last grant or renewal gave; ``None`` if not known.
         damaged: What in the store is not as this package writes it, such as ``metadata``; the
             attributes then have values that say nothing.
+        unknown: Those of ``renewals``, ``ttl`` and ``waiting`` that the store does not know; then
+            ``renewals`` and ``waiting`` are 0, and ``ttl`` is the most that may be left.
     """
 
     name: str
@@ -90,11 +92,12 @@ class LeaseInfo:
     silent_for: float | None = None
     granted_ttl: float | None = None
     damaged: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def renewed_ago(self) -> float | None:
         """Seconds since the last renewal, or since the grant; ``None`` if not known."""
-        if self.ttl is None or not self.granted_ttl:
+        if self.ttl is None or not self.granted_ttl or "ttl" in self.unknown:
             return None
         return max(0.0, self.granted_ttl - self.ttl)
 
@@ -119,8 +122,8 @@ class LeaseInfo:
         return ", ".join([*who, f"since {since} ({self.age:.1f} s)"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form that commands print; its keys are part of the public interface."""
-        return {
+        """The JSON form that commands print; its keys are public. What is unknown is ``None``."""
+        facts = {
             "name": self.name,
             "alias": self.alias,
             "kind": self.kind,
@@ -134,7 +137,9 @@ class LeaseInfo:
             "renewals": self.renewals,
             "waiting": self.waiting,
             "damaged": list(self.damaged),
+            "unknown": list(self.unknown),
         }
+        return {**facts, **dict.fromkeys(self.unknown)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +223,11 @@ SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "age": lambda info: (-info.acquired_at.timestamp(), -info.token),
     # A damaged entry would never end, so it counts as the longest.
     "ttl": lambda info: float("inf") if (left := info.ttl) is None else left,
-    "renewals": lambda info: info.renewals,
+    "renewals": lambda info: -1 if "renewals" in info.unknown else info.renewals,
     "token": lambda info: info.token,
-    "waiting": lambda info: info.waiting,
+    "waiting": lambda info: -1 if "waiting" in info.unknown else info.waiting,
 }
-"""The keys that leases can be sorted by."""
+"""The keys that leases can be sorted by. A number that is not known is less than 0."""
 
 SEARCHED = ("task_name", "task_id", "path")
 """The keys of the metadata in which ``LeaseQuery.contains`` is searched for."""

@@ -5,7 +5,6 @@ It does not lock anything between processes, so it must be chosen explicitly.
 
 from __future__ import annotations
 
-import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,8 @@ from ..lease import (
 from ..process import ProcessIdentity, current
 from ..redaction import redacted
 from .base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
-from .holder_state import holder_state, json_object, process_state
+from .holder_state import json_object
+from .operator_rows import lease_row, waiter_row
 
 __all__ = ["LocalBackend"]
 
@@ -232,17 +232,17 @@ class LocalBackend(BaseLockBackend):
         now, wall, me = clock.now(), time.time(), current()
         with self._lock:
             found = [(own, it) for (other, own), it in self._waiters.items() if other == name]
-            state = process_state(me, False, me.id in self._gone)
+            is_gone = me.id in self._gone
         return [
-            Waiter(
+            waiter_row(
                 name=name,
                 alias=self.alias,
                 owner=owner,
-                since=dt.datetime.fromtimestamp(wall - (now - since), tz=dt.timezone.utc),
-                waited=now - since,
+                now=wall,
+                since=wall - (now - since),
                 process=me,
-                state=state,
                 metadata=json_object(metadata),
+                deregistered=is_gone,
             )
             for owner, (since, metadata) in found[: max(0, limit)]
         ]
@@ -299,23 +299,24 @@ class LocalBackend(BaseLockBackend):
 
     def _info(self, name: str, entry: _Entry, now: float) -> LeaseInfo:
         process = entry.process
-        return LeaseInfo(
+        return lease_row(
             name=name,
             alias=self.alias,
             kind=entry.kind,
             owner=entry.owner,
             token=entry.token,
-            acquired_at=dt.datetime.fromtimestamp(entry.wall_at, tz=dt.timezone.utc),
-            age=now - entry.at,
+            # By the wall clock of the grant, even if that has been set since.
+            now=entry.wall_at + (now - entry.at),
+            at=entry.wall_at,
             ttl=entry.until - now,
+            granted_ttl=entry.ttl,
             renewals=entry.renewals,
             waiting=sum(waited_for == name for waited_for, _ in self._waiters),
             process=process,
-            # The holder is this very process, so it is never silent.
-            holder_state=holder_state(entry.kind, process, False, process.id in self._gone),
             metadata=json_object(entry.metadata),
+            # The holder is this very process, so it is never silent.
             silent_for=0.0,
-            granted_ttl=entry.ttl,
+            deregistered=process.id in self._gone,
         )
 
     def _sweep(self, now: float) -> None:

@@ -46,7 +46,7 @@ class OperatorContract(ContractTools):
             assert (info.name, info.owner, info.token) == (name, one.owner, one.token)
 
     def test_a_lease_is_told_in_full(self, backend: BaseLockBackend) -> None:
-        """On every store: only a store that lists knows renewals and waiters."""
+        """On every store: what it does not know, it must name."""
         self.needs(backend, "listing")
         request = self.request(
             self.name(), metadata=json.dumps({"task_name": "shop.charge", "note": "ü"}), waits=True
@@ -58,10 +58,11 @@ class OperatorContract(ContractTools):
         assert info is not None
         assert (info.name, info.alias, info.kind) == (request.name, backend.alias, "held")
         assert (info.owner, info.token) == (lease.owner, lease.token)
-        assert info.renewals == 1
-        assert info.waiting == 1
+        assert set(info.unknown) <= {"renewals", "ttl", "waiting"}
+        assert info.renewals == (0 if "renewals" in info.unknown else 1)
+        assert info.waiting == (0 if "waiting" in info.unknown else 1)
         assert info.ttl is not None
-        assert info.ttl <= 40.1
+        assert info.ttl <= 41
         assert 0 <= info.age < 30
         assert info.acquired_at.tzinfo is not None
         assert info.process == current()
@@ -112,9 +113,11 @@ class OperatorContract(ContractTools):
 
     def test_lists_can_be_sorted(self, backend: BaseLockBackend) -> None:
         """On every store: the store sorts, and must agree with Python about each key."""
-        self.needs(backend, "listing", "parking", "reservations")
+        self.needs(backend, "listing")
         base = self.name()
-        kinds: tuple[Kind, ...] = ("held", "parked", "held", "reserved", "held")
+        kinds: list[Kind] = ["held", "parked", "held", "reserved", "held"]
+        if not {"parking", "reservations"} <= backend.capabilities:
+            kinds = ["held"] * len(kinds)
         for number, kind in enumerate(kinds):
             name = f"{base}:{'caedb'[number]}"
             lease = self.grant(backend, self.request(name, ttl=40 - 3 * number, kind=kind))
@@ -131,21 +134,41 @@ class OperatorContract(ContractTools):
                 assert [info.name for info in page.infos] == names[1:4]
                 assert page.total == 5
 
+    def test_a_lease_is_as_old_as_its_grant(self, backend: BaseLockBackend) -> None:
+        """On every store: the store notes the grant, and not only when the request came."""
+        self.needs(backend, "listing")
+        first = self.grant(backend, self.request(self.name()))
+        waits = self.request(first.name, waits=True)
+        self.refuse(backend, waits)
+        later = self.grant(backend, self.request(self.name()))
+        self.release(backend, first)
+        self.acquire_waiting(backend, waits)
+        granted, before = backend.get(first.name), backend.get(later.name)
+        assert granted is not None
+        assert before is not None
+        between = (granted.acquired_at - before.acquired_at).total_seconds()
+        assert between >= -self.SPREAD
+
     def test_lists_can_be_filtered(self, backend: BaseLockBackend) -> None:
         """On every store: each store filters in its own query language."""
-        self.needs(backend, "listing", "parking")
-        base = self.name()
-        for letter in "dacb":
+        self.needs(backend, "listing")
+        base, parks = self.name(), "parking" in backend.capabilities
+        for letter in "dacb" if parks else "dc":
             kind: Kind = "parked" if letter in "ab" else "held"
             self.grant(backend, self.request(f"{base}:{letter}", kind=kind))
 
         def listed(**kwargs: Any) -> str:
             return "".join(info.name[-1] for info in backend.list(prefix=base, **kwargs))
 
-        assert listed(kind="parked") == "ab"
         assert listed(kind="held", sort=["name"]) == "cd"
         assert listed(kind="reserved") == ""
         assert listed(holder_state="alive") == "dc"
+        assert listed(holder_state="dead") == ""
+        assert backend.count(prefix=base, kind="held", holder_state="unknown") == 0
+        if not parks:
+            assert listed(kind="parked") == ""
+            return
+        assert listed(kind="parked") == "ab"
         assert listed(holder_state="unknown", sort=["-name"], limit=1) == "b"
         assert backend.count(prefix=base, kind="parked") == 2
         assert backend.count(prefix=base, kind="parked", holder_state="alive") == 0
@@ -215,9 +238,9 @@ class OperatorContract(ContractTools):
 
     def test_a_search_can_be_combined_with_a_filter(self, backend: BaseLockBackend) -> None:
         """On every store: a store may search with one query and filter with another."""
-        self.needs(backend, "listing", "parking")
+        self.needs(backend, "listing")
         base = self.name()
-        kinds: tuple[Kind, ...] = ("held", "parked")
+        kinds: list[Kind] = ["held", "parked"] if "parking" in backend.capabilities else ["held"]
         for kind in kinds:
             request = self.request(
                 f"{base}:{kind}", kind=kind, metadata='{"task_name": "shop.charge"}'
@@ -234,7 +257,11 @@ class OperatorContract(ContractTools):
         lease = self.grant(backend, self.request(self.name(), ttl=30))
         fresh = backend.get(lease.name)
         assert fresh is not None
-        assert fresh.granted_ttl is not None
+        if fresh.granted_ttl is None:
+            # Renewals are not written down.
+            assert "renewals" in fresh.unknown
+            assert fresh.renewed_ago is None
+            return
         assert abs(fresh.granted_ttl - 30) < 0.5
         self.renew(backend, lease, ttl=90)
         renewed = backend.get(lease.name)
@@ -278,12 +305,17 @@ class OperatorContract(ContractTools):
     # -- waiters -----------------------------------------------------------------------
 
     def waiters(self, backend: BaseLockBackend, name: str, limit: int = 100) -> list[Waiter]:
-        """The waiters; skips the test if the backend cannot list them and does not have to."""
+        """The waiters; skips the test if the backend says that it does not know them."""
         try:
             return backend.waiters(name, limit=limit)
         except NotImplementedError:
             self.needs(backend, "listing")
-            raise
+            info = backend.get(name)
+            assert info is not None
+            assert "waiting" in info.unknown
+            import pytest
+
+            pytest.skip("the backend does not know its waiters")
 
     def test_waiters_are_listed_in_order_of_arrival(self, backend: BaseLockBackend) -> None:
         """On every store: the store must keep waiters in the order in which they came."""

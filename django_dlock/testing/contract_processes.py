@@ -15,6 +15,10 @@ class ProcessContract(ContractTools):
     def test_g4_a_process_that_has_deregistered_is_dead(self, backend: BaseLockBackend) -> None:
         """On every store: a goodbye is a command of its own, which must reach the lists."""
         self.needs(backend, "listing")
+        if backend.heartbeat is None:
+            import pytest
+
+            pytest.skip("the store's own sessions show who is alive")
         lease = self.grant(backend, self.request(self.name()))
         backend.deregister(current().id, deadline=self.soon(backend))
         info = backend.get(lease.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import operator
 from collections.abc import Iterable, Sequence
@@ -10,14 +9,8 @@ from typing import Any
 
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
 from ...lease_info import KINDS
-from ..holder_state import (
-    SILENT_AFTER,
-    damaged,
-    holder_state,
-    process_from_json,
-    process_state,
-    stored_object,
-)
+from ..holder_state import SILENT_AFTER, damaged, process_from_json, stored_object
+from ..operator_rows import lease_row, waiter_row
 from .connection import Connection
 from .rows import COLUMNS, SECOND, Row, Ticket
 from .statements import LEASES, Dialect
@@ -69,18 +62,16 @@ class DatabaseListing:
 
     def _waiter(self, name: str, ticket: Ticket, now: int) -> Waiter:
         process, facts = process_from_json(ticket.process), stored_object(ticket.metadata)
-        since = max(0, min(ticket.since, now)) / SECOND
-        # Its last request is its sign of life.
-        silent = (now - ticket.asked_at) / SECOND > SILENT_AFTER
-        return Waiter(
+        return waiter_row(
             name=name,
             alias=self._alias,
             owner=ticket.owner,
-            since=dt.datetime.fromtimestamp(since, tz=dt.timezone.utc),
-            waited=now / SECOND - since,
+            now=now / SECOND,
+            since=ticket.since / SECOND,
             process=process,
-            state=process_state(process, silent),
             metadata=facts.value,
+            # Its last request is its sign of life.
+            silent=(now - ticket.asked_at) / SECOND > SILENT_AFTER,
             damaged=damaged(
                 process=bool(ticket.process) and process is None, metadata=not facts.is_sound
             ),
@@ -155,19 +146,20 @@ class DatabaseListing:
             return self._sound_info(name, row, now, beats)
         except (AttributeError, OverflowError, TypeError, ValueError):
             # SQLite stores a value of any type in any column. It must not hide the other rows.
-            return LeaseInfo(
+            return lease_row(
                 name=str(name),
                 alias=self._alias,
                 kind="held",
                 owner=str(row.owner),
                 token=0,
-                acquired_at=dt.datetime.fromtimestamp(now / SECOND, tz=dt.timezone.utc),
-                age=0.0,
+                now=now / SECOND,
+                at=now / SECOND,
                 ttl=None,
+                granted_ttl=None,
                 renewals=0,
                 waiting=0,
                 process=None,
-                holder_state="unknown",
+                metadata={},
                 damaged=("type",),
             )
 
@@ -177,24 +169,22 @@ class DatabaseListing:
         beat, gone = beats.get(process.id if process else "", (0, False))
         # A renewal proves the process alive as well as a heartbeat does.
         heard = max(beat, row.ends_at - row.ttl, row.granted_at)
-        silent_for = max(0, now - heard) / SECOND
-        at = max(0, min(row.granted_at, now)) / SECOND
-        return LeaseInfo(
+        return lease_row(
             name=name,
             alias=self._alias,
-            kind=row.kind if row.kind in KINDS else "held",
+            kind=row.kind,
             owner=row.owner,
             token=operator.index(row.token),
-            acquired_at=dt.datetime.fromtimestamp(at, tz=dt.timezone.utc),
-            age=now / SECOND - at,
+            now=now / SECOND,
+            at=row.granted_at / SECOND,
             ttl=(row.ends_at - now) / SECOND,
-            renewals=max(0, row.renewals),
+            granted_ttl=row.ttl / SECOND,
+            renewals=row.renewals,
             waiting=len(row.tickets(now)),
             process=process,
-            holder_state=holder_state(row.kind, process, silent_for > SILENT_AFTER, gone),
             metadata=facts.value,
-            silent_for=silent_for,
-            granted_ttl=row.ttl / SECOND,
+            silent_for=max(0, now - heard) / SECOND,
+            deregistered=gone,
             damaged=damaged(
                 kind=row.kind not in KINDS,
                 process=bool(row.process) and process is None,

@@ -18,9 +18,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +29,8 @@ from ...lease import (
     Contention,
     Lease,
     LeaseInfo,
+    LeasePage,
+    LeaseQuery,
     LeaseRequest,
     Outcome,
     ReleaseRequest,
@@ -38,7 +39,6 @@ from ...lease import (
 )
 from ...process import current
 from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
-from ..holder_state import holder_state, json_object
 from . import config
 from .client import Client, Denied, NotFound
 from .entries import (
@@ -56,6 +56,7 @@ from .entries import (
     read_all,
     value_of,
 )
+from .listing import EtcdListing
 from .renewal import renew_once
 from .store import PER_TRANSACTION, Store
 from .watch import Watch
@@ -88,7 +89,7 @@ class _Attempt:
 class EtcdBackend(BaseLockBackend):
     """See the module. Waiters are in ``watch``, the network is in ``client``."""
 
-    capabilities = frozenset({"wakeup"})
+    capabilities = frozenset({"listing", "wakeup"})
     renewals_per_call = PER_TRANSACTION
     heartbeat = None
 
@@ -96,6 +97,7 @@ class EtcdBackend(BaseLockBackend):
         super().__init__(options)
         self._client = Client(options)
         self._store = Store(self._client, prefix_of(options.key_prefix))
+        self._listing = EtcdListing(options.alias, self._store, self.command_timeout)
         self._watch = Watch(self._client, self._store.prefix, self.command_timeout)
         # By owner, so that ``cancel_acquire`` finds them.
         self._attempts: dict[str, _Attempt] = {}
@@ -260,33 +262,13 @@ class EtcdBackend(BaseLockBackend):
     # -- operators ---------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
-        deadline = self.call_deadline()
-        answer = self._store.transaction([read(self._store.key(name))], deadline)
-        (entry,) = entries_of(answer)
-        if entry is None:
-            return None
-        now = now_of(answer)
-        at = min(float(entry.number("at")), now)
-        left = self._store.left(entry, deadline)
-        state = holder_state(entry.kind, entry.process, False, False)
-        return LeaseInfo(
-            name=name,
-            alias=self.alias,
-            kind=entry.kind,
-            owner=entry.owner,
-            token=entry.token,
-            acquired_at=dt.datetime.fromtimestamp(at, tz=dt.timezone.utc),
-            age=max(0.0, now - at),
-            ttl=None if left is None else float(left),
-            renewals=entry.number("renewals"),
-            # etcd does not know who waits.
-            waiting=0,
-            process=entry.process,
-            # A proof of death counts, but etcd does not know whose process shows signs of life.
-            holder_state="dead" if state == "dead" else "unknown",
-            metadata=json_object(entry.metadata),
-            damaged=entry.damaged,
-        )
+        return self._listing.get(name)
+
+    def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
+        return self._listing.get_many(names)
+
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        return self._listing.page(query, offset, limit)
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         key, deadline = self._store.key(name), deadline or self.call_deadline()

@@ -25,6 +25,7 @@ from ..holder_state import damaged, json_object, process_from_json, stored_objec
 __all__ = [
     "Entry",
     "Json",
+    "after",
     "delete_if_owned",
     "deleted_of",
     "encoded",
@@ -58,11 +59,17 @@ def encoded(text: str) -> str:
 
 def range_after(prefix: str) -> str:
     """The end of the range of all keys with the prefix, in Base64."""
-    # The prefix ends with a slash, so there is a next character.
-    return encoded(prefix[:-1] + chr(ord(prefix[-1]) + 1))
+    text = prefix.encode()
+    # A last byte of UTF-8 is never 255, so there is a next one.
+    return base64.b64encode(text[:-1] + bytes([text[-1] + 1])).decode()
 
 
-NUMBERS = ("at", "ttl", "renewals")
+def after(key: str) -> str:
+    """The first possible key after this one; both in Base64."""
+    return base64.b64encode(base64.b64decode(key) + b"\0").decode()
+
+
+NUMBERS = ("at", "ttl", "renewals", "renewed")
 LARGEST = 10**10
 """Seconds since 1970, and all other numbers, are smaller."""
 
@@ -140,9 +147,10 @@ def value_of(owner: str, facts: Mapping[str, Any], process: str, metadata: str) 
     """The value of a key, in Base64.
 
     Args:
-        facts: ``kind``, ``at`` (seconds since the epoch), ``ttl`` of etcd's lease in seconds,
-            ``renewals``, ``shortened`` (the highest ``Renewal.shorten`` so far), and ``shared``
-            (whether other keys may be attached to the same lease of etcd).
+        facts: ``kind``, ``at`` (of the grant, in seconds since the epoch), ``ttl`` of etcd's lease
+            in seconds, ``renewals``, ``renewed`` (when for the last time, as ``at``), ``shortened``
+            (the highest ``Renewal.shorten`` so far), and ``shared`` (whether other keys may be
+            attached to the same lease of etcd).
         process, metadata: JSON objects.
     """
     return encoded(f"{owner} {json.dumps(facts)}\n{process}\n{metadata}")

@@ -67,6 +67,7 @@ def _attach(
             **entry.facts,
             "ttl": granted.ttl,
             "renewals": entry.number("renewals") + 1,
+            "renewed": int(granted.at),
             "shortened": max(renewal.shorten, entry.number("shortened")),
             "shared": len(group) > 1,
         }

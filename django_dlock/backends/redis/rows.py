@@ -82,6 +82,8 @@ class Row:
 
     __slots__ = ("_answer", "_values")
 
+    unknown: tuple[str, ...] = ()
+
     def __init__(self, answer: _Answer, values: list[Any]) -> None:
         self._answer, self._values = answer, values
 

@@ -34,6 +34,7 @@ class Attempt:
     Attributes:
         session: The id of the session that created its node; 0 while no node is known.
         token: The node's ``czxid``.
+        data: What is in its node.
         ahead: The nodes that were created before it and are not known to be gone, in order;
             ``None`` while that is not known. No later node comes before it.
         until: When its lease ends, on ``clock.now()``; 0 while it is not granted.
@@ -47,6 +48,7 @@ class Attempt:
     ttl: float
     session: int = 0
     token: int = 0
+    data: bytes = b""
     ahead: list[LockNode] | None = None
     until: float = 0.0
     shortened: int = 0

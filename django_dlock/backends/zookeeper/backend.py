@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,8 @@ from ...lease import (
     Contention,
     Lease,
     LeaseInfo,
+    LeasePage,
+    LeaseQuery,
     LeaseRequest,
     Outcome,
     ReleaseRequest,
@@ -38,11 +39,11 @@ from ...lease import (
 )
 from ...process.points import reached
 from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
-from ..holder_state import holder_state, json_object, process_state
 from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
 from .config import problems, root_of
+from .listing import ZooKeeperListing
 from .nodes import LockNode, content, contents, node_of, other_nodes, path_of, queue, still_there
 from .session import Session
 from .watches import Watches
@@ -56,7 +57,7 @@ ASK_EVERY = 0.5
 class ZooKeeperBackend(BaseLockBackend):
     """One session per process, which shows that it lives; see the module."""
 
-    capabilities = frozenset({"memory_of_ends", "wakeup"})
+    capabilities = frozenset({"listing", "memory_of_ends", "wakeup"})
     heartbeat = None
     # Each lease is one request, even if all of them are sent at once.
     renewals_per_call = 100
@@ -68,6 +69,7 @@ class ZooKeeperBackend(BaseLockBackend):
         self._closing = False
         self._attempts = Attempts(self._delete_expired)
         self._watches = Watches()
+        self._listing = ZooKeeperListing(options, self._sessions, self._own_remaining)
 
     @classmethod
     def problems(cls, options: AliasOptions) -> list[Problem]:
@@ -126,7 +128,7 @@ class ZooKeeperBackend(BaseLockBackend):
             if others and node_of(attempt.path) not in nodes:
                 self._attempts.drop(attempt)
                 return self._contention(others, now)
-        data = content(request, min(request.ttl, session.validity))
+        data = attempt.data = content(request, min(request.ttl, session.validity))
         created = self._attempts.create(attempt, lambda: session.create(attempt.path, data))
         if created is None:
             return None
@@ -154,10 +156,12 @@ class ZooKeeperBackend(BaseLockBackend):
     def _check_again(self, session: Session, attempt: Attempt, deadline: float) -> float | None:
         """See who of those ahead is still there; ``None`` to try again."""
         directory, _, node = attempt.path.rpartition("/")
-        beat, listed = session.beat(), session.client.get_children_async(directory)
-        now = session.answer(beat, deadline).last_modified
+        # Its own node is written, so that it says when it was granted; a majority must confirm it.
+        written = session.client.set_async(attempt.path, attempt.data)
+        listed = session.client.get_children_async(directory)
+        state = session.answer_or_none(written, deadline)
         present = set(session.answer_or_none(listed, deadline) or ())
-        if node not in present:
+        if state is None or node not in present:
             if attempt.until:
                 self._attempts.end(attempt.owner, "broken")
             # Otherwise it was removed from the queue, and joins it again.
@@ -165,7 +169,7 @@ class ZooKeeperBackend(BaseLockBackend):
             return None
         ahead = [other for other in attempt.ahead or [] if node_of(other.path) in present]
         attempt.ahead = still_there(session, ahead, deadline)
-        return float(now)
+        return float(state.last_modified)
 
     def wait(
         self,
@@ -308,52 +312,13 @@ class ZooKeeperBackend(BaseLockBackend):
         return self._sessions.call(step, name, deadline)
 
     def get(self, name: str) -> LeaseInfo | None:
-        deadline = self.call_deadline()
-        now, line = self._sessions.call(
-            lambda session: queue(session, name, deadline), name, deadline
-        )
-        if not line:
-            return None
-        holder, facts = line[0], contents(line[0])
-        return LeaseInfo(
-            name=name,
-            alias=self.alias,
-            kind="held",
-            owner=holder.owner,
-            token=holder.token,
-            # When its node was created; for a holder that had to wait, that was before the grant.
-            acquired_at=dt.datetime.fromtimestamp(holder.at, dt.timezone.utc),
-            age=now - holder.at,
-            ttl=self._remaining(holder),
-            renewals=0,
-            waiting=len(line) - 1,
-            process=facts.process,
-            holder_state=holder_state("held", facts.process, False, False),
-            metadata=json_object(facts.metadata),
-            damaged=facts.damaged,
-        )
+        return self._listing.get(name)
+
+    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
+        return self._listing.page(query, offset, limit)
 
     def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
-        deadline = self.call_deadline()
-        now, line = self._sessions.call(
-            lambda session: queue(session, name, deadline), name, deadline
-        )
-        # The first one holds the name. A node ends with its session, so no waiter is silent.
-        return [self._waiter(name, each, now) for each in line[1:][: max(0, limit)]]
-
-    def _waiter(self, name: str, node: LockNode, now: float) -> Waiter:
-        facts = contents(node)
-        return Waiter(
-            name=name,
-            alias=self.alias,
-            owner=node.owner,
-            since=dt.datetime.fromtimestamp(node.at, dt.timezone.utc),
-            waited=now - node.at,
-            process=facts.process,
-            state=process_state(facts.process, False),
-            metadata=json_object(facts.metadata),
-            damaged=facts.damaged,
-        )
+        return self._listing.waiters(name, limit)
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         asked = False
@@ -429,5 +394,9 @@ class ZooKeeperBackend(BaseLockBackend):
 
     def _remaining(self, holder: LockNode) -> float:
         """Seconds until a lease ends; for a lease of another process, an upper limit."""
-        own = self._attempts.remaining(holder.owner)
+        own = self._own_remaining(holder.owner)
         return contents(holder).ttl if own is None else own
+
+    def _own_remaining(self, owner: str) -> float | None:
+        # A forked child has attempts of its own.
+        return self._attempts.remaining(owner)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote
 
 from ...lease import LeaseRequest
@@ -19,6 +19,8 @@ __all__ = [
     "LockNode",
     "content",
     "contents",
+    "digest_of",
+    "lock_node",
     "node_of",
     "other_nodes",
     "path_of",
@@ -40,6 +42,7 @@ class LockNode:
     Attributes:
         token: When it was created, as a number that rises: its ``czxid``.
         at: The same, in seconds since the epoch on the server's clock.
+        changed: When its owner last wrote it, in the same way.
     """
 
     path: str
@@ -47,12 +50,15 @@ class LockNode:
     token: int
     at: float
     data: bytes
+    # A waiter writes its node again, but it remains the same one.
+    changed: float = field(default=0.0, compare=False)
 
 
 class Facts(NamedTuple):
     """What a node says of its holder.
 
     Attributes:
+        name: Of the lock; empty if it is missing.
         metadata: JSON.
         ttl: Seconds for which its lease was to be granted.
         damaged: As of ``LeaseInfo``.
@@ -62,6 +68,11 @@ class Facts(NamedTuple):
     metadata: str
     ttl: float
     damaged: tuple[str, ...] = ()
+    name: str = ""
+
+    def name_of(self, digest: str) -> str:
+        """The name, if its digest is this one."""
+        return self.name if self.name and _digest(self.name) == digest else ""
 
 
 def content(request: LeaseRequest, ttl: float) -> bytes:
@@ -79,7 +90,7 @@ def contents(node: LockNode) -> Facts:
     """What ``content`` has put there; empty values if another program has written it."""
     facts, whole = stored_object(node.data.decode(errors="replace"))
     process = process_from_json(json.dumps(facts.get("process")))
-    metadata, ttl = facts.get("metadata"), facts.get("ttl")
+    metadata, ttl, name = facts.get("metadata"), facts.get("ttl"), facts.get("name")
     is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
     is_duration = is_number and 0 < cast(float, ttl) < LONGEST_TTL
     return Facts(
@@ -92,6 +103,7 @@ def contents(node: LockNode) -> Facts:
             ttl=whole and not is_duration,
             metadata=whole and not stored_object(metadata).is_sound,
         ),
+        name if isinstance(name, str) else "",
     )
 
 
@@ -105,6 +117,17 @@ def path_of(root: str, name: str, owner: str) -> str:
 def node_of(path: str) -> str:
     """The last part of a path."""
     return path.rpartition("/")[2]
+
+
+def digest_of(path: str) -> str:
+    """What stands for the name in a path."""
+    return node_of(path).partition("-")[0]
+
+
+def lock_node(path: str, data: bytes, state: Any) -> LockNode:
+    """A node as it was read."""
+    owner = unquote(node_of(path).partition("-")[2])
+    return LockNode(path, owner, state.czxid, state.created, data, state.last_modified)
 
 
 def queue(session: Session, name: str, deadline: float) -> tuple[float, list[LockNode]]:
@@ -122,22 +145,17 @@ def other_nodes(
     """The nodes of the name in the order of their creation, without that of one owner."""
     digest, found = _digest(name), []
     directory = _directory(session.root, digest)
-    owners = {
-        f"{directory}/{node}": unquote(node.partition("-")[2])
-        for node in nodes
-        if node.startswith(f"{digest}-")
-    }
     # Not for its own node: if there is no other one, no request is needed.
-    asked = [
-        (path, owner, session.client.get_async(path))
-        for path, owner in owners.items()
-        if owner != but
+    paths = [
+        f"{directory}/{node}"
+        for node in nodes
+        if node.startswith(f"{digest}-") and unquote(node.partition("-")[2]) != but
     ]
-    for path, owner, request in asked:
+    asked = [(path, session.client.get_async(path)) for path in paths]
+    for path, request in asked:
         answer = session.answer_or_none(request, deadline)
         if answer is not None:
-            data, state = answer
-            found.append(LockNode(path, owner, state.czxid, state.created, data))
+            found.append(lock_node(path, *answer))
     return sorted(found, key=lambda node: node.token)
 
 

@@ -35,8 +35,12 @@ class Watches:
             self._waiting.setdefault(node, []).append(tell)
         try:
             if is_new:
-                # Asks for the node's data: unlike ``exists``, that leaves no watch if it is gone.
-                request = session.client.get_async(node.path, watch=lambda event: self._fire(node))
+                # Asks for the node's children, of which it has none: a watch on them fires when the
+                # node goes, but not when its owner writes it. And unlike ``exists``, it leaves no
+                # watch if the node is gone.
+                request = session.client.get_children_async(
+                    node.path, watch=lambda event: self._fire(node), include_data=True
+                )
                 request.rawlink(partial(self._answered, node))
             if not session.connected:
                 tell()
