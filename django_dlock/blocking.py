@@ -194,11 +194,13 @@ class Survey(NamedTuple):
     Attributes:
         names_read: Locks whose waiters were read.
         is_complete: Whether these are all locks that somebody waits for, with all their waiters.
+        untold: The aliases whose store does not know who waits; the others are judged without them.
     """
 
     blocking: Blocking
     names_read: int
     is_complete: bool
+    untold: Sequence[str] = ()
 
 
 def survey(
@@ -230,6 +232,7 @@ def survey(
         len(page.infos) == page.total or (page.infos and not page.infos[-1].waiting)
         for page in pages.values()
     ) and all(len(found.get((info.alias, info.name), ())) >= info.waiting for info in infos)
+    untold = {info.alias: None for info in infos if "waiting" in info.unknown}
     # In the order of the locks.
     ordered = {(i.alias, i.name): found.get((i.alias, i.name), []) for i in infos}
-    return Survey(Blocking(infos, ordered), len(found), is_complete)
+    return Survey(Blocking(infos, ordered), len(found), is_complete, list(untold))

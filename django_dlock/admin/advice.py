@@ -13,6 +13,7 @@ from ..core.held_lease import RENEWALS_PER_TTL
 from ..inspection import duration, is_running
 from ..lease import LeaseInfo, Waiter
 from ..printable import printable
+from .cells import left_text
 
 __all__ = ["Reading", "Step", "steps_for", "verdict"]
 
@@ -84,7 +85,7 @@ def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> 
 
 
 def _of_process(info: LeaseInfo) -> str:
-    left = {"time": duration(info.ttl or 0)}
+    left = {"time": left_text(info)}
     if info.holder_state == "dead":
         return gettext("The holder is dead. Its lease ends in %(time)s, if nobody ends it.") % left
     if info.holder_state == "silent":
@@ -96,6 +97,8 @@ def _of_process(info: LeaseInfo) -> str:
         )
     if info.holder_state == "alive":
         return gettext("The holder is alive: it is still working, or it hangs.")
+    if info.process is not None:
+        return gettext("Whether the holder lives is not known. Its lease ends in %(time)s.") % left
     return gettext("The holder's process is not known. Its lease ends in %(time)s.") % left
 
 
@@ -128,7 +131,8 @@ def steps_for(lock: LockId, reading: Reading, *, in_deadlock: bool, release_url:
     if info is None:
         return []
     steps = [_wait(info, in_deadlock)]
-    if info.kind == "held" and info.holder_state not in ("dead", "unknown"):
+    may_live = info.holder_state != "unknown" or info.process is not None
+    if info.kind == "held" and info.holder_state != "dead" and may_live:
         steps.append(_stop(info))
     if release_url:
         steps.append(_release(info, release_url))

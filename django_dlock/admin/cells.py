@@ -18,7 +18,7 @@ from ..task_url import url_of_task
 from .base import badge, breakable, lines
 from .links import task_link
 
-__all__ = ["holder_of", "time_left", "who", "with_damage"]
+__all__ = ["holder_of", "known", "left_text", "time_left", "who", "with_damage"]
 
 _BAR = (
     # Attributes, because a strict Content-Security-Policy refuses inline styles.
@@ -56,6 +56,19 @@ def with_damage(state: SafeString, it: LeaseInfo | Waiter) -> SafeString:
     return format_html("{} {}", state, mark)
 
 
+def known(info: LeaseInfo, fact: str) -> Any:
+    """A fact of a lease; in words, that the store does not know it."""
+    if fact in info.unknown:
+        return format_html('<span class="dlock-quiet">{}</span>', _("not known"))
+    return getattr(info, fact)
+
+
+def left_text(info: LeaseInfo) -> str:
+    """The time left, or how much it is at most."""
+    left = duration(info.ttl or 0.0)
+    return gettext("at most %s") % left if "ttl" in info.unknown else left
+
+
 def _style_of(info: LeaseInfo) -> str:
     if info.holder_state == "dead":
         return "bad"
@@ -69,6 +82,9 @@ def time_left(info: LeaseInfo) -> SafeString:
     """
     if info.ttl is None:
         return badge("bad", _("never ends"))
+    if "ttl" in info.unknown:
+        # Without a bar, and not counted down: its holder may renew it unseen.
+        return format_html("<span>{}</span>", left_text(info))
     left, whole, bar, late = duration(info.ttl), info.granted_ttl, "", ""
     if whole:
         share = min(1.0, max(0.0, info.ttl / whole))

@@ -27,7 +27,7 @@ from ..lease import LeaseInfo
 from ..models import HeldLock, LockEvent
 from ..printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
-from .cells import holder_of, time_left, with_damage
+from .cells import holder_of, known, time_left, with_damage
 from .changelist import HeldLockChangeList, alias_and_name, as_row
 from .filters import (
     HOLDER_STATES,
@@ -64,7 +64,7 @@ def _column(
 
     @admin.display(description=description, ordering=fact if sortable else None)
     def column(self: Any, row: HeldLock) -> Any:
-        return show(getattr(row.info, fact))
+        return show(known(row.info, fact))
 
     return column
 
@@ -297,6 +297,7 @@ class HeldLockAdmin(WhyAdmin):
                     "holder": self.holder(row),
                     "age": self.age(row),
                     "ttl": self.ttl(row),
+                    "waiting": self.waiting(row),
                     "is_running": is_running(row.info),
                 }
                 for row in left

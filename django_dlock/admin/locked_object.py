@@ -296,6 +296,7 @@ class _ObjectLocks(HeldLockAdmin):
             "holder": self.holder(lock),
             "age": self.age(lock),
             "ttl": self.ttl(lock),
+            "waiting": self.waiting(lock),
             "kind": self.kind(lock),
         }
 

@@ -15,7 +15,7 @@ from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
 from ..process import ProcessIdentity, death_proof
 from .base import badge, breakable, local_text, may_see_users
-from .cells import who, with_damage
+from .cells import known, left_text, who, with_damage
 from .filters import HOLDER_STATES, KINDS
 from .links import why_url
 
@@ -42,7 +42,8 @@ class People:
             "sign_of_life": _sign_of_life(info),
             "since": _moment(info.acquired_at),
             "age": duration(info.age),
-            "ttl": badge("bad", gettext("never ends")) if info.ttl is None else duration(info.ttl),
+            "ttl": badge("bad", gettext("never ends")) if info.ttl is None else left_text(info),
+            "renewals": known(info, "renewals"),
         }
 
     def waiter(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
@@ -146,6 +147,11 @@ def _proof(info: LeaseInfo) -> str:
     """How the state is known."""
     if info.kind != "held" or info.holder_state == "unknown":
         return ""
+    if info.holder_state == "alive" and info.silent_for is None:
+        return gettext(
+            "Its lock was renewed in time, or its session with the store has not ended. This store "
+            "notices only then that a process has died."
+        )
     if info.holder_state == "alive":
         return gettext("Its process has renewed a lock or reported within the last 15 seconds.")
     if info.holder_state == "silent":

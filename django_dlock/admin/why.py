@@ -62,8 +62,8 @@ class WhyAdmin(GuardedAdmin):
             raise PermissionDenied
         aliases, settings_problem = known_aliases()
         query = AliasQuery(aliases)
-        blocking, names_read, is_complete = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
-        people = People(request, self.admin_site.name)
+        found = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
+        people, blocking = People(request, self.admin_site.name), found.blocking
         return self._page(
             request,
             "blocking",
@@ -72,8 +72,9 @@ class WhyAdmin(GuardedAdmin):
             problems=query.problems,
             deadlocks=[people.deadlock(blocking, circle) for circle in blocking.deadlocks],
             rows=[people.line(line) for line in blocking.lines()],
-            names_read=names_read,
-            is_complete=is_complete,
+            names_read=found.names_read,
+            is_complete=found.is_complete,
+            untold_aliases=found.untold,
             names_limit=NAMES,
             waiters_limit=WAITERS_OF_EACH,
         )
@@ -96,8 +97,8 @@ class WhyAdmin(GuardedAdmin):
         if reading.problem:
             # Every further question to a dead server would take its whole command timeout.
             query.problems[alias] = reading.problem
-        blocking, _names_read, is_complete = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
-        blocking = _with(blocking, lock, reading)
+        found = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
+        blocking = _with(found.blocking, lock, reading)
         info, waiters = reading.info, reading.waiters
         people, site = People(request, self.admin_site.name), self.admin_site.name
         in_deadlock = any(lock in circle for circle in blocking.deadlocks)
@@ -120,7 +121,8 @@ class WhyAdmin(GuardedAdmin):
             holder=people.holder(info) if info is not None else None,
             waits=[people.wait(blocking, waiter) for waiter in waits[:CHAIN]],
             in_deadlock=in_deadlock,
-            is_complete=is_complete,
+            is_complete=found.is_complete,
+            untold_aliases=[other for other in found.untold if other != alias],
             waiters=[people.waiter(blocking, waiter) for waiter in waiters],
             more_waiters=max(0, info.waiting - len(waiters)) if info and waiters else 0,
             steps=steps_for(

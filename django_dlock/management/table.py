@@ -53,13 +53,20 @@ def _lease_cells(info: LeaseInfo) -> tuple[str, ...]:
         _with_damage(info.holder_state, info),
         _who(info.as_dict()["holder"]),
         duration(info.age),
-        "never ends" if info.ttl is None else duration(info.ttl),
-        str(info.waiting),
+        _left(info),
+        "unknown" if "waiting" in info.unknown else str(info.waiting),
         info.kind,
         info.alias,
     )
     # A path or a damaged entry may contain terminal escape sequences.
     return tuple(map(printable, cells))
+
+
+def _left(info: LeaseInfo) -> str:
+    if info.ttl is None:
+        return "never ends"
+    left = duration(info.ttl)
+    return f"at most {left}" if "ttl" in info.unknown else left
 
 
 def _aligned(

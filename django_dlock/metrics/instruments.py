@@ -126,7 +126,7 @@ STORE_HOLDERS = Instrument(
     "django_dlock.store.holders",
     "gauge",
     "{lease}",
-    "Held leases by the state of their holder: alive, silent or dead; only up to 10000 leases",
+    "Held leases by the state of their holder; only up to 10000 leases",
     ("alias", "state"),
 )
 RECORDS = Instrument(

@@ -10,7 +10,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from django.db import Error, connections, router
 from django.db.models import Count
@@ -19,6 +19,7 @@ from .. import clock
 from ..audit import is_defined
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
+from ..lease import HolderState
 from ..log import logger
 from . import instruments
 from .instruments import Instrument
@@ -92,9 +93,10 @@ def _ask(alias: str) -> Iterator[Sample]:
         if total > MOST_LISTED:
             return
         infos = backend.list()
-        yield Sample(instruments.STORE_WAITING, sum(info.waiting for info in infos), labels)
+        if not any("waiting" in info.unknown for info in infos):
+            yield Sample(instruments.STORE_WAITING, sum(info.waiting for info in infos), labels)
         states = Counter(info.holder_state for info in infos if info.kind == "held")
-        for state in ("alive", "silent", "dead"):
+        for state in get_args(HolderState):
             yield Sample(instruments.STORE_HOLDERS, states[state], {**labels, "state": state})
     except (BackendUnavailable, InvalidLockBackend) as error:
         logger.info("Alias %r gives no metrics: %s", alias, error, alias=alias)

@@ -27,6 +27,7 @@ from django_dlock.models import IdempotencyRecord, LockEvent
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 KEYS = {
+    "unknown",
     "name",
     "alias",
     "kind",

@@ -128,7 +128,7 @@ class ZooKeeperBackend(BaseLockBackend):
             if others and node_of(attempt.path) not in nodes:
                 self._attempts.drop(attempt)
                 return self._contention(others, now)
-        data = attempt.data = content(request, min(request.ttl, session.validity))
+        data = attempt.data = content(request, min(request.ttl, session.validity), session.timeout)
         created = self._attempts.create(attempt, lambda: session.create(attempt.path, data))
         if created is None:
             return None

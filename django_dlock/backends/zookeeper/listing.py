@@ -137,7 +137,8 @@ class ZooKeeperListing:
             now=now,
             # A holder that had to wait wrote its node again when it was granted.
             at=holder.changed,
-            ttl=facts.ttl if own is None else own,
+            # The node of a process that has died lasts as long as its session.
+            ttl=max(facts.ttl, facts.session) if own is None else own,
             granted_ttl=None,
             renewals=0,
             waiting=len(line) - 1,

@@ -61,6 +61,7 @@ class Facts(NamedTuple):
         name: Of the lock; empty if it is missing.
         metadata: JSON.
         ttl: Seconds for which its lease was to be granted.
+        session: Seconds for which the servers keep its silent session; 0 if not known.
         damaged: As of ``LeaseInfo``.
     """
 
@@ -69,19 +70,21 @@ class Facts(NamedTuple):
     ttl: float
     damaged: tuple[str, ...] = ()
     name: str = ""
+    session: float = 0.0
 
     def name_of(self, digest: str) -> str:
         """The name, if its digest is this one."""
         return self.name if self.name and _digest(self.name) == digest else ""
 
 
-def content(request: LeaseRequest, ttl: float) -> bytes:
+def content(request: LeaseRequest, ttl: float, session: float) -> bytes:
     """The data of a node."""
     facts = {
         "name": request.name,
         "process": current().as_dict(),
         "metadata": request.metadata,
         "ttl": ttl,
+        "session": session,
     }
     return json.dumps(facts, separators=(",", ":")).encode()
 
@@ -91,8 +94,8 @@ def contents(node: LockNode) -> Facts:
     facts, whole = stored_object(node.data.decode(errors="replace"))
     process = process_from_json(json.dumps(facts.get("process")))
     metadata, ttl, name = facts.get("metadata"), facts.get("ttl"), facts.get("name")
-    is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
-    is_duration = is_number and 0 < cast(float, ttl) < LONGEST_TTL
+    is_duration = _is_duration(ttl)
+    session = facts.get("session")
     return Facts(
         process,
         metadata if isinstance(metadata, str) else "{}",
@@ -104,7 +107,13 @@ def contents(node: LockNode) -> Facts:
             metadata=whole and not stored_object(metadata).is_sound,
         ),
         name if isinstance(name, str) else "",
+        float(cast(float, session)) if _is_duration(session) else 0.0,
     )
+
+
+def _is_duration(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < cast(float, value) < LONGEST_TTL
 
 
 def path_of(root: str, name: str, owner: str) -> str:

@@ -111,7 +111,10 @@ class Command(LockCommand):
 def _is_stale(info: LeaseInfo, options: dict[str, Any]) -> bool:
     if info.ttl is None or (info.kind == "held" and info.holder_state == "dead"):
         return True
-    if _exceeds(info.age, options["older_than"]) and info.holder_state == "unknown":
+    # A store may know the process, but not whether it lives.
+    is_anonymous = info.kind != "held" or info.process is None
+    is_of_nobody = info.holder_state == "unknown" and is_anonymous
+    if is_of_nobody and _exceeds(info.age, options["older_than"]):
         return True
     if _exceeds(info.silent_for, options["silent_for"]) and info.holder_state == "silent":
         return True

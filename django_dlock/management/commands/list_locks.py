@@ -77,6 +77,9 @@ class Command(LockCommand):
                     found[info.alias, info.name] = backend.waiters(info.name, limit=WAITERS)
 
         alias_query.ask(read)
+        untold = {info.alias: None for info in infos if "waiting" in info.unknown}
+        for alias in untold:
+            self.stderr.write(f"Alias {alias!r} does not know who waits for its locks.")
         if output_format == "json":
             waiters = (found.get((info.alias, info.name), []) for info in infos)
             self.print_json(
