@@ -149,8 +149,8 @@ def _proof(info: LeaseInfo) -> str:
         return ""
     if info.holder_state == "alive" and info.silent_for is None:
         return gettext(
-            "Its lock was renewed in time, or its session with the store has not ended. This store "
-            "notices only then that a process has died."
+            "Its lock was renewed in time, or its session with the store has not ended. Until that "
+            "changes, this store does not know whether its process has died."
         )
     if info.holder_state == "alive":
         return gettext("Its process has renewed a lock or reported within the last 15 seconds.")

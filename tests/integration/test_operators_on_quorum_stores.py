@@ -150,7 +150,7 @@ def test_pages_say_what_the_store_does_not_know(admin_client, holder, store):
     why = text_of(admin_client.get(url))
     assert ("Renewals not known" in why) == (store == "zookeeper")
     assert ("cannot tell who waits" in why) == (store == "etcd")
-    assert "This store notices only then" in why
+    assert "Until that changes, this store does not know" in why
     admin_client.post(
         reverse("admin:django_dlock_heldlock_release", args=[quote("default/a")]),
         {"_selected_action": "default/a", "owner": listed()[0]["owner"], "force": "on"},

@@ -66,7 +66,7 @@ class ZooKeeperListing:
         now, lines = self._call(self._read_all)
         # Many leases may be of one process.
         judge = functools.cache(holder_state)
-        infos = [self._info(_name_of(line), line, now, judge) for line in lines]
+        infos = [self._info("", line, now, judge) for line in lines]
         found = in_order(filter(query.matches, infos), query.sort)
         end = None if limit is None else offset + limit
         return LeasePage(found[offset:end], len(found))
@@ -129,7 +129,7 @@ class ZooKeeperListing:
         holder, facts = line[0], contents(line[0])
         own = self._remaining(holder.owner)
         return lease_row(
-            name=name,
+            name=name or facts.name_of(digest_of(holder.path)) or _name_of(line),
             alias=self._alias,
             kind="held",
             owner=holder.owner,
@@ -165,6 +165,6 @@ class ZooKeeperListing:
 
 
 def _name_of(line: Sequence[LockNode]) -> str:
-    """The name; its digest if another program has written all its nodes."""
+    """The name if another program has written the first node; its digest if it wrote all."""
     digest = digest_of(line[0].path)
     return next((name for node in line if (name := contents(node).name_of(digest))), digest)
