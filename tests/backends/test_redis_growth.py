@@ -86,6 +86,9 @@ def test_the_cost_for_one_lock_does_not_grow_with_the_number_of_locks(
         for name in "abcfg":
             if info := backend.get(name):
                 backend.break_(name, owner=info.owner)
+    for each in seen:
+        # A lock that it checks may have ended since another call chose it.
+        del each["deregister"]["zrem"]
     _, few, many = seen
     assert few == many
     assert max(sum(done.values()) for done in many.values()) <= 30
@@ -188,8 +191,8 @@ def test_leases_that_expired_are_removed_from_the_index(backend, own_redis, endi
             backend.release(lease.name, lease.owner, min_hold=0.1, deadline=backend.call_deadline())
     while backend.locked(f"ends:{MANY - 1}", deadline=backend.call_deadline()):
         pass
-    # By a heartbeat every five seconds, or by a few acquires.
-    for _ in range(2 if sweeper == "renew" else 15 * HOUSEKEEPING_EVERY):
+    # By a few heartbeats, one every five seconds, or by a few acquires.
+    for _ in range(8 if sweeper == "renew" else 15 * HOUSEKEEPING_EVERY):
         if sweeper == "renew":
             renew(backend)
         else:

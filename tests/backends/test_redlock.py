@@ -15,12 +15,13 @@ from django_dlock.backends.redlock import RedlockBackend
 from django_dlock.exceptions import QuorumNotReached
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.testing import BackendContract
+from tests.support.declared_keys import all_keys_declared
 from tests.support.nodes import Nodes
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Nodes]:
-    with Nodes(3) as servers:
+    with Nodes(3) as servers, all_keys_declared(servers.all[0].server):
         yield servers
 
 

@@ -35,13 +35,14 @@ from ..base import (
     RenewalResults,
 )
 from . import config, information
-from .commands import Command, Commands, HandoverMessage, as_it_is, text
+from .commands import Command, Commands, HandoverMessage, text
 from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
 from .handover import HandoverListener
 from .listing import RedisListing
 from .parameters import connection_maker, max_connections, replicas
 from .pending import PendingReply
 from .pool import Pool
+from .processes import Holders
 from .script_parts import Script
 from .waiters import read_waiters
 
@@ -65,6 +66,7 @@ class RedisBackend(BaseLockBackend):
         timeout = 0.95 * self.command_timeout
         self._pool = Pool(connection_maker(options, timeout), max_connections(options))
         self._commands = Commands(options.key_prefix)
+        self._holders = Holders(self._commands.keys)
         self._replicas = replicas(options)
         self._listener = HandoverListener(self._pool, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
@@ -90,9 +92,18 @@ class RedisBackend(BaseLockBackend):
                 self._confirm(connection, deadline)
             if isinstance(answer, Lease) or not answer.owner or not request.waits:
                 self._unanswered.discard(request.owner)
+            if isinstance(answer, Contention):
+                return self._with_process(connection, answer, deadline)
             return answer
 
         return self._call(use, deadline, urgent=False, name=request.name)
+
+    def _with_process(self, connection: Connection, met: Contention, deadline: float) -> Contention:
+        if (known := self._holders.identified(met)) is not None:
+            return known
+        command = self._holders.command(met)
+        command.read(*connection.run(command, deadline))
+        return self._holders.identified(met) or met
 
     def wait(
         self,
@@ -222,8 +233,7 @@ class RedisBackend(BaseLockBackend):
         return self._listing.page(query, offset=offset, limit=limit)
 
     def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
-        command = read_waiters(self.alias, self._commands.keys, name, limit)
-        return self._run(command, self.call_deadline())
+        return read_waiters(self.alias, self._commands.keys, self._ask, name, limit)
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         name = plain(name)
@@ -305,10 +315,10 @@ class RedisBackend(BaseLockBackend):
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | int],
-        *,
+        read: Callable[[Any, float], T],
         name: str = "",
-    ) -> Any:
-        return self._run(Command(script, keys, args, as_it_is, name), self.call_deadline())
+    ) -> T:
+        return self._run(Command(script, keys, args, read, name), self.call_deadline())
 
     def _run(self, command: Command[T], deadline: float, *, urgent: bool = False) -> T:
         reply, sent_at = self._call(

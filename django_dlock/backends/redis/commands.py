@@ -15,7 +15,6 @@ from ...lease import Contention, Kind, Lease, LeaseRequest, Outcome, Renewal, Re
 from ...process import ProcessIdentity, current
 from .. import handover_mac
 from ..base import RenewalResults
-from ..holder_state import process_from_json
 from . import scripts
 from .script_parts import FORMAT, Script
 from .scripts import OUTCOMES
@@ -23,6 +22,7 @@ from .scripts import OUTCOMES
 __all__ = [
     "EXACTLY",
     "LATE_BY",
+    "Ask",
     "Command",
     "Commands",
     "HandoverMessage",
@@ -71,11 +71,13 @@ class Ticket(NamedTuple):
         token: Of the lease that is held; one that is handed over later has a higher token.
         asked_at: When the request was sent, on ``clock.now()``.
         listens: Whether the server has a subscription of this process.
+        process: The id of the holder's process; see ``processes.Holders``.
     """
 
     token: int
     asked_at: float
     listens: bool = True
+    process: str = ""
 
 
 class HandoverMessage(NamedTuple):
@@ -172,6 +174,10 @@ def _packed_word(word: Word) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
+Ask: TypeAlias = Callable[..., Any]
+"""Takes what ``Command`` takes, runs it within the command timeout, and returns its answer."""
+
+
 class Commands:
     """The commands of one alias.
 
@@ -185,6 +191,8 @@ class Commands:
         self._make = make
         self._acquires = 0
         self._known_as = ""
+        # Names from the index, which the next command that sweeps has to declare.
+        self._to_sweep: Sequence[str] = ()
 
     def acquire(
         self, request: LeaseRequest, listens: bool = True, repeated: bool = False
@@ -206,13 +214,27 @@ class Commands:
             # For the hand-over that follows.
             handover_mac.key_of(self._prefix, name)
         args.append(_ms(ttl + LATE_BY) if repeated else "")
-        return self._make(
-            scripts.ACQUIRE,
-            [*keys.of(name), keys.cancelled + owner, keys.processes + process.id],
-            args,
-            functools.partial(_granted, request),
-            name,
-        )
+        words = [*keys.of(name), keys.cancelled + owner, keys.processes + process.id]
+        read: Callable[[Any, float], Any] = functools.partial(_granted, request)
+        if identity:
+            words += self._locks_to_sweep()
+            read = self._sweeping(read)
+        return self._make(scripts.ACQUIRE, words, args, read, name)
+
+    def _locks_to_sweep(self) -> list[str]:
+        """The keys for ``SWEEP``; other threads get others."""
+        names, self._to_sweep = self._to_sweep, ()
+        return [self.keys.locks + name for name in names]
+
+    def _sweeping(self, read: Callable[[Any, float], T]) -> Callable[[Any, float], T]:
+        """Reads the answer of a script that also returns names to sweep next."""
+
+        def read_both(answer: Any, sent_at: float) -> T:
+            first, *names = answer
+            self._to_sweep = [name.decode(*EXACTLY) for name in names]
+            return read(first, sent_at)
+
+        return read_both
 
     def _introduction(self, process: ProcessIdentity) -> str:
         """The identity of the process, in its first acquire and now and then; else empty."""
@@ -253,15 +275,21 @@ class Commands:
         shorten = [it.shorten for it in renewals if it.shorten] if len(renewals) == 1 else []
         return Command(
             scripts.RENEW,
-            [keys.processes + process, keys.index, *[keys.locks + it.name for it in renewals]],
+            [
+                keys.processes + process,
+                keys.index,
+                *[keys.locks + it.name for it in renewals],
+                *self._locks_to_sweep(),
+            ],
             [
                 _identity(me) if process == me.id else "",
                 keys.base,
+                len(renewals),
                 *[renewal.owner for renewal in renewals],
                 *ttls,
                 *shorten,
             ],
-            functools.partial(_renewal_results, renewals),
+            self._sweeping(functools.partial(_renewal_results, renewals)),
         )
 
     def release(self, name: str, owner: str, min_hold: float) -> Command[Outcome]:
@@ -291,21 +319,22 @@ class Commands:
         return Command(scripts.BREAK, self.keys.of(name), args, _truth, name)
 
     def deregister(self, process: str) -> Command[None]:
-        return Command(scripts.DEREGISTER, [self.keys.processes + process], [], as_it_is)
+        keys = self.keys
+        words = [keys.processes + process, keys.index, *self._locks_to_sweep()]
+        return Command(scripts.DEREGISTER, words, [keys.base], as_it_is)
 
 
 def _granted(request: LeaseRequest, answer: Any, sent_at: float) -> Lease | Contention:
     if isinstance(answer, int):
         return Lease(request.name, request.owner, answer, request.ttl, sent_at)
     # The owner comes last, because it may contain anything, even a line break.
-    kind, remaining, now, token, listens, process_json, holder = text(answer).split("\n", 6)
+    kind, remaining, now, token, listens, process, holder = text(answer).split("\n", 6)
     return Contention(
         owner=holder,
         kind=cast(Kind, kind),
         remaining=max(0, int(remaining)) / 1000,
         now=int(now) / 1000,
-        process=process_from_json(process_json),
-        ticket=Ticket(_token(token), sent_at, listens != "0"),
+        ticket=Ticket(_token(token), sent_at, listens != "0", process),
     )
 
 

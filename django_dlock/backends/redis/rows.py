@@ -14,6 +14,7 @@ from ...lease_info import KINDS
 from ...process import ProcessIdentity
 from ..holder_state import SILENT_AFTER, damaged, holder_state, process_from_json, stored_object
 from .commands import EXACTLY
+from .processes import StoredProcess
 from .script_parts import EXACT
 
 __all__ = ["ALL_FACTS", "FACTS", "WRONG_TYPE", "Reader", "Row"]
@@ -46,12 +47,26 @@ class Reader:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.holder_state = functools.cache(holder_state)
+        self._processes: dict[str, StoredProcess] = {}
 
-    def rows(self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes) -> list[Row]:
+    def rows(
+        self, facts: Sequence[str], now: Any, rows: bytes, processes: bytes
+    ) -> tuple[list[Row], list[str]]:
+        """The rows, and which processes they refer to that this reader has to ``learn`` about."""
         column_of = {fact: number for number, fact in enumerate(("name", "until", "kind", *facts))}
-        holders = [(process, _whole(beat)) for process, beat in _json(processes)]
-        answer = _Answer(self, int(now), column_of, [("", 0), *holders])
-        return [Row(answer, values) for values in _json(rows)]
+        ids = ["", *_json(processes)]
+        answer = _Answer(self, int(now), column_of, ids)
+        unknown = [one for one in ids if one and one not in self._processes]
+        return [Row(answer, values) for values in _json(rows)], unknown
+
+    def learn(self, processes: Mapping[str, StoredProcess]) -> None:
+        self._processes.update(processes)
+
+    def process(self, process: str) -> StoredProcess:
+        return self._processes.get(process, _UNKNOWN)
+
+
+_UNKNOWN = StoredProcess()
 
 
 @dataclass(slots=True)
@@ -61,14 +76,16 @@ class _Answer:
     Attributes:
         now: Milliseconds, on the server's clock.
         column_of: Fact → its index in a row.
-        processes: JSON and last heartbeat of each process; rows refer to it by index, and index
-            0 means none. Heartbeats are like ``now``, but negative after the process deregistered.
+        processes: The id of each process; rows refer to it by index, and index 0 means none.
     """
 
     reader: Reader
     now: int
     column_of: dict[str, int]
-    processes: list[tuple[str, int]]
+    processes: list[str]
+
+    def process(self, number: Any) -> StoredProcess:
+        return self.reader.process(self.processes[int(number or 0)])
 
 
 def _json(answer: bytes) -> Iterable[Any]:
@@ -145,11 +162,17 @@ class Row:
 
     @property
     def waiting(self) -> int:
-        return self._number("@waiting")
+        # Those whose process is listening or has sent a heartbeat lately; the others are gone.
+        answer, count = self._answer, 0
+        for number, waiters in self._said("@waiting") or ():
+            process = answer.process(number)
+            silent = answer.now - _whole(process.beat) >= SILENT_AFTER * 1000
+            count += 0 if silent and not process.listeners else int(waiters)
+        return count
 
     @property
     def process(self) -> ProcessIdentity | None:
-        return process_from_json(self._holder[0])
+        return process_from_json(self._holder.identity)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -158,11 +181,11 @@ class Row:
     @property
     def silent_for(self) -> float:
         renewed = self._number("until") - self._number("ttl")
-        return (self._answer.now - max(self._holder[1], renewed)) / 1000
+        return (self._answer.now - max(_whole(self._holder.beat), renewed)) / 1000
 
     @property
     def holder_state(self) -> HolderState:
-        beat = self._holder[1]
+        beat = _whole(self._holder.beat)
         # The heartbeat alone decides most cases.
         overdue = self._answer.now - beat > SILENT_AFTER * 1000
         silent = overdue and self.silent_for > SILENT_AFTER
@@ -180,7 +203,7 @@ class Row:
             acquired_at=number["at"],
             ttl=number["until"] or number["ttl"],
             renewals=number["n"],
-            process=bool(self._holder[0]) and self.process is None,
+            process=bool(self._holder.identity) and self.process is None,
             metadata=not stored_object(self._text("meta")).is_sound,
         )
 
@@ -188,8 +211,9 @@ class Row:
         return LeaseInfo(**{fact: getattr(self, fact) for fact in LeaseInfo.__slots__})
 
     @property
-    def _holder(self) -> tuple[str, int]:
-        return self._answer.processes[int(self._said("proc") or 0)]
+    def _holder(self) -> StoredProcess:
+        # Its heartbeat is like ``now``, but negative after the process deregistered.
+        return self._answer.process(self._said("proc"))
 
     def _said(self, fact: str) -> Any:
         return self._values[self._answer.column_of[fact]]

@@ -35,9 +35,14 @@ waiters of that process. The message ``<owner> 0`` means "ask again": a release 
 hands nothing over, but the name will be free earlier than the waiter expects. An expired lease is
 not handed over; the next request gets the name.
 
+**Keys.** A script touches only keys that its caller declares, so that it also runs on servers and
+proxies that refuse others. What a script learns, such as the process of a holder, is read by the
+next request: see ``processes.py``.
+
 **Housekeeping.** Names whose lease has expired stay in the index until a script notices. Every
-renewal, and now and then an acquire, checks 20 random names, removes expired ones, and repeats that
-while more than a quarter of them had expired, as Redis itself does with keys.
+renewal, and now and then an acquire, returns 20 random names, which the next such call declares: it
+removes the expired ones. As long as more than a quarter of them had expired, it returns four times
+as many.
 """
 
 from __future__ import annotations
@@ -235,18 +240,23 @@ end
 """
 
 SWEEP = """
--- ``base``: the prefix of all keys.
-local function sweep(index, base, rounds)
-  repeat
-    local names, dead = read('ZRANDMEMBER', index, 20) or {}, 0
-    for _, name in ipairs(names) do
-      local l = read('HMGET', base .. 'l:' .. name, 'owner', 'until', 'kind')
-      if l and not lives(l[1], l[2], l[3])
-        and (ended(l[3]) or redis.call('PTTL', base .. 'l:' .. name) ~= -1) then
-        dead = dead + redis.call('ZREM', index, name)
-      end
+-- Removes from the index the names of the last keys, from ``first``, that are free. ``base`` is the
+-- prefix of all keys. Returns how many those were.
+local function clean(first, index, base)
+  local dead = 0
+  for i = first, #KEYS do
+    local l = read('HMGET', KEYS[i], 'owner', 'until', 'kind')
+    if l and not lives(l[1], l[2], l[3])
+      and (ended(l[3]) or redis.call('PTTL', KEYS[i]) ~= -1) then
+      dead = dead + (read('ZREM', index, string.sub(KEYS[i], #base + 3)) or 0)
     end
-    rounds = rounds - 1
-  until dead * 4 <= #names or rounds == 0
+  end
+  return dead
+end
+-- Does the same; returns the answer and the names to check next, at most ``most``.
+local function swept(answer, first, index, base, most)
+  local checked, size = #KEYS - first + 1, 20
+  if clean(first, index, base) * 4 > checked then size = math.min(checked * 4, most) end
+  return {answer, unpack(read('ZRANDMEMBER', index, size) or {})}
 end
 """

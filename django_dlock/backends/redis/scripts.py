@@ -9,7 +9,6 @@ from .script_parts import (
     KNOWN_FOR_MS,
     MARGIN_MS,
     MEMORY_MS,
-    NOW,
     READ,
     SWEEP,
     Script,
@@ -31,13 +30,14 @@ ACQUIRE = Script(
     + GRANT
     + SWEEP
     + f"""
--- KEYS: lock, waiters, index, clock, mark of the request, process
+-- KEYS: lock, waiters, index, clock, mark of the request, process, lock to sweep...
 -- ARGV: name, owner, ttl ms, kind, process id, metadata, '1' if the caller will wait, owner that
 --   may be replaced or '', identity of the process as JSON or '', ms for which a copy of the
 --   request may still arrive or ''
 -- Returns the token; or, about the lease that is held, these lines: kind, remaining ms, now ms,
--- token, '0' if the waiter's process is not listening here, identity of the holder's process,
--- owner. They are one text, which a client reads as fast as one element of a list.
+-- token, '0' if the waiter's process is not listening here, id of the holder's process, owner. They
+-- are one text, which a client reads as fast as one element of a list. With the identity of the
+-- process, returns a list: that, then names to sweep next.
 local name, me, waits = ARGV[1], ARGV[2], ARGV[7] == '1'
 local owner, kind, token, past, till, longest, proc, n = unpack(redis.call(
   'HMGET', KEYS[1], 'owner', 'kind', 'token', 'past', 'until', 'ttl', 'proc', 'n'), 1, 8)
@@ -46,7 +46,6 @@ local base, ttl = string.sub(KEYS[1], 1, -3 - #name), tonumber(ARGV[3])
 if ARGV[9] ~= '' then
   -- SET first, because a full server must refuse it and grant nothing.
   redis.call('SET', KEYS[6], moment .. ' ' .. ARGV[9], 'PX', '{KNOWN_FOR_MS}')
-  sweep(KEYS[3], base, 10)
 end
 -- A copy that arrives after the lease has ended, perhaps many leases later, is granted nothing.
 local function mark_granted()
@@ -63,6 +62,7 @@ if known and (mine or passed or mark or not living or not waits) then
   read('ZREM', KEYS[2], waiter)
 end
 
+local function answer()
 if mine then
   local new = math.max(till or 0, now + ttl)
   redis.call('HSET', KEYS[1], 'until', new, 'ttl', math.max(longest or 0, ttl),
@@ -98,9 +98,8 @@ if living or mark or over then
       redis.call('PEXPIRE', KEYS[2], remaining + {MARGIN_MS})
     end
   end
-  local process = proc and read('GET', base .. 'p:' .. proc)
   return table.concat({{line(kind or 'held'), text(remaining), moment, line(token or '0'), listens,
-    process and line(string.match(process, '{{.*') or '') or '', owner}}, '\\n')
+    line(proc or ''), owner}}, '\\n')
 end
 
 if n == '-1' and owner and kind ~= 'cooling' and not ended(kind) then
@@ -116,6 +115,10 @@ grant(name, me, new, ARGV[3], ARGV[4], ARGV[5], ARGV[6], '0',
   remember(past, owner ~= me and owner, string.sub(end_of(kind), 1, 1)))
 mark_granted()
 return tonumber(new)
+end
+
+if ARGV[9] == '' then return answer() end
+return swept(answer(), 7, KEYS[3], base, 200)
 """
 )
 
@@ -253,26 +256,26 @@ RENEW = Script(
     COMMON
     + SWEEP
     + f"""
--- KEYS: process, index, lock...
--- ARGV: identity of the process as JSON, prefix of all keys, the owner of each lock, then the TTL
---   in ms of each or one for all; for a single lock, optionally the number of a renewal that may
---   shorten its lease
--- Returns one character per lock; see OUTCOMES.
+-- KEYS: process, index, lock..., lock to sweep...
+-- ARGV: identity of the process as JSON, prefix of all keys, number of locks, the owner of each
+--   lock, then the TTL in ms of each or one for all; for a single lock, optionally the number of a
+--   renewal that may shorten its lease
+-- Returns a list: one character per lock, see OUTCOMES; then names to sweep next.
 -- PEXPIRE first: a server without memory refuses SET and HSET until the script has run a write
 -- command that takes no memory. So it grants nothing, but still renews what is held.
 redis.call('PEXPIRE', KEYS[1], '{KNOWN_FOR_MS}')
 redis.call('SET', KEYS[1], moment .. ' ' .. ARGV[1], 'PX', '{KNOWN_FOR_MS}')
-local call, count, outcomes = redis.call, #KEYS - 2, {{}}
+local call, count, outcomes = redis.call, tonumber(ARGV[3]), {{}}
 local asked, ttl, ends, forget
-local shorten = count == 1 and tonumber(ARGV[5]) or 0
+local shorten = count == 1 and tonumber(ARGV[6]) or 0
 for i = 1, count do
-  if i == 1 or #ARGV > count + 3 then
+  if i == 1 or #ARGV > count + 4 then
     -- Only once if it is the same for all, because formatting numbers is half the work.
-    asked = ARGV[2 + count + i]
+    asked = ARGV[3 + count + i]
     ttl = tonumber(asked)
     ends, forget = text(now + ttl), text(now + ttl + memory(ttl))
   end
-  local lock, me = KEYS[2 + i], ARGV[2 + i]
+  local lock, me = KEYS[2 + i], ARGV[3 + i]
   -- Only one of many leases may be lost if another program has overwritten it.
   local l = redis.pcall('HMGET', lock, 'owner', 'until', 'kind', 'n', 'ttl')
   if l.err then l = read('HMGET', lock, 'owner') or {{}} end
@@ -304,8 +307,7 @@ for i = 1, count do
     outcomes[i] = 'n'
   end
 end
-sweep(KEYS[2], ARGV[2], 100)
-return table.concat(outcomes)
+return swept(table.concat(outcomes), 3 + count, KEYS[2], ARGV[2], 1000)
 """
 )
 
@@ -321,13 +323,15 @@ return lives(unpack(l, 1, 3)) and 1 or 0
 )
 
 DEREGISTER = Script(
-    READ
-    + NOW
+    COMMON
+    + SWEEP
     + """
--- KEYS: process
+-- KEYS: process, index, lock to sweep...
+-- ARGV: prefix of all keys
 -- An hour is long enough for other processes to see it; its leases have been released.
 local known = read('GET', KEYS[1])
 redis.call('SET', KEYS[1], '-' .. moment .. ' ' .. (known and string.match(known, '{.*') or ''),
   'PX', '3600000')
+clean(3, KEYS[2], ARGV[1])
 """
 )

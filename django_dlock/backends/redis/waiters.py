@@ -16,7 +16,8 @@ from ..holder_state import (
     process_state,
     stored_object,
 )
-from .commands import EXACTLY, Command, Keys
+from .commands import EXACTLY, Ask, Keys, as_it_is
+from .processes import StoredProcess, read_processes
 from .script_parts import NOW, READ, Script
 
 __all__ = ["read_waiters"]
@@ -27,77 +28,69 @@ WAITERS = Script(
     + NOW
     + """
 -- KEYS: waiters
--- ARGV: prefix of all keys, how many waiters to return at most
--- Returns {now ms, [[request, arrival in µs], ...], {process: [heartbeat and identity, number of
--- its subscriptions here], ...}}.
-local found, processes = {}, {}
-local queue = read('ZRANGE', KEYS[1], 0, tonumber(ARGV[2]) - 1, 'WITHSCORES') or {}
+-- ARGV: how many waiters to return at most
+-- Returns {now ms, [[request, arrival in µs, process], ...]}.
+local found = {}
+local queue = read('ZRANGE', KEYS[1], 0, tonumber(ARGV[1]) - 1, 'WITHSCORES') or {}
 for i = 1, #queue, 2 do
   local process = string.match(queue[i], '^.-\\n.-\\n.-\\n(.-)\\n') or ''
   -- A huge request would take the time and the memory of everybody who reads the page.
-  found[#found + 1] = {string.sub(queue[i], 1, LONGEST), queue[i + 1]}
-  if not processes[process] then
-    -- A user without the permission to ask must still see the waiters.
-    local listeners = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1] .. 'm:' .. process)[2] or 0
-    local said = read('GET', ARGV[1] .. 'p:' .. process) or ''
-    processes[process] = {string.sub(said, 1, LONGEST), listeners}
-  end
+  found[#found + 1] = {string.sub(queue[i], 1, LONGEST), queue[i + 1], process}
 end
-return {moment, cjson.encode(found), cjson.encode(processes)}
+return {moment, cjson.encode(found)}
 """.replace("LONGEST", str(LONGEST))
 )
 
 
-def read_waiters(alias: str, keys: Keys, name: str, limit: int) -> Command[list[Waiter]]:
-    """The command that reads the first ``limit`` waiters."""
+def read_waiters(alias: str, keys: Keys, ask: Ask, name: str, limit: int) -> list[Waiter]:
+    """The first ``limit`` waiters for a name."""
+    if limit < 1:
+        return []
+    moment, answer = ask(WAITERS, [keys.waiters + name], [limit], as_it_is, name)
+    now = int(moment) / 1000
+    # An empty list and an empty object are the same for Lua.
+    found = json.loads(answer.decode(*EXACTLY)) or []
+    processes = list(dict.fromkeys(process for *_, process in found if process))
+    stored = read_processes(ask, keys, processes) if processes else {}
+    known = {process: _Process(said, now) for process, said in stored.items()}
 
-    def read(answer: Any, sent_at: float) -> list[Waiter]:
-        now, found, processes = int(answer[0]) / 1000, _json(answer[1], []), _json(answer[2], {})
-        known = {
-            process: _Process(said, listeners, now)
-            for process, (said, listeners) in processes.items()
-        }
+    def waiter(request: str, arrival: str, process: str) -> Waiter:
+        # Another program may have put in something else.
+        owner, _ttl, _kind, _process, metadata = [*request.split("\n", 4), *("",) * 4][:5]
+        of = known.get(process) or _Process(StoredProcess(), now)
+        facts, complete = stored_object(metadata), request.count("\n") >= 4
+        # Never in the future, where it would be if the clock has stepped back.
+        since = max(0.0, min(_number(arrival) / 1e6, now))
+        return Waiter(
+            name=name,
+            alias=alias,
+            owner=owner.encode(*EXACTLY).decode("utf-8", "replace"),
+            since=dt.datetime.fromtimestamp(since, tz=dt.timezone.utc),
+            waited=now - since,
+            process=of.identity,
+            state=of.state,
+            metadata=facts.value,
+            damaged=damaged(
+                request=not complete,
+                process=of.is_damaged,
+                metadata=complete and not facts.is_sound,
+            ),
+        )
 
-        def waiter(request: str, arrival: str) -> Waiter:
-            # Another program may have put in something else.
-            owner, _ttl, _kind, process, metadata = [*request.split("\n", 4), *("",) * 4][:5]
-            of = known.get(process) or _Process("", 0, now)
-            facts, complete = stored_object(metadata), request.count("\n") >= 4
-            # Never in the future, where it would be if the clock has stepped back.
-            since = max(0.0, min(_number(arrival) / 1e6, now))
-            return Waiter(
-                name=name,
-                alias=alias,
-                owner=owner.encode(*EXACTLY).decode("utf-8", "replace"),
-                since=dt.datetime.fromtimestamp(since, tz=dt.timezone.utc),
-                waited=now - since,
-                process=of.identity,
-                state=of.state,
-                metadata=facts.value,
-                damaged=damaged(
-                    request=not complete,
-                    process=of.is_damaged,
-                    metadata=complete and not facts.is_sound,
-                ),
-            )
-
-        return [waiter(*entry) for entry in found] if limit > 0 else []
-
-    return Command(WAITERS, [keys.waiters + name], [keys.base, max(1, limit)], read, name)
+    return [waiter(*entry) for entry in found]
 
 
 class _Process:
     """What the server knows of a waiter's process; empty if the process is not known."""
 
-    def __init__(self, said: str, listeners: int, now: float) -> None:
-        beat, _, identity = said.partition(" ")
-        self.identity = process_from_json(identity)
-        self.is_damaged = bool(identity) and self.identity is None
-        heard = _number(beat) / 1000
+    def __init__(self, stored: StoredProcess, now: float) -> None:
+        self.identity = process_from_json(stored.identity)
+        self.is_damaged = bool(stored.identity) and self.identity is None
+        heard = _number(stored.beat) / 1000
         # Its subscription ends with the process, so it is as good as a heartbeat.
-        silent = not listeners and now - abs(heard) > SILENT_AFTER
+        silent = not stored.listeners and now - abs(heard) > SILENT_AFTER
         self.state = process_state(self.identity, silent, deregistered=heard < 0)
-        if listeners and self.identity is None:
+        if stored.listeners and self.identity is None:
             self.state = "alive"
 
 
@@ -107,8 +100,3 @@ def _number(text: Any) -> float:
     except (TypeError, ValueError):
         return 0.0
     return 0.0 if math.isnan(number) else number
-
-
-def _json(answer: bytes, empty: Any) -> Any:
-    # An empty list and an empty object are the same for Lua.
-    return json.loads(answer.decode(*EXACTLY)) or empty

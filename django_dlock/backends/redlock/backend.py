@@ -45,12 +45,11 @@ from ..base import (
     Problem,
     RenewalResults,
 )
-from ..redis.commands import Command, Commands, as_it_is
+from ..redis.commands import Ask, Command, Commands, as_it_is
 from ..redis.connection import is_refusal
-from ..redis.listing import ROWS
+from ..redis.listing import RedisListing
 from ..redis.parameters import connection_maker
-from ..redis.rows import ALL_FACTS, Reader
-from ..redis.script_parts import Script
+from ..redis.processes import Holders
 from ..redis.waiters import read_waiters
 from . import config, listing, servers
 from .broadcast import PENDING, Answers, Broadcast, Decided
@@ -98,6 +97,7 @@ class RedlockBackend(BaseLockBackend):
         self._tries = Tries()
         # For what any node may carry out at any time; other commands are made for each node.
         self._commands = Commands(options.key_prefix)
+        self._holders = Holders(self._commands.keys)
 
     def _options_of(self, url: str) -> AliasOptions:
         kwargs = self.options.options.get("connection_kwargs")
@@ -151,7 +151,12 @@ class RedlockBackend(BaseLockBackend):
         contention = votes.contention(answers)
         if contention is None:
             raise self._not_reached(answers, request.name)
-        return contention
+        known = self._holders.identified(contention)
+        if known is None:
+            question = self._same(self._holders.command(contention))
+            self._ask(question, lambda _: self._holders.knows(contention), deadline)
+            known = self._holders.identified(contention)
+        return known or contention
 
     def _raise_token(self, request: LeaseRequest, token: int) -> Build:
         keys = self._commands.keys
@@ -240,17 +245,12 @@ class RedlockBackend(BaseLockBackend):
         return self.get_many([name]).get(name)
 
     def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
-        keys, reader, votes = self._commands.keys, Reader(self.alias), self._votes
+        keys, votes = self._commands.keys, self._votes
         about = names[0] if len(names) == 1 else ""
         if not names:
             return {}
-
-        def read(answer: Any, sent_at: float) -> dict[str, LeaseInfo]:
-            return {row.exact_name: row.info() for row in reader.rows(ALL_FACTS, *answer)}
-
-        def ask(link: Link) -> Command[Any]:
-            facts: list[str | int] = [keys.base, len(ALL_FACTS), *ALL_FACTS]
-            return link.guarded(ROWS, [keys.index], [*facts, *names], read, about)
+        asks = map(self._ask_node, range(len(self._nodes)))
+        listings = [RedisListing(self.alias, keys, ask) for ask in asks]
 
         def of(name: str, answers: Sequence[Any]) -> list[Any]:
             return [one.get(name) if isinstance(one, dict) else one for one in answers]
@@ -258,14 +258,13 @@ class RedlockBackend(BaseLockBackend):
         def decided(answers: Sequence[Any]) -> bool:
             return all(votes.lease_decided(of(name, answers)) for name in names)
 
-        answers = self._ask(ask, decided, self.call_deadline())
-        if not votes.has_quorum(answers):
-            raise self._not_reached(answers, about)
+        sent = listing.ask_all([partial(one.get_many, names) for one in listings], decided)
+        answers = self._settled(sent, self.call_deadline(), about)
         found = ((name, votes.lease(of(name, answers))) for name in names)
         return {name: info for name, info in found if info is not None}
 
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
-        nodes = [partial(self._ask_one, number) for number in range(len(self._nodes))]
+        nodes = [self._ask_node(number) for number in range(len(self._nodes))]
         keys, votes = self._commands.keys, self._votes
         found = listing.page(self.alias, keys, nodes, votes, query, offset=offset, limit=limit)
         if isinstance(found, LeasePage):
@@ -273,10 +272,10 @@ class RedlockBackend(BaseLockBackend):
         raise self._not_reached(found, "")
 
     def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
-        command = read_waiters(self.alias, self._commands.keys, name, limit)
-        deadline = self.call_deadline()
-        sent = self._send(self._same(command), self._votes.has_quorum, deadline)
-        answers = self._settled(sent, deadline, name)
+        asks, keys = map(self._ask_node, range(len(self._nodes))), self._commands.keys
+        reads = [partial(read_waiters, self.alias, keys, ask, name, limit) for ask in asks]
+        sent = listing.ask_all(reads, self._votes.has_quorum)
+        answers = self._settled(sent, self.call_deadline(), name)
         return self._votes.waiters(answers)[: max(0, limit)]
 
     def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
@@ -341,25 +340,16 @@ class RedlockBackend(BaseLockBackend):
         """Send a command to all nodes, and wait until enough of them have answered."""
         return self._send(build, decided, deadline).wait(deadline - clock.now())
 
-    def _ask_one(
-        self,
-        number: int,
-        script: Script,
-        keys: Sequence[str],
-        args: Sequence[str | int],
-        *,
-        name: str = "",
-    ) -> Any:
+    def _ask_node(self, number: int) -> Ask:
+        return lambda *words: self._ask_one(number, lambda link: link.guarded(*words))
+
+    def _ask_one(self, number: int, build: Build) -> Any:
         """Run a script on one node.
 
         Raises:
             redis.exceptions.RedisError, OSError: No answer.
         """
         sent, deadline = Broadcast(1, lambda answers: True), self.call_deadline()
-
-        def build(link: Link) -> Command[Any]:
-            return link.guarded(script, keys, args, as_it_is, name)
-
         job = Job(build, partial(sent.put, 0), deadline, keep=False)
         self._exchange.submit([(self._nodes[number], job)], lambda: sent.is_decided)
         (answer,) = sent.wait(deadline - clock.now())

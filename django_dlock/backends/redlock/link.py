@@ -81,7 +81,9 @@ class Link:
         read: Callable[[Any, float], Any],
         name: str = "",
     ) -> Command[Any]:
-        """A command that the node refuses while it is kept out."""
+        """A command; if it may say that a name is free, the node refuses it while kept out."""
+        if script not in GUARDED:
+            return Command(script, keys, args, read, name)
         keys, args = self._guard(keys, args)
         return Command(GUARDED[script], keys, args, read, name)
 

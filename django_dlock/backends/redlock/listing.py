@@ -1,4 +1,4 @@
-"""Pages of the leases that a quorum holds, for operators.
+"""What operators read of a quorum: pages of the leases that it holds, and answers of all nodes.
 
 No node can tell alone which leases a quorum holds, so each page reads the names of all nodes.
 """
@@ -14,18 +14,15 @@ from typing import Any
 
 from ... import clock
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
-from ..redis.commands import Keys
+from ..redis.commands import Ask, Keys
 from ..redis.listing import RedisListing
-from .broadcast import PENDING, Answers, Broadcast
+from .broadcast import PENDING, Answers, Broadcast, Decided
 from .votes import Votes
 
-__all__ = ["page"]
+__all__ = ["ask_all", "page"]
 
 GRACE = 0.1
 """Seconds that a page waits, at least, for nodes after the quorum."""
-
-Ask = Callable[..., Any]
-"""Runs a script on one node; see ``redis.listing.Ask``."""
 
 
 def page(
@@ -56,18 +53,10 @@ def page(
 
 
 def _from_all(nodes: Sequence[RedisListing], query: LeaseQuery, votes: Votes) -> Answers:
-    """The leases of each node by name, or why they are not known.
-
-    Reads on a thread per node, because a page may take many calls; it is for operators, and rare.
-    """
-    collected, began = Broadcast(len(nodes), votes.has_quorum), clock.now()
-    for number, node in enumerate(nodes):
-        put = partial(collected.put, number)
-        threading.Thread(
-            target=lambda node=node, put=put: put(_leases(node, query)),
-            name="dlock-page",
-            daemon=True,
-        ).start()
+    """The leases of each node by name, or why they are not known."""
+    began = clock.now()
+    reads = [partial(_leases, node, query) for node in nodes]
+    collected = ask_all(reads, votes.has_quorum)
     collected.wait(math.inf)
     # Give the others as much time again, so that a silent one does not delay the page for long.
     until = clock.now() + (clock.now() - began) + GRACE
@@ -76,11 +65,27 @@ def _from_all(nodes: Sequence[RedisListing], query: LeaseQuery, votes: Votes) ->
     return list(collected.answers)
 
 
-def _leases(node: RedisListing, query: LeaseQuery) -> dict[str, LeaseInfo] | Exception:
-    try:
-        infos = node.page(query, offset=0, limit=None).infos
-    except Exception as error:  # noqa: BLE001 - the caller judges it
-        return error
+def ask_all(reads: Sequence[Callable[[], Any]], decided: Decided) -> Broadcast:
+    """What each function returns or raises; each one reads from one node.
+
+    Reads on a thread per node, because it may take several calls; it is for operators, and rare.
+    """
+    collected = Broadcast(len(reads), decided)
+
+    def run(number: int, read: Callable[[], Any]) -> None:
+        try:
+            answer = read()
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            answer = error
+        collected.put(number, answer)
+
+    for number, read in enumerate(reads):
+        threading.Thread(target=run, args=(number, read), name="dlock-page", daemon=True).start()
+    return collected
+
+
+def _leases(node: RedisListing, query: LeaseQuery) -> dict[str, LeaseInfo]:
+    infos = node.page(query, offset=0, limit=None).infos
     return {info.name: info for info in infos}
 
 

@@ -12,7 +12,7 @@ connection that was given up since, ends no grant of a later try.
 
 from __future__ import annotations
 
-from ..redis.listing import ROWS, WALK
+from ..redis.listing_scripts import NAMES, ROWS
 from ..redis.script_parts import COMMON, Script
 from ..redis.scripts import ACQUIRE, LOCKED
 
@@ -63,7 +63,7 @@ end
 ACQUIRE_AGAIN = Script(_AGAIN + _GUARD + ACQUIRE.source)
 """``ACQUIRE`` by an owner whose earlier try was withdrawn; guarded like the others."""
 
-GUARDED = {script: Script(_GUARD + script.source) for script in (ACQUIRE, LOCKED, ROWS, WALK)}
+GUARDED = {script: Script(_GUARD + script.source) for script in (ACQUIRE, LOCKED, NAMES, ROWS)}
 """The scripts that a node refuses while it is kept out."""
 
 RAISE_TOKEN = Script(

@@ -80,8 +80,7 @@ class Votes(NamedTuple):
         too_many = max(1, len(refusals) - (self.nodes - self.quorum))
         remaining = sorted(one.remaining for one in refusals)[too_many - 1]
         remaining = max(SHORTEST_REMAINING, self.certain(remaining))
-        known = [one for one in refusals if one.owner == met.owner and one.process is not None]
-        return (known[0] if known else met)._replace(remaining=remaining)
+        return met._replace(remaining=remaining)
 
     # -- renew and release -------------------------------------------------------------
 
