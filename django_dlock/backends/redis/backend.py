@@ -24,6 +24,7 @@ from ...lease import (
     Waiter,
 )
 from ...names import plain
+from ...process import current
 from .. import handover_mac
 from ..base import (
     AliasOptions,
@@ -37,12 +38,12 @@ from ..base import (
 from . import config, information
 from .commands import Command, Commands, HandoverMessage, text
 from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
-from .handover import HandoverListener
+from .handover import REFUSED, HandoverListener
 from .listing import RedisListing
 from .parameters import connection_maker, max_connections, replicas
 from .pending import PendingReply
 from .pool import Pool
-from .processes import Holders
+from .processes import Holders, read_processes
 from .script_parts import Script
 from .waiters import read_waiters
 
@@ -247,9 +248,18 @@ class RedisBackend(BaseLockBackend):
         deadline = self.call_deadline()
         with self._asking(deadline) as connection:
             values = self._information(connection, deadline)
+            confirms = not self._replicas or (
+                self._refusable(connection, "WAIT", 0, 1, deadline=deadline) is not None
+            )
             refused = self._listener.refusal(connection, deadline)
+            if not refused:
+                # As long as the connection is open, it is subscribed.
+                (me,) = read_processes(self._ask, self._commands.keys, [current().id]).values()
+                refused = "" if me.listeners else "it counts no subscribers"
         found = config.store_problems(self.alias, values, refused, self._commands.keys.channels)
-        if values:
+        if not confirms:
+            found.append(config.no_confirmation(self.alias))
+        elif values:
             online = information.online_replicas(values)
             found += config.replica_problems(self.alias, online, self._replicas)
         return found
@@ -288,12 +298,12 @@ class RedisBackend(BaseLockBackend):
         return {} if answer is None else information.parsed(text(answer))
 
     @staticmethod
-    def _refusable(connection: Connection, *words: str, deadline: float) -> Any:
+    def _refusable(connection: Connection, *words: str | int, deadline: float) -> Any:
         """The reply to a command; ``None`` if the user may not use it, or the server lacks it."""
         try:
             return connection.execute(*words, deadline=deadline)
         except ErrorReply as error:
-            if error.code in ("NOPERM", "ERR"):
+            if error.code in REFUSED:
                 return None
             raise
 

@@ -140,6 +140,11 @@ class Connection:
         packed = [command.packed for command in commands[1:]]
         self.send(b"".join([commands[0].with_source(), *packed]))
         replies = [self._read(deadline) for _ in commands]
+        for number, reply in enumerate(replies):
+            # Behind a proxy, each call may have reached another server.
+            if isinstance(reply, ErrorReply) and reply.code == "NOSCRIPT":
+                self.send(commands[number].with_source())
+                replies[number] = self._read(deadline)
         failed = next((reply for reply in replies if isinstance(reply, errors.RedisError)), None)
         if failed is None:
             return replies
@@ -148,7 +153,7 @@ class Connection:
             raise failed
         finally:
             # See ``read``.
-            del failed, replies
+            del failed, replies, reply
 
     def confirm(self, replicas: int, deadline: float) -> None:
         """Wait until this many replicas have all that this connection has written.

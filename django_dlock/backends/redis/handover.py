@@ -17,7 +17,8 @@
   grant and prolongs it to the full TTL.
 * A waiter that gets no message asks again when the lease that it found would end, and not earlier.
 * A connection without messages for a while must answer a PING.
-* If the user may not subscribe, waiters ask again every few tenths of a second.
+* If the process cannot subscribe, or the server does not count it as a subscriber, waiters ask
+  again every few tenths of a second.
 
 Among threads, the first waiter reads the socket itself, so that only the operating system has to
 wake it. It passes messages on to other waiters, and another one reads when it stops. If an
@@ -43,8 +44,10 @@ from .commands import HandoverMessage, Keys, Ticket, read_message
 from .connection import Connection, ConnectionBroken, ErrorReply
 from .pool import Pool
 
-__all__ = ["HandoverListener"]
+__all__ = ["REFUSED", "HandoverListener"]
 
+REFUSED = frozenset({"ERR", "NOPERM"})
+"""Errors of a server that does not know a command, or whose user may not use it."""
 SHORTEST_WAIT = 0.05
 """The shortest time between two requests of one waiter, in seconds."""
 POLL_INTERVAL = 0.1, 0.5
@@ -135,7 +138,7 @@ class HandoverListener:
         return clock.now() < self._refused_at + REFUSED_FOR
 
     def refusal(self, connection: Connection, deadline: float) -> str:
-        """The server's error if its user may not publish and subscribe; empty if it may.
+        """The server's error if it refuses to publish or to subscribe; empty if it does both.
 
         The connection is subscribed afterwards.
         """
@@ -144,7 +147,7 @@ class HandoverListener:
             connection.execute("PUBLISH", self._keys.channel, "", deadline=deadline)
             connection.execute("SUBSCRIBE", self._keys.channel, deadline=deadline)
         except ErrorReply as error:
-            if error.code == "NOPERM":
+            if error.code in REFUSED:
                 return str(error)
             raise
         return ""
@@ -301,7 +304,7 @@ class HandoverListener:
             connection.execute("SUBSCRIBE", self._keys.channel, deadline=deadline)
         except BaseException as error:
             connection.close()
-            if not (isinstance(error, ErrorReply) and error.code == "NOPERM"):
+            if not (isinstance(error, ErrorReply) and error.code in REFUSED):
                 raise
             self._refused_at = clock.now()
         else:

@@ -29,11 +29,12 @@ keeps its position. Release, cancel and break give the name to the first waiter 
 owner, a new token and the waiter's own data are written to the hash, with the full TTL that it
 asked for, and the message ``<owner> <token> <MAC>`` is sent to the channel of its process; see
 ``handover_mac.py``. If nobody
-listens to that channel, the process is gone: the waiter is removed and the next one is tried. If a
-process listens but does not react, the lease expires; the next request then removes the other
-waiters of that process. The message ``<owner> 0`` means "ask again": a release with ``min_hold``
-hands nothing over, but the name will be free earlier than the waiter expects. An expired lease is
-not handed over; the next request gets the name.
+listens to that channel, the process is gone: the waiter is removed and the next one is tried. A
+server that counts nobody although the process is subscribed says so when the process asks, which
+then becomes no waiter, but asks again and again. If a process listens but does not react, the lease
+expires; the next request then removes the other waiters of that process. The message ``<owner> 0``
+means "ask again": a release with ``min_hold`` hands nothing over, but the name will be free earlier
+than the waiter expects. An expired lease is not handed over; the next request gets the name.
 
 **Keys.** A script touches only keys that its caller declares, so that it also runs on servers and
 proxies that refuse others. What a script learns, such as the process of a holder, is read by the
@@ -227,12 +228,10 @@ while waiter and not (handed or cools) do
       redis.call('PEXPIRE', KEYS[2], '{MARGIN_MS}')
       break
     end
-    handed = heard > 0
-    if handed then
-      grant(name, owner, new, ttl, kind, proc, meta, '-1', remember(past, last, letter))
-    end
-  end
-  if not handed then
+    -- Even if the server says that nobody has received it: whoever has relies on this grant.
+    handed = true
+    grant(name, owner, new, ttl, kind, proc, meta, '-1', remember(past, last, letter))
+  else
     gone[proc or ''] = true
     waiter, since = first()
   end

@@ -35,7 +35,8 @@ ACQUIRE = Script(
 --   may be replaced or '', identity of the process as JSON or '', ms for which a copy of the
 --   request may still arrive or ''
 -- Returns the token; or, about the lease that is held, these lines: kind, remaining ms, now ms,
--- token, '0' if the waiter's process is not listening here, id of the holder's process, owner. They
+-- token, '0' if the waiter's process is not listening here as far as the server can tell, id of the
+-- holder's process, owner. They
 -- are one text, which a client reads as fast as one element of a list. With the identity of the
 -- process, returns a list: that, then names to sweep next.
 local name, me, waits = ARGV[1], ARGV[2], ARGV[7] == '1'
@@ -92,7 +93,8 @@ if living or mark or over then
   local listens = ''
   if waits and not mark then
     add(KEYS[2], 'NX', micros, waiter)
-    listens = redis.pcall('PUBSUB', 'NUMSUB', base .. 'm:' .. ARGV[5])[2] or ''
+    -- A server that cannot tell could not hand the lease over either.
+    listens = redis.pcall('PUBSUB', 'NUMSUB', base .. 'm:' .. ARGV[5])[2] or '0'
     -- Every waiter asks again when the lease that it found would end.
     if redis.call('PTTL', KEYS[2]) < remaining + {MARGIN_MS} then
       redis.call('PEXPIRE', KEYS[2], remaining + {MARGIN_MS})
