@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
+from django_dlock import clock
 from django_dlock.backends.base import AliasOptions
-from django_dlock.backends.zookeeper import ZooKeeperBackend
+from django_dlock.backends.zookeeper import ZooKeeperBackend, listing
 from django_dlock.backends.zookeeper.listing import UNDER_WAY
 from django_dlock.backends.zookeeper.nodes import path_of
 from django_dlock.backends.zookeeper.session import Session
@@ -18,6 +19,7 @@ from django_dlock.lease import Contention, Lease, LeaseRequest
 from tests.support.zookeeper import ZooKeeperServer
 
 SESSION = 60.0
+GET = KazooClient.get_async
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ class Requests:
     """Counts the requests for nodes, and those of them that are not answered yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.under_way = self.most = self.made = 0
+        self.under_way = self.most = self.made = self.nodes = 0
         answer = Session.answer
         for name in ("get_async", "get_children_async"):
             monkeypatch.setattr(KazooClient, name, self._counted(getattr(KazooClient, name)))
@@ -77,6 +79,7 @@ class Requests:
     def _counted(self, method: Any) -> Any:
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.made += 1
+            self.nodes += method is GET
             self.under_way += 1
             self.most = max(self.most, self.under_way)
             return method(*args, **kwargs)
@@ -98,6 +101,40 @@ def test_a_list_has_a_bounded_number_of_requests_under_way(
     assert backend.count() == UNDER_WAY + 20
     # The root and its directories, but no node.
     assert requests.made <= 1 + 256
+
+
+def test_a_list_that_is_read_again_and_again_asks_for_what_is_new(
+    backend: ZooKeeperBackend, other: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = ask(other, "a", ttl=30.0)
+    assert isinstance(lease, Lease)
+    waits = LeaseRequest(name="a", owner=secrets.token_hex(16), ttl=30.0, waits=True)
+    other.acquire(waits, deadline=other.call_deadline())
+    reading, now, later = Requests(monkeypatch), clock.now, 0.0
+    monkeypatch.setattr(clock, "now", lambda: now() + later)
+
+    def asked(passed: float) -> int:
+        nonlocal later
+        later += passed
+        reading.nodes = 0
+        assert [(info.owner, info.waiting) for info in backend.list()] == [(holder, waiting)]
+        return reading.nodes
+
+    holder, waiting = lease.owner, 1
+    assert asked(0) == 2
+    # A node that has just become the first one may still be written.
+    assert asked(9) == 2
+    assert asked(2) == 2
+    # Now only the waiter is read.
+    assert asked(1) == 1
+    other.release("a", lease.owner, min_hold=0, deadline=other.call_deadline())
+    assert isinstance(other.acquire(waits, deadline=other.call_deadline()), Lease)
+    holder, waiting = waits.owner, 0
+    assert asked(0) == 1
+    assert asked(11) == 1
+    assert asked(0) == 0
+    monkeypatch.setattr(listing, "READ_AGAIN", 1.0)
+    assert asked(2) == 1
 
 
 def test_a_lease_of_another_process_says_what_is_not_known(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ... import clock
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
@@ -28,7 +28,25 @@ T = TypeVar("T")
 UNDER_WAY = 100
 """Requests without an answer, at most."""
 
+SETTLED = 10.0
+"""Seconds that a node must have been the first of its name before it is kept for the next list.
+
+By then its owner has learned that it holds the name, and writes the node no more."""
+READ_AGAIN = 60.0
+"""Seconds after which it is read again nevertheless."""
+
 EVERYTHING = LeaseQuery()
+
+
+class _Kept(NamedTuple):
+    """The first node of a name, as a list has read it; times are on ``clock.now()``."""
+
+    node: LockNode
+    first_since: float
+    read_at: float
+
+    def is_good(self, now: float) -> bool:
+        return self.read_at - self.first_since >= SETTLED and now - self.read_at < READ_AGAIN
 
 
 class ZooKeeperListing:
@@ -46,6 +64,8 @@ class ZooKeeperListing:
     ) -> None:
         self._alias, self._command_timeout = options.alias, options.command_timeout
         self._sessions, self._remaining = sessions, remaining
+        # By path, so that pages that are read again and again do not read each node every time.
+        self._kept: dict[str, _Kept] = {}
 
     def get(self, name: str) -> LeaseInfo | None:
         now, line = self._queue(name)
@@ -90,13 +110,23 @@ class ZooKeeperListing:
         """The server's time, and the nodes of each name, in the order of the first one's grant."""
         # A write first, so that the server that answers has seen all earlier ones.
         now: float = session.answer(session.beat(), self._soon()).last_modified
-        lines: dict[str, list[LockNode]] = {}
-        for path, answer in self._answers(session, self._paths(session), session.client.get_async):
+        paths, began, kept = list(self._paths(session)), clock.now(), self._kept
+        known = {path: it for path in paths if (it := kept.get(path)) and it.is_good(began)}
+        nodes = [it.node for it in known.values()]
+        others = (path for path in paths if path not in known)
+        for path, answer in self._answers(session, others, session.client.get_async):
             # It may be gone since.
             if answer is not None:
-                lines.setdefault(digest_of(path), []).append(lock_node(path, *answer))
+                nodes.append(lock_node(path, *answer))
+        lines: dict[str, list[LockNode]] = {}
+        for node in sorted(nodes, key=lambda node: node.token):
+            lines.setdefault(digest_of(node.path), []).append(node)
         for line in lines.values():
-            line.sort(key=lambda node: node.token)
+            path, first_since = line[0].path, began
+            if (earlier := kept.get(path)) and earlier.node == line[0]:
+                first_since = earlier.first_since
+            known.setdefault(path, _Kept(line[0], first_since, began))
+        self._kept = known
         return now, sorted(lines.values(), key=lambda line: line[0].token)
 
     def _paths(self, session: Session) -> Iterator[str]:
