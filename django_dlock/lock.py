@@ -11,7 +11,7 @@ from . import conf, process
 from .core.acquire import this_task, this_thread
 from .core.flow import Flow, adrive, drive
 from .core.held_lease import HeldLease, LockState
-from .core.lock_leases import Caller, HandleLeases
+from .core.holds import Caller, HandleHolds
 from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
 from .core.release import LockFlows
 from .handler import locks
@@ -93,7 +93,7 @@ class Lock(LockFlows):
             *(backend, ttl, wait, renew, max_hold, min_hold, reentrant, metadata, on_lost),
             *(hold_until, if_unavailable),
         )
-        super().__init__(check_name(name), backend, HandleLeases(bound), options)
+        super().__init__(check_name(name), backend, HandleHolds(bound), options)
         if "{" in name:
             from .mistakes import warn_of_field
 
@@ -119,7 +119,7 @@ class Lock(LockFlows):
                 ``command_timeout``. Raised at once if the backend refuses (``BackendRefused``).
         """
         patience = self._patience(blocking, timeout)
-        return self._acquire(self._try_flow, self._leases.caller_thread(), patience) is not None
+        return self._acquire(self._try_flow, self._holds.caller_thread(), patience) is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """As ``acquire``, for coroutines; the holder is the handle itself.
@@ -128,18 +128,16 @@ class Lock(LockFlows):
         a task of its own, which ends right away. So give each task a handle of its own.
         """
         patience = self._patience(blocking, timeout)
-        held = await self._aacquire(self._try_flow, self._leases.caller_handle(), patience)
+        held = await self._aacquire(self._try_flow, self._holds.caller_handle(), patience)
         return held is not None
 
     def __enter__(self) -> Self:
         # In one line, because an interrupt between two lines would leave the lock held, without
         # a call of __exit__.
-        return self._acquire(self._enter_flow, self._leases.caller_thread(), self._options.wait)
+        return self._acquire(self._enter_flow, self._holds.caller_thread(), self._options.wait)
 
     async def __aenter__(self) -> Self:
-        return await self._aacquire(
-            self._enter_flow, self._leases.caller_task(), self._options.wait
-        )
+        return await self._aacquire(self._enter_flow, self._holds.caller_task(), self._options.wait)
 
     def _patience(self, blocking: bool, timeout: float | None) -> float | None:
         if not blocking:
@@ -179,7 +177,7 @@ class Lock(LockFlows):
         The lease then outlives its thread or task, and is renewed while the ``Lock`` is alive.
         Does nothing if the lock is not held, or if a reentrant lease was entered several times.
         """
-        self._leases.unbind()
+        self._holds.unbind()
 
     # -- renew -------------------------------------------------------------------------
 
@@ -195,12 +193,12 @@ class Lock(LockFlows):
             BackendUnavailable: No answer; it may or may not be prolonged.
             TypeError, ValueError: ``ttl`` is wrong, or too short to be renewed.
         """
-        held = self._current("renewed")
+        held = self._current("renewed").lease
         drive(self._renew_flow(held, ttl), held.backend)
 
     async def arenew(self, ttl: Seconds | None = None) -> None:
         """As ``renew``, for coroutines."""
-        held = self._current("renewed")
+        held = self._current("renewed").lease
         await adrive(self._renew_flow(held, ttl), held.backend)
 
     # -- release -----------------------------------------------------------------------
@@ -214,22 +212,22 @@ class Lock(LockFlows):
             BackendUnavailable: No answer. Renewal has ended, the release is repeated in the
                 background, and the lease ends with its TTL at the latest.
         """
-        held = None
+        hold = None
         try:
-            held = self._current("released")
-            drive(self._release_flow(held), held.backend)
+            hold = self._current("released")
+            drive(self._release_flow(hold), hold.lease.backend)
         except BaseException as error:
-            self._stop(held, error)
+            self._stop(hold, error)
             raise
 
     async def arelease(self) -> None:
         """As ``release``, for coroutines."""
-        held = None
+        hold = None
         try:
-            held = self._current("released")
-            await adrive(self._release_flow(held), held.backend)
+            hold = self._current("released")
+            await adrive(self._release_flow(hold), hold.lease.backend)
         except BaseException as error:
-            self._stop(held, error)
+            self._stop(hold, error)
             raise
 
     def __exit__(
@@ -238,13 +236,14 @@ class Lock(LockFlows):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held = None
+        hold = None
         try:
-            held = self._leases.current()
-            if held is not None:
-                drive(self._exit_flow(held, error), held.backend)
+            hold, lost = self._holds.of_block()
+            ends = hold or lost
+            if ends is not None:
+                drive(self._exit_flow(hold, lost, error), ends.lease.backend)
         except BaseException as interrupt:
-            self._stop(held, interrupt)
+            self._stop(hold, interrupt)
             raise
 
     async def __aexit__(
@@ -253,45 +252,46 @@ class Lock(LockFlows):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held = None
+        hold = None
         try:
-            held = self._leases.current()
-            if held is None:
+            hold, lost = self._holds.of_block()
+            ends = hold or lost
+            if ends is None:
                 return
-            flow = self._exit_flow(held, error)
+            flow = self._exit_flow(hold, lost, error)
             if kind is GeneratorExit:
                 # The event loop has given up this coroutine, so it cannot await any more.
                 next(flow, None)
                 flow.close()
             else:
-                await adrive(flow, held.backend)
+                await adrive(flow, ends.lease.backend)
         except BaseException as interrupt:
-            self._stop(held, interrupt)
+            self._stop(hold, interrupt)
             raise
 
     def __del__(self) -> None:
         # It has no such attribute if ``__init__`` raised.
-        leases = getattr(self, "_leases", None)
-        if leases is not None:
-            leases.collected(self)
+        holds = getattr(self, "_holds", None)
+        if holds is not None:
+            holds.collected(self)
 
     # -- without I/O -------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        held = self._leases.mine()
+        held = self._holds.mine()
         name = self._name if held is None else held.name
         return f"<Lock {name!r} on {self.alias!r}: {self.state}>"
 
     @property
     def state(self) -> LockState:
         """``free``, ``held``, ``in_doubt`` (nothing confirmed for half the TTL) or ``lost``."""
-        held = self._leases.mine()
+        held = self._holds.mine()
         return "free" if held is None else held.state
 
     @property
     def held(self) -> bool:
         """Whether the lease is ours as far as can be known here; true in doubt."""
-        held = self._leases.mine()
+        held = self._holds.mine()
         return held is not None and held.active
 
     @property
@@ -303,25 +303,25 @@ class Lock(LockFlows):
     def lost_reason(self) -> str | None:
         """``None``, or ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``,
         ``fork``, ``exit``, ``holder_ended``, ``interrupted`` or ``collected``."""
-        held = self._leases.mine()
+        held = self._holds.mine()
         return None if held is None else held.lost_reason
 
     @property
     def remaining(self) -> float:
         """Seconds until the local deadline; 0 if it is not held."""
-        held = self._leases.mine()
+        held = self._holds.mine()
         return 0.0 if held is None else held.remaining
 
     @property
     def token(self) -> int | None:
         """The fencing token of this grant; ``None`` when free, or locked in this process only."""
-        held = self._leases.mine()
+        held = self._holds.mine()
         return None if held is None else held.token
 
     @property
     def owner(self) -> str | None:
         """The random owner of this grant; ``None`` when free."""
-        held = self._leases.mine()
+        held = self._holds.mine()
         return None if held is None else held.owner
 
     def check(self) -> None:
@@ -332,7 +332,7 @@ class Lock(LockFlows):
             NotHeld: It was never acquired, or is released.
         """
         # With few function calls, because it is called in loops.
-        held = self._leases.mine()
+        held = self._holds.mine()
         if held is None or not held.active:
             self._checked("checked")
 
@@ -393,7 +393,7 @@ class Lock(LockFlows):
         Raises:
             LeaseLost, NotHeld: There is none.
         """
-        held = self._leases.mine() or self._current(verb)
+        held = self._holds.mine() or self._current(verb).lease
         held.check()
         return held
 

@@ -27,7 +27,8 @@ from . import cleanup, dispatch, fallback, tracing, transactions
 from .flow import Flow
 from .granting import Met, grant_flow
 from .held_lease import HeldLease, registry
-from .lock_leases import Caller, HandleLeases
+from .holds import Caller, HandleHolds, this_caller
+from .limits import limit_flow
 from .options import LockOptions, with_holding
 from .registry import HolderKey
 
@@ -65,17 +66,17 @@ class AcquireFlows:
         _sender: The sender of signals: ``Lock``, also for its subclasses.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_leases", "_name", "_options", "contention")
+    __slots__ = ("__weakref__", "_backend", "_holds", "_name", "_options", "contention")
 
     _sender: ClassVar[type]
 
     def __init__(
-        self, name: str, backend: BaseLockBackend, leases: HandleLeases, options: LockOptions
+        self, name: str, backend: BaseLockBackend, holds: HandleHolds, options: LockOptions
     ) -> None:
         self._name = name
         self.contention: Contention | None = None
         self._backend = backend
-        self._leases = leases
+        self._holds = holds
         self._options = options
 
     @property
@@ -94,7 +95,7 @@ class AcquireFlows:
         """
         if tenancy.function is None:
             return self._name
-        held = self._leases.mine()
+        held = self._holds.mine()
         return self._full_name() if held is None else held.name
 
     def _full_name(self) -> str:
@@ -141,6 +142,7 @@ class AcquireFlows:
         """
         entered = yield from self._acquire_flow(caller, patience, requests)
         if entered is not None:
+            self._holds.begin_block(requests[-1].owner)
             return entered
         name = requests[-1].name
         if self._found(caller, name) is not None:
@@ -177,11 +179,16 @@ class AcquireFlows:
             backends.append(fallback.of(self._backend))
         for backend in backends:
             held = registry.find(backend, name, key)
-            if held is None and meets is not None:
-                held = registry.find(backend, name, meets)
+            for other in meets:
+                if held is not None:
+                    break
+                held = registry.find(backend, name, other)
+                if held is not None and isinstance(other, threading.Thread):
+                    # Coroutines wait for each other, although they have one thread.
+                    held = held if held.is_of(this_caller(), other) else None
             if held is not None:
                 return held
-        return None
+        return self._holds.find(name, blocks_thread=isinstance(key, threading.Thread))
 
     def _acquire_flow(
         self, caller: Caller, patience: float | None, requests: list[LeaseRequest]
@@ -198,8 +205,9 @@ class AcquireFlows:
         name = requests[-1].name
         held = self._found(caller, name)
         if held is not None:
-            if self._options.reentrant and held.entries is not None:
-                self._leases.enter(held, requests[-1].owner)
+            if self._options.reentrant and held.options.reentrant:
+                self._holds.enter(held, requests[-1].owner, self, self._options)
+                yield from limit_flow(held, self._backend)
                 return self
             if patience == 0:
                 self._give_up("contended", name)
@@ -230,7 +238,7 @@ class AcquireFlows:
                 trace.contended()
             self._give_up("contended", name)
             return None
-        held = HeldLease(lease, backend, key, self._options, handle=self, sender=self._sender)
+        held = HeldLease(lease, backend, key, self._options, sender=self._sender)
         held.known_as, held.outer_transactions = known_as, outer
         extra = {}
         if backend is not self._backend:
@@ -239,7 +247,7 @@ class AcquireFlows:
         if trace is not None:
             held.trace = trace
             trace.acquired(held.owner, held.token)
-        self._leases.add(held)
+        self._holds.add(held, self)
         waited = held.acquired_at - started
         if dispatch.has_receivers(signals.acquired, self._sender):
             dispatch.send(
@@ -284,7 +292,7 @@ class AcquireFlows:
     def _cancel(self, request: LeaseRequest, error: BaseException) -> None:
         """Cancel an acquire that was interrupted or not answered; it may have been granted."""
         if not isinstance(error, AlreadyHeld | LockNotAcquired):
-            self._leases.cancel(request.owner)
+            self._holds.cancel(request.owner)
             cleanup.cancel_later(self._backend, request)
         # Only now, because an interrupt may land in this call.
         if isinstance(error, BackendUnavailable):

@@ -7,9 +7,8 @@ which is atomic and safe in signal handlers and finalizers.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import clock, signals
 from ..backends.base import BaseLockBackend
@@ -20,6 +19,9 @@ from . import dispatch
 from .options import LockOptions
 from .registry import HolderKey, HolderRegistry
 from .tracing import LockTrace
+
+if TYPE_CHECKING:
+    from .holds import Hold
 
 __all__ = ["HeldLease", "LockState", "registry"]
 
@@ -40,13 +42,13 @@ class HeldLease:
             sent.
         ttl: Seconds, as last confirmed.
         renewal_ttl: Seconds that renewals ask for.
-        max_end: When renewal must end: ``max_hold`` after ``acquired_at``.
+        max_end: When renewal must end: with the first ``max_hold`` of its holds.
         due: When it is to be renewed; its deadline if it is not renewed.
         planned: When the watchdog will check it next; used by the watchdog only.
         renews: Whether the watchdog (still) prolongs it.
         known_as: Another key under which the registry finds it.
-        entries: One item for each time that the holder has acquired it: the owner in that
-            request → the leases of the handle; ``None`` if the lease is not reentrant.
+        holds: By the owner in the request: one for each time that it was acquired and not
+            released since, and the one that was released last.
         failures: Renewals without an answer since the last confirmed one.
         shortenings: Renewals for which the holder named a TTL.
         trace: Its spans; ``None`` without tracing.
@@ -59,7 +61,6 @@ class HeldLease:
         key: HolderKey,
         options: LockOptions,
         *,
-        handle: Any,
         sender: type,
     ) -> None:
         self.name, self.owner = lease.name, lease.owner
@@ -67,13 +68,12 @@ class HeldLease:
         self.renewal_ttl = min(options.ttl, options.max_hold)
         self.backend = backend
         self.key = key
-        self.handle = weakref.ref(handle)
         self.sender = sender
         self.options = options
         self.renews = options.renew
         self.known_as: HolderKey = None
         self.trace: LockTrace | None = None
-        self.entries: dict[str, object] | None = {} if options.reentrant else None
+        self.holds: dict[str, Hold] = {}
         self.failures = self.shortenings = 0
         self.doubt_told = self._doubted = False
         self.planned = 0.0
@@ -113,6 +113,15 @@ class HeldLease:
             "held",
             "in_doubt",
         )
+
+    @property
+    def collected(self) -> bool:
+        """Whether every ``Lock`` that holds it is garbage, so that nobody can release it."""
+        return all(hold.handle() is None for hold in self.holds.copy().values())
+
+    def is_of(self, *callers: object) -> bool:
+        """Whether one of these tasks and threads has acquired it."""
+        return any(hold.by in callers for hold in self.holds.copy().values())
 
     @property
     def ended(self) -> bool:
@@ -168,21 +177,25 @@ class HeldLease:
             self._set_deadline(now, renewal.ttl)
         return renewal
 
-    def end_within(self, seconds: float, now: float) -> Renewal | None:
-        """Let ``max_hold`` end it this many seconds from now, if that is earlier than before.
+    def first_end(self) -> float:
+        """When the first ``max_hold`` of its present holds ends it."""
+        return min((hold.max_end for hold in self.holds.copy().values()), default=self.max_end)
+
+    def end_at(self, end: float, now: float) -> Renewal | None:
+        """Let ``max_hold`` end it then.
 
         Returns:
             The renewal that cuts it in the store, too, if it was granted for longer.
         """
-        end = now + seconds
-        if end >= self.max_end:
-            return None
-        self.max_end, granted_until = end, self.confirmed_at + self.ttl
-        self._set_deadline(self.confirmed_at, self.ttl)
-        if granted_until <= end:
+        self.max_end = end
+        if self.confirmed_at + self.ttl <= end:
+            self._set_deadline(self.confirmed_at, self.ttl)
             return None
         self.shortenings += 1
-        return self.renewal(now)._replace(shorten=self.shortenings)
+        renewal = self.renewal(now)._replace(shorten=self.shortenings)
+        # As in ``renewal_by_holder``. It may end later again, when another hold is released.
+        self._set_deadline(now, renewal.ttl)
+        return renewal
 
     def confirm(self, sent_at: float, ttl: float, now: float) -> None:
         """A renewal that was sent at ``sent_at`` is confirmed."""
@@ -305,8 +318,10 @@ class HeldLease:
             about=self,
             reason=reason,
         )
-        if self.options.on_lost is not None:
-            dispatch.call(self._call_on_lost, self.options.on_lost, reason)
+        # Once for each handle, even if it has entered the lease several times.
+        for hold in {id(hold.handle): hold for hold in self.holds.copy().values()}.values():
+            if hold.options.on_lost is not None:
+                dispatch.call(hold.call_on_lost, reason)
         dispatch.send(
             signals.lost, self.sender, reason=reason, held_for=held_for, **self.signal_kwargs()
         )
@@ -346,11 +361,6 @@ class HeldLease:
         if self._stopped:
             return self._stopped
         return "unreachable" if self.failures else "expired"
-
-    def _call_on_lost(self, on_lost: Callable[[Any, str], object], reason: str) -> None:
-        handle = self.handle()
-        if handle is not None:
-            on_lost(handle, reason)
 
 
 registry: HolderRegistry[HeldLease] = HolderRegistry()

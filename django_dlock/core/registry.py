@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from ..backends.base import BaseLockBackend
 
@@ -30,10 +30,12 @@ class Held(Protocol):
     owner: str
     key: HolderKey
     known_as: HolderKey
-    handle: Any
 
     @property
     def active(self) -> bool: ...
+
+    @property
+    def collected(self) -> bool: ...
 
     @property
     def ended(self) -> bool: ...
@@ -74,7 +76,7 @@ class HolderRegistry(Generic[H]):
     def find(self, backend: BaseLockBackend, name: str, key: HolderKey) -> H | None:
         """The lease of this holder, unless it has ended or its ``Lock`` was collected."""
         held = self._leases.get((backend, name, key))
-        if held is None or not held.active or held.handle() is None:
+        if held is None or not held.active or held.collected:
             return None
         return held
 

@@ -17,6 +17,8 @@ from . import cleanup, transactions, watchdog
 from .acquire import AcquireFlows
 from .flow import Flow, adrive, drive
 from .held_lease import HeldLease
+from .holds import Hold
+from .limits import limit_flow
 from .options import Seconds, lease_ttl
 
 __all__ = ["LockFlows"]
@@ -33,12 +35,12 @@ class LockFlows(AcquireFlows):
     _late_release: weakref.ref[transactions.AfterTransactions]
     """Releases it after a transaction; unset if no release has had to wait for one."""
 
-    def _current(self, verb: str) -> HeldLease:
-        """The held lease; it may be lost without anybody having noticed yet."""
-        held = self._leases.current()
-        if held is None:
+    def _current(self, verb: str) -> Hold:
+        """The present hold; its lease may be lost without anybody having noticed yet."""
+        hold = self._holds.current()
+        if hold is None:
             raise NotHeld(f"It is not held, so it cannot be {verb}", self.name, self.alias)
-        return held
+        return hold
 
     # -- renew -------------------------------------------------------------------------
 
@@ -79,61 +81,65 @@ class LockFlows(AcquireFlows):
         await adrive(self._end_within_flow(seconds), self._backend)
 
     def _end_within_flow(self, seconds: float) -> Flow[None]:
-        held = self._leases.current()
-        if held is None or not held.active or len(held.entries or ()) > 1:
+        hold = self._holds.current()
+        if hold is None or not hold.lease.active or len(hold.lease.holds) > 1:
             return
-        now = clock.now()
-        cut = held.end_within(seconds, now)
-        # It may end before the watchdog next wakes.
-        watchdog.watch(held)
-        # A name that is locked in this process only ends with its own deadline.
-        if cut is None or held.backend is not self._backend:
-            return
-        options = {"process": process.current().id, "deadline": held.backend.call_deadline()}
-        try:
-            (result,) = yield "renew", ([cut],), options
-        except BackendUnavailable as error:
-            logger.warning("It ends in the store with its TTL: %s", error, about=held)
-            return
-        if result.outcome == "renewed":
-            held.confirm(now, result.ttl, clock.now())
-        elif result.outcome != "unanswered":
-            held.lose_by_outcome(result.outcome)
+        hold.max_end = min(hold.max_end, clock.now() + seconds)
+        yield from limit_flow(hold.lease, self._backend)
 
     # -- release -----------------------------------------------------------------------
 
-    def _exit_flow(self, held: HeldLease, error: BaseException | None) -> Flow[None]:
-        """What happens at the end of a ``with`` block that ended with ``error``."""
-        if held.ended and held.lost_reason == "fork":
-            # Owned by the parent process.
-            self._leases.discard(held, lost=True)
-            return
-        try:
-            yield from self._release_flow(held)
-        except BackendUnavailable as trouble:
-            # The body ran under a lease that was good to the end. Failing it now would make
-            # its caller repeat work that is done.
-            logger.warning("%s", trouble, about=held)
-        except LeaseLost as loss:
-            if error is None:
-                raise
-            if sys.version_info >= (3, 11) and not isinstance(error, LeaseLost):
-                error.add_note(f"The lock was lost meanwhile: {loss}")
+    def _exit_flow(
+        self, hold: Hold | None, lost: Hold | None, error: BaseException | None
+    ) -> Flow[None]:
+        """What happens at the end of a ``with`` block that ended with ``error``.
 
-    def _release_flow(self, held: HeldLease) -> Flow[None]:
-        until_commit = self._options.hold_until == "commit"
+        Args:
+            hold: To be released.
+            lost: With which the block began, if it was acquired again after a loss.
+        """
+        loss: LockError | None = None
+        if hold is not None:
+            if hold.lease.ended and hold.lease.lost_reason == "fork":
+                # Owned by the parent process.
+                self._holds.discard(hold, lost=True)
+                return
+            try:
+                yield from self._release_flow(hold)
+            except BackendUnavailable as trouble:
+                # The body ran under a lease that was good to the end. Failing it now would make
+                # its caller repeat work that is done.
+                logger.warning("%s", trouble, about=hold.lease)
+            except LeaseLost as raised:
+                loss = raised
+        if lost is not None:
+            self._holds.discard(lost, lost=True)
+            loss = lost.lease.end_error()
+        if loss is None:
+            return
+        if error is None:
+            raise loss
+        if sys.version_info >= (3, 11) and not isinstance(error, LeaseLost):
+            error.add_note(f"The lock was lost meanwhile: {loss}")
+
+    def _release_flow(self, hold: Hold) -> Flow[None]:
+        held, until_commit = hold.lease, self._options.hold_until == "commit"
         # A loss is raised at once, because the transaction can still be rolled back.
         if until_commit and held.state != "lost":
-            late = transactions.run_after(partial(self._release_late, held))
+            late = transactions.run_after(partial(self._release_late, hold))
             if late is not None:
                 self._late_release = weakref.ref(late)
                 return
-        if not self._leases.exit(held):
+        if len(held.holds) > 1:
+            lost = not held.active
+            self._holds.remove(hold)
+            if lost:
+                raise held.end_error()
             return
         if not until_commit:
             self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
-        self._leases.discard(held)
+        self._holds.discard(hold)
         reason, deadline = held.lost_reason, held.backend.call_deadline()
         if reason not in _NOTHING_TO_RELEASE:
             try:
@@ -150,7 +156,7 @@ class LockFlows(AcquireFlows):
                 if reason is None:
                     held.end_by_release(outcome)
         if held.state == "lost":
-            self._leases.ended = held
+            self._holds.ended = held
             raise held.end_error()
 
     def _warn_of_transaction(self, held: HeldLease) -> None:
@@ -166,20 +172,22 @@ class LockFlows(AcquireFlows):
                 about=held,
             )
 
-    def _release_late(self, held: HeldLease) -> None:
+    def _release_late(self, hold: Hold) -> None:
         """Release after a transaction; there is no caller left to raise to."""
         try:
-            drive(self._release_flow(held), held.backend)
+            # It may have been released since.
+            if self._holds.has(hold):
+                drive(self._release_flow(hold), hold.lease.backend)
         except (LeaseLost, BackendUnavailable) as error:
-            logger.warning("After the transaction: %s", error, about=held)
+            logger.warning("After the transaction: %s", error, about=hold.lease)
         except BaseException as error:
             # Django only logs the error of a soft time limit, so nobody would release the lock.
-            self._stop(held, error)
+            self._stop(hold, error)
             raise
 
-    def _stop(self, held: HeldLease | None, error: BaseException) -> None:
+    def _stop(self, hold: Hold | None, error: BaseException) -> None:
         """After an interrupted release: nothing is renewed any more."""
         if not isinstance(error, LockError):
-            held = held or self._leases.current()
-            if held is not None:
-                held.stop_renewing("interrupted")
+            hold = hold or self._holds.current()
+            if hold is not None:
+                hold.lease.stop_renewing("interrupted")

@@ -156,7 +156,7 @@ class Schedule:
             # Often many leases in a row have the same holder.
             if held.key is not self._key:
                 self._key, self._key_ended = held.key, holder_ended(held.key)
-            if held.handle() is None:
+            if held.collected:
                 held.stop_renewing("collected")
             elif self._key_ended:
                 held.stop_renewing("holder_ended")

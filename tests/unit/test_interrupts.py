@@ -14,22 +14,20 @@ from typing import Any
 
 import pytest
 
-from django_dlock import BackendUnavailable, Lock, locks
+from django_dlock import BackendUnavailable, LeaseLost, Lock, locks
 from django_dlock import lock as lock_module
 from django_dlock.core import (
     acquire,
     cleanup,
     held_lease,
-    lock_leases,
+    holds,
     release,
     transactions,
     watchdog,
 )
 from django_dlock.core.held_lease import registry
 
-OURS = {
-    module.__file__ for module in (held_lease, lock_leases, release, lock_module, acquire, watchdog)
-}
+OURS = {module.__file__ for module in (held_lease, holds, release, lock_module, acquire, watchdog)}
 
 BEFORE = {
     Lock.release.__code__: 2,
@@ -176,6 +174,28 @@ def test_g7_an_interrupt_before_any_line_leaves_nothing_renewed(
 ) -> None:
     run = partial(story, reentrant=reentrant)
     assert everywhere(lambda: run, nothing_is_renewed) > 40
+
+
+def test_g7_an_interrupt_while_a_lost_lock_is_acquired_again_leaves_nothing_renewed() -> None:
+    def prepare() -> Callable[[], object]:
+        lock = new()
+        lock.__enter__()
+        locks["local"].break_("it", owner=lock.owner or "")
+        with pytest.raises(LeaseLost):
+            lock.renew()
+
+        def again() -> None:
+            with contextlib.suppress(LeaseLost):
+                try:
+                    with lock:
+                        pass
+                    lock.acquire()
+                finally:
+                    lock.__exit__(None, None, None)
+
+        return again
+
+    assert everywhere(prepare, nothing_is_renewed) > 40
 
 
 @pytest.mark.parametrize("enter", [Lock.__enter__, Lock.acquire])

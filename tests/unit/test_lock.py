@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -225,10 +226,10 @@ def test_a_shared_handle_keeps_the_leases_of_its_threads_apart() -> None:
 def test_a_collected_handle_leaves_no_trace() -> None:
     lock = local()
     lock.acquire()
-    hold = lease_of(lock)
+    gone = weakref.ref(lock)
     del lock
     gc.collect()
-    assert hold.handle() is None
+    assert gone() is None
 
 
 @pytest.mark.parametrize("renew", [True, False])

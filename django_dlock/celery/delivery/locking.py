@@ -93,7 +93,8 @@ class DeliveryLock(Lock):
         """
         # Find a loss that was not noticed so far; a new lease would hide it.
         self.renew()
-        held = self._current("passed on")
+        hold = self._current("passed on")
+        held = hold.lease
         metadata = self._options.metadata_json
         request = LeaseRequest(self.name, owner, ttl, kind, metadata, replaces=held.owner)
         # The next renewal would find another owner, and report a loss.
@@ -112,7 +113,7 @@ class DeliveryLock(Lock):
         if isinstance(answer, Contention):
             raise LeaseLost("Another holder has the lease now", self.name, self.alias, "refused")
         held.end_released(reason=kind)
-        self._leases.discard(held)
+        self._holds.discard(hold)
 
 
 @dataclass(frozen=True)
