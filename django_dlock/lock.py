@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from . import conf, process
+from .core import transactions
 from .core.acquire import this_task, this_thread
 from .core.flow import Flow, adrive, drive
-from .core.held_lease import HeldLease, LockState
 from .core.holds import Caller, HandleHolds
 from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
-from .core.release import LockFlows
+from .core.status import LockStatus
 from .handler import locks
 from .lease import LeaseRequest
 from .names import check_name
@@ -33,7 +33,7 @@ T = TypeVar("T")
 Acquisition: TypeAlias = Callable[[Caller, float | None, list[LeaseRequest]], Flow[T]]
 
 
-class Lock(LockFlows):
+class Lock(LockStatus):
     """A lease on a name that no two holders have at the same time.
 
     Args:
@@ -117,6 +117,8 @@ class Lock(LockFlows):
             BackendUnavailable: No answer within the waiting time (at most the alias's
                 ``outage_patience``) plus ``command_timeout``; with ``blocking=False``, within
                 ``command_timeout``. Raised at once if the backend refuses (``BackendRefused``).
+            TransactionManagementError: With ``hold_until="commit"``, this thread is in manual
+                transaction management, as for Django's ``on_commit``.
         """
         patience = self._patience(blocking, timeout)
         return self._acquire(self._try_flow, self._holds.caller_thread(), patience) is not None
@@ -151,6 +153,8 @@ class Lock(LockFlows):
         return conf.seconds(timeout, what="timeout (seconds, or -1 for ever)")
 
     def _acquire(self, flow: Acquisition[T], caller: Caller, patience: float | None) -> T:
+        if self._options.hold_until == "commit":
+            transactions.refuse_manual()
         requests = [self._request(patience, this_thread)]
         try:
             return drive(flow(caller, patience, requests), self._backend)
@@ -159,7 +163,7 @@ class Lock(LockFlows):
             raise
 
     async def _aacquire(self, flow: Acquisition[T], caller: Caller, patience: float | None) -> T:
-        if self._options.hold_until == "commit":
+        if self._options.hold_until != "release":
             raise TypeError(
                 "hold_until='commit' follows the transaction of a thread; a coroutine has none. "
                 "Acquire in the synchronous code that runs the transaction"
@@ -275,67 +279,6 @@ class Lock(LockFlows):
         if holds is not None:
             holds.collected(self)
 
-    # -- without I/O -------------------------------------------------------------------
-
-    def __repr__(self) -> str:
-        held = self._holds.mine()
-        name = self._name if held is None else held.name
-        return f"<Lock {name!r} on {self.alias!r}: {self.state}>"
-
-    @property
-    def state(self) -> LockState:
-        """``free``, ``held``, ``in_doubt`` (nothing confirmed for half the TTL) or ``lost``."""
-        held = self._holds.mine()
-        return "free" if held is None else held.state
-
-    @property
-    def held(self) -> bool:
-        """Whether the lease is ours as far as can be known here; true in doubt."""
-        held = self._holds.mine()
-        return held is not None and held.active
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease ended while held."""
-        return self.state == "lost"
-
-    @property
-    def lost_reason(self) -> str | None:
-        """``None``, or ``expired``, ``refused``, ``broken``, ``max_hold``, ``unreachable``,
-        ``fork``, ``exit``, ``holder_ended``, ``interrupted`` or ``collected``."""
-        held = self._holds.mine()
-        return None if held is None else held.lost_reason
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the local deadline; 0 if it is not held."""
-        held = self._holds.mine()
-        return 0.0 if held is None else held.remaining
-
-    @property
-    def token(self) -> int | None:
-        """The fencing token of this grant; ``None`` when free, or locked in this process only."""
-        held = self._holds.mine()
-        return None if held is None else held.token
-
-    @property
-    def owner(self) -> str | None:
-        """The random owner of this grant; ``None`` when free."""
-        held = self._holds.mine()
-        return None if held is None else held.owner
-
-    def check(self) -> None:
-        """Return while held; costs under a microsecond.
-
-        Raises:
-            LeaseLost: The lease is gone.
-            NotHeld: It was never acquired, or is released.
-        """
-        # With few function calls, because it is called in loops.
-        held = self._holds.mine()
-        if held is None or not held.active:
-            self._checked("checked")
-
     # -- fencing -----------------------------------------------------------------------
 
     @overload
@@ -387,16 +330,6 @@ class Lock(LockFlows):
 
         return fencing.atomic(self._checked("fenced"), using)
 
-    def _checked(self, verb: str) -> HeldLease:
-        """The present lease.
-
-        Raises:
-            LeaseLost, NotHeld: There is none.
-        """
-        held = self._holds.mine() or self._current(verb).lease
-        held.check()
-        return held
-
     # -- others ------------------------------------------------------------------------
 
     def locked(self) -> bool:
@@ -416,7 +349,7 @@ class Lock(LockFlows):
         return answer
 
 
-LockFlows._sender = Lock
+LockStatus._sender = Lock
 
 
 L = TypeVar("L", bound=Lock)

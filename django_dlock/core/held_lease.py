@@ -7,8 +7,9 @@ which is atomic and safe in signal handlers and finalizers.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from .. import clock, signals
 from ..backends.base import BaseLockBackend
@@ -19,9 +20,7 @@ from . import dispatch
 from .options import LockOptions
 from .registry import HolderKey, HolderRegistry
 from .tracing import LockTrace
-
-if TYPE_CHECKING:
-    from .holds import Hold
+from .transactions import AfterTransactions
 
 __all__ = ["HeldLease", "LockState", "registry"]
 
@@ -30,6 +29,17 @@ LockState = Literal["free", "held", "in_doubt", "lost"]
 RENEWALS_PER_TTL = 3
 
 _RELEASED = "released"
+
+
+class HoldOfLease(Protocol):
+    """What a lease asks of its holds; see ``holds``."""
+
+    by: object
+    handle: weakref.ref[Any]
+    max_end: float
+    options: LockOptions
+
+    def call_on_lost(self, reason: str) -> None: ...
 
 
 class HeldLease:
@@ -51,6 +61,7 @@ class HeldLease:
             released since, and the one that was released last.
         failures: Renewals without an answer since the last confirmed one.
         shortenings: Renewals for which the holder named a TTL.
+        late: Releases that wait for the end of a transaction.
         trace: Its spans; ``None`` without tracing.
     """
 
@@ -73,10 +84,11 @@ class HeldLease:
         self.renews = options.renew
         self.known_as: HolderKey = None
         self.trace: LockTrace | None = None
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[str, HoldOfLease] = {}
         self.failures = self.shortenings = 0
         self.doubt_told = self._doubted = False
         self.planned = 0.0
+        self.late: tuple[weakref.ref[AfterTransactions], ...] = ()
         self.outer_transactions: tuple[object, ...] = ()
         self._end: dict[str, tuple[str]] = {}
         self._stopped = ""
@@ -215,6 +227,13 @@ class HeldLease:
         self.renews = False
         self._stopped = reason
         self.due = self.deadline
+
+    def release_overdue(self) -> None:
+        """Carry out a release whose transaction has ended without a word, on another thread."""
+        for reference in self.late:
+            late = reference()
+            if late is not None and late.is_overdue():
+                dispatch.slow.post(late.run)
 
     def doubt(self, now: float) -> bool:
         """Put it in doubt until the next confirmation; ``False`` for one that is not renewed."""

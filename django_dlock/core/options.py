@@ -41,6 +41,8 @@ class LockOptions:
     All durations are float seconds; ``wait`` of ``None`` waits for ever.
 
     Attributes:
+        hold_until: ``"transaction"`` is ``"commit"`` for tasks and views: where a transaction that
+            is managed by hand is their own matter, and not refused.
         template: From which the name was made, as it stands in the code; empty if it was made in
             another way.
 
@@ -64,11 +66,11 @@ class LockOptions:
         reentrant: bool,
         metadata: Mapping[str, Any] | None,
         on_lost: Callable[[Any, str], object] | None,
-        hold_until: Literal["release", "commit"],
+        hold_until: Literal["release", "commit", "transaction"],
         if_unavailable: IfUnavailable | Default = DEFAULT,
     ) -> None:
         alias = backend.options
-        if hold_until not in ("release", "commit"):
+        if hold_until not in ("release", "commit", "transaction"):
             raise ValueError(f"hold_until is {hold_until!r}; it takes 'release' or 'commit'")
         unavailable = alias.if_unavailable
         if not isinstance(if_unavailable, Default):

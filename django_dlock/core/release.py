@@ -123,12 +123,13 @@ class LockFlows(AcquireFlows):
             error.add_note(f"The lock was lost meanwhile: {loss}")
 
     def _release_flow(self, hold: Hold) -> Flow[None]:
-        held, until_commit = hold.lease, self._options.hold_until == "commit"
+        held, until_commit = hold.lease, self._options.hold_until != "release"
         # A loss is raised at once, because the transaction can still be rolled back.
         if until_commit and held.state != "lost":
             late = transactions.run_after(partial(self._release_late, hold))
             if late is not None:
                 self._late_release = weakref.ref(late)
+                held.late = (*held.late, self._late_release)
                 return
         if len(held.holds) > 1:
             lost = not held.active
@@ -136,8 +137,7 @@ class LockFlows(AcquireFlows):
             if lost:
                 raise held.end_error()
             return
-        if not until_commit:
-            self._warn_of_transaction(held)
+        self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
         self._holds.discard(hold)
         reason, deadline = held.lost_reason, held.backend.call_deadline()
@@ -160,6 +160,18 @@ class LockFlows(AcquireFlows):
             raise held.end_error()
 
     def _warn_of_transaction(self, held: HeldLease) -> None:
+        if self._options.hold_until != "release":
+            # One that was there before the acquire was refused.
+            if self._options.hold_until == "commit" and (database := transactions.manual()):
+                logger.warning(
+                    "Lock %r (alias %r) is released before the end of the manual transaction on "
+                    "database %r, although hold_until='commit': use atomic() there",
+                    held.name,
+                    self.alias,
+                    database,
+                    about=held,
+                )
+            return
         database = transactions.open_since(held.outer_transactions)
         if database is not None:
             logger.warning(

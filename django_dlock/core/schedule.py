@@ -162,6 +162,8 @@ class Schedule:
                 held.stop_renewing("holder_ended")
             else:
                 held.report_doubt(now)
+                if held.late:
+                    held.release_overdue()
         return True
 
     def _fill_up(self, batch: list[HeldLease], now: float) -> None:

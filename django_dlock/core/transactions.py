@@ -11,13 +11,25 @@ from collections.abc import Callable
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["AfterTransactions", "any_open", "is_open", "open_since", "outermost", "run_after"]
+__all__ = [
+    "AfterTransactions",
+    "any_open",
+    "is_open",
+    "manual",
+    "open_since",
+    "outermost",
+    "refuse_manual",
+    "run_after",
+]
 
 
 def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
     """The connections in a transaction of this thread, and their outermost blocks."""
     found: list[tuple[BaseDatabaseWrapper, object]] = []
     for connection in connections.all(initialized_only=True):
+        if connection.closed_in_transaction:
+            # The database has rolled it back.
+            continue
         for block in connection.atomic_blocks:
             # ``TestCase`` runs every test in a transaction that ends only after the test. Like
             # Django's ``durable``, we behave as if it were not there.
@@ -43,6 +55,33 @@ def any_open() -> bool:
         # One that is not connected is in none, and asking it would connect.
         if connection.connection is not None
     )
+
+
+def manual() -> str | None:
+    """A database on which this thread is in manual transaction management, or ``None``.
+
+    Nobody knows there when a transaction ends, so that Django refuses ``on_commit`` as well.
+    """
+    for connection in connections.all(initialized_only=True):
+        # One that is not connected is in no transaction.
+        connected = connection.connection is not None
+        if connected and not connection.in_atomic_block and not connection.autocommit:
+            return connection.alias
+    return None
+
+
+def refuse_manual() -> None:
+    """Refuse to wait for the end of a transaction that nobody announces.
+
+    Raises:
+        TransactionManagementError: This thread is in manual transaction management.
+    """
+    if (database := manual()) is not None:
+        raise transaction.TransactionManagementError(
+            "hold_until='commit' cannot be used in manual transaction management, after "
+            f"set_autocommit(False) on database {database!r}: use atomic(), or release the lock "
+            "yourself after the commit"
+        )
 
 
 def outermost() -> tuple[object, ...]:
@@ -77,13 +116,31 @@ class AfterTransactions:
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function: Callable[[], object] | None = function
+        self._waits_for: tuple[BaseDatabaseWrapper, object] | None = None
 
     def register(self) -> bool:
         """Run after the transaction that is open; ``False`` if none is."""
-        for connection, _ in _in_atomic():
+        for connection, block in _in_atomic():
+            self._waits_for = connection, block
             transaction.on_commit(_Hook(self).run, using=connection.alias, robust=True)
             return True
         return False
+
+    def is_overdue(self) -> bool:
+        """Whether the transaction has ended without a word; may be asked on any thread.
+
+        After a function of ``on_commit`` has raised, Django calls no other, and the error may keep
+        them alive. After ``close()``, it calls them with the next query at the earliest.
+        """
+        if self._function is None or self._waits_for is None:
+            return False
+        connection, block = self._waits_for
+        if connection.connection is None or connection.closed_in_transaction:
+            return True
+        if any(open_one is block for open_one in connection.atomic_blocks.copy()):
+            return False
+        # Django forgets the block before it commits, and turns autocommit on after that.
+        return bool(connection.atomic_blocks or connection.autocommit)
 
     def run(self) -> None:
         """Run it now, or after the transaction that is open, if there is one."""

@@ -32,6 +32,7 @@ from .idempotent_options import (
     check_record_options,
     patience_of,
 )
+from .locking import AFTER_TRANSACTION
 from .noted import note
 from .payload import PayloadOption, compile_payload
 from .requests import OnDisconnect, check_on_disconnect, method_test, of_list
@@ -261,7 +262,7 @@ def _scope_of(view: Callable[..., Any]) -> str:
 def _sync(view: Callable[..., Response], rules: Rules) -> Callable[..., Response]:
     own = _own_transactions(view)
     # As in ``locked_view``: on a method, Django's transaction is the outer one.
-    rules = rules._replace(options={**rules.options, "hold_until": "commit"})
+    rules = rules._replace(options={**rules.options, "hold_until": AFTER_TRANSACTION})
 
     def run(using: Sequence[str], body: Callable[[], Response]) -> Response:
         for database in using:

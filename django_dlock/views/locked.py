@@ -20,7 +20,7 @@ from ..decorators import CommonKeywords, LockKeywords, check_options
 from ..exceptions import LockError
 from ..keys import compile_key
 from ..lock import Lock
-from .locking import IfUnavailable, ViewRules
+from .locking import AFTER_TRANSACTION, IfUnavailable, ViewRules
 from .noted import note
 from .requests import (
     OnDisconnect,
@@ -204,7 +204,7 @@ def _sync(view: Callable[..., Response], rules: ViewRules) -> Callable[..., Resp
     own = OwnTransactions(marks or ()) if inner is None else inner
     # On a method, or below ``api_view`` of REST framework, Django does not see the mark.
     # Then its transaction is the outer one.
-    rules = rules._replace(options={"hold_until": "commit", **rules.options})
+    rules = rules._replace(options={"hold_until": AFTER_TRANSACTION, **rules.options})
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Response:

@@ -19,7 +19,10 @@ from ..lock import Lock, of_template
 from ..log import logger
 from ..request_path import path_of
 
-__all__ = ["IfUnavailable", "ViewRules"]
+__all__ = ["AFTER_TRANSACTION", "IfUnavailable", "ViewRules"]
+
+AFTER_TRANSACTION: Any = "transaction"
+"""``hold_until`` of views; see ``LockOptions``."""
 
 Response: TypeAlias = HttpResponseBase
 

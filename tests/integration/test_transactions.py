@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
 from django.db import transaction
+from django.db.transaction import TransactionManagementError
 
-from django_dlock import LeaseLost, Lock, locks
+from django_dlock import LeaseLost, Lock, locks, signals
 from django_dlock.backends.local import LocalBackend
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -155,6 +157,94 @@ def test_g2_a_lease_acquired_after_a_loss_in_the_same_transaction_is_held() -> N
         assert lock.locked()
     assert not lock.locked()
     assert lock.state == "free"
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    told = threading.Event()
+
+    def tell(**_: Any) -> None:
+        told.set()
+
+    signals.released.connect(tell)
+    yield told
+    signals.released.disconnect(tell)
+
+
+def test_g15_a_lock_is_released_although_an_earlier_function_of_on_commit_raises(
+    released: threading.Event,
+) -> None:
+    def fails() -> None:
+        raise KeyError
+
+    lock = guard(hold_until="commit", ttl=3)
+    # The error is kept, and with it the functions that Django has not called.
+    with pytest.raises(KeyError) as kept, transaction.atomic():
+        transaction.on_commit(fails)
+        with lock:
+            pass
+    assert released.wait(20)
+    assert not lock.locked()
+    del kept
+
+
+def test_g15_a_lock_is_released_although_its_transactions_connection_was_closed(
+    released: threading.Event,
+) -> None:
+    connection = transaction.get_connection()
+    lock = guard(hold_until="commit", ttl=3)
+    with transaction.atomic():
+        Group.objects.create(name="written")
+        with lock:
+            pass
+        connection.close()
+    assert released.wait(20)
+    assert not lock.locked()
+
+
+def test_g15_a_lock_is_kept_while_its_transaction_lasts(released: threading.Event) -> None:
+    renewed = threading.Event()
+
+    def tell(**_: Any) -> None:
+        renewed.set()
+
+    signals.renewed.connect(tell)
+    lock = guard(hold_until="commit", ttl=3)
+    try:
+        with transaction.atomic():
+            with transaction.atomic(), lock:
+                pass
+            assert renewed.wait(20)
+            assert lock.locked()
+    finally:
+        signals.renewed.disconnect(tell)
+    assert not lock.locked()
+
+
+def test_g15_hold_until_commit_is_refused_in_manual_transaction_management() -> None:
+    lock = guard(hold_until="commit")
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(TransactionManagementError, match=r"set_autocommit.*'default'"), lock:
+            pass
+        with pytest.raises(TransactionManagementError):
+            lock.acquire(blocking=False)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert not lock.locked()
+
+
+def test_g15_a_manual_transaction_that_began_in_the_block_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    try:
+        with guard(hold_until="commit"):
+            transaction.set_autocommit(False)
+        assert "manual transaction on database 'default'" in caplog.text
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
 
 
 def test_g13_functions_of_on_commit_are_called_although_a_release_is_interrupted(

@@ -7,6 +7,7 @@ can. These tests say directly which name is missing.
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,7 @@ CANARIES: dict[str, Callable[[], object]] = {
     "_state": lambda: (User()._state.db, User()._state.adding) == (None, True),
     "_meta": lambda: (User._meta.label, User._meta.pk.attname) == ("auth.User", "id"),
     "_base_manager": lambda: isinstance(User._base_manager, models.Manager),
+    "_get_running_loop": lambda: asyncio._get_running_loop() is None,
     # -- Django REST framework, django-ninja and Python; see below
     "_request": lambda: True,
     "_ninja_operation": lambda: True,

@@ -303,7 +303,7 @@ def lock_of(context: DeliveryContext) -> Guard:
         # Two eager tasks in one transaction share the lock, which lasts until the commit.
         reentrant=context.eager,
         # In eager mode the body may be part of its caller's transaction.
-        hold_until="commit",
+        hold_until="transaction",
         # The task's own option says what to do then.
         if_unavailable="raise",
         **arguments,
