@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 
 from django_dlock.backends.redlock.broadcast import PENDING
 from django_dlock.backends.redlock.votes import Votes
-from django_dlock.lease import Contention, Lease, RenewalResult
+from django_dlock.lease import Contention, Lease, LeaseInfo, RenewalResult
 
 DOWN = ConnectionError("down")
 THREE, FIVE = Votes(3, 0.01), Votes(5, 0.01)
@@ -111,3 +113,32 @@ def test_a_name_counts_as_taken_while_that_is_in_doubt():
 
 def test_the_possible_clock_drift_is_subtracted():
     assert Votes(3, 0.1).certain(10.0) == pytest.approx(8.998)
+
+
+def info(**facts):
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
+    seen = {"ttl": 30.0, "renewals": 1, "granted_ttl": 30.0, "silent_for": 2.0, **facts}
+    return LeaseInfo(
+        name="name",
+        alias="a",
+        kind="held",
+        owner="me",
+        token=1,
+        acquired_at=at,
+        age=50.0,
+        waiting=0,
+        process=None,
+        holder_state="alive",
+        **seen,
+    )
+
+
+def test_a_node_that_missed_renewals_makes_no_lease_look_late():
+    missed = info(ttl=70.0, granted_ttl=90.0, renewals=0, silent_for=14.0)
+    renewed = info(ttl=29.0)
+    merged = THREE.lease([renewed, info(ttl=28.0), missed])
+    # A quorum has it for 29 seconds; that node's own TTL says nothing about the renewal.
+    assert (merged.ttl, merged.granted_ttl) == (29.0, 30.0)
+    assert not merged.is_late
+    assert merged.silent_for == 2.0
+    assert THREE.lease([info(silent_for=None), info(silent_for=None)]).silent_for is None

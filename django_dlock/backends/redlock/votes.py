@@ -180,8 +180,10 @@ class Votes(NamedTuple):
         from dataclasses import replace
 
         endless = float("inf")
-        ends = sorted((endless if one.ttl is None else one.ttl for one in infos), reverse=True)
-        ttl = ends[min(self.quorum, len(ends)) - 1]
+        # The longest first: with the last one of a quorum, the quorum ends.
+        by_end = sorted(infos, key=lambda one: -(endless if one.ttl is None else one.ttl))
+        last = by_end[min(self.quorum, len(by_end)) - 1]
+        heard = [one.silent_for for one in infos if one.silent_for is not None]
         states = {info.holder_state: info for info in infos}
         best = next(
             states[state] for state in ("dead", "alive", "silent", "unknown") if state in states
@@ -190,7 +192,9 @@ class Votes(NamedTuple):
         return replace(
             best,
             token=token,
-            ttl=None if ttl == endless else ttl,
+            ttl=last.ttl,
+            granted_ttl=last.granted_ttl,
+            silent_for=min(heard, default=None),
             renewals=max(info.renewals for info in infos),
             waiting=max(info.waiting for info in infos),
             damaged=tuple(dict.fromkeys(part for info in infos for part in info.damaged)),
