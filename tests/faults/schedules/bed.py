@@ -65,6 +65,7 @@ class Bed:
         store: What it is called.
         ttl, command_timeout: Of its alias.
         settles: Seconds that it may take, besides a TTL, until it grants again after a fault.
+        clients: The process ids of the present clients.
     """
 
     store = ""
@@ -75,6 +76,7 @@ class Bed:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.stack = ExitStack()
+        self.clients: Callable[[], list[int]] = list
 
     def __enter__(self) -> Bed:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -160,14 +161,16 @@ DEMOTED = 15.0
 
 
 class SentinelBed(Bed):
-    """A primary, a replica and a Sentinel; ``replicas`` is 0, so a fail-over may lose leases."""
+    """A primary, a replica and a Sentinel; ``replicas`` is 0, so a fail-over may lose leases.
+
+    Everybody reaches the first primary through a proxy.
+    """
 
     store = "sentinel"
     settles = 20.0
 
     def start(self) -> None:
-        self._pair = self.stack.enter_context(RedisSentinel(patience=1.0))
-        self._servers = [self._pair.primary, self._pair.replica]
+        self._pair = self.stack.enter_context(RedisSentinel(patience=1.0, proxied=True))
 
     @property
     def dlocks(self) -> Dlocks:
@@ -180,10 +183,8 @@ class SentinelBed(Bed):
 
     def primary(self) -> RedisServer:
         """The one that the Sentinel names."""
-        with contextlib.closing(Redis.from_url(self._sentinel.url, socket_timeout=5)) as client:
-            address = client.sentinel_get_master_addr_by_name("mymaster")
-        (found,) = [one for one in self._servers if address and one.port == int(address[1])]
-        return found
+        port, first = self._pair.master_port, self._pair.primary
+        return first if port in (first.port, self._pair.front.port) else self._pair.replica
 
     @property
     def faults(self) -> Faults:
@@ -212,6 +213,9 @@ class SentinelBed(Bed):
             "primary restarted empty": Fault(kill, restart, excuse=DEMOTED),
             "connections killed": Fault(self._cut, lasts=False),
             "planned fail-over": Fault(self.fail_over, excuse=DEMOTED, lasts=False, weight=4),
+            "first primary cut off from all but a client": Fault(
+                self._cut_off, self._pair.front.accept, excuse=DEMOTED
+            ),
             **process([self._sentinel], name="Sentinel "),
         }
 
@@ -220,6 +224,13 @@ class SentinelBed(Bed):
             for kind in ("normal", "pubsub"):
                 client.client_kill_filter(_type=kind, skipme=True)
         return "those of clients"
+
+    def _cut_off(self, aim: float) -> str:
+        """That client goes on there, and the Sentinel promotes the replica."""
+        client = psutil.Process(self.clients()[0])
+        ports = {one.laddr.port for one in client.net_connections("tcp4")}
+        self._pair.front.refuse(but=ports)
+        return f"client 0 keeps {len(ports & set(self._pair.front.links))} connections"
 
     def fail_over(self, aim: float) -> str:
         """``SENTINEL FAILOVER`` on healthy servers."""

@@ -72,6 +72,7 @@ class Drive:
         self._clients: list[_Client] = []
         self._faults = 0
         self._began = 0.0
+        self.bed.clients = lambda: [client.process.pid for client in self._clients]
 
     @property
     def recovery(self) -> float:

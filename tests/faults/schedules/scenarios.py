@@ -65,6 +65,14 @@ SCENARIOS = (
         Crew(names=3, long=1.0, longest=6.0),
     ),
     Scenario(
+        "a primary that only its holder reaches",
+        "the holder went on renewing there, and was never told",
+        SentinelBed,
+        (Draw(4.0, "first primary cut off from all but a client", 0.0, 15.0),),
+        25.0,
+        Crew(names=3, long=1.0, longest=6.0),
+    ),
+    Scenario(
         "a router forgets all idle connections",
         "they were tried one by one, and the held lease was lost",
         RedisBed,
