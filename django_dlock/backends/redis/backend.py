@@ -45,6 +45,7 @@ from .pending import PendingReply
 from .pool import Pool
 from .processes import Holders, read_processes
 from .script_parts import Script
+from .sentinels import Sentinels
 from .waiters import read_waiters
 
 __all__ = ["RedisBackend"]
@@ -65,7 +66,11 @@ class RedisBackend(BaseLockBackend):
         super().__init__(options)
         # A little less, so that the socket's own timeout suffices for the deadline of most calls.
         timeout = 0.95 * self.command_timeout
-        self._pool = Pool(connection_maker(options, timeout), max_connections(options))
+        route = connection_maker(options, timeout)
+        self._pool = Pool(route, max_connections(options))
+        self._sentinels: Sentinels | None = None
+        if route.service is not None:
+            self._sentinels = Sentinels(route, route.service, timeout, self._moved, self.alias)
         self._commands = Commands(options.key_prefix)
         self._holders = Holders(self._commands.keys)
         self._replicas = replicas(options)
@@ -97,7 +102,11 @@ class RedisBackend(BaseLockBackend):
                 return self._with_process(connection, answer, deadline)
             return answer
 
-        return self._call(use, deadline, urgent=False, name=request.name)
+        answer = self._call(use, deadline, urgent=False, name=request.name)
+        if self._sentinels is not None:
+            # For locks that are held for less than it takes until the first renewal.
+            self._sentinels.watch(every=request.ttl / 3)
+        return answer
 
     def _with_process(self, connection: Connection, met: Contention, deadline: float) -> Contention:
         if (known := self._holders.identified(met)) is not None:
@@ -158,6 +167,8 @@ class RedisBackend(BaseLockBackend):
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
     ) -> RenewalResults:
         command = self._commands.renew(renewals, process)
+        if self._sentinels is not None:
+            self._sentinels.watch()
 
         def use(connection: Connection) -> RenewalResults:
             results = command.read(*connection.run(command, deadline))
@@ -185,6 +196,8 @@ class RedisBackend(BaseLockBackend):
         taken = None if self._replicas else self._pool.take_idle()
         if taken is None:
             return on_a_thread()
+        if self._sentinels is not None:
+            self._sentinels.watch()
         command = self._commands.renew(renewals, process)
         return PendingReply(self._pool, taken, command, deadline, repeat=on_a_thread)
 
@@ -312,11 +325,15 @@ class RedisBackend(BaseLockBackend):
     def after_fork(self) -> None:
         self._pool.after_fork()
         self._listener.after_fork()
+        if self._sentinels is not None:
+            self._sentinels.after_fork()
         self._unanswered.clear()
 
     def close(self) -> None:
         self._pool.close()
         self._listener.close()
+        if self._sentinels is not None:
+            self._sentinels.close()
 
     # -- inside ------------------------------------------------------------------------
 
@@ -370,6 +387,12 @@ class RedisBackend(BaseLockBackend):
         if not repeated:
             self._unanswered.discard(owner)
         return answer, repeated
+
+    def _moved(self) -> None:
+        """Another server is the master now: leave the old one, and renew all leases there."""
+        self._pool.close()
+        self._listener.leave()
+        self.report_doubt()
 
     def _confirm(self, connection: Connection, deadline: float) -> None:
         """Wait for the replicas, if a grant or a renewal only counts with them."""

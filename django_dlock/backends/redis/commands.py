@@ -29,6 +29,7 @@ __all__ = [
     "Keys",
     "Ticket",
     "as_it_is",
+    "pack",
     "read_message",
     "text",
 ]
@@ -148,7 +149,7 @@ class Command(Generic[T]):
         name: str = "",
     ) -> None:
         self.script, self.read, self.name = script, read, name
-        self.packed = _pack(["EVALSHA", script.sha, len(keys), *keys, *args])
+        self.packed = pack(["EVALSHA", script.sha, len(keys), *keys, *args])
 
     def with_source(self) -> bytes:
         """The same call with the script's source, for a server that does not know the script."""
@@ -160,7 +161,7 @@ class Command(Generic[T]):
         )
 
 
-def _pack(words: Sequence[Word]) -> bytes:
+def pack(words: Sequence[Word]) -> bytes:
     """The same bytes as from redis-py, in a quarter of the time."""
     packed = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
     # In ASCII, the number of characters is the number of bytes.

@@ -8,7 +8,9 @@ lock costs the client.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import ssl
 from collections.abc import Sequence
 from time import perf_counter
@@ -108,7 +110,17 @@ class Connection:
         route: Where the next connections lead; it is told what this server says about that.
     """
 
-    __slots__ = ("_client", "_poll", "_received", "_route", "_sock", "_spin", "_timeout", "_unsent")
+    __slots__ = (
+        "_client",
+        "_place",
+        "_poll",
+        "_received",
+        "_route",
+        "_sock",
+        "_spin",
+        "_timeout",
+        "_unsent",
+    )
 
     def __init__(self, client: Any, spin: Spin, route: Route) -> None:
         # The socket is a private attribute, but all of redis-py's parsers read from it.
@@ -116,11 +128,18 @@ class Connection:
         self._timeout: float = self._sock.gettimeout()
         self._received, self._unsent = b"", _NOTHING
         self._spin, self._poll = spin, poller(self._sock)
+        self._place = getattr(client, "host", None), getattr(client, "port", None)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to be sent or read."""
         return not (self._received or self._unsent)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether another server is the master by now."""
+        master = self._route.master
+        return master is not None and master != self._place
 
     def run(self, command: Command[Any], deadline: float) -> tuple[Any, float]:
         """Call a script; returns its reply, and when the call was sent (``clock.now()``)."""
@@ -203,6 +222,16 @@ class Connection:
                 del reply
         return reply
 
+    def wake(self) -> None:
+        """Let a thread that reads stop: it finds that the connection has ended, and closes it.
+
+        Any thread may call this. To close the connection here could make the other one read from
+        what is opened next.
+        """
+        with contextlib.suppress(OSError):
+            # Not the method of a TLS socket, which sends without encryption from then on.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._client.disconnect()
 
@@ -228,6 +257,8 @@ class Connection:
             if found is not None:
                 reply, end = found
                 self._received = self._received[end:]
+                if self.was_left:
+                    raise ConnectionBroken("another server is the master now")
                 return reply
             left = deadline - clock.now()
             data = self._within(left, self._sock.recv, RECEIVED_AT_ONCE)

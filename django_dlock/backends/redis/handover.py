@@ -296,6 +296,12 @@ class HandoverListener:
             if self._coroutines:
                 self._wake_all()
 
+    def leave(self) -> None:
+        """Another server is the master now: let the waiters subscribe and ask there."""
+        connection = self._connection
+        if connection is not None:
+            connection.wake()
+
     # -- reading -----------------------------------------------------------------------
 
     def _subscribe(self, deadline: float) -> None:
@@ -332,6 +338,8 @@ class HandoverListener:
             return False
         reached("wait.asleep", waiter=owner)
         try:
+            if connection.was_left:
+                raise ConnectionBroken("another server is the master now")
             self._ping_if_silent(connection)
             try:
                 self._deliver(connection.read(until))

@@ -17,7 +17,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from ...exceptions import InvalidLockBackend
 from ...redaction import redacted
 from ..base import AliasOptions
-from .route import Route
+from .route import Route, Service
 
 __all__ = ["OPTIONS", "connection_maker", "max_connections", "replicas"]
 
@@ -36,6 +36,9 @@ MAX_CONNECTIONS = 32
 
 _UNUSABLE = (ImportError, LookupError, NotImplementedError, TypeError, ValueError)
 """Errors that Django, a cache or redis-py raises for settings that it cannot use."""
+
+# With RESP2, the server sends nothing but replies.
+_RESP2: dict[str, Any] = {"protocol": 2, "decode_responses": False, "encoding": "utf-8"}
 
 _NOT_OURS = (
     # We read replies ourselves, in the order of the commands.
@@ -77,8 +80,7 @@ def connection_maker(options: AliasOptions, timeout: float) -> Route:
         extra = _mapping(options, "connection_kwargs")
         pool = _location_pool(options, timeout) if cache is None else _cache_pool(cache, timeout)
         kwargs = _ours(pool.connection_kwargs)
-        # With RESP2, the server sends nothing but replies.
-        kwargs.update(_ours(extra), protocol=2, decode_responses=False, encoding="utf-8")
+        kwargs.update(_ours(extra), **_RESP2)
         kwargs.update(_bounded(timeout))
         route = Route(pool, kwargs, _cluster_nodes(options, kwargs))
         # Make one, so that wrong arguments raise here and not in the first acquire.
@@ -184,7 +186,10 @@ def _sentinel_pool(
     service: str, addresses: Any, sentinel_kwargs: dict[str, Any], kwargs: dict[str, Any]
 ) -> ConnectionPool:
     manager = Sentinel(addresses, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]
-    return SentinelConnectionPool(service, manager, **kwargs)  # type: ignore[no-untyped-call]
+    pools = [sentinel.connection_pool for sentinel in manager.sentinels]
+    sentinels = [Route(pool, {**_ours(pool.connection_kwargs), **_RESP2}, ()) for pool in pools]
+    asked = Service(service, sentinels)
+    return SentinelConnectionPool(service, asked, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def _cache_pool(alias: str, timeout: float) -> ConnectionPool:

@@ -12,7 +12,7 @@ from ...exceptions import BackendUnavailable
 from ..base import PendingRenewal, RenewalResults
 from ..slots import Slot
 from .commands import Command
-from .connection import FAILURES, Connection, ErrorReply
+from .connection import FAILURES, Connection, ConnectionBroken, ErrorReply
 from .pool import Pool
 
 __all__ = ["PendingReply"]
@@ -70,6 +70,8 @@ class PendingReply:
 
     def _read(self, until: float) -> None:
         try:
+            if self._connection.was_left:
+                raise ConnectionBroken("another server is the master now")
             reply = self._connection.read(until)
         except errors.TimeoutError:
             return

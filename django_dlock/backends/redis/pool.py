@@ -59,8 +59,8 @@ class Pool:
     def close(self) -> None:
         """Close idle connections, and discard attempts that took too long for their callers."""
         self._connector.forget()
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self._idle_connection()) is not None:
+            connection.close()
 
     # -- calls -------------------------------------------------------------------------
 

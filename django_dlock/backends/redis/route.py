@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from redis import ConnectionPool
 
-__all__ = ["Route"]
+__all__ = ["Address", "Route", "Service"]
+
+Address: TypeAlias = tuple[str, int]
+
+
+class Service:
+    """A service that Sentinels watch, in the shape in which redis-py's connections ask for it.
+
+    Args:
+        name: Of the service.
+        sentinels: Leads to each of them.
+
+    Attributes:
+        find: Returns the address of the master.
+    """
+
+    find: Callable[[], Address]
+
+    def __init__(self, name: str, sentinels: Sequence[Route]) -> None:
+        self.name, self.sentinels = name, sentinels
+
+    def discover_master(self, service_name: str) -> Address:
+        return self.find()
 
 
 class Route:
@@ -20,11 +42,18 @@ class Route:
         pool: A pool that is only asked for its class of connections.
         kwargs: Arguments of that class.
         nodes: ``(host, port)`` of further nodes of the cluster.
+
+    Attributes:
+        service: What the Sentinels watch; ``None`` without them.
+        master: The server that they name. No answer of another server counts.
     """
 
     def __init__(
-        self, pool: ConnectionPool, kwargs: dict[str, Any], nodes: Sequence[tuple[str, int]]
+        self, pool: ConnectionPool, kwargs: dict[str, Any], nodes: Sequence[Address]
     ) -> None:
+        found = getattr(pool, "sentinel_manager", None)
+        self.service = found if isinstance(found, Service) else None
+        self.master: Address | None = None
         # This reference keeps the pool alive; a Sentinel's connection has only a weak one.
         self._pool, self._kwargs = pool, kwargs
         self._named: list[dict[str, Any]] = [{}, *({"host": h, "port": p} for h, p in nodes)]
