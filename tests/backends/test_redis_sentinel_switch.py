@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
-from django_dlock import BackendUnavailable, Lock, locks, signals
+from django_dlock import BackendUnavailable, Lock, clock, locks, signals
+from django_dlock.process import current
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.aliases import LONG, alias, configured
 from tests.support.databases import until
 from tests.support.proxy import Proxy
-from tests.support.redis_calls import calls, client
+from tests.support.redis_calls import backend_for, calls, client, grant, renewals, request
 from tests.support.redis_sentinel import LOCATION, DividedSentinels, RedisSentinel
 
 TTL = 3.0
@@ -52,8 +55,11 @@ class Bed:
 
     def entry(self, *sentinels: Proxy) -> dict[str, Any]:
         """An alias that knows these Sentinels."""
-        places = [("127.0.0.1", one.port) for one in sentinels or (self.lagging, self.leading)]
-        return alias(LOCATION, TTL=TTL, OPTIONS={"sentinels": places, "command_timeout": 1.0})
+        options = {"sentinels": self.places(*sentinels), "command_timeout": 1.0}
+        return alias(LOCATION, TTL=TTL, OPTIONS=options)
+
+    def places(self, *sentinels: Proxy) -> list[tuple[str, int]]:
+        return [("127.0.0.1", one.port) for one in sentinels or (self.lagging, self.leading)]
 
     def asked(self, sentinel: Proxy) -> int:
         """How often it was asked for the master."""
@@ -113,6 +119,42 @@ def test_g2_a_holder_leaves_an_old_master_that_still_answers(bed, replicas):
         if not replicas:
             assert lock.acquire()
             assert bed.asked(bed.leading) > 0
+
+
+@pytest.mark.parametrize("how", ["start_renew", "renew"])
+def test_g2_an_answer_of_an_old_master_does_not_count(bed, how):
+    options = {"sentinels": bed.places()}
+    backend = backend_for(LOCATION, options=options, command_timeout=5.0)
+    moved = threading.Event()
+    backend.report_doubt = moved.set
+    lease = grant(backend, request())
+    # Sentinels are not asked again at once.
+    until(lambda: clock.now() > lease.asked_at + 0.3)
+    bed.leading.accept()
+    bed.old.pause()
+    with ThreadPoolExecutor() as thread:
+        try:
+            deadline = backend.call_deadline()
+            ask = partial(getattr(backend, how), renewals(lease), process=current().id)
+            asked = thread.submit(ask, deadline=deadline)
+            assert moved.wait(20)
+        finally:
+            bed.old.resume()
+        results = asked.result()
+    results = results if how == "renew" else results.result()
+    assert [result.outcome for result in results] == ["refused"]
+
+
+def test_g1_short_holds_leave_an_old_master(bed):
+    with configured({"default": bed.entry()}):
+
+        def hold() -> bool:
+            with Lock("name"):
+                return scripts(bed.new) > 0
+
+        assert not hold()
+        bed.leading.accept()
+        until(hold)
 
 
 @pytest.fixture
@@ -186,7 +228,7 @@ def test_g2_silent_sentinels_end_nothing(bed):
         assert lock.state == "held"
 
 
-def test_the_highest_config_epoch_wins(bed):
+def test_g1_the_highest_config_epoch_wins(bed):
     bed.leading.accept()
     with configured({"default": bed.entry()}), renewed() as names:
         lock = Lock("name")
@@ -219,7 +261,8 @@ def test_sentinels_that_were_set_up_anew_are_followed(bed):
 def test_sentinels_are_asked_once_for_each_renewal_and_never_without_a_lock(bed):
     aliases = {"default": bed.entry(bed.lagging), "elsewhere": alias(bed.new.url, TTL=1.5)}
     with configured(aliases), renewed() as names:
-        for _ in range(20):
+        ends = clock.now() + TTL / 6
+        while clock.now() < ends:
             with Lock("name"):
                 pass
         # For the first connection, and for the first of the short holds.

@@ -257,7 +257,9 @@ class Connection:
             if found is not None:
                 reply, end = found
                 self._received = self._received[end:]
-                if self.was_left:
+                # As ``was_left``, without a call, because every reply comes here.
+                master = self._route.master
+                if master is not None and master != self._place:
                     raise ConnectionBroken("another server is the master now")
                 return reply
             left = deadline - clock.now()

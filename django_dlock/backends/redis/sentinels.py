@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from redis import exceptions as errors
 from redis.sentinel import MasterNotFoundError
@@ -60,6 +60,10 @@ class Answer(NamedTuple):
     is_down: bool
 
 
+Question: TypeAlias = "Future[Answer | BaseException]"
+"""Its result is never raised: an error is the reason why there is no answer."""
+
+
 class _Sentinel:
     """One of them.
 
@@ -80,7 +84,7 @@ class _Sentinel:
     def forget(self) -> None:
         """Discard connections and questions, which belong to the parent of a forked child."""
         self._pool.after_fork()
-        self.question: Future[BaseException | None] | None = None
+        self.question: Question | None = None
         self.answer: Answer | None = None
         self.is_asked = False
         self._asked_at = -math.inf
@@ -172,9 +176,10 @@ class Sentinels:
         Raises:
             MasterNotFoundError: No Sentinel tells, or the master is down.
         """
-        asked_at, left = clock.now(), set(self._ask())
+        asked_at, questions = clock.now(), self._ask()
+        left = set(questions)
         while left:
-            answers = self._answers()
+            answers = _answers(questions)
             usable = any(it.address == self._route.master and not it.is_down for it in answers)
             if usable and 2 * len(answers) > len(self._all):
                 break
@@ -184,9 +189,10 @@ class Sentinels:
             )
             if not answered:
                 break
-        answers, master = self._answers(), self._route.master
+        answers, master = _answers(questions), self._route.master
         if master is None or not answers:
-            raise MasterNotFoundError(f"No master found for {self._service!r}{self._reasons()}")
+            reasons = "".join(f"; {it.result()}" for it in questions if it.done())
+            raise MasterNotFoundError(f"No master found for {self._service!r}{reasons}")
         down = [answer.is_down for answer in answers if answer.address == master]
         if down and all(down):
             raise MasterNotFoundError(
@@ -196,11 +202,11 @@ class Sentinels:
 
     # -- inside ------------------------------------------------------------------------
 
-    def _ask(self) -> list[Future[BaseException | None]]:
+    def _ask(self) -> list[Question]:
         self._asked_at = clock.now()
         return [self._question(one) for one in self._all]
 
-    def _question(self, one: _Sentinel) -> Future[BaseException | None]:
+    def _question(self, one: _Sentinel) -> Question:
         question = one.question
         if question is None or question.done():
             one.answer, one.is_asked = None, True
@@ -214,27 +220,27 @@ class Sentinels:
             one.question = question
         return question
 
-    def _answered(self, one: _Sentinel) -> BaseException | None:
-        """Ask one of them; returns why there is no answer."""
-        reason: BaseException | None = None
+    def _answered(self, one: _Sentinel) -> Answer | BaseException:
+        """Ask one of them; returns its answer, or why there is none."""
+        answer: Answer | BaseException
         try:
-            one.answer = one.ask()
-        except FAILURES as error:
-            reason = error.with_traceback(None)
+            try:
+                answer = one.answer = one.ask()
+            except FAILURES as error:
+                answer = error.with_traceback(None)
+            finally:
+                one.is_asked = False
+            self._consider()
         except Exception as error:
-            logger.exception("Alias %r: a Sentinel has failed", self._alias, alias=self._alias)
-            reason = error.with_traceback(None)
-        one.is_asked = False
-        self._consider()
-        return reason
-
-    def _answers(self) -> list[Answer]:
-        return [answer for one in self._all if (answer := one.answer) is not None]
+            logger.exception("Alias %r: asking a Sentinel failed", self._alias, alias=self._alias)
+            answer = error.with_traceback(None)
+        return answer
 
     def _consider(self) -> None:
         """Follow another master if the answers so far say so."""
         with self._lock:
-            answers, old = self._answers(), self._route.master
+            answers = [answer for one in self._all if (answer := one.answer) is not None]
+            old = self._route.master
             best = max(answers, key=lambda answer: answer.epoch, default=None)
             if best is None or not self._wins(best, answers, old):
                 return
@@ -260,7 +266,7 @@ class Sentinels:
             return False
         return all(answer.address != master for answer in answers)
 
-    def _reasons(self) -> str:
-        asked = [one.question for one in self._all if one.question is not None]
-        reasons = [question.result() for question in asked if question.done()]
-        return "".join(f"; {reason}" for reason in reasons if reason is not None)
+
+def _answers(questions: list[Question]) -> list[Answer]:
+    done = [question.result() for question in questions if question.done()]
+    return [answer for answer in done if isinstance(answer, Answer)]
