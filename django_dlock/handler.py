@@ -7,18 +7,24 @@ are different threads. So backends are thread-safe and shared.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from django.utils.module_loading import import_string
 
 from . import conf, process
-from .backends.base import BaseLockBackend
+from .backends.base import BaseLockBackend, StoreSwitch
 
 __all__ = ["LockHandler", "locks"]
 
 
 class LockHandler:
-    """``locks["default"]`` is the backend of that alias; it is built on first use."""
+    """``locks["default"]`` is the backend of that alias; it is built on first use.
+
+    Attributes:
+        on_switch: What backends call as their ``report_switch``.
+    """
+
+    on_switch: Callable[[StoreSwitch], object] = staticmethod(lambda switch: None)
 
     def __init__(self) -> None:
         self._backends: dict[str, BaseLockBackend] = {}
@@ -60,7 +66,11 @@ class LockHandler:
         options = conf.alias_options(alias)
         backend: BaseLockBackend = import_string(options.backend)(options)
         backend.other = self.__getitem__
+        backend.report_switch = self._tell_switch
         return backend
+
+    def _tell_switch(self, switch: StoreSwitch) -> None:
+        self.on_switch(switch)
 
     def _after_fork(self) -> None:
         # Another thread of the parent may have held the lock during the fork.

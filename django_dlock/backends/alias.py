@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..redaction import redacted
 
-__all__ = ["AliasOptions", "Fact", "Problem"]
+__all__ = ["AliasOptions", "Fact", "Problem", "StoreSwitch"]
 
 
 class Problem(NamedTuple):
@@ -36,6 +36,23 @@ class Fact(NamedTuple):
     topic: str
     text: str
     hint: str = ""
+
+
+class StoreSwitch(NamedTuple):
+    """An alias keeps its locks in another store from now on.
+
+    Attributes:
+        active, previous: Aliases of the stores.
+        epoch: The number of the switch; the highest part of each fencing token.
+        switched_by: Who made it; empty if a process did.
+    """
+
+    alias: str
+    active: str
+    previous: str
+    epoch: int
+    reason: str
+    switched_by: str
 
 
 @dataclass(frozen=True, repr=False)

@@ -46,7 +46,7 @@ from ..lease import (
     Renewal,
     Waiter,
 )
-from .alias import AliasOptions, Fact, Problem
+from .alias import AliasOptions, Fact, Problem, StoreSwitch
 from .calls import Calls
 from .pauses import pause
 from .pending_renewal import PendingRenewal, RenewalResults, SubmittedRenewal
@@ -60,6 +60,7 @@ __all__ = [
     "PendingRenewal",
     "Problem",
     "RenewalResults",
+    "StoreSwitch",
 ]
 
 # Named here because inside the class ``list`` is a method.
@@ -107,6 +108,9 @@ class BaseLockBackend(ABC):
     report_doubt: Callable[[], object] = staticmethod(lambda: None)
     """Tells the holders of all renewed leases that the store does not answer; they are renewed as
     soon as it does again. The rules of ``report_end`` apply."""
+    report_switch: Callable[[StoreSwitch], object] = staticmethod(lambda switch: None)
+    """Tells the project that the locks are kept in another store; set by ``locks``. The rules of
+    ``report_end`` apply."""
 
     def __init__(self, options: AliasOptions) -> None:
         """Keep the options; connect to nothing.
@@ -381,6 +385,10 @@ class BaseLockBackend(ABC):
         Raises:
             BackendUnavailable: No answer.
         """
+        return ()
+
+    def notices(self) -> Sequence[str]:
+        """What operators should know now, for the admin; asks no store, and never raises."""
         return ()
 
     # -- coroutines --------------------------------------------------------------------

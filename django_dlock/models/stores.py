@@ -83,6 +83,8 @@ class FailoverRecord(models.Model):
     answered_at = models.BigIntegerField()
     reason = models.CharField(_("reason"), max_length=255, blank=True, default="")
     switched_by = models.CharField(_("switched by"), max_length=255, blank=True, default="")
+    # With a default in the database, for processes that do not know the column yet.
+    in_a_row = models.IntegerField(default=0, db_default=0)
 
     class Meta:
         default_permissions = ()

@@ -19,6 +19,7 @@ from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidLockBackend
 from tests.conftest import missing, started
 from tests.support.etcd import EtcdServer, certificates
+from tests.support.limited_users import guard_etcd
 
 from .test_etcd_faults import Waiting, ask, configured_alias, grant, locked, release
 from .test_etcd_faults import request as attempt
@@ -52,13 +53,7 @@ def make() -> Iterator[Make]:
 @pytest.fixture
 def guarded(own_etcd: EtcdServer) -> EtcdServer:
     """An etcd with the user ``locks``, who may only use the keys of the prefix ``dlock``."""
-    own_etcd.call("auth/role/add", name="locks")
-    own_etcd.allow("READWRITE", "locks", "dlock/1/")
-    own_etcd.call("auth/role/add", name="root")
-    for name, role, password in (("locks", "locks", "secret"), ("root", "root", "root")):
-        own_etcd.call("auth/user/add", name=name, password=password)
-        own_etcd.call("auth/user/grant", user=name, role=role)
-    own_etcd.call("auth/enable")
+    guard_etcd(own_etcd, ["dlock/1/"])
     return own_etcd
 
 

@@ -20,8 +20,8 @@ from pytest_django import DjangoDbBlocker
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, LockNotAcquired, clock, locks
 from django_dlock.backends.failover import FailoverBackend, active, refresher
-from django_dlock.backends.failover.backend import TOKEN_BITS
 from django_dlock.backends.failover.record import LAST_EPOCH, Micros, SwitchRefused
+from django_dlock.backends.failover.terms import TOKEN_BITS
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from django_dlock.models import FailoverRecord
 from django_dlock.process import current

@@ -13,7 +13,7 @@ import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dlock import BackendUnavailable, Lock, process
-from django_dlock.backends.failover.refresher import on_own_connection
+from django_dlock.backends.failover.own_connection import on_own_connection
 from testproject.processes import HOST, free_port
 from tests.support.aliases import configured
 from tests.support.tls_lock import PATIENCE, TlsLock, noted_forks

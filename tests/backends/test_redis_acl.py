@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from django_dlock.lease import Contention, Lease, LeaseQuery, LeaseRequest
 from django_dlock.process import current
 from testproject.servers import RedisServer
 from tests.support.aliases import alias, configured
+from tests.support.limited_users import COMMANDS, keys_of, redis_url_for
 from tests.support.redis_calls import (
     backend_for,
     client,
@@ -26,22 +26,7 @@ from tests.support.redis_calls import (
 )
 
 # As in docs/howto/own-redis.md.
-LEAST = (
-    "~{dlock:0}:2:* &{dlock:0}:2:m:* -@all "
-    "+eval +evalsha +time +get +set +exists +pttl +pexpire +pexpireat +hget +hmget +hset "
-    "+zadd +zrem +zcard +zscore +zrandmember +zrange +zrevrange +zrangebyscore +zrevrangebyscore "
-    "+subscribe +publish +pubsub|numsub +ping +info"
-)
-
-
-def url_of(server: RedisServer, *rules: str) -> str:
-    """The address of the server for a new user with these rights."""
-    with client(server) as admin:
-        if int(admin.info("server")["redis_version"].split(".")[0]) < 7:
-            pytest.skip("Redis 6 has no rights for subcommands")
-        name = f"user-{secrets.token_hex(4)}"
-        admin.execute_command("ACL", "SETUSER", name, "reset", "on", ">pw", *rules)
-    return server.url.replace("redis://", f"redis://{name}:pw@")
+LEAST = " ".join([*keys_of("dlock"), COMMANDS])
 
 
 @pytest.fixture
@@ -52,7 +37,7 @@ def direct(own_redis: RedisServer) -> Iterator[RedisBackend]:
 
 
 def test_the_minimal_rights_in_the_documentation_are_enough(own_redis, direct):
-    theirs = backend_for(url_of(own_redis, *LEAST.split()))
+    theirs = backend_for(redis_url_for(own_redis, *LEAST.split()))
     lease, attempt = grant(theirs, request()), request(waits=True, renewed=True)
     refuse(theirs, attempt)
     wait(theirs, attempt, refuse(theirs, attempt), 20.0)
@@ -78,7 +63,7 @@ def test_the_minimal_rights_in_the_documentation_are_enough(own_redis, direct):
 def test_waiters_without_the_right_to_subscribe_poll(missing, own_redis, direct, monkeypatch):
     rules = [rule for rule in LEAST.split() if rule != missing]
     # So that no request is repeated because its answer came late.
-    entry = alias(url_of(own_redis, *rules), TTL=60.0, OPTIONS={"command_timeout": 20.0})
+    entry = alias(redis_url_for(own_redis, *rules), TTL=60.0, OPTIONS={"command_timeout": 20.0})
     lease = grant(direct, request())
     with configured({"default": entry}):
         asked: list[LeaseRequest] = []
@@ -103,7 +88,7 @@ def test_waiters_without_the_right_to_subscribe_poll(missing, own_redis, direct,
 async def test_coroutines_without_the_right_to_subscribe_poll(own_redis, direct):
     rules = [rule for rule in LEAST.split() if rule != "+subscribe"]
     lease, attempt = grant(direct, request()), request(waits=True, renewed=True)
-    theirs = backend_for(url_of(own_redis, *rules))
+    theirs = backend_for(redis_url_for(own_redis, *rules))
 
     async def wait_for_it(met):
         until = clock.now() + 20
@@ -118,7 +103,7 @@ async def test_coroutines_without_the_right_to_subscribe_poll(own_redis, direct)
 
 def test_a_holder_without_the_right_to_publish_keeps_the_order_of_waiters(own_redis, direct):
     rules = [rule for rule in LEAST.split() if not rule.startswith("&")]
-    mute = backend_for(url_of(own_redis, *rules))
+    mute = backend_for(redis_url_for(own_redis, *rules))
     lease, attempt = grant(mute, request()), request(waits=True)
     # The first wait makes the process subscribe.
     wait(direct, attempt, refuse(direct, attempt), 20.0)
@@ -133,7 +118,7 @@ def test_a_holder_without_the_right_to_publish_keeps_the_order_of_waiters(own_re
 
 
 def test_a_user_without_rights_to_the_keys_gets_an_error_at_once(own_redis):
-    theirs = backend_for(url_of(own_redis, "~other:*", "+@all"))
+    theirs = backend_for(redis_url_for(own_redis, "~other:*", "+@all"))
     with pytest.raises(BackendUnavailable, match=r"NOPERM|permission"):
         grant(theirs, request())
     theirs.close()

@@ -18,7 +18,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_dlock import clock, locks
 from django_dlock.backends.failover import FailoverBackend
-from django_dlock.backends.failover.backend import TOKEN_BITS
+from django_dlock.backends.failover.terms import TOKEN_BITS
 from django_dlock.models import FailoverRecord
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing

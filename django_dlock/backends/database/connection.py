@@ -26,6 +26,7 @@ __all__ = [
     "connect_as_django",
     "connect_failure",
     "settings_of",
+    "wrapper_of",
 ]
 
 DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'database "')
@@ -188,7 +189,7 @@ def connect_as_django(
     """Return a function that connects with the parameters of ``DATABASES[alias]``."""
 
     def connect() -> Connection:
-        wrapper = _wrapper(alias, timeout)
+        wrapper = wrapper_of(alias, timeout)
         # Without the checks of ``ensure_connection``: a test case may have forbidden them for the
         # project's own connections.
         try:
@@ -213,7 +214,8 @@ def _is_of_a_test_run(settings: dict[str, Any]) -> bool:
     return hasattr(mail, "outbox") and (name == test_name or name.startswith("test_"))
 
 
-def _wrapper(alias: str, timeout: float) -> Any:
+def wrapper_of(alias: str, timeout: float) -> Any:
+    """A ``DatabaseWrapper`` of our own, with the settings of the alias; not connected."""
     entry = connections.settings[alias]
     # Not a deep copy: an option may be an SSL context, for instance.
     options = dict(entry["OPTIONS"])

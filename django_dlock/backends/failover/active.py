@@ -1,27 +1,30 @@
-"""Which store is active: reads the record, makes the stores of the epochs, watches their health."""
+"""Which store is active: reads the record, makes the stores of the epochs, switches."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
-from functools import partial
 
 from ... import clock
 from ...exceptions import BackendRefused, BackendUnavailable
 from ...log import logger
-from ..base import AliasOptions, BaseLockBackend
+from ..base import AliasOptions, BaseLockBackend, StoreSwitch
 from .config import FailoverOptions
-from .health import Health
-from .record import Reading, Record, SwitchRefused
-from .refresher import ViewRefresher, on_own_connection
+from .health import Health, in_a_row_after
+from .own_connection import on_own_connection
+from .record import LAST_EPOCH, NoEpochLeft, Reading, Record, SwitchRefused
+from .refresher import ViewRefresher
 from .rules import View, view_of
 from .terms import Leases, Term, store_for
+from .trial import refusal_of, try_store
 
-__all__ = ["PROBE", "ActiveStore"]
+__all__ = ["ActiveStore"]
 
-PROBE = "django_dlock:probe"
-"""The name that is looked up to see whether a store answers; it is never acquired."""
 SWITCH_PATIENCE = 5
 """A switch, or reading the record for one, may take this many times the command timeout."""
+FEW_EPOCHS = LAST_EPOCH // 10
+"""With fewer epochs left, every switch says so, and checks warn."""
 
 
 class ActiveStore:
@@ -30,10 +33,12 @@ class ActiveStore:
     Args:
         other: Returns the backend of another alias.
         prepare: Is called with each store that is made for an epoch.
-        switched: Is called when this process learns of a switch; never blocks.
+        switched: Is called when this process begins to use another store; never blocks.
+        tell: Is called with each switch of which this process learns; never blocks.
 
     Attributes:
         leases: Which epoch each lease of this process belongs to.
+        other: As of ``BaseLockBackend``.
     """
 
     def __init__(
@@ -43,14 +48,19 @@ class ActiveStore:
         other: Callable[[str], BaseLockBackend],
         prepare: Callable[[BaseLockBackend], object],
         switched: Callable[[], object],
+        *,
+        tell: Callable[[StoreSwitch], object],
     ) -> None:
         self._alias, self._own, self._timeout = options.alias, own, options.command_timeout
-        self._other, self._prepare, self._switched = other, prepare, switched
+        self.other, self._prepare, self._switched, self._tell = other, prepare, switched, tell
         longest = own.view_ttl + own.max_ttl
         self.record = Record(options.alias, options.key_prefix, own.database, own.primary, longest)
         self.leases = Leases(self._make)
         self._health = Health(own)
-        self._idle_store: tuple[str, BaseLockBackend] | None = None
+        self._idle_store: tuple[str, int, BaseLockBackend] | None = None
+        # What this process knows of, so that it tells of each later switch once.
+        self._told: Reading | None = None
+        self._telling = threading.Lock()
         self.refresher = ViewRefresher(
             options.alias,
             self._read,
@@ -68,7 +78,7 @@ class ActiveStore:
                 "",
                 self._alias,
             )
-        store = store_for(self._other(alias), self._alias, epoch)
+        store = store_for(self.other(alias), self._alias, epoch)
         self._prepare(store)
         return store
 
@@ -103,37 +113,89 @@ class ActiveStore:
         before = self.leases.latest
         term, began = self.leases.term(view)
         if began and before is not None:
-            logger.warning(
-                "Alias %r: the active store is now %r (epoch %d: %s); leases of the previous epoch "
-                "are no longer renewed",
-                self._alias,
-                term.active,
-                term.epoch,
-                view.reading.reason,
-                alias=self._alias,
-                reason=view.reading.reason,
-            )
             self._switched()
         return term
 
     # -- for operators -----------------------------------------------------------------
 
-    def read_record(self) -> Reading:
+    def read_record(self, patience: float | None = None) -> Reading:
         """The record, read now."""
         readings: list[Reading] = []
-        self._in_database(lambda: readings.append(self.record.read()))
+        self._in_database(lambda: readings.append(self.record.read()), patience)
         return readings[0]
 
     def switch(self, to: str, seen: Reading, *, reason: str, by: str) -> None:
         """Make a store active."""
-        known = (self._own.primary, self._own.standby)
-        if to not in known:
-            raise ValueError(f"{to!r} is no store of alias {self._alias!r}; it has {list(known)}")
-        self._in_database(partial(self.record.switch, seen, to, reason=reason, by=by))
+        self._check_store(to)
+
+        def call() -> None:
+            self._note(seen)
+            self.record.switch(seen, to, reason=reason, by=by)
+            self._note(self.record.read(seen))
+
+        self._in_database(call)
         self.refresher.refresh()
 
-    def _in_database(self, call: Callable[[], object]) -> None:
-        on_own_connection(call, self.record.database, SWITCH_PATIENCE * self._timeout)
+    def try_store(self, alias: str, seen: Reading) -> None:
+        """Acquire and release a lease as after a switch to this store.
+
+        Raises:
+            BackendUnavailable: It does not grant.
+        """
+        self._check_store(alias)
+        store = self.later_store(alias, seen.epoch + 1)
+        try:
+            try_store(store, store.call_deadline())
+        finally:
+            store.close()
+
+    def later_store(self, alias: str, epoch: int) -> BaseLockBackend:
+        """A store as it is in an epoch that has not begun; it has no leases, so it reports none."""
+        store = store_for(self.other(alias), self._alias, epoch)
+        store.other = self.other
+        return store
+
+    def _check_store(self, alias: str) -> None:
+        known = (self._own.primary, self._own.standby)
+        if alias not in known:
+            text = f"{alias!r} is no store of alias {self._alias!r}; it has {list(known)}"
+            raise ValueError(text)
+
+    def _in_database(self, call: Callable[[], object], patience: float | None = None) -> None:
+        patience = SWITCH_PATIENCE * self._timeout if patience is None else patience
+        on_own_connection(call, self.record.database, patience)
+
+    def _note(self, reading: Reading) -> None:
+        """Tell of a switch, unless it was made before this process read the record at all."""
+        with self._telling:
+            before = self._told
+            if before is not None and before.epoch >= reading.epoch:
+                return
+            self._told = reading
+        if before is None:
+            return
+        left = reading.epochs_left
+        logger.warning(
+            "Alias %r: the active store is now %r (epoch %d: %s); leases of the previous epoch "
+            "are no longer renewed%s",
+            self._alias,
+            reading.active,
+            reading.epoch,
+            reading.reason,
+            f"; only {left} more switches are possible" if left < FEW_EPOCHS else "",
+            alias=self._alias,
+            reason=reading.reason,
+        )
+        self._tell(
+            StoreSwitch(
+                self._alias,
+                reading.active,
+                before.active,
+                reading.epoch,
+                reading.reason,
+                reading.switched_by,
+            )
+        )
 
     # -- on the refresher's thread ----------------------------------------------------------
 
@@ -143,52 +205,62 @@ class ActiveStore:
         reading = self.record.read(None if last is None else last.reading)
         view = view_of(reading, asked_at, clock.now(), own.view_ttl, own.max_ttl)
         self._term(view)
+        self._note(reading)
         return view
 
     def _watch_health(self, view: View) -> None:
-        """Note whether the stores answer, and switch if it is time."""
+        """Find out whether the stores grant, and switch if it is time."""
         self.leases.close_old()
         health, reading, term = self._health, view.reading, self._term(view)
         health.begin(reading)
-        since = clock.now() - self._own.view_ttl / 3
-        if term.answered_at > since or self._answers(term.store):
-            health.active_answered()
-            if health.must_note(reading):
+        if health.must_try(reading):
+            granted = term.granted_at > clock.now() - self._own.view_ttl / 3
+            refusal = None if granted else self._refusal_of(term.store)
+            if refusal is None:
+                health.active_granted()
                 self.record.note_answer(reading)
-        elif health.active_failed(reading) and self._answers(self._other_store(term)):
-            self._switch_by_itself(reading, "the active store did not answer")
-            return
-        if term.active != self._own.primary and health.may_fail_back:
-            answered = self._answers(self._other_store(term))
-            if health.primary_answered(answered):
-                self._switch_by_itself(reading, "the primary answers again")
+            elif health.active_failed(reading):
+                refused = isinstance(refusal, BackendRefused)
+                why = f"refused: {refusal.message}" if refused else "did not answer"
+                self._switch_by_itself(term, reading, f"the active store {why}")
+                return
+        if term.active != self._own.primary and health.must_look_back():
+            granted = self._refusal_of(self._idle(term)) is None
+            if health.primary_tried(granted):
+                self._switch_by_itself(term, reading, "the primary answers again")
 
-    def _switch_by_itself(self, reading: Reading, reason: str) -> None:
-        to = self._own.other_than(reading.active)
+    def _switch_by_itself(self, term: Term, reading: Reading, reason: str) -> None:
+        to, health = self._own.other_than(reading.active), self._health
+        if not health.may_switch(reading):
+            if health.tells():
+                text = "Alias %r: not switched to %r yet, after %d switches in a row: %s"
+                number = reading.in_a_row
+                logger.warning(text, self._alias, to, number, reason, alias=self._alias)
+            return
+        if (refusal := self._refusal_of(self._idle(term))) is not None:
+            if health.tells():
+                text = "Alias %r: not switched, although %s: %r does not grant either: %s"
+                logger.error(text, self._alias, reason, to, refusal, alias=self._alias)
+            return
         try:
-            self.record.switch(reading, to, reason=reason, by="")
+            self.record.switch(reading, to, reason=reason, by="", in_a_row=in_a_row_after(reading))
         except SwitchRefused as refusal:
-            logger.info(
-                "Alias %r: not switched to %r: %s", self._alias, to, refusal, alias=self._alias
-            )
+            level = logging.ERROR if isinstance(refusal, NoEpochLeft) else logging.INFO
+            if level == logging.INFO or health.tells():
+                text = "Alias %r: not switched to %r, although %s: %s"
+                logger.log(level, text, self._alias, to, reason, refusal, alias=self._alias)
         self.refresher.refresh()
 
-    def _other_store(self, term: Term) -> BaseLockBackend:
-        alias = self._own.other_than(term.active)
-        if self._idle_store is None or self._idle_store[0] != alias:
+    def _idle(self, term: Term) -> BaseLockBackend:
+        """The store that is not active, as it will be in the next epoch."""
+        alias, epoch = self._own.other_than(term.active), term.epoch + 1
+        if self._idle_store is None or self._idle_store[:2] != (alias, epoch):
             self._close_idle_store()
-            store = store_for(self._other(alias), self._alias, 1)
-            # It has no leases, so it reports nothing.
-            store.other = self._other
-            self._idle_store = alias, store
-        return self._idle_store[1]
+            self._idle_store = alias, epoch, self.later_store(alias, epoch)
+        return self._idle_store[2]
 
-    def _answers(self, store: BaseLockBackend) -> bool:
-        try:
-            store.locked(PROBE, deadline=clock.now() + self._timeout)
-        except BackendUnavailable:
-            return False
-        return True
+    def _refusal_of(self, store: BaseLockBackend) -> BackendUnavailable | None:
+        return refusal_of(store, clock.now() + self._timeout)
 
     # -- housekeeping ------------------------------------------------------------------
 
@@ -196,7 +268,8 @@ class ActiveStore:
         for term in self.leases.terms():
             term.store.after_fork()
         if self._idle_store is not None:
-            self._idle_store[1].after_fork()
+            self._idle_store[2].after_fork()
+        self._telling = threading.Lock()
         self.leases.forget()
         self.refresher.forget()
 
@@ -209,4 +282,4 @@ class ActiveStore:
     def _close_idle_store(self) -> None:
         idle, self._idle_store = self._idle_store, None
         if idle is not None:
-            idle[1].close()
+            idle[2].close()

@@ -1,8 +1,11 @@
-"""When a process switches by itself: slowly, and only if no process reaches the active store.
+"""When a process switches by itself: slowly, and only if no process is granted a lease any more.
 
-One process that cannot reach the store must not take it away from the others. So each process
-notes in the record when the active store has answered it, and none switches as long as another one
-has an answer.
+One process that cannot reach the store must not take it away from the others. So processes note in
+the record that the active store has granted a lease, and none switches as long as another one is
+granted any.
+
+If processes switch again and again, both stores fail in turn. Then each switch is made later than
+the one before, because each one ends all leases.
 """
 
 from __future__ import annotations
@@ -11,7 +14,14 @@ from ... import clock
 from .config import FailoverOptions
 from .record import Reading
 
-__all__ = ["Health"]
+__all__ = ["Health", "in_a_row_after", "pause_before"]
+
+NOTED_AGAIN = 1 / 4
+"""The fraction of ``failover_after`` after which it is noted again that the store grants."""
+LOOKED_BACK = 1 / 8
+"""The fraction of ``failback_after`` after which the primary is tried again."""
+LONGEST_PAUSE = 3600.0
+"""Seconds; with one switch an hour, the epochs last for months."""
 
 
 class Health:
@@ -22,24 +32,26 @@ class Health:
         self._epoch = 0
         self.failing_since: float | None = None
         self._good_since: float | None = None
-
-    @property
-    def may_fail_back(self) -> bool:
-        """Whether the primary must be asked while the standby is active."""
-        return self._options.failback_after is not None
+        self._looked_back_at = float("-inf")
+        # Whether it was told that a switch is not made.
+        self._told = False
 
     def begin(self, reading: Reading) -> None:
         """Forget what was seen in an epoch that is over."""
         if reading.epoch != self._epoch:
-            self._epoch, self.failing_since, self._good_since = reading.epoch, None, None
+            self.__init__(self._options)  # type: ignore[misc]
+            self._epoch = reading.epoch
 
-    def must_note(self, reading: Reading) -> bool:
-        """Whether an answer of the active store is to be noted in the record."""
+    # -- the active store --------------------------------------------------------------
+
+    def must_try(self, reading: Reading) -> bool:
+        """Whether no process has noted of late that the active store grants."""
         after = self._options.failover_after
-        return after is not None and reading.silent_for > after / 4
+        return after is not None and reading.silent_for > after * NOTED_AGAIN
 
-    def active_answered(self) -> None:
-        self.failing_since = None
+    def active_granted(self) -> None:
+        if self.failing_since is not None:
+            self.failing_since, self._told = None, False
 
     def active_failed(self, reading: Reading) -> bool:
         """Returns whether it has failed for long enough, for this process and for all others."""
@@ -48,14 +60,50 @@ class Health:
             self.failing_since = now
         if after is None:
             return False
-        return now - self.failing_since >= after and reading.silent_for >= after
+        # A store that fails is not tried before somebody must note again that it grants.
+        mine = now - self.failing_since >= after * (1 - NOTED_AGAIN)
+        return mine and reading.silent_for >= after
 
-    def primary_answered(self, answered: bool) -> bool:
-        """Returns whether the primary has answered for long enough to become active again."""
+    # -- the primary while the standby is active -----------------------------------------
+
+    def must_look_back(self) -> bool:
+        """Whether the primary is to be tried now."""
         now, after = clock.now(), self._options.failback_after
-        if not answered:
+        if after is None or now - self._looked_back_at < after * LOOKED_BACK:
+            return False
+        self._looked_back_at = now
+        return True
+
+    def primary_tried(self, granted: bool) -> bool:
+        """Returns whether the primary has granted for long enough to become active again."""
+        now, after = clock.now(), self._options.failback_after
+        if not granted:
             self._good_since = None
             return False
         if self._good_since is None:
             self._good_since = now
         return after is not None and now - self._good_since >= after
+
+    # -- switching ---------------------------------------------------------------------
+
+    def may_switch(self, reading: Reading) -> bool:
+        """Whether the last switch was long enough ago for another one."""
+        return reading.elapsed >= pause_before(reading)
+
+    def tells(self) -> bool:
+        """Whether to tell that a switch is not made: once in an epoch."""
+        told, self._told = self._told, True
+        return not told
+
+
+def pause_before(reading: Reading) -> float:
+    """Seconds after the last switch before processes make another one by themselves."""
+    if reading.in_a_row < 2:
+        # To the standby, and back again.
+        return 0.0
+    return float(min(LONGEST_PAUSE, reading.quiet * 2 ** min(reading.in_a_row - 1, 20)))
+
+
+def in_a_row_after(reading: Reading) -> int:
+    """``in_a_row`` of a switch that a process makes now."""
+    return reading.in_a_row + 1 if reading.elapsed < 2 * LONGEST_PAUSE else 1

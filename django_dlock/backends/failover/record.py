@@ -11,27 +11,36 @@ switches stops in between, the next reader writes the time.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import router
 from django.db.models import BigIntegerField, Func
+
+from ... import clock
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from ...models import FailoverRecord
 
-__all__ = ["LAST_EPOCH", "Reading", "Record", "SwitchRefused"]
+__all__ = ["LAST_EPOCH", "NoEpochLeft", "Reading", "Record", "SwitchRefused"]
 
 SECOND = 1_000_000
 """Microseconds; times in the row are whole microseconds since 1970."""
 LAST_EPOCH = 2047
 """So that epoch and token fit into 63 bits; see ``backend``."""
 ROUNDS = 10
+SET_BACK = 1.0
+"""Seconds by which the database's clock must be behind to count as set back."""
 
 
 class SwitchRefused(Exception):
     """Another process has switched, or changed the row, meanwhile."""
+
+
+class NoEpochLeft(SwitchRefused):
+    """No token has room for another epoch."""
 
 
 class Micros(Func):
@@ -57,10 +66,13 @@ class Reading(NamedTuple):
         active: The alias of the active store.
         longest: Seconds by which a lease of this epoch may outlive a read, in any process.
         quiet: The same for leases of earlier epochs; nothing is granted for that long.
-        elapsed: Seconds since the switch.
-        silent_for: Seconds since a process last had an answer from the active store.
+        elapsed: Seconds since the switch, at least.
+        silent_for: Seconds since a process was last granted a lease by the active store.
         reason: Why the switch was made; empty in the first epoch.
         switched_by: Who made it; empty if a process did.
+        in_a_row: How many switches processes have made of late by themselves, this one included.
+        switched_at: When it was made, as it stands in the row.
+        read_at: When the row was read, on ``clock.now()``.
     """
 
     epoch: int
@@ -71,6 +83,17 @@ class Reading(NamedTuple):
     silent_for: float
     reason: str
     switched_by: str
+    in_a_row: int = 0
+    switched_at: int = 0
+    read_at: float = -math.inf
+
+    @property
+    def epochs_left(self) -> int:
+        return LAST_EPOCH - self.epoch
+
+    def elapsed_at(self, now: float) -> float:
+        """Seconds since the switch by the clock of this process, at least."""
+        return self.elapsed + (now - self.read_at) * (1 - clock.DRIFT)
 
 
 class Record:
@@ -111,6 +134,8 @@ class Record:
             SwitchRefused: Other processes changed the row again and again.
         """
         for _ in range(ROUNDS):
+            # This process may stand still after the database has answered.
+            asked_at = clock.now()
             row = self._row.annotate(now=Micros()).first()
             if row is None:
                 self._insert(known)
@@ -124,26 +149,38 @@ class Record:
                 self._row.filter(epoch=row.epoch, longest=row.longest).update(longest=longest)
             elif row.quiet < (quiet := self._quiet_before(row.epoch, known)):
                 self._row.filter(epoch=row.epoch, quiet=row.quiet).update(quiet=quiet)
+            elif row.answered_at > row.now + SECOND * SET_BACK:
+                # Else a store that fails now would count as answering until the clock is there.
+                self._row.filter(epoch=row.epoch, answered_at=row.answered_at).update(
+                    answered_at=Micros()
+                )
+            elif (since := _since_switch(row, known, asked_at)) is not None:
+                # Written for processes that start later, and know nothing of the time before.
+                self._row.filter(epoch=row.epoch, switched_at=row.switched_at).update(
+                    switched_at=row.now - _micros(since)
+                )
             else:
                 return _reading(row)
         raise SwitchRefused("other processes kept changing the record")
 
-    def switch(self, seen: Reading, to: str, *, reason: str, by: str) -> None:
+    def switch(self, seen: Reading, to: str, *, reason: str, by: str, in_a_row: int = 0) -> None:
         """Make another store active.
 
         Args:
             seen: What the decision rests on.
+            in_a_row: As of ``Reading``; 0 for a switch by hand.
 
         Raises:
             SwitchRefused: The row has changed since.
+            NoEpochLeft: There can be no other epoch.
             django.db.Error: No answer: the switch may have happened or not.
         """
         row = self._row.annotate(now=Micros()).first()
         if row is None or row.epoch != seen.epoch:
             raise SwitchRefused(f"another process has ended epoch {seen.epoch}")
         if row.epoch >= LAST_EPOCH:
-            raise SwitchRefused(f"epoch {row.epoch} is the last one that a token has room for")
-        if not self._change(row, row.epoch + 1, to, reason, by=by):
+            raise NoEpochLeft(f"epoch {row.epoch} is the last one that a token has room for")
+        if not self._change(row, row.epoch + 1, to, reason, by=by, in_a_row=in_a_row):
             raise SwitchRefused(f"another process has changed epoch {seen.epoch}")
 
     def note_answer(self, seen: Reading) -> None:
@@ -192,7 +229,15 @@ class Record:
         return 0 if known is None or epoch <= known.epoch else _micros(known.longest)
 
     def _change(
-        self, row: Any, epoch: int, to: str, reason: str, *, by: str = "", quiet: int = 0
+        self,
+        row: Any,
+        epoch: int,
+        to: str,
+        reason: str,
+        *,
+        by: str = "",
+        quiet: int = 0,
+        in_a_row: int = 0,
     ) -> bool:
         # If the last epoch never began, leases of the one before it may be alive, too.
         is_over = row.switched_at is not None and row.now - row.switched_at >= 2 * row.quiet
@@ -204,6 +249,7 @@ class Record:
             answered_at=Micros(),
             reason=reason[:255],
             switched_by=by[:255],
+            in_a_row=in_a_row,
         )
         if changed:
             self._note_switch(epoch)
@@ -224,6 +270,14 @@ def _is_older(row: Any, known: Reading) -> bool:
     return bool(row.epoch < known.epoch or anew)
 
 
+def _since_switch(row: Any, known: Reading | None, asked_at: float) -> float | None:
+    """Seconds since the switch, if the database's clock shows less because it was set back."""
+    if known is None or (known.epoch, known.switched_at) != (row.epoch, row.switched_at):
+        return None
+    since = known.elapsed_at(asked_at)
+    return since if since > (row.now - row.switched_at) / SECOND + SET_BACK else None
+
+
 def _micros(*seconds: float) -> int:
     return round(max(seconds) * SECOND)
 
@@ -234,8 +288,12 @@ def _reading(row: Any) -> Reading:
         row.active,
         row.longest / SECOND,
         row.quiet / SECOND,
-        (row.now - row.switched_at) / SECOND,
+        # If the clock was set back before this process read the row, it measures from now on.
+        max(0.0, (row.now - row.switched_at) / SECOND),
         (row.now - row.answered_at) / SECOND,
         row.reason,
         row.switched_by,
+        row.in_a_row,
+        row.switched_at,
+        clock.now(),
     )

@@ -7,29 +7,29 @@ that uses locks waits for the database while the last answer is valid.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
-
-from django.db import connections
 
 from ... import clock, process
 from ...exceptions import BackendUnavailable
 from ...log import logger
 from ...process.points import reached
+from .own_connection import OwnConnection
 from .rules import View
 
-__all__ = ["ViewRefresher", "on_own_connection"]
+__all__ = ["ViewRefresher"]
 
 IDLE = 60.0
 """Seconds without use after which the thread ends."""
 PAUSE_AFTER_FAILURE = 0.1
+READ_PATIENCE, AFTER_PATIENCE = 4.0, 15.0
+"""Seconds for a read, and for what follows it, before the connection is given up."""
 HANGING_AFTER = 5.0
-"""Seconds after which another thread reads in place of one that gets no answer."""
+"""Seconds after which another thread reads in place of one that hangs nevertheless, for instance
+because a name server does not answer."""
 CLOSE_PATIENCE = 1.0
-SOON_REPLACED, LATER_AFTER = 4, 60.0
-"""After this many threads that hang, another one is started only now and then: a connection that is
-dead may hang for many minutes, while a new one would be answered."""
+SOON_REPLACED, LATER_AFTER = 4, 10.0
+"""After this many threads that hang, another one is started only now and then."""
 
 
 class ViewRefresher:
@@ -139,9 +139,9 @@ class ViewRefresher:
             self._thread = None
 
     def _run(self) -> None:
-        mine = threading.current_thread()
+        mine, own = threading.current_thread(), OwnConnection(self._database)
         try:
-            while self._serve(mine):
+            while self._serve(mine, own):
                 pass
         finally:
             with self._lock:
@@ -150,10 +150,10 @@ class ViewRefresher:
                     self._thread = None
                     # A caller that came since the last read starts another thread.
                     self._changed.notify_all()
-            _close_connection(self._database)
+            own.close()
             process.thread_ends()
 
-    def _serve(self, mine: threading.Thread) -> bool:
+    def _serve(self, mine: threading.Thread, own: OwnConnection) -> bool:
         """Read once, and pause; returns whether to go on."""
         with self._lock:
             if self._thread is not mine:
@@ -161,11 +161,11 @@ class ViewRefresher:
             self._began_at, self._wanted = clock.now(), False
         view, error = None, None
         try:
-            _connect(self._database())
-            view = self._read()
+            with own.until(clock.now() + READ_PATIENCE):
+                view = self._read()
         except Exception as failure:  # noqa: BLE001 - told to those who wait for the view
             error = failure
-            _close_connection(self._database)
+            own.close()
         with self._lock:
             if self._thread is not mine:
                 # It hung, and another thread reads.
@@ -177,12 +177,13 @@ class ViewRefresher:
         reached("view.read", alias=self._alias, view=self.last, error=error)
         if view is not None:
             try:
-                self._after(view)
+                with own.until(clock.now() + AFTER_PATIENCE):
+                    self._after(view)
             except Exception:
                 logger.exception(
                     "Alias %r: the fail-over backend failed", self._alias, alias=self._alias
                 )
-                _close_connection(self._database)
+                own.close()
         pause = self._interval if error is None else PAUSE_AFTER_FAILURE
         until = clock.now() + pause
         with self._lock:
@@ -191,46 +192,3 @@ class ViewRefresher:
                     break
                 self._changed.wait(left)
             return self._thread is mine and clock.now() - self._used_at < IDLE
-
-
-def _connect(database: str) -> None:
-    # Only this thread uses the connection; the project may have set AUTOCOMMIT to False.
-    connection = connections[database]
-    if connection.connection is None:
-        with process.connecting():
-            connection.ensure_connection()
-    if not connection.get_autocommit():
-        connection.set_autocommit(True)
-
-
-def _close_connection(database: Callable[[], str]) -> None:
-    # It may be broken, or its alias may no longer be defined.
-    with contextlib.suppress(Exception):
-        connections[database()].close()
-
-
-def on_own_connection(call: Callable[[], object], database: str, patience: float) -> None:
-    """Call it on a thread, and so on a connection to the database that no transaction uses.
-
-    Raises:
-        TimeoutError: It takes longer than ``patience`` seconds, and goes on.
-    """
-    errors, done = list[BaseException](), threading.Event()
-
-    def run() -> None:
-        try:
-            _connect(database)
-            call()
-        except BaseException as error:  # noqa: BLE001 - the caller raises it
-            errors.append(error)
-        finally:
-            _close_connection(lambda: database)
-            done.set()
-            # After the answer, because this waits for a fork.
-            process.thread_ends()
-
-    threading.Thread(target=run, name="dlock-failover", daemon=True).start()
-    if not done.wait(patience):
-        raise TimeoutError(f"The database {database!r} did not answer within {patience:g} s")
-    if errors:
-        raise errors[0]

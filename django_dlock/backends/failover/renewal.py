@@ -48,7 +48,7 @@ class TermRenewal:
         if self._call is None:
             return results
         answers = self._call.result()
-        now = self._term.answered_at = clock.now()
+        now = clock.now()
         for (index, renewal), answer in zip(self._asked.items(), answers, strict=True):
             results[index] = answer
             if answer.outcome == "renewed":

@@ -10,12 +10,16 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ... import clock
 from ..base import BaseLockBackend
 from .rules import View
 
-__all__ = ["Leases", "Term", "store_for"]
+__all__ = ["TOKEN_BITS", "Leases", "Term", "TermCall", "as_it_is", "store_for"]
+
+TOKEN_BITS = 52
+"""Bits of a store's token; the epoch is above them."""
 
 OWNERS_KEPT = 1000
 """Owners are remembered up to this number; then those whose leases are over are dropped."""
@@ -29,14 +33,31 @@ class Term:
         active: The alias of its store.
         store: A backend of its own, with connections of its own.
         latest_end: No lease of this process may end later; rises with every read of the record.
-        answered_at: When the store last answered.
+        granted_at: When the store last granted a lease to this process.
     """
 
     epoch: int
     active: str
     store: BaseLockBackend
     latest_end: float
-    answered_at: float = float("-inf")
+    granted_at: float = float("-inf")
+
+    def token(self, token: int) -> int:
+        """The token with the epoch in front of it."""
+        return (self.epoch << TOKEN_BITS) | token
+
+
+class TermCall(NamedTuple):
+    """A call of the store of a term, and what its answer means."""
+
+    term: Term
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    meaning: Callable[[Any], Any]
+
+
+def as_it_is(answer: Any) -> Any:
+    return answer
 
 
 class Leases:

@@ -1,0 +1,114 @@
+"""The connection to the database of the row, which belongs to one thread of the backend.
+
+It is neither the caller's, so a transaction of the caller changes nothing, nor does it wait for
+ever: connecting has a time-out, and statements have a deadline. After a time without a network, a
+connection that is only waited for would be answered as late as the time-outs of TCP have grown, and
+a new one at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.db import connections
+
+from ... import clock, process
+from ..database.connection import wrapper_of
+from ..database.deadlines import deadlines
+
+__all__ = ["OwnConnection", "on_own_connection"]
+
+CONNECT_TIMEOUT = 2.0
+
+
+class OwnConnection:
+    """What ``connections[database]`` is on the thread that uses this.
+
+    Args:
+        database: Returns the alias in ``DATABASES``.
+    """
+
+    def __init__(self, database: Callable[[], str]) -> None:
+        self._database = database
+        # A duplicate of the driver's, so that its number cannot become that of another file.
+        self._socket: socket.socket | None = None
+
+    @contextlib.contextmanager
+    def until(self, deadline: float) -> Iterator[None]:
+        """Connect if necessary; statements in the block fail at the deadline."""
+        self._connect()
+        deadlines.begin(self, deadline)
+        try:
+            yield
+        finally:
+            if not deadlines.end(self):
+                self.close()
+
+    def _connect(self) -> None:
+        database = self._database()
+        wrapper = connections[database]
+        if wrapper.connection is None:
+            self._close_socket()
+            connections[database] = wrapper = wrapper_of(database, CONNECT_TIMEOUT)
+            with process.connecting():
+                wrapper.ensure_connection()
+            self._socket = _socket_of(wrapper.connection)
+
+    def cut(self) -> None:
+        """Make the running statement fail; called from another thread."""
+        if (found := self._socket) is not None:
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        # It may be broken, or its alias may no longer be defined.
+        with contextlib.suppress(Exception):
+            connections[self._database()].close()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        found, self._socket = self._socket, None
+        if found is not None:
+            found.close()
+
+
+def _socket_of(raw: Any) -> socket.socket | None:
+    # SQLite has none. In PyMySQL only the socket has a number.
+    with contextlib.suppress(Exception):
+        number = raw.fileno() if hasattr(raw, "fileno") else raw._sock.fileno()
+        return socket.socket(fileno=os.dup(number))
+    return None
+
+
+def on_own_connection(call: Callable[[], object], database: str, patience: float) -> None:
+    """Call it on a thread, and so on a connection to the database that no transaction uses.
+
+    Raises:
+        TimeoutError: It takes longer than ``patience`` seconds; then its statements fail.
+    """
+    errors, done = list[BaseException](), threading.Event()
+    deadline = clock.now() + patience
+
+    def run() -> None:
+        own = OwnConnection(lambda: database)
+        try:
+            with own.until(deadline):
+                call()
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            errors.append(error)
+        finally:
+            own.close()
+            done.set()
+            # After the answer, because this waits for a fork.
+            process.thread_ends()
+
+    threading.Thread(target=run, name="dlock-failover", daemon=True).start()
+    if not done.wait(patience):
+        raise TimeoutError(f"The database {database!r} did not answer within {patience:g} s")
+    if errors:
+        raise errors[0]
