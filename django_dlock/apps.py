@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from .backends.base import StoreSwitch
 
 __all__ = ["DjangoDlockConfig"]
 
@@ -22,6 +25,7 @@ class DjangoDlockConfig(AppConfig):
         # Imported here, because models cannot be imported before the apps are loaded.
         from . import audit, checks, process, uwsgi
         from .backends import sqlite_forks
+        from .handler import locks
         from .log import logger
         from .metrics import config
 
@@ -32,6 +36,7 @@ class DjangoDlockConfig(AppConfig):
         process.take_part_in_forks()
         audit.connect()
         uwsgi.log_problems()
+        locks.on_switch = _tell_switch
         # Logged and not raised, so that ``manage.py check`` can run and report it.
         try:
             if config.read().exporters:
@@ -43,6 +48,14 @@ class DjangoDlockConfig(AppConfig):
         except ImproperlyConfigured as error:
             logger.error("Tracing is off: %s", error)
         setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
+
+
+def _tell_switch(switch: StoreSwitch) -> None:
+    from . import signals
+    from .core import dispatch
+    from .lock import Lock
+
+    dispatch.send(signals.store_switched, Lock, **switch._asdict())
 
 
 def _connect_metrics() -> None:

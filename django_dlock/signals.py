@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-__all__ = ["acquired", "broken", "contended", "in_doubt", "lost", "released", "renewed"]
+__all__ = [
+    "acquired",
+    "broken",
+    "contended",
+    "in_doubt",
+    "lost",
+    "released",
+    "renewed",
+    "store_switched",
+]
 
 acquired = Signal()
 """A lease was granted; ``waited``."""
@@ -26,6 +35,10 @@ released = Signal()
 and ``unanswered`` if the backend gave no answer; then the release is repeated."""
 broken = Signal()
 """An operator, or a proof of death, ended the lease of another process; ``reason``."""
+store_switched = Signal()
+"""Fail-over keeps the locks of ``alias`` in another store: ``active``, ``previous``, ``epoch``,
+``reason`` and ``switched_by``. About no lock, so it has none of the arguments above. Sent in each
+process that uses the alias."""
 
 LONG_WAIT = 30.0
 """Seconds of waiting after which an acquire is recorded as a lock event."""

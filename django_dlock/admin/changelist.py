@@ -12,10 +12,13 @@ from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from ..exceptions import InvalidLockBackend
+from ..handler import locks
 from ..inspection import AliasQuery
 from ..lease import SORT_KEYS, LeaseInfo, LeaseQuery, in_order
 from ..models import HeldLock
 from ..names import check_name
+from ..printable import printable
 from .base import may_see_users
 from .filters import LeaseFilter, TextFilter, known_aliases
 from .links import id_of
@@ -56,11 +59,13 @@ class HeldLockChangeList(ChangeList):
 
     Attributes:
         problems: Alias → why it did not answer.
+        notices: What operators should know now, such as a switch to another store.
         settings_problem: Why there are no aliases at all; else empty.
         not_held: Alias and id of the lock whose whole name was searched for, if nothing was found.
     """
 
     problems: dict[str, str]
+    notices: list[str]
     settings_problem: str
     not_held: list[tuple[str, str]]
 
@@ -93,6 +98,7 @@ class HeldLockChangeList(ChangeList):
         query = LeaseQuery(contains=self.query, sort=self._order(), **wanted)
         infos = self._read(alias_query, query)
         self.problems = alias_query.problems
+        self.notices = [text for alias in aliases for text in _notices_of(alias)]
         self._show_page(request, infos)
         self.not_held = (
             [] if infos or self.problems else ids_of_name(self.query, alias_query.aliases)
@@ -157,3 +163,11 @@ class HeldLockChangeList(ChangeList):
         counted = cast(QuerySet[Any], range(self.result_count))
         self.paginator = self.model_admin.get_paginator(request, counted, self.list_per_page)
         self.result_list = [as_row(info, request) for info in infos]
+
+
+def _notices_of(alias: str) -> Sequence[str]:
+    try:
+        return [printable(text) for text in locks[alias].notices()]
+    except InvalidLockBackend:
+        # One of the problems.
+        return ()

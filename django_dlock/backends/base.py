@@ -387,6 +387,12 @@ class BaseLockBackend(ABC):
         """
         return ()
 
+    @property
+    def store_epoch(self) -> int | None:
+        """How often another store was made active, plus one, as far as this process knows, for
+        metrics; ``None`` without fail-over."""
+        return None
+
     def notices(self) -> Sequence[str]:
         """What operators should know now, for the admin; asks no store, and never raises."""
         return ()

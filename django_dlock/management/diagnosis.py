@@ -14,7 +14,8 @@ from django.core import checks as django_checks
 from django.db import connections, router
 
 from .. import checks, conf
-from ..exceptions import InvalidLockBackend
+from ..backends.failover import FailoverBackend
+from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..findings import Finding, Severity, of_alias
 from ..handler import locks
 from ..models import IdempotencyRecord, LockEvent
@@ -44,6 +45,8 @@ def diagnose_alias(alias: str, *, read_only: bool = False) -> list[Finding]:
             found.append(finding)
             if finding.topic == "answer" and finding.severity == "error":
                 return
+        if isinstance(backend, FailoverBackend) and not read_only:
+            found.append(_standby_of(backend))
         found.extend(_of_messages(alias, checks.check_alias(backend.options)))
         found.extend(_of_messages(alias, checks.check_shared_caches_of(backend.options)))
 
@@ -53,6 +56,20 @@ def diagnose_alias(alias: str, *, read_only: bool = False) -> list[Finding]:
         hint = f"Run it again; if it fails, the server or BACKEND of DLOCKS[{alias!r}] is broken."
         return [*found, Finding(alias, "error", "answer", f"the questions failed: {trouble}", hint)]
     return list(found)
+
+
+def _standby_of(backend: FailoverBackend) -> Finding:
+    """Whether the store that is not active would grant locks after a switch."""
+    seen = backend.read_record()
+    standby = backend.standby_of(seen)
+    try:
+        backend.try_store(standby, seen)
+    except BackendUnavailable as error:
+        message = f"after a switch to {standby!r}, no lock could be acquired: {error}"
+        hint = f"Run this with --using {standby}, and see the rights in the guide to fail-over."
+        return Finding(backend.alias, "error", "standby", message, hint)
+    message = f"{standby!r} grants locks as it would after a switch"
+    return Finding(backend.alias, "ok", "standby", message)
 
 
 def diagnose_project() -> Iterator[Finding]:

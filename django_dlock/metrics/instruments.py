@@ -129,11 +129,26 @@ STORE_HOLDERS = Instrument(
     "Held leases by the state of their holder; only up to 10000 leases",
     ("alias", "state"),
 )
+STORE_EPOCH = Instrument(
+    "django_dlock.store.epoch",
+    "gauge",
+    "{switch}",
+    "With fail-over: rises by one with each switch to the other store",
+    ("alias",),
+)
 RECORDS = Instrument(
     "django_dlock.records", "gauge", "{record}", "Idempotency records, by state", ("state",)
 )
 
-STORES = (STORE_UP, STORE_LATENCY, STORE_LEASES, STORE_WAITING, STORE_HOLDERS, RECORDS)
+STORES = (
+    STORE_UP,
+    STORE_LATENCY,
+    STORE_EPOCH,
+    STORE_LEASES,
+    STORE_WAITING,
+    STORE_HOLDERS,
+    RECORDS,
+)
 """What is asked for when metrics are read; the same in every process."""
 
 

@@ -86,6 +86,8 @@ def _ask(alias: str) -> Iterator[Sample]:
         backend.locked(PROBE, deadline=backend.call_deadline())
         yield Sample(instruments.STORE_LATENCY, clock.now() - began, labels)
         yield Sample(instruments.STORE_UP, 1, labels)
+        if (epoch := backend.store_epoch) is not None:
+            yield Sample(instruments.STORE_EPOCH, epoch, labels)
         if "listing" not in backend.capabilities:
             return
         total = backend.count()

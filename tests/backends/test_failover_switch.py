@@ -22,9 +22,13 @@ from django_dlock import BackendUnavailable, LeaseLost, Lock, LockNotAcquired, c
 from django_dlock.backends.failover import FailoverBackend, active, refresher
 from django_dlock.backends.failover.record import LAST_EPOCH, Micros, SwitchRefused
 from django_dlock.backends.failover.terms import TOKEN_BITS
+from django_dlock.core import dispatch
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
+from django_dlock.metrics.instruments import STORE_EPOCH
+from django_dlock.metrics.stores import StoreFacts
 from django_dlock.models import FailoverRecord
 from django_dlock.process import current
+from django_dlock.signals import store_switched
 from testproject.servers import RedisServer
 from tests.support import databases
 from tests.support.aliases import configured
@@ -87,7 +91,8 @@ class Shop:
             others = {alias: locks._build(alias) for alias in ("redis", "table")}
         assert isinstance(backend, FailoverBackend)
         backend.other = others.__getitem__
-        self._stack.callback(backend.close)
+        for each in (*others.values(), backend):
+            self._stack.callback(each.close)
         return backend
 
     @property
@@ -565,6 +570,71 @@ def test_operators_see_the_leases_of_the_active_store(shop):
         assert locks["default"].break_("name", owner=lock.owner)
         until(lambda: lock.lost)
         assert lock.lost_reason == "broken"
+
+
+def test_a_switch_is_told_in_the_log_by_a_signal_a_metric_and_in_the_admin(shop, caplog):
+    told: list[dict[str, Any]] = []
+
+    def receive(sender: type, **facts: Any) -> None:
+        told.append({"sender": sender, **facts})
+
+    store_switched.connect(receive)
+    try:
+        with configured(shop.dlocks(**UNHURRIED)), Lock("name"):
+            assert locks["default"].notices() == []
+            shop.switch_long_ago(locks["default"], "table")
+            dispatch.flush()
+            (notice,) = locks["default"].notices()
+            samples = StoreFacts(records=False).samples()
+            epochs = [it.value for it in samples if it.instrument is STORE_EPOCH]
+    finally:
+        store_switched.disconnect(receive)
+    (facts,) = told
+    facts.pop("signal")
+    assert facts == {
+        "sender": Lock,
+        "alias": "default",
+        "active": "table",
+        "previous": "redis",
+        "epoch": 2,
+        "reason": "by hand",
+        "switched_by": "a test",
+    }
+    assert notice == (
+        "'table' is the active store of alias 'default' since switch 1, made by a test: by hand"
+    )
+    assert epochs == [2]
+    lines = [line for line in caplog.records if "active store is now" in line.getMessage()]
+    assert [line.levelname for line in lines] == ["WARNING"]
+
+
+def test_a_process_makes_no_switch_soon_after_others(shop, own_redis, caplog):
+    one = shop.process(redis_url=own_redis.url, failover_after=1.0)
+    grant(one, request())
+    shop.row.update(in_a_row=12, quiet=60_000_000)
+    own_redis.kill()
+    with heard("view.read", alias="default") as read:
+        until(lambda: reads_of(one).valid() and "yet, after 12 switches in a row" in caplog.text)
+        read.again()
+    assert one.read_record().epoch == 1
+    # Long ago.
+    shop.row.update(switched_at=0)
+    until(is_active(one, "table"), 30)
+    assert shop.row.get().in_a_row == 1
+
+
+def test_few_epochs_are_told_long_before_the_last_one(shop, caplog):
+    one = shop.process(**UNHURRIED)
+    grant(one, request())
+    shop.row.update(epoch=LAST_EPOCH - 100)
+    assert [problem.id for problem in one.store_problems()] == ["W023"]
+    switch(one, "table")
+    assert "only 99 more switches are possible" in caplog.text
+    until(lambda: reads_of(one).last.epoch == LAST_EPOCH - 99)
+    assert "only 99 more times" in one.notices()[-1]
+    with configured(shop.dlocks(**UNHURRIED)):
+        shown, _ = run_command()
+        assert shown["epochs_left"] == 99
 
 
 # -- health ----------------------------------------------------------------------------------

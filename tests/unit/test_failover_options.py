@@ -6,7 +6,8 @@ import pytest
 from django.test import override_settings
 
 from django_dlock import Lock, clock, conf, locks
-from django_dlock.backends.failover.record import Reading
+from django_dlock.backends.failover.health import in_a_row_after, pause_before
+from django_dlock.backends.failover.record import LAST_EPOCH, Reading
 from django_dlock.backends.failover.rules import view_of
 from django_dlock.checks import check_settings
 
@@ -108,3 +109,31 @@ def test_a_view_of_an_old_switch_is_open():
 def test_g9_a_clock_that_was_set_back_opens_nothing_early():
     view = view_of(READING._replace(elapsed=-3600.0), 100.0, 102.0, 5.0, 30.0)
     assert view.opens_at == pytest.approx(102.0 + 35.0 * (1 + clock.DRIFT))
+
+
+# -- switches in a row -------------------------------------------------------------------------
+
+
+def after_switches(number: int, elapsed: float = 1e9) -> Reading:
+    return READING._replace(in_a_row=number, elapsed=elapsed)
+
+
+def test_switches_in_a_row_are_made_later_and_later():
+    assert [pause_before(after_switches(number)) for number in range(5)] == [
+        *(0.0, 0.0),
+        *(70.0, 140.0, 280.0),
+    ]
+    assert pause_before(after_switches(1000)) == 3600.0
+
+
+def test_switches_are_counted_until_there_was_none_for_a_while():
+    assert in_a_row_after(after_switches(3, elapsed=3600.0)) == 4
+    assert in_a_row_after(after_switches(3, elapsed=7200.0)) == 1
+
+
+def test_at_that_pace_the_epochs_last_for_months():
+    reading, days = READING._replace(in_a_row=0, elapsed=0.0), 0.0
+    for _ in range(LAST_EPOCH):
+        days += pause_before(reading) / 86400
+        reading = reading._replace(in_a_row=in_a_row_after(reading))
+    assert days > 80

@@ -103,6 +103,11 @@ class OperatorCalls(BaseLockBackend):
         # What to do when few epochs are left is reported by ``store_problems``.
         return [Fact("fail-over", text)]
 
+    @property
+    def store_epoch(self) -> int | None:
+        view = self._active.refresher.last
+        return None if view is None else view.epoch
+
     def notices(self) -> Sequence[str]:
         view = self._active.refresher.last
         if view is None:

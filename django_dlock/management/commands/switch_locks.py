@@ -11,9 +11,10 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
 from ...backends.failover import FailoverBackend
+from ...backends.failover.active import FEW_EPOCHS
 from ...backends.failover.record import Reading, SwitchRefused
 from ...backends.failover.rules import quiet_after
-from ...exceptions import InvalidLockBackend
+from ...exceptions import BackendUnavailable, InvalidLockBackend
 from ...handler import locks
 from ...printable import printable
 from ..base import FAILED, OperatorCommand
@@ -39,6 +40,11 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--wait", action="store_true", help="Return only when locks can be acquired again."
         )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="Switch even if the store grants no lock that is tried there first.",
+        )
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -51,6 +57,8 @@ class Command(OperatorCommand):
                 text = f"{options['to']!r} is active already; nothing was changed."
                 self.stderr.write(text, style_func=str)
             elif options["to"] is not None:
+                if not options["force"]:
+                    self._try(backend, reading, options["to"])
                 told = "The switch is not confirmed"
                 self._switch(backend, reading, options["to"])
                 told = "The switch was made, but the record cannot be read any more"
@@ -77,6 +85,18 @@ class Command(OperatorCommand):
             )
         return backend
 
+    def _try(self, backend: FailoverBackend, reading: Reading, to: str) -> None:
+        try:
+            backend.try_store(to, reading)
+        except ValueError as error:
+            self.wrong_usage(f"{error}.")
+        except BackendUnavailable as error:
+            text = (
+                f"Not switched: after it, {to!r} would grant no lock. {error}. --force switches "
+                "nevertheless."
+            )
+            raise CommandError(printable(text), returncode=FAILED) from error
+
     def _switch(self, backend: FailoverBackend, reading: Reading, to: str) -> None:
         try:
             backend.switch(to, reading, reason="switch_locks", by=_user())
@@ -95,6 +115,7 @@ class Command(OperatorCommand):
                     "reason": reading.reason,
                     "switched_by": reading.switched_by,
                     "quiet_left": left,
+                    "epochs_left": reading.epochs_left,
                 }
             )
             return
@@ -103,6 +124,8 @@ class Command(OperatorCommand):
         text = f"{alias}: {reading.active} is active (epoch {reading.epoch}{why})."
         # The record may have been written by another program.
         self.stdout.write(printable(text))
+        if reading.epochs_left < FEW_EPOCHS:
+            self.stdout.write(f"It can be switched only {reading.epochs_left} more times.")
         if left:
             self.stdout.write(f"Nothing is granted for another {left:.0f} s.")
 

@@ -1,0 +1,208 @@
+"""Stores that answer and do not grant: to whom fail-over switches, and what is told before."""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from pytest_django import DjangoDbBlocker
+
+from django_dlock import BackendUnavailable, clock, locks
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.database import DatabaseBackend
+from django_dlock.backends.etcd import EtcdBackend
+from django_dlock.backends.failover import FailoverBackend
+from django_dlock.backends.failover.trial import PROBE, refusal_of
+from testproject.servers import RedisServer
+from tests.support.aliases import configured
+from tests.support.databases import added, until
+from tests.support.etcd import EtcdServer
+from tests.support.failing_over import failover_backend, failover_options, reads_of
+from tests.support.limited_users import guard_etcd, redis_url_for_keys
+from tests.support.points import heard
+from tests.support.redis_calls import client
+from tests.support.refusing_writes import REDIS, etcd_full, let_etcd_write
+
+from .test_failover_switch import (
+    UNHURRIED,
+    Shop,
+    grant,
+    grant_when_open,
+    is_active,
+    request,
+    run_command,
+    shop,
+)
+
+__all__ = ["shop"]
+
+FAST = {"failover_after": 1.5, "failback_after": 1.5}
+
+
+def soon() -> float:
+    return clock.now() + 10.0
+
+
+def wait_for_tries(backend: FailoverBackend, reads: int) -> None:
+    """Block until the backend has read the record this many times, and tried stores after each."""
+    with heard("view.read", alias="default") as read:
+        for _ in range(reads):
+            reads_of(backend).valid()
+            read.again()
+
+
+# -- rights ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("covers", [False, True])
+def test_the_check_knows_whether_rights_cover_later_epochs(
+    shop: Shop, own_redis: RedisServer, covers: bool
+) -> None:
+    prefixes = [shop.prefix, *([f"{shop.prefix}.*"] if covers else [])]
+    url = redis_url_for_keys(own_redis, *prefixes)
+    with configured(shop.dlocks(redis_url=url, **UNHURRIED)):
+        grant(locks["default"], request())
+        found = locks["default"].store_problems()
+        # Nothing shows in the alias of the store.
+        assert locks["redis"].store_problems() == []
+    assert [problem.id for problem in found] == ([] if covers else ["W022"])
+    assert covers or f"~{{{shop.prefix}.*:0}}:2:*" in found[0].hint
+
+
+def test_rights_on_the_next_epoch_alone_do_not_suffice(shop: Shop, own_redis: RedisServer) -> None:
+    url = redis_url_for_keys(own_redis, shop.prefix, f"{shop.prefix}.2")
+    backend = shop.process(redis_url=url, **UNHURRIED)
+    assert [problem.id for problem in backend.store_problems()] == ["W022"]
+
+
+def test_rights_that_do_not_cover_the_channels_are_reported(
+    shop: Shop, own_redis: RedisServer
+) -> None:
+    url = redis_url_for_keys(own_redis, shop.prefix, f"{shop.prefix}.*")
+    backend = shop.process(redis_url=url, **UNHURRIED)
+    assert backend.store_problems() == []
+    user = url.partition("://")[2].partition(":")[0]
+    with client(own_redis) as admin:
+        admin.execute_command("ACL", "SETUSER", user, "resetchannels", f"&{{{shop.prefix}:0}}:2:*")
+    (problem,) = backend.store_problems()
+    assert problem.id == "W022"
+    assert "publish or subscribe" in problem.message
+
+
+@pytest.mark.parametrize("covers", [False, True])
+def test_roles_of_etcd_that_do_not_cover_later_epochs_are_reported(
+    own_etcd: EtcdServer, postgres_alias: str, django_db_blocker: DjangoDbBlocker, covers: bool
+) -> None:
+    prefix = f"test-{secrets.token_hex(4)}"
+    user = guard_etcd(own_etcd, [f"{prefix}/1/", *([f"{prefix}."] if covers else [])])
+    store = EtcdBackend(etcd_options(own_etcd.url, prefix, **user))
+    table = DatabaseBackend(table_options(postgres_alias, prefix))
+    backend = failover_backend(failover_options(postgres_alias, prefix), store, table)
+    with django_db_blocker.unblock():
+        found = backend.store_problems()
+        seen = backend.read_record()
+        if covers:
+            backend.try_store("one", seen)
+        else:
+            with pytest.raises(BackendUnavailable, match="permission denied"):
+                backend.try_store("one", seen)
+        for each in (backend, store, table):
+            each.close()
+    assert [problem.id for problem in found] == ([] if covers else ["W022"])
+
+
+def test_a_store_whose_user_lacks_rights_is_not_switched_to(
+    shop: Shop, own_redis: RedisServer
+) -> None:
+    url = redis_url_for_keys(own_redis, shop.prefix)
+    with configured(shop.dlocks(redis_url=url, **{**UNHURRIED, "failback_after": 1.5})):
+        backend = locks["default"]
+        assert isinstance(backend, FailoverBackend)
+        shop.switch_long_ago(backend, "table")
+        with pytest.raises(CommandError, match=r"'redis' would grant no lock.*perm") as error:
+            run_command("--to", "redis")
+        assert error.value.returncode == 1
+        out = io.StringIO()
+        with pytest.raises(CommandError):
+            call_command("diagnose_locks", "--using", "default", stdout=out, stderr=out)
+        assert "after a switch to 'redis', no lock could be acquired" in out.getvalue()
+        # Reading is allowed in the first epoch's keys, which is what once counted.
+        assert not locks["redis"].locked(PROBE, deadline=soon())
+        assert backend.read_record().epoch == 2
+        shown, _ = run_command("--to", "redis", "--force")
+        assert (shown["active"], shown["epoch"]) == ("redis", 3)
+
+
+# -- stores that refuse writes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", REDIS)
+def test_a_store_that_refuses_writes_is_replaced_and_not_switched_back_to(
+    shop: Shop, own_redis: RedisServer, how: str
+) -> None:
+    backend = shop.process(redis_url=own_redis.url, **FAST)
+    grant(backend, request())
+    REDIS[how].begin(own_redis)
+    until(is_active(backend, "table"), 30)
+    assert backend.read_record().reason.startswith("the active store ")
+    shop.row.update(switched_at=0)
+    # More than failback_after.
+    wait_for_tries(backend, 8)
+    assert grant_when_open(backend, request("in the table")).token >> 52 == 2
+    REDIS[how].end(own_redis)
+    until(is_active(backend, "redis"), 30)
+    assert backend.read_record().reason == "the primary answers again"
+
+
+def test_an_etcd_without_space_does_not_count_as_granting(own_etcd: EtcdServer) -> None:
+    store = EtcdBackend(etcd_options(own_etcd.url, "test"))
+    assert refusal_of(store, soon()) is None
+    etcd_full(own_etcd)
+    assert not store.locked(PROBE, deadline=soon())
+    assert "space" in str(refusal_of(store, soon()))
+    let_etcd_write(own_etcd)
+    assert refusal_of(store, soon()) is None
+    store.close()
+
+
+def test_a_read_only_database_does_not_count_as_granting(
+    postgres_alias: str, django_db_blocker: DjangoDbBlocker
+) -> None:
+    settings = connections.settings[postgres_alias]
+    options = {**settings["OPTIONS"], "options": "-c default_transaction_read_only=on"}
+    with django_db_blocker.unblock(), added("reading", {**settings, "OPTIONS": options}):
+        store = DatabaseBackend(table_options("reading", "test"))
+        assert not store.locked(PROBE, deadline=soon())
+        assert "read-only" in str(refusal_of(store, soon()))
+        store.close()
+
+
+def etcd_options(url: str, prefix: str, **options: str) -> AliasOptions:
+    return AliasOptions(
+        alias="one",
+        backend="etcd",
+        location=url,
+        key_prefix=prefix,
+        command_timeout=5.0,
+        options=options,
+    )
+
+
+def table_options(database: str, prefix: str) -> AliasOptions:
+    return AliasOptions(
+        alias="two",
+        backend="database",
+        key_prefix=prefix,
+        command_timeout=5.0,
+        options={"database": database},
+    )
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    locks.reset()
