@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -233,22 +232,42 @@ class ActiveStore:
         to, health = self._own.other_than(reading.active), self._health
         if not health.may_switch(reading):
             if health.tells():
-                text = "Alias %r: not switched to %r yet, after %d switches in a row: %s"
-                number = reading.in_a_row
-                logger.warning(text, self._alias, to, number, reason, alias=self._alias)
+                logger.warning(
+                    "Alias %r: not switched to %r yet, after %d switches in a row: %s",
+                    self._alias,
+                    to,
+                    reading.in_a_row,
+                    reason,
+                    alias=self._alias,
+                )
             return
         if (refusal := self._refusal_of(self._idle(term))) is not None:
             if health.tells():
-                text = "Alias %r: not switched, although %s: %r does not grant either: %s"
-                logger.error(text, self._alias, reason, to, refusal, alias=self._alias)
+                logger.error(
+                    "Alias %r: not switched although %s, because %r grants nothing either: %s",
+                    self._alias,
+                    reason,
+                    to,
+                    refusal,
+                    alias=self._alias,
+                )
             return
         try:
             self.record.switch(reading, to, reason=reason, by="", in_a_row=in_a_row_after(reading))
-        except SwitchRefused as refusal:
-            level = logging.ERROR if isinstance(refusal, NoEpochLeft) else logging.INFO
-            if level == logging.INFO or health.tells():
-                text = "Alias %r: not switched to %r, although %s: %s"
-                logger.log(level, text, self._alias, to, reason, refusal, alias=self._alias)
+        except NoEpochLeft as error:
+            if health.tells():
+                logger.error(
+                    "Alias %r: not switched to %r although %s: %s",
+                    self._alias,
+                    to,
+                    reason,
+                    error,
+                    alias=self._alias,
+                )
+        except SwitchRefused as error:
+            logger.info(
+                "Alias %r: not switched to %r: %s", self._alias, to, error, alias=self._alias
+            )
         self.refresher.refresh()
 
     def _idle(self, term: Term) -> BaseLockBackend:
