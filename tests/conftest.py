@@ -6,6 +6,7 @@ one is missing, each test that needs it is skipped at home and fails in CI.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import secrets
@@ -250,6 +251,15 @@ def mariadb_alias(
 ) -> Iterator[str]:
     """The alias of a migrated MariaDB database."""
     yield from _migrated("mariadb", mariadb.settings_for(mariadb_url), django_db_blocker)
+
+
+@pytest.fixture(scope="module")
+def mysqlclient_alias(mariadb_alias: str, mariadb_url: str) -> Iterator[str]:
+    """The alias of the same database over mysqlclient; the other one uses PyMySQL."""
+    if importlib.util.find_spec("MySQLdb") is None:
+        missing("mysqlclient is not installed: it needs a compiler, pkg-config and libmariadb-dev")
+    with databases.added("mysqlclient", mariadb.settings_for(mariadb_url, "mysqlclient")) as alias:
+        yield alias
 
 
 def _migrated(alias: str, settings: dict[str, Any], blocker: DjangoDbBlocker) -> Iterator[str]:

@@ -31,7 +31,7 @@ NEED_SERVERS = {
     "zookeeper_server",
 }
 """Fixtures that start more than a Redis."""
-NAMES_SERVER = re.compile(r"\[.*(etcd|mariadb|pooled|postgres|rabbit|zookeeper)")
+NAMES_SERVER = re.compile(r"\[.*(etcd|mariadb|mysqlclient|pooled|postgres|rabbit|zookeeper)")
 """Parameters for which a fixture starts one, as they stand in the names of the tests."""
 FOLDERS = ("tests/backends/", "tests/browser/", "tests/faults/")
 ORDER = ("tests/faults/", "tests/integration/", "tests/browser/", "tests/backends/")

@@ -19,16 +19,17 @@ pytestmark = pytest.mark.quick
 
 KINDS = ("sqlite", "postgres", "mariadb")
 """Each has SQL of its own."""
-SAME_SQL = ("memory", "pooled")
-"""``memory``: the SQL of SQLite on one connection. ``pooled``: that of PostgreSQL behind a
-PgBouncer, which shares each session among many clients."""
+SAME_SQL = ("memory", "mysqlclient", "pooled")
+"""``memory``: the SQL of SQLite on one connection. ``mysqlclient``: that of MariaDB over the other
+driver. ``pooled``: that of PostgreSQL behind a PgBouncer, which shares each session among many
+clients."""
 
 
 @pytest.fixture(scope="module")
 def leases_alias(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
     """An alias of ``DATABASES`` for each kind."""
     kind = request.param
-    if kind in ("postgres", "mariadb"):
+    if kind in ("postgres", "mariadb", "mysqlclient"):
         yield request.getfixturevalue(f"{kind}_alias")
         return
     if kind == "pooled":

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from django.db import connections, transaction
 from django_dlock import clock
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.database.backend import SWEEP_EVERY
+from django_dlock.backends.database.connection import Connection
 from django_dlock.backends.database.lease_file import LeaseFile
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
@@ -190,11 +192,12 @@ def test_g5_a_lost_reply_leaves_no_lease_without_an_owner(
     assert not backend.locked("name", deadline=backend.call_deadline())
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysqlclient"])
 def test_g10_a_call_into_a_black_hole_returns_by_its_deadline(
     bed: Bed, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    proxy: Proxy = request.getfixturevalue(f"{kind}_proxy")
+    server = "postgres" if kind == "postgres" else "mariadb"
+    proxy: Proxy = request.getfixturevalue(f"{server}_proxy")
     alias = bed.behind(proxy, request.getfixturevalue(f"{kind}_alias"))
     backend = bed.backend(alias, command_timeout=0.5)
     lease = grant_patiently(backend, globals()["request"]())
@@ -280,16 +283,45 @@ def test_g2_deleted_rows_are_reported_and_tokens_still_rise(bed: Bed, database: 
     assert grant(backend, request()).token > lease.token
 
 
-def test_g1_a_row_that_is_locked_makes_the_call_fail_in_time(bed: Bed, postgres_alias: str) -> None:
-    backend = bed.backend(postgres_alias, command_timeout=0.5)
+@pytest.mark.parametrize("database", ["postgres", "mariadb", "mysqlclient"], indirect=True)
+def test_g10_a_row_that_is_locked_makes_the_call_fail_in_time(bed: Bed, database: str) -> None:
+    backend = bed.backend(database, command_timeout=0.5)
     lease = grant_patiently(backend, request())
-    with transaction.atomic(using=postgres_alias):
-        with connections[postgres_alias].cursor() as cursor:
+    with transaction.atomic(using=database):
+        with connections[database].cursor() as cursor:
             cursor.execute("SELECT 1 FROM django_dlock_leaserecord FOR UPDATE")
-        with pytest.raises(BackendUnavailable):
-            release(backend, lease)
+        began = clock.now()
+        for call in (partial(release, backend, lease), partial(ask, backend, request())):
+            with pytest.raises(BackendUnavailable):
+                call()
+        # The servers' own limits are 50 seconds, or none.
+        assert clock.now() - began < 10.0
+        # The server does not go on with it.
+        databases.until(lambda: not databases.waits(database))
     patient = clock.now() + 10
     assert backend.release(lease.name, lease.owner, min_hold=0.0, deadline=patient) == "released"
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb", "mysqlclient"], indirect=True)
+def test_g10_a_statement_that_the_server_does_not_end_is_cut(bed: Bed, database: str) -> None:
+    # The driver's own timeout must not be what ends it.
+    changes = {} if database == "postgres" else {"OPTIONS": {"read_timeout": 60}}
+    settings = {**connections.settings[database], **changes}
+    bed.stack.enter_context(databases.added("patient", settings))
+    backend = bed.backend("patient", command_timeout=0.5)
+    assert not backend.locked("name", deadline=clock.now() + 20)
+    sleeps = "pg_sleep" if database == "postgres" else "SLEEP"
+    begun: list[float] = []
+
+    def use(one: Connection, _: object) -> list[tuple[Any, ...]]:
+        begun.append(clock.now())
+        # The limit that the server is told.
+        one.deadline = clock.now() + 60
+        return one.rows(f"SELECT {sleeps}(60)")
+
+    with pytest.raises(BackendUnavailable):
+        table_of(backend).call(use, backend.call_deadline())
+    assert clock.now() - begun[0] < 30.0
 
 
 def test_g2_a_broken_lease_is_reported_though_its_name_is_renewed_for_another(

@@ -31,6 +31,13 @@ WAITING = {
 }
 
 
+def waits(alias: str) -> bool:
+    """Whether somebody waits for a lock of this database; not for SQLite."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(WAITING[connections[alias].vendor])
+        return bool(cursor.fetchone()[0])
+
+
 def wait_until_one_waits(alias: str, over: Callable[[], bool] = lambda: False) -> None:
     """Block until somebody waits for a lock of this database, or ``over()`` is true.
 

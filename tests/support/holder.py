@@ -24,7 +24,6 @@ from typing import Any, final
 
 from django.conf import settings as current
 
-from tests.support import mariadb
 from tests.support.aliases import Dlocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,8 +245,6 @@ def _serve(configuration: dict[str, Any]) -> None:
     # A shell makes its background processes ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.configure(**configuration)
-    if "mysql" in json.dumps(configuration["DATABASES"]):
-        mariadb.install_driver()
     django.setup()
 
     from django_dlock import LeaseLost, Lock, locks, signals

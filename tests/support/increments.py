@@ -19,10 +19,6 @@ THREADS = 8
 
 def main(settings_json: str, file: str, times: str) -> None:
     configured = json.loads(settings_json)
-    if "mysql" in configured["DATABASES"]["default"]["ENGINE"]:
-        from tests.support import mariadb
-
-        mariadb.install_driver()
     settings.configure(
         SECRET_KEY="that of all processes",
         INSTALLED_APPS=["django_dlock"],

@@ -31,12 +31,8 @@ def database() -> Iterator[str]:
     """The URL of a new, empty database that is dropped at the end.
 
     Raises:
-        MariadbNotFound: There is neither a URL nor an installed server, or no driver.
+        MariadbNotFound: There is neither a URL nor an installed server.
     """
-    try:
-        install_driver()
-    except ImportError as error:
-        raise MariadbNotFound(f"PyMySQL is not installed: {error}") from error
     named = os.environ.get(URL)
     with _given(named) if named else _started() as url:
         name = f"dlock_test_{secrets.token_hex(4)}"
@@ -47,17 +43,17 @@ def database() -> Iterator[str]:
             _execute(url, f"DROP DATABASE {name}")
 
 
-def install_driver() -> None:
-    """Let this process's Django use MariaDB without mysqlclient, which must be compiled."""
-    import pymysql
+ENGINES = {
+    "pymysql": "tests.support.pymysql_engine",
+    "mysqlclient": "django.db.backends.mysql",
+}
+"""Driver → engine in ``DATABASES``."""
 
-    pymysql.install_as_MySQLdb()
 
-
-def settings_for(url: str) -> dict[str, Any]:
+def settings_for(url: str, driver: str = "pymysql") -> dict[str, Any]:
     """The settings in ``DATABASES`` for a URL."""
     return {
-        "ENGINE": "django.db.backends.mysql",
+        "ENGINE": ENGINES[driver],
         "NAME": urlsplit(url).path.lstrip("/"),
         **{name.upper(): str(value) for name, value in _parameters(url).items()},
     }
@@ -157,7 +153,6 @@ def _answers(url: str) -> bool:
 
     try:
         _execute(url, "SELECT 1")
-    # Not in ``pymysql.err``: with Django's backend, that is another module, loaded a second time.
     except pymysql.OperationalError:
         return False
     return True

@@ -9,7 +9,6 @@ import sys
 from testproject.demo.files import register
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DLOCKS
-from tests.support.mariadb import install_driver
 from tests.support.postgres import settings_for
 
 if url := os.environ.get("TASKS_POSTGRES"):
@@ -17,8 +16,6 @@ if url := os.environ.get("TASKS_POSTGRES"):
 if os.environ.get("TASKS_DRIVER") == "psycopg2":
     # Django prefers the newer driver.
     sys.modules["psycopg"] = None  # type: ignore[assignment]
-elif os.environ.get("TASKS_DRIVER") == "pymysql":
-    install_driver()
 
 DLOCKS["default"] |= {
     # Short enough for tests that wait for the end of a lease, and longer than a busy machine keeps

@@ -6,6 +6,8 @@ import itertools
 import sys
 import threading
 
+import pytest
+
 from django_dlock import clock
 from django_dlock.backends.database.deadlines import Deadlines
 from tests.support.at_nth import AtNth
@@ -57,3 +59,18 @@ def test_g10_an_interrupted_call_keeps_no_other_call_from_its_deadline() -> None
         if nth.left > 0:
             break
     assert place > 5
+
+
+def test_g10_a_call_that_cannot_be_cut_is_told_and_keeps_no_other_from_its_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stubborn:
+        def cut(self) -> None:
+            raise RuntimeError("in use from another thread")
+
+    deadlines, stubborn, late = Deadlines(), Stubborn(), Call()
+    deadlines.begin(stubborn, clock.now())
+    deadlines.begin(late, clock.now() + 0.1)
+    assert late.was_cut.wait(PATIENCE)
+    assert "outlives its deadline" in caplog.text
+    assert "in use from another thread" in caplog.text

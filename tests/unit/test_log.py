@@ -31,6 +31,8 @@ OF_NO_LOCK = {
     "%s %s: no answer of a database: %s",
     "%s: %s does not tell which messages are new, so a repeated answer has none",
     "%s %s (%s)",
+    "A call to the database outlives its deadline",
+    "Calls of the database driver %s have no deadline: it tells no socket: %r",
     "Events are not delivered: %d wait behind a receiver",
     "A callback for a lock event raised",
     "A receiver of a lock event hangs for %g s",

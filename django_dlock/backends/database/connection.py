@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ from django.db.utils import load_backend
 
 from ...database_errors import Kind, kind_of
 from .prepared import Prepared
+from .socket_handle import SocketHandle, handle_of
 
 __all__ = [
     "Connection",
@@ -60,22 +61,31 @@ class Connection:
     Args:
         driver: The driver's module, which defines its errors.
         mark: The placeholder of a parameter in a statement.
+        handle: Of its socket; ``None`` if there is none.
 
     Attributes:
         deadline: Of the present call, on ``clock.now()``.
         last_id: On MySQL, the value that the last statement set with ``LAST_INSERT_ID``.
     """
 
-    def __init__(self, raw: Any, driver: Any, *, mark: str = "%s") -> None:
+    def __init__(
+        self, raw: Any, driver: Any, *, mark: str = "%s", handle: SocketHandle | None = None
+    ) -> None:
+        self._handle = handle
         self.raw, self._driver, self._mark, self._pid = raw, driver, mark, os.getpid()
         self._cursor = raw.cursor()
         self.deadline = 0.0
         self.last_id = 0
 
     @classmethod
-    def of(cls, wrapper: Any) -> Connection:
-        """The connection of a ``DatabaseWrapper`` of Django."""
-        return cls(wrapper.connection, wrapper.Database)
+    def of(cls, wrapper: Any, timeout: float) -> Connection:
+        """The connection of a ``DatabaseWrapper`` of Django.
+
+        Args:
+            timeout: Seconds that a call may usually take.
+        """
+        raw, driver = wrapper.connection, wrapper.Database
+        return cls(raw, driver, handle=handle_of(raw, driver))
 
     @property
     def server(self) -> str:
@@ -110,14 +120,9 @@ class Connection:
 
     def cut(self) -> None:
         """Shut the socket down; called from another thread than the one that uses it."""
-        # The driver may have closed the connection meanwhile, and raises its own errors then. The
-        # descriptor is not copied: there may be no free one.
-        with contextlib.suppress(Exception):
-            borrowed = socket.socket(fileno=self._fileno())
-            try:
-                borrowed.shutdown(socket.SHUT_RDWR)
-            finally:
-                borrowed.detach()
+        # One reading: the thread that uses it may close it meanwhile.
+        if (handle := self._handle) is not None:
+            handle.shut_down()
 
     def close(self) -> None:
         if self._pid != os.getpid():
@@ -127,6 +132,7 @@ class Connection:
         if raw is not None:
             with contextlib.suppress(Exception):
                 raw.close()
+        self._close_handle()
 
     # The caller may have stopped waiting before the connection is made; then nobody closes it.
     __del__ = close
@@ -134,7 +140,13 @@ class Connection:
     def detach(self) -> Any:
         """The driver's connection; the caller must close it."""
         raw, self.raw = self.raw, None
+        self._close_handle()
         return raw
+
+    def _close_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child: do not use it, send nothing on it and keep it from being finalized."""
@@ -142,19 +154,9 @@ class Connection:
             return
         # Some drivers send the server a goodbye when they are finalized, which would end the
         # parent's session; SQLite would delete files that the parent uses.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            try:
-                os.dup2(nowhere, self._fileno())
-            finally:
-                os.close(nowhere)
+        if self._handle is not None:
+            self._handle.leave_to_parent()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.detach()))
-
-    def _fileno(self) -> int:
-        raw = self.raw
-        # In PyMySQL only the socket has this method.
-        number: int = raw.fileno() if hasattr(raw, "fileno") else raw._sock.fileno()
-        return number
 
 
 def failure(error: BaseException) -> Failure:
@@ -197,7 +199,7 @@ def connect_as_django(
             if wrapper.vendor == "postgresql" and _is_of_a_test_run(wrapper.settings_dict):
                 # The run ends with DROP DATABASE, which waits five seconds for sessions to end.
                 wrapper.connection.cursor().execute("SET idle_session_timeout = '2s'")
-            return kind.of(wrapper)
+            return kind.of(wrapper, timeout)
         except BaseException:
             # The error may have come after the server accepted the connection.
             if wrapper.connection is not None:
@@ -227,4 +229,8 @@ def wrapper_of(alias: str, timeout: float) -> Any:
     if wrapper.vendor in ("postgresql", "mysql"):
         # With a timeout, an attempt that nobody waits for any more ends its thread.
         options.setdefault("connect_timeout", max(2, round(timeout)))
+    if wrapper.Database.__name__ in ("MySQLdb", "pymysql"):
+        # If nothing else ends a call; whole seconds, and later than its deadline.
+        for option in ("read_timeout", "write_timeout"):
+            options.setdefault(option, math.ceil(timeout) + 1)
     return wrapper

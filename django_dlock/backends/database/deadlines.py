@@ -13,6 +13,7 @@ import threading
 from typing import Protocol
 
 from ... import clock
+from ...log import logger
 from ...process.points import reached
 
 __all__ = ["Cuttable", "Deadlines", "deadlines"]
@@ -95,8 +96,16 @@ class Deadlines:
                 continue
             with self._cutting:
                 if self._calls.pop(connection, None) is not None:
-                    connection.cut()
+                    _cut(connection)
         return later
+
+
+def _cut(connection: Cuttable) -> None:
+    try:
+        connection.cut()
+    except Exception:
+        # This thread goes on, for the other calls.
+        logger.warning("A call to the database outlives its deadline", exc_info=True)
 
 
 deadlines = Deadlines()

@@ -21,6 +21,7 @@ from typing import Any
 from ... import clock
 from .connection import Connection, Failure
 from .prepared import Prepared
+from .socket_handle import handle_of
 
 __all__ = ["PostgreSQLConnection"]
 
@@ -34,8 +35,8 @@ class PostgreSQLConnection(Connection):
         prepares: Whether sessions may keep prepared statements.
     """
 
-    def __init__(self, raw: Any, driver: Any, *, prepares: bool) -> None:
-        super().__init__(raw, driver)
+    def __init__(self, raw: Any, driver: Any, *, prepares: bool, **options: Any) -> None:
+        super().__init__(raw, driver, **options)
         # It puts the parameters into the text, which may contain several statements only then.
         if (client_cursor := getattr(driver, "ClientCursor", None)) is not None:
             self._cursor = client_cursor(raw)
@@ -44,10 +45,11 @@ class PostgreSQLConnection(Connection):
         self._prepared: set[str] = set()
 
     @classmethod
-    def of(cls, wrapper: Any) -> PostgreSQLConnection:
+    def of(cls, wrapper: Any, timeout: float) -> PostgreSQLConnection:
         # Django's setting for sites with a pooler that shares sessions.
         prepares = not wrapper.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-        return cls(wrapper.connection, wrapper.Database, prepares=prepares)
+        raw, driver = wrapper.connection, wrapper.Database
+        return cls(raw, driver, prepares=prepares, handle=handle_of(raw, driver))
 
     def prepared(self, statement: Prepared, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         # With a pooler, the session may be another one each time.

@@ -18,6 +18,7 @@ from .connection import Connection, connect_as_django, settings_of
 from .lease_file import FilePool, LeaseFile
 from .lease_memory import MemoryPool, is_in_memory
 from .mysql import MySQL
+from .mysql_connection import MySQLConnection
 from .pool import FEWEST, Pool, Urgency
 from .postgresql import PostgreSQL
 from .postgresql_connection import PostgreSQLConnection
@@ -81,7 +82,7 @@ class Store:
                 return
             self.pool = FilePool(LeaseFile(entry["NAME"]), limit)
             return
-        kind = PostgreSQLConnection if self.vendor == "postgresql" else Connection
+        kind = PostgreSQLConnection if self.vendor == "postgresql" else MySQLConnection
         self.pool = pool = Pool(connect_as_django(self.database, timeout, kind), limit)
         if self.vendor == "postgresql":
 
