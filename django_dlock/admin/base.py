@@ -25,8 +25,8 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.timezone import localtime
 
+from ..database_time import local_time
 from ..printable import printable
 from .lookups import NamedLookups
 from .text_columns import PrintableColumns
@@ -254,7 +254,7 @@ def request_of(obj: Any) -> HttpRequest | None:
 def local_text(when: datetime) -> str:
     """A time in the visitor's time zone, to the second."""
     try:
-        when = localtime(when)
+        when = local_time(when)
     except OverflowError:
         # A row that somebody else has written: there it would be before the year 1, or after 9999.
         pass

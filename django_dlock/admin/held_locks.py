@@ -15,11 +15,11 @@ from django.db import Error, router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.html import format_html
-from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import audit
+from ..database_time import local_time
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
@@ -188,7 +188,7 @@ class HeldLockAdmin(WhyAdmin):
     acquired_at = _column(
         _("acquired at"),
         "acquired_at",
-        lambda at: f"{localtime(at):%Y-%m-%d %H:%M:%S %Z}",
+        lambda at: f"{local_time(at):%Y-%m-%d %H:%M:%S %Z}",
         sortable=False,
     )
 

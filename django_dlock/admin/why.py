@@ -17,6 +17,7 @@ from django.utils.translation import gettext
 
 from .. import tenancy
 from ..blocking import Blocking, LockId, survey
+from ..database_time import local_time
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery
@@ -148,7 +149,7 @@ class WhyAdmin(GuardedAdmin):
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
-            "read_at": f"{timezone.localtime():%H:%M:%S}",
+            "read_at": f"{local_time(timezone.now()):%H:%M:%S}",
             **facts,
         }
         return TemplateResponse(request, f"admin/django_dlock/heldlock/{page}.html", context)

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from django_dlock import database_time, idempotency, payloads
+from django_dlock import idempotency, payloads
 from django_dlock.exceptions import (
     AttemptsExhausted,
     BackendUnavailable,
@@ -371,13 +371,6 @@ def test_the_count_of_deaths_survives_a_wait_but_not_a_failure(database):
     assert third.deaths == 1
     idempotency.mark_failed(third, "x")
     assert begin("fourth", database).deaths == 0
-
-
-def test_the_time_from_mysql_is_as_django_stores_it():
-    """MySQL's own ``CURRENT_TIMESTAMP`` is in the time zone of the server, not in UTC."""
-    compiler = IdempotencyRecord.objects.values("pk").query.get_compiler("default")
-    sql, _ = database_time.Now().as_mysql(compiler, connections["default"])
-    assert sql == "UTC_TIMESTAMP(6)"
 
 
 def test_postgresql_updates_records_in_place(postgres_alias):
