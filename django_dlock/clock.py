@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["DRIFT", "now"]
+__all__ = ["DRIFT", "LONGEST", "now"]
 
 DRIFT = 0.01
 """The fraction of a TTL by which two clocks may drift apart during one lease."""
+LONGEST = 36_500 * 86_400
+"""The longest duration that settings and options take, in seconds: 100 years. Every store, and
+every sum of it and the present time, can express it."""
 
 
 def _pick() -> Callable[[], float]:

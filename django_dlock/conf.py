@@ -6,7 +6,6 @@ Reads ``DLOCK_TRACING``, too.
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +14,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from . import clock
 from .backends.base import AliasOptions, BaseLockBackend, Problem
 from .backends.redis.config import is_redis_cache
 from .exceptions import InvalidLockBackend
@@ -63,18 +63,25 @@ def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False)
 
     Raises:
         TypeError: Neither a number nor a ``timedelta``.
-        ValueError: Too small, infinite or not a number.
+        ValueError: Too small, too large, infinite or not a number.
     """
+    given = value
     if isinstance(value, dt.timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} is {redacted(value)}; it takes seconds (a number) or a timedelta")
-    number = float(value)
-    too_small = number <= minimum if above else number < minimum
-    if not math.isfinite(number) or too_small:
+    large_enough = value > minimum if above else value >= minimum
+    # An integer may be too large for a float. Comparisons with NaN are false.
+    if not large_enough or not value <= clock.LONGEST:
+        is_long = isinstance(value, int) and abs(value) > 10**18
+        # Python refuses to write integers of thousands of digits.
+        shown = f"an integer of {int(value).bit_length()} bits" if is_long else repr(given)
         bound = "more than" if above else "at least"
-        raise ValueError(f"{what} is {value!r}; it must be finite and {bound} {minimum:g} seconds")
-    return number
+        raise ValueError(
+            f"{what} is {shown}; it must be {bound} {minimum:g} and at most {clock.LONGEST} "
+            "seconds (100 years)"
+        )
+    return float(value)
 
 
 def can_be_renewed(ttl: float, command_timeout: float) -> bool:

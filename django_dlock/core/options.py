@@ -121,6 +121,13 @@ def _patience(wait: Seconds | None) -> float | None:
     return None if wait is None else conf.seconds(wait, what="wait")
 
 
+MOST_METADATA = 4096
+"""Characters of metadata as JSON. A database stores those of all waiters in one row, and each of
+them reads it again and again."""
+OURS, LONGEST_OF_OURS = ("path", "task_id", "task_name", "user"), 512
+"""Facts that the package itself adds, which do not count up to this length: a visitor chooses the
+path, and must not make a lock fail."""
+
 _NO_METADATA: tuple[Mapping[str, Any], str] = ({}, "{}")
 
 
@@ -128,11 +135,25 @@ def _checked_metadata(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], s
     """The facts, and their JSON form."""
     try:
         facts = dict(metadata)
-        return facts, json.dumps(facts)
+        text = json.dumps(facts)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"metadata is {metadata!r}; it takes a dict that can be written as JSON: {error}"
         ) from error
+    if len(text) > MOST_METADATA:
+        counts = {key: value for key, value in facts.items() if not _is_ours(key, value)}
+        size = len(json.dumps(counts))
+        if size > MOST_METADATA:
+            raise ValueError(
+                f"metadata has {size} characters as JSON; it takes at most {MOST_METADATA}, "
+                "because it is stored with the lease and with every waiter: store more elsewhere, "
+                "and put its key here"
+            )
+    return facts, text
+
+
+def _is_ours(key: Any, value: object) -> bool:
+    return key in OURS and isinstance(value, str) and len(value) <= LONGEST_OF_OURS
 
 
 def with_holding(metadata_json: str, owners: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections, router
 from django.db.models import Model
 
+from .. import clock
 from ..database_errors import explained
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
@@ -167,8 +168,8 @@ class LockCommand(AliasCommand):
 
     def not_negative(self, option: str, value: float | None) -> None:
         """End the command if an option that takes seconds has a value that is no duration."""
-        if value is not None and not 0 <= value < float("inf"):
-            self.wrong_usage(f"{option} is {value}; it must be 0 or more seconds.")
+        if value is not None and not 0 <= value <= clock.LONGEST:
+            self.wrong_usage(f"{option} is {value}; it must be 0 to {clock.LONGEST} seconds.")
 
     def alias_query(self, alias: str | None) -> AliasQuery:
         """A query for one alias or for all; ends the command if the alias is not defined."""

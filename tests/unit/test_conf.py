@@ -12,7 +12,7 @@ import pytest
 from django.core.cache.backends.redis import RedisCache
 from django.test import override_settings
 
-from django_dlock import Lock, conf, locks
+from django_dlock import Lock, conf, idempotent_view, locked_view, locks
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
 from django_dlock.backends.redis.config import is_redis_cache
@@ -159,7 +159,7 @@ WRONG = [
     ("E004", {"default": {"BACKEND": LOCAL, "OPTIONS": []}}, r"\['OPTIONS'\] is \[\]"),
     ("E005", {"default": {"BACKEND": LOCAL, "TTL": "30"}}, r"\['TTL'\] is '30'.*a number"),
     ("E005", {"default": {"BACKEND": LOCAL, "TTL": True}}, r"\['TTL'\] is True"),
-    ("E005", {"default": {"BACKEND": LOCAL, "TTL": math.inf}}, r"\['TTL'\] is inf.*finite"),
+    ("E005", {"default": {"BACKEND": LOCAL, "TTL": math.inf}}, r"\['TTL'\] is inf.*at most"),
     ("E005", {"default": {"BACKEND": LOCAL, "WAIT": -1}}, r"\['WAIT'\] is -1.*at least 0"),
     ("E005", {"default": {"BACKEND": LOCAL, "WAIT": math.nan}}, r"\['WAIT'\] is nan"),
     ("E005", {"default": {"BACKEND": LOCAL, "MAX_HOLD": 0}}, r"\['MAX_HOLD'\] is 0"),
@@ -307,16 +307,82 @@ def test_a_duration_of_another_type_is_a_type_error(value: Any) -> None:
         conf.seconds(value, what="it")
 
 
-@pytest.mark.parametrize("value", [-1, -0.001, math.inf, math.nan, dt.timedelta(seconds=-1)])
+TOO_LONG = [math.inf, math.nan, dt.timedelta.max, 1e308]
+
+
+NEGATIVE = [-1, -0.001, dt.timedelta(seconds=-1)]
+HUGE = [pytest.param(10**5000, id="huge"), pytest.param(-(10**5000), id="negative")]
+
+
+@pytest.mark.parametrize("value", [*NEGATIVE, *HUGE, *TOO_LONG])
 def test_a_duration_out_of_range_is_a_value_error(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"it is .* must be finite and at least 0 seconds"):
+    with pytest.raises(ValueError, match=r"it is .* must be at least 0 and at most"):
         conf.seconds(value, what="it")
 
 
 def test_the_minimum_of_a_duration_may_be_exclusive() -> None:
     assert conf.seconds(0.1, what="it", above=True) == 0.1
-    with pytest.raises(ValueError, match="more than 0 seconds"):
+    with pytest.raises(ValueError, match="more than 0 and"):
         conf.seconds(0, what="it", above=True)
+
+
+def _renewed(value: Any) -> None:
+    with Lock("it", using="local") as lock:
+        lock.renew(value)
+
+
+DURATIONS: dict[str, Any] = {
+    "ttl": lambda value: Lock("it", using="local", ttl=value),
+    "wait": lambda value: Lock("it", using="local", wait=value),
+    "max_hold": lambda value: Lock("it", using="local", max_hold=value),
+    "min_hold": lambda value: Lock("it", using="local", min_hold=value),
+    "timeout": lambda value: Lock("it", using="local").acquire(timeout=value),
+    "renew": _renewed,
+    "stream_max_hold": lambda value: locked_view("it", stream_max_hold=value)(lambda request: None),
+    "idempotency_ttl": lambda value: idempotent_view(idempotency_ttl=value)(lambda request: None),
+}
+SETTINGS = ("TTL", "WAIT", "MAX_HOLD", "STREAM_MAX_HOLD", "command_timeout", "outage_patience")
+ALIASES = {
+    "failover": ("view_ttl", "max_ttl", "failover_after", "failback_after"),
+    "redlock": ("max_ttl",),
+    "database": ("poll_interval",),
+    "zookeeper": ("session_timeout",),
+}
+
+
+@pytest.mark.parametrize("value", TOO_LONG, ids=repr)
+@pytest.mark.parametrize("option", DURATIONS)
+def test_each_option_refuses_a_duration_that_is_too_long(option: str, value: Any) -> None:
+    what = {"renew": "ttl"}.get(option, option)
+    with pytest.raises(ValueError, match=rf"{what}.* is .* at most 3153600000 seconds"):
+        DURATIONS[option](value)
+
+
+@pytest.mark.parametrize("value", TOO_LONG, ids=repr)
+@pytest.mark.parametrize("key", SETTINGS)
+def test_each_setting_refuses_a_duration_that_is_too_long(
+    key: str, value: Any, settings: Any
+) -> None:
+    entry = {"OPTIONS": {key: value}} if key.islower() else {key: value}
+    settings.DLOCKS = {"default": {"BACKEND": conf.LOCAL_BACKEND, **entry}}
+    with pytest.raises(InvalidLockBackend, match=rf"'{key}'\].* is .* at most 3153600000 seconds"):
+        conf.alias_options("default")
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e308], ids=repr)
+@pytest.mark.parametrize(("backend", "key"), [(it, key) for it in ALIASES for key in ALIASES[it]])
+def test_each_option_of_a_backend_refuses_a_duration_that_is_too_long(
+    backend: str, key: str, value: Any, settings: Any
+) -> None:
+    name = {"zookeeper": "ZooKeeper"}.get(backend, backend.capitalize())
+    path = f"django_dlock.backends.{backend}.{name}Backend"
+    location = [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]
+    if backend != "redlock":
+        location = "127.0.0.1:1" if backend == "zookeeper" else None
+    entry = {"BACKEND": path, "LOCATION": location, "OPTIONS": {key: value}}
+    settings.DLOCKS = {"default": entry}
+    with pytest.raises(InvalidLockBackend, match=rf"\['{key}'\] is"):
+        locks["default"]
 
 
 def test_the_database_backend_says_that_the_app_is_not_installed() -> None:

@@ -29,6 +29,9 @@ from django_dlock import (
     NotHeld,
     clock,
     exceptions,
+    idempotent_view,
+    locked,
+    locked_view,
     locks,
     signals,
 )
@@ -650,7 +653,7 @@ async def test_a_coroutine_cannot_hold_until_commit() -> None:
         ({"ttl": 0.01, "renew": False}, ValueError, "at least 0.1"),
         ({"ttl": 2.9}, ValueError, "command_timeout"),
         ({"ttl": "30"}, TypeError, "timedelta"),
-        ({"ttl": float("nan")}, ValueError, "finite"),
+        ({"ttl": float("nan")}, ValueError, "at most"),
         ({"ttl": True}, TypeError, "seconds"),
         ({"wait": -1}, ValueError, "wait"),
         ({"max_hold": 0}, ValueError, "max_hold"),
@@ -658,6 +661,8 @@ async def test_a_coroutine_cannot_hold_until_commit() -> None:
         ({"hold_until": "never"}, ValueError, "commit"),
         ({"on_lost": 5}, TypeError, "callable"),
         ({"metadata": {"a": object()}}, TypeError, "JSON"),
+        ({"metadata": {"a": "x" * 4096}}, ValueError, "4105 characters.* at most 4096"),
+        ({"metadata": {"path": "x" * 5000}}, ValueError, "at most 4096"),
     ],
 )
 def test_a_wrong_option_is_refused_at_construction(
@@ -665,6 +670,22 @@ def test_a_wrong_option_is_refused_at_construction(
 ) -> None:
     with pytest.raises(error, match=words):
         local(**options)
+
+
+def test_too_much_metadata_is_refused_where_it_is_set() -> None:
+    many = {"a": "x" * 5000}
+    with pytest.raises(ValueError, match="at most 4096"):
+        locked("it", using="local", metadata=many)
+    with pytest.raises(ValueError, match="at most 4096"):
+        locked_view("it", using="local", metadata=many)
+    with pytest.raises(ValueError, match="at most 4096"):
+        idempotent_view(using="local", metadata=many)
+
+
+def test_the_path_that_a_visitor_chooses_does_not_count_as_metadata() -> None:
+    # As JSON, each of these characters is twelve.
+    facts = {"path": "\N{PILE OF POO}" * 512, "user": "7", "note": "x" * 4000}
+    assert local(metadata=facts).acquire()
 
 
 def test_a_ttl_of_exactly_three_command_timeouts_is_long_enough(

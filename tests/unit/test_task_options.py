@@ -95,7 +95,7 @@ def test_an_option_that_the_alias_does_not_support_is_refused(app, options, capa
         ({"lock_across_retries": True, "lock_key": None}, "no exclusion"),
         ({"unique_until": "end"}, "'start' or 'done'"),
         ({"unique_until": True}, "'start' or 'done'"),
-        ({"unique_until": "done", "unique_ttl": 0}, "more than 0 seconds"),
+        ({"unique_until": "done", "unique_ttl": 0}, "more than 0 and at most"),
         ({"unique_until": "done", "unique_ttl": "1h"}, "timedelta"),
         ({"unique_until": "done", "lock_key": None}, "no exclusion"),
         ({"unique_ttl": 60}, "needs unique_until='start' or 'done'"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple, cast
 
 from django.conf import settings
 from django.db.utils import load_backend
 from django.views.decorators.debug import sensitive_variables
 
+from ... import clock
 from ...exceptions import InvalidLockBackend
 from ...redaction import redacted
 from ..base import AliasOptions, Problem
@@ -112,7 +112,9 @@ def _wrong_times(place: str, options: AliasOptions) -> list[Problem]:
         if key not in given or (value is None and key in optional):
             continue
         if not _is_at_least(minimum, value):
-            allowed = f"seconds, at least {minimum:g}" + (", or None" if key in optional else "")
+            allowed = f"{minimum:g} to {clock.LONGEST} seconds" + (
+                ", or None" if key in optional else ""
+            )
             message = f"{place}[{key!r}] is {redacted(value)}."
             found.append(Problem("E008", message, f"It takes {allowed}."))
     if "view_ttl" not in given and least > VIEW_TTL:
@@ -124,7 +126,7 @@ def _wrong_times(place: str, options: AliasOptions) -> list[Problem]:
 
 def _is_at_least(minimum: float, value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(cast(float, value)) and cast(float, value) >= minimum
+    return is_number and minimum <= cast(float, value) <= clock.LONGEST
 
 
 def _wrong_database(place: str, given: Any) -> list[Problem]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from django.views.decorators.debug import sensitive_variables
 
+from ... import clock
 from ...exceptions import InvalidLockBackend
 from ...redaction import redacted
 from ..base import AliasOptions, Problem
@@ -66,7 +66,7 @@ class RedlockOptions(NamedTuple):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value <= clock.LONGEST
 
 
 def problems(options: AliasOptions) -> list[Problem]:

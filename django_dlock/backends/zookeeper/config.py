@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from django.views.decorators.debug import sensitive_variables
 
+from ... import clock
 from ...redaction import SecretText, redacted
 from ..base import AliasOptions, Problem
 
@@ -75,9 +76,11 @@ def _option_problems(options: AliasOptions) -> Iterator[Problem]:
             message = f"{place}['client'] sets {key!r}, which the backend sets itself."
             yield Problem("E008", message, "Use LOCATION for the servers, and session_timeout.")
     seconds = given.get("session_timeout", 1)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= clock.LONGEST:
         message = f"{place}['session_timeout'] is {redacted(seconds)}."
-        yield Problem("E005", message, "It is a positive number of seconds.")
+        hint = f"It is a number of seconds, more than 0 and at most {clock.LONGEST}."
+        yield Problem("E005", message, hint)
     elif session_timeout(options) < round(6 * options.command_timeout, 9):
         message = (
             f"{place}['session_timeout'] is {seconds:g} s, less than 6 times the command_timeout "

@@ -8,13 +8,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
+from ... import clock
 from ...database_errors import explained
 from ...models import FollowUp
 from ...printable import printable
 from ..base import FAILED, RecordCommand
-
-LONGEST = 36_500 * 86_400.0
-"""Seconds: 100 years, which can still be subtracted from today."""
 
 
 class Command(RecordCommand):
@@ -44,7 +42,7 @@ class Command(RecordCommand):
                 returncode=FAILED,
             ) from error
         using = self.database(options["using"])
-        if not 0 <= options["older_than"] <= LONGEST:
+        if not 0 <= options["older_than"] <= clock.LONGEST:
             given = options["older_than"]
             self.wrong_usage(f"--older-than is {given:g}; it must be from 0 seconds to 100 years.")
         age = dt.timedelta(seconds=options["older_than"])

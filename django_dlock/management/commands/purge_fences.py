@@ -9,14 +9,14 @@ from typing import Any
 from django.core.management import CommandError
 from django.core.management.base import CommandParser
 
-from ... import conf, retention
+from ... import clock, conf, retention
 from ...exceptions import InvalidLockBackend
 from ...models import Fence
 from ..base import FAILED, PurgeCommand
 
 DAYS = 90.0
-LONGEST = 36_500.0
 DAY = 86_400
+LONGEST = clock.LONGEST / DAY
 
 
 class Command(PurgeCommand):

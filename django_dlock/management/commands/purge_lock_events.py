@@ -7,12 +7,12 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ... import retention
+from ... import clock, retention
 from ...models import LockEvent
 from ..erasing import ErasingCommand
 
 DAYS = 90.0
-LONGEST = 36_500.0
+LONGEST = clock.LONGEST / 86_400
 
 
 class Command(ErasingCommand):
