@@ -21,6 +21,7 @@ __all__ = [
     "AttemptsExhausted",
     "BackendRefused",
     "BackendUnavailable",
+    "ConnectionsBusy",
     "DuplicateRun",
     "IdempotencyConflict",
     "InvalidLockBackend",
@@ -147,13 +148,27 @@ class AttemptsExhausted(LockError):
 
 
 class BackendUnavailable(LockError):
-    """The backend did not answer: the outcome is unknown. ``__cause__`` is the client's error."""
+    """The backend did not answer: the outcome is unknown. ``__cause__`` is the client's error.
+
+    Attributes:
+        unsent: Certainly nothing was sent, so there is nothing to take back: no connection could
+            be made, for instance. False after unpickling.
+    """
+
+    unsent = False
 
 
 class BackendRefused(BackendUnavailable):
     """The backend refused: credentials, permissions, settings, or no memory left.
 
     Trying again soon does not help.
+    """
+
+
+class ConnectionsBusy(BackendUnavailable):
+    """All connections of this process stayed in use; the backend answers, and was not asked.
+
+    No acquire and no release of a ``Lock`` raises it, because both wait for their turn.
     """
 
 

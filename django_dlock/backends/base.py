@@ -453,6 +453,12 @@ class BaseLockBackend(ABC):
         """Discard connections and thread locks of the parent. Runs in the child before anything
         else; never talks to the server."""
 
+    def close_unused(self) -> None:
+        """Close connections that no call has used for a minute; never waits for the store.
+
+        Called on a background thread when this process has held nothing for a minute.
+        """
+
     def close(self) -> None:
         """Close idle connections. The backend may be used again."""
 

@@ -138,7 +138,7 @@ def test_g7_interrupts_keep_no_other_thread_from_a_database_in_memory() -> None:
 
     def ask_on_another_thread() -> None:
         def ask() -> None:
-            answers.append(pool.call(read, clock.now(), "ordinary"))
+            answers.append(pool.run(read, clock.now(), "ordinary"))
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -151,7 +151,7 @@ def test_g7_interrupts_keep_no_other_thread_from_a_database_in_memory() -> None:
         nth = AtNth(place)
         try:
             sys.setprofile(nth.profile)
-            pool.call(write, clock.now() + PATIENCE, "ordinary")
+            pool.run(write, clock.now() + PATIENCE, "ordinary")
         except KeyboardInterrupt:
             pass
         finally:

@@ -18,8 +18,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_dlock import clock
 from django_dlock.backends.redis import pool as pool_module
 from django_dlock.backends.redis.connection import Connection
-from django_dlock.backends.redis.pool import Pool
+from django_dlock.backends.redis.pool import ORDINARY, URGENT, Pool
 from django_dlock.backends.redis.route import Route
+from django_dlock.backends.shared.pool import NoSlot
 from django_dlock.backends.slots import Slot
 from django_dlock.exceptions import BackendUnavailable
 from testproject.servers import RedisServer
@@ -54,7 +55,7 @@ def soon() -> float:
 
 def take_ordinary(pool: Pool) -> list[Slot]:
     """Take all connections that a call without urgency may have."""
-    return [pool.take(soon(), urgent=False) for _ in range(LIMIT - 1)]
+    return [pool.take(ORDINARY, soon()) for _ in range(LIMIT - 1)]
 
 
 def start(function: Callable[..., object], *args: Any) -> threading.Thread:
@@ -85,9 +86,9 @@ def test_threads_with_different_names_share_a_few_connections(proxy: Proxy) -> N
 
 def test_by_default_there_are_at_most_32_connections(own_redis: RedisServer) -> None:
     pool = pool_of(backend_for(own_redis.url))
-    slots = [pool.take(soon(), urgent=True) for _ in range(32)]
-    with pytest.raises(RedisTimeoutError, match="no connection was free"):
-        pool.take(clock.now(), urgent=True)
+    slots = [pool.take(URGENT, soon()) for _ in range(32)]
+    with pytest.raises(NoSlot, match="no connection was free"):
+        pool.take(URGENT, clock.now())
     assert len(set(map(id, slots))) == 32
 
 
@@ -104,8 +105,8 @@ def test_g6_a_lease_is_renewed_and_released_while_others_use_all_connections(
         start(lambda name: release(backend, grant(backend, request(name))), f"it:{number}")
         for number in range(20)
     ]
-    with pytest.raises(RedisTimeoutError):
-        pool_of(backend).take(clock.now(), urgent=False)
+    with pytest.raises(NoSlot):
+        pool_of(backend).take(ORDINARY, clock.now())
     assert [*renew(backend, lease), release(backend, lease)] == ["renewed", "released"]
     assert all(thread.is_alive() for thread in waiting)
     for slot in slots:
@@ -116,10 +117,10 @@ def test_g6_a_lease_is_renewed_and_released_while_others_use_all_connections(
 
 
 def test_an_urgent_call_takes_any_free_connection(pool: Pool) -> None:
-    slots = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
+    slots = [pool.take(URGENT, soon()) for _ in range(LIMIT)]
     assert free_slots(pool) == 0
     taken: list[Slot] = []
-    waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
+    waiter = start(lambda: taken.append(pool.take(URGENT, soon())))
     # It waits for the connection that is reserved for urgent calls.
     slots.pop().release()
     waiter.join()
@@ -127,10 +128,10 @@ def test_an_urgent_call_takes_any_free_connection(pool: Pool) -> None:
 
 
 def test_an_urgent_call_that_waits_is_served_by_an_ordinary_connection(pool: Pool) -> None:
-    urgent = [pool.take(soon(), urgent=True) for _ in range(LIMIT)]
+    urgent = [pool.take(URGENT, soon()) for _ in range(LIMIT)]
     taken: list[Slot] = []
     with heard("pool.waiting") as waiting:
-        waiter = start(lambda: taken.append(pool.take(soon(), urgent=True)))
+        waiter = start(lambda: taken.append(pool.take(URGENT, soon())))
         waiting.wait()
     # Ordinary ones are taken first.
     urgent.pop(0).release()
@@ -160,7 +161,7 @@ def test_g10_a_call_that_gets_no_connection_in_time_fails(own_redis: RedisServer
 def test_g7_a_slot_that_an_interrupt_drops_is_replaced(pool: Pool) -> None:
     slots = take_ordinary(pool)
     taken: list[Slot] = []
-    waiter = start(lambda: taken.append(pool.take(soon(), urgent=False)))
+    waiter = start(lambda: taken.append(pool.take(ORDINARY, soon())))
     # As if it was dropped from the stack of a thread interrupted between two steps.
     slots.clear()
     waiter.join()

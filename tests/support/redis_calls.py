@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 import redis
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_dlock import clock
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redis.connection import Connection
-from django_dlock.backends.redis.pool import Pool
+from django_dlock.backends.redis.pool import URGENT, Pool
+from django_dlock.backends.shared.pool import NoSlot
 from django_dlock.backends.slots import Slot
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from django_dlock.process import current
@@ -81,9 +81,9 @@ def pool_of(backend: RedisBackend) -> Pool:
 def free_slots(pool: Pool) -> int:
     """How many more calls it could serve at the same time."""
     taken: list[Slot] = []
-    with suppress(RedisTimeoutError):
+    with suppress(NoSlot):
         while True:
-            taken.append(pool.take(clock.now(), urgent=True))
+            taken.append(pool.take(URGENT, clock.now()))
     for slot in taken:
         slot.release()
     return len(taken)

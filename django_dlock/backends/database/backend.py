@@ -351,6 +351,9 @@ class DatabaseBackend(BaseLockBackend):
     def after_fork(self) -> None:
         self._table.forget()
 
+    def close_unused(self) -> None:
+        self._table.close_unused()
+
     def close(self) -> None:
         self._table.close()
 

@@ -65,6 +65,7 @@ class Connection:
 
     Attributes:
         deadline: Of the present call, on ``clock.now()``.
+        heard_at: When its last call was answered; kept by the pool.
         last_id: On MySQL, the value that the last statement set with ``LAST_INSERT_ID``.
     """
 
@@ -74,7 +75,7 @@ class Connection:
         self._handle = handle
         self.raw, self._driver, self._mark, self._pid = raw, driver, mark, os.getpid()
         self._cursor = raw.cursor()
-        self.deadline = 0.0
+        self.deadline = self.heard_at = 0.0
         self.last_id = 0
 
     @classmethod
@@ -117,6 +118,11 @@ class Connection:
         except self._driver.Error as error:
             raise failure(error) from error
         self.last_id = getattr(self._cursor, "lastrowid", None) or 0
+
+    def keep_alive(self, timeout: float) -> None:
+        """Have the system notice a connection that is dead; see ``keepalive``."""
+        if self._handle is not None:
+            self._handle.keep_alive(timeout)
 
     def cut(self) -> None:
         """Shut the socket down; called from another thread than the one that uses it."""
@@ -199,7 +205,9 @@ def connect_as_django(
             if wrapper.vendor == "postgresql" and _is_of_a_test_run(wrapper.settings_dict):
                 # The run ends with DROP DATABASE, which waits five seconds for sessions to end.
                 wrapper.connection.cursor().execute("SET idle_session_timeout = '2s'")
-            return kind.of(wrapper, timeout)
+            made = kind.of(wrapper, timeout)
+            made.keep_alive(timeout)
+            return made
         except BaseException:
             # The error may have come after the server accepted the connection.
             if wrapper.connection is not None:

@@ -239,7 +239,7 @@ class FilePool(Pool):
         self._file = file
         sqlite_forks.close_before_forks(self)
 
-    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
+    def run(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
         def use_current_file(connection: Connection) -> T:
             one = cast(FileConnection, connection)
             try:
@@ -253,4 +253,4 @@ class FilePool(Pool):
                     return answer
             raise Failure("broken", RuntimeError(f"{self._file.path} was removed or replaced"))
 
-        return super().call(use_current_file, deadline, urgency)
+        return super().run(use_current_file, deadline, urgency)

@@ -6,9 +6,10 @@ import sqlite3
 from collections.abc import Callable
 from typing import TypeVar
 
+from ..shared.pool import NoSlot
 from ..slots import Slots
 from . import sqlite
-from .connection import Connection, Failure
+from .connection import Connection
 from .pool import Urgency
 
 __all__ = ["MemoryPool", "is_in_memory"]
@@ -39,10 +40,14 @@ class MemoryPool:
     def close(self) -> None:
         """Do nothing: closing would delete the leases."""
 
-    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
+    def close_unused(self) -> None:
+        """Do nothing, as ``close``."""
+
+    def run(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
         slot = self._slots.take(0, deadline)
         if slot is None:
-            raise Failure("broken", TimeoutError("another thread took too long"))
+            # Memory always answers.
+            raise NoSlot(is_busy=True)
         try:
             return use(self._connected())
         finally:

@@ -1,22 +1,17 @@
 """A limited number of connections, shared by the threads of this process; calls have deadlines.
 
 Of ``limit`` connections, one is reserved for renewals and one for calls that end a lease, so that
-neither waits behind acquires. Nothing here takes a lock that a fork, a signal handler or a
-finalizer could find held.
+neither waits behind acquires. The rules are those of ``backends/shared/pool.py``.
 """
 
 from __future__ import annotations
 
-import collections
-import random
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NoReturn, TypeVar, get_args
 
 from ... import clock
-from ..connector import Connector
-from ..slots import Slots
+from ..shared.pool import ConnectionPool, Verdict
 from .connection import Connection, Failure, connect_failure
 from .deadlines import deadlines
 
@@ -26,72 +21,50 @@ T = TypeVar("T")
 
 Urgency = Literal["ordinary", "end", "renew"]
 """``ordinary`` is anything but ending a lease or renewing leases. The most urgent is last."""
-URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
+URGENCIES: dict[str, int] = {name: number for number, name in enumerate(get_args(Urgency))}
 FEWEST = 3
 """The least number of connections that a pool needs."""
 REPEATABLE = ("broken", "overtaken", "transient", "read-only")
 """Kinds of failures after which a call may succeed if it is repeated."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
-"""Seconds between two attempts; the first repetition follows at once."""
 
 
-class Pool:
+class Pool(ConnectionPool[Connection]):
     """At most ``limit`` connections; further callers wait their turn."""
 
+    failures = (Failure,)
+
     def __init__(self, make: Callable[[], Connection], limit: int) -> None:
-        self._limit, self._generation = limit, 0
-        self._connector = Connector(partial(_connect, make))
-        self._idle: collections.deque[Connection] = collections.deque()
-        self.forget()
+        self._generation = 0
+        super().__init__(partial(_connect, make), limit - 2, 1, 1)
 
     def forget(self) -> None:
         """Leave all connections to the parent; called in a forked child."""
-        for connection in self._idle:
+        for connection in self.idle.drop_all():
             connection.leave_to_parent()
-        self._idle = collections.deque()
-        self._connector.forget()
-        self._slots = Slots(self._limit - 2, 1, 1)
+        self._start_over()
 
     def close(self) -> None:
         """Close idle connections now, and the others when their calls end."""
         self._generation += 1
-        self._connector.forget()
-        while self._idle:
-            self._idle.pop().close()
+        super().close()
 
-    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
-        """Call ``use`` with a connection; repeat until the deadline while a repetition can help.
-
-        Args:
-            use: May be called again, so it must be idempotent.
+    def run(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
+        """As ``call``, with the urgency's name.
 
         Raises:
             Failure: No answer, or a refusal.
+            NoSlot: No connection was free in time.
         """
-        slot = self._slots.take(URGENCIES.index(urgency), deadline)
-        if slot is None:
-            error = TimeoutError("no connection was free within the time allowed")
-            raise Failure("broken", error)
-        try:
-            connection, pause, refused = self._idle_connection(), 0.0, None
-            while True:
-                try:
-                    return self._use(connection or self.connect(deadline), use, deadline)
-                except Failure as error:
-                    refused = error if error.kind == "read-only" else refused
-                    may_help = error.kind in REPEATABLE and not error.obstacle
-                    if not may_help or clock.now() + pause >= deadline:
-                        if refused is not None:
-                            # The earlier error says more than a timeout does.
-                            raise refused from refused.__cause__
-                        raise
-                    # If this one broke, do not try another idle one: those are as old.
-                    of_use = error.kind in ("overtaken", "transient")
-                    connection = self._idle_connection() if of_use else None
-                time.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
-        finally:
-            slot.release()
+        return self.call(use, deadline, URGENCIES[urgency])
+
+    def judge(self, error: Failure, deadline: float) -> Verdict:
+        # If this one broke, do not try another idle one: those are as old.
+        return Verdict(
+            repeats=error.kind in REPEATABLE and not error.obstacle,
+            fresh=error.kind not in ("overtaken", "transient"),
+            silent=error.kind == "broken" and clock.now() >= deadline,
+            telling=error.kind == "read-only",
+        )
 
     def _use(self, connection: Connection, use: Callable[[Connection], T], deadline: float) -> T:
         intact, generation = False, self._generation
@@ -110,27 +83,13 @@ class Pool:
                 intact = deadlines.end(connection) and intact
         finally:
             if intact and generation == self._generation:
-                self._idle.append(connection)
+                self.keep(connection)
             else:
                 # Runs after an interrupt, too.
                 connection.close()
 
-    def _idle_connection(self) -> Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def connect(self, deadline: float) -> Connection:
-        """Make a new connection, which the caller must close or keep.
-
-        Raises:
-            Failure: No connection could be made, or not in time.
-        """
-        connection = self._connector.connect(deadline)
-        if connection is None:
-            raise Failure("broken", TimeoutError("no connection within the time allowed"))
-        return connection
+    def _too_slow(self) -> NoReturn:
+        raise Failure("broken", TimeoutError("no connection within the time allowed"))
 
 
 def _connect(make: Callable[[], Connection]) -> Connection:

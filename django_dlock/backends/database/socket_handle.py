@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from ...log import logger
+from ..shared.keepalive import keep_alive
 
 __all__ = ["SocketHandle", "handle_of"]
 
@@ -31,6 +32,10 @@ class SocketHandle:
         # It is not connected any more if the server or the driver has ended it.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def keep_alive(self, timeout: float) -> None:
+        """Have the system notice a connection that is dead; see ``keepalive``."""
+        keep_alive(self._socket, timeout)
 
     def close(self) -> None:
         self._socket.close()

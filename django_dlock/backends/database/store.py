@@ -44,11 +44,13 @@ DIALECTS: dict[str, type[Dialect]] = {
 class Calls(Protocol):
     """A pool of either kind."""
 
-    def call(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T: ...
+    def run(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T: ...
 
     def forget(self) -> None: ...
 
     def close(self) -> None: ...
+
+    def close_unused(self) -> None: ...
 
 
 class Store:
@@ -89,7 +91,7 @@ class Store:
             def ask(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
                 deadline = clock.now() + timeout
                 # Not behind acquires: a void claim must be withdrawn in time.
-                return pool.call(lambda one: one.rows(statement, values), deadline, "end")
+                return pool.run(lambda one: one.rows(statement, values), deadline, "end")
 
             if options.options.get("proof"):
                 self.session = SessionProof(ask)

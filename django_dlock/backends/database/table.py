@@ -12,6 +12,7 @@ from ... import clock
 from ...exceptions import BackendRefused, BackendUnavailable
 from .. import handover_mac
 from ..base import AliasOptions
+from ..shared.pool import NoSlot
 from . import sqlite
 from .connection import Connection, Failure
 from .pool import Urgency
@@ -74,6 +75,10 @@ class LeaseTable:
         self._unanswered = set()
         if self._made is not None:
             self._made.forget()
+
+    def close_unused(self) -> None:
+        if self._made is not None:
+            self._made.pool.close_unused()
 
     def close(self) -> None:
         if self._made is not None:
@@ -241,7 +246,9 @@ class LeaseTable:
         """
         store = self.store
         try:
-            return store.pool.call(lambda one: use(one, store), deadline, urgency)
+            return store.pool.run(lambda one: use(one, store), deadline, urgency)
+        except NoSlot as none:
+            raise none.unavailable(name, self.alias) from none
         except Failure as error:
             self._unavailable(error, store, name)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ... import clock
-from ...exceptions import BackendRefused
+from ...exceptions import BackendRefused, BackendUnavailable
 from ...lease import (
     Contention,
     Lease,
@@ -117,8 +117,15 @@ class EtcdBackend(BaseLockBackend):
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
         attempt = self._attempts.setdefault(request.owner, _Attempt())
         answer = None
-        while answer is None:
-            answer = self._try(request, attempt, deadline)
+        try:
+            while answer is None:
+                answer = self._try(request, attempt, deadline)
+        except BackendUnavailable as error:
+            # The key is written only under one of them.
+            if not attempt.leases and not attempt.cancelled:
+                error.unsent = True
+                self._attempts.pop(request.owner, None)
+            raise
         if isinstance(answer, Contention):
             # An earlier copy of the transaction may still arrive, after the holder's release.
             self._store.discard(attempt.leases, deadline)
@@ -306,6 +313,9 @@ class EtcdBackend(BaseLockBackend):
         self._attempts = {}
         self._watch.forget()
         self._client.forget()
+
+    def close_unused(self) -> None:
+        self._client.close_unused()
 
     def close(self) -> None:
         self._watch.close()

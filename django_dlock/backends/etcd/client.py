@@ -13,20 +13,23 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 
 from django.views.decorators.debug import sensitive_variables
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
+from urllib3.exceptions import TimeoutError as ClientTimeout
 from urllib3.response import BaseHTTPResponse
 
 from ... import clock, process
 from ...exceptions import BackendRefused, BackendUnavailable
 from ...redaction import SecretBytes, SecretText
 from ..base import AliasOptions
+from ..shared.keepalive import keep_alive
+from ..shared.pool import MOST_IDLE, IdleConnections
 from .config import Member, members, option, tls_context
 from .entries import Json, prefix_of
 
@@ -35,7 +38,7 @@ __all__ = ["Client", "Denied", "NotFound", "Stream"]
 FAILURES = (HTTPError, HTTPException, OSError)
 """Errors of the network, or of the client, instead of an answer."""
 
-MOST_IDLE = 16
+MOST_KEPT = 16
 """Connections that are kept for later calls."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Seconds before a call is repeated."""
@@ -73,6 +76,18 @@ class _TokenOver(Exception):
     """etcd no longer knows the token that authenticates this client."""
 
 
+@dataclass(slots=True, eq=False)
+class _Link:
+    """A connection to one member that may serve another call."""
+
+    member: Member
+    connection: HTTPConnection
+    heard_at: float = 0.0
+
+    def close(self) -> None:
+        self.connection.close()
+
+
 class Client:
     """Calls whichever member answers; for many threads.
 
@@ -90,7 +105,8 @@ class Client:
         password = option(options, "password")
         # Error pages show the variables of each function, and some of them get it.
         self._password = None if password is None else SecretText(password)
-        self._idle: deque[tuple[Member, HTTPConnection]] = deque()
+        self._timeout = options.command_timeout
+        self._idle: IdleConnections[_Link] = IdleConnections()
         self.forget()
 
     def forget(self) -> None:
@@ -103,8 +119,11 @@ class Client:
 
     def close(self) -> None:
         """Close idle connections."""
-        while self._idle:
-            self._idle.pop()[1].close()
+        self._idle.close_all()
+
+    def close_unused(self) -> None:
+        """Close the connections that no call has used for a minute."""
+        self._idle.close_unheard(clock.now() - MOST_IDLE)
 
     def authenticate_again(self) -> None:
         """Authenticate before the next call, if a user is configured."""
@@ -134,6 +153,7 @@ class Client:
             member = self._members[self._at % len(self._members)]
             # Keep time for the other members.
             timeout = left if len(self._members) == 1 else left / 2
+            began_at = deadline - left
             sent = False
             try:
                 if self._user is not None and not self._token:
@@ -149,6 +169,8 @@ class Client:
                 continue
             except (_NotConnected, _Repeat, *FAILURES) as error:
                 failure = error
+                if isinstance(error, TimeoutError | ClientTimeout):
+                    self._idle.close_unheard(began_at)
                 repeated = repeated or (sent and not isinstance(error, _NotConnected))
                 unreachable = unreachable + 1 if _is_out_of_reach(error) else 0
                 if unreachable == len(self._members):
@@ -203,7 +225,8 @@ class Client:
         self._token = self._answer(member, "/v3/auth/authenticate", body, deadline)["token"]
 
     def _answer(self, member: Member, path: str, body: Json, deadline: float) -> Json:
-        connection = self._take(member, deadline)
+        link = self._take(member, deadline)
+        connection = link.connection
         try:
             response = self._send(connection, path, body, deadline)
             data = response.data
@@ -212,8 +235,8 @@ class Client:
             # Its answer may still come, and must not be taken for that of the next call.
             connection.close()
             raise
-        if len(self._idle) < MOST_IDLE:
-            self._idle.append((member, connection))
+        if len(self._idle) < MOST_KEPT:
+            self._idle.keep(link, clock.now())
         else:
             connection.close()
         if response.status != 200:
@@ -239,16 +262,13 @@ class Client:
         connection.timeout = _left(deadline)
         return connection.getresponse()
 
-    def _take(self, member: Member, deadline: float) -> HTTPConnection:
-        while self._idle:
-            try:
-                known, connection = self._idle.pop()
-            except IndexError:
-                break
-            if known == member and connection.is_connected:
-                return connection
-            connection.close()
-        return self._connect(member, deadline)
+    def _take(self, member: Member, deadline: float) -> _Link:
+        now = clock.now()
+        while (link := self._idle.take(now)) is not None:
+            if link.member == member and link.connection.is_connected:
+                return link
+            link.close()
+        return _Link(member, self._connect(member, deadline))
 
     def _connect(self, member: Member, deadline: float) -> HTTPConnection:
         """A new connection, made by another thread: name resolution has no timeout."""
@@ -292,6 +312,7 @@ class Client:
             raise
         error = outcome.pop()
         if error is None:
+            keep_alive(connection.sock, self._timeout)
             return connection
         connection.close()
         cut = isinstance(error, ConnectionResetError | _CutTls)

@@ -35,6 +35,7 @@ from ..base import (
     Problem,
     RenewalResults,
 )
+from ..shared.pool import NoSlot
 from . import config, information
 from .commands import Command, Commands, HandoverMessage, text
 from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
@@ -42,7 +43,7 @@ from .handover import REFUSED, HandoverListener
 from .listing import RedisListing
 from .parameters import connection_maker, max_connections, replicas
 from .pending import PendingReply
-from .pool import Pool
+from .pool import ORDINARY, URGENT, Pool
 from .processes import Holders, read_processes
 from .script_parts import Script
 from .sentinels import Sentinels
@@ -102,7 +103,12 @@ class RedisBackend(BaseLockBackend):
                 return self._with_process(connection, answer, deadline)
             return answer
 
-        answer = self._call(use, deadline, urgent=False, name=request.name)
+        try:
+            answer = self._call(use, deadline, urgent=False, name=request.name)
+        except BackendUnavailable as error:
+            unconfirmed = isinstance(error.__cause__, NotConfirmed)
+            error.unsent = not unconfirmed and request.owner not in self._unanswered
+            raise
         if self._sentinels is not None:
             # For locks that are held for less than it takes until the first renewal.
             self._sentinels.watch(every=request.ttl / 3)
@@ -329,6 +335,9 @@ class RedisBackend(BaseLockBackend):
             self._sentinels.after_fork()
         self._unanswered.clear()
 
+    def close_unused(self) -> None:
+        self._pool.close_unused()
+
     def close(self) -> None:
         self._pool.close()
         self._listener.close()
@@ -357,7 +366,9 @@ class RedisBackend(BaseLockBackend):
         self, use: Callable[[Connection], R], deadline: float, *, urgent: bool, name: str = ""
     ) -> R:
         try:
-            return self._pool.call(use, deadline, urgent=urgent)
+            return self._pool.call(use, deadline, URGENT if urgent else ORDINARY)
+        except NoSlot as none:
+            raise none.unavailable(name, self.alias) from none
         except FAILURES as error:
             self._unavailable(error, name)
 

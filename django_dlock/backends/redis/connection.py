@@ -9,6 +9,7 @@ lock costs the client.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import socket
 import ssl
@@ -19,6 +20,7 @@ from typing import Any
 from redis import exceptions as errors
 
 from ... import clock
+from ..shared.keepalive import keep_alive
 from .commands import Command
 from .polling import Spin, poller
 from .route import Route
@@ -108,6 +110,9 @@ class Connection:
     Args:
         client: redis-py's connection, already connected. Replies are read as RESP2.
         route: Where the next connections lead; it is told what this server says about that.
+
+    Attributes:
+        heard_at: When its last call was answered; kept by the pool.
     """
 
     __slots__ = (
@@ -120,6 +125,7 @@ class Connection:
         "_spin",
         "_timeout",
         "_unsent",
+        "heard_at",
     )
 
     def __init__(self, client: Any, spin: Spin, route: Route) -> None:
@@ -127,6 +133,8 @@ class Connection:
         self._client, self._sock, self._route = client, client._sock, route
         self._timeout: float = self._sock.gettimeout()
         self._received, self._unsent = b"", _NOTHING
+        self.heard_at = 0.0
+        keep_alive(self._sock, self._timeout)
         self._spin, self._poll = spin, poller(self._sock)
         self._place = getattr(client, "host", None), getattr(client, "port", None)
 
@@ -292,7 +300,10 @@ class Connection:
                 return call(argument)
             finally:
                 self._sock.settimeout(self._timeout)
-        except TimeoutError:
+        except TimeoutError as error:
+            if error.errno == errno.ETIMEDOUT:
+                # The system has given the connection up, before the time was over.
+                raise ConnectionBroken(f"the connection broke: {error}") from error
             raise errors.TimeoutError("no reply within the time allowed") from None
         except OSError as error:
             raise ConnectionBroken(f"the connection broke: {error}") from error

@@ -110,6 +110,7 @@ class HandoverListener:
     def __init__(self, pool: Pool, keys: Keys, timeout: float) -> None:
         self._pool, self._keys, self._timeout = pool, keys, timeout
         self.after_fork()
+        pool.suspected = self._suspect
 
     def after_fork(self) -> None:
         """Discard everything without a message to the server: the session is the parent's."""
@@ -131,6 +132,11 @@ class HandoverListener:
                 self._drop(self._connection)
         finally:
             self._leave(nobody)
+
+    def _suspect(self, since: float) -> None:
+        """Have the subscription answer a PING soon: a call that began then was not answered."""
+        if self._heard_at < since:
+            self._heard_at = float("-inf")
 
     @property
     def refused(self) -> bool:

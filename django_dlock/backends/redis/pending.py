@@ -66,6 +66,8 @@ class PendingReply:
     def abandon(self) -> None:
         if self._repeated is not None:
             self._repeated.abandon()
+        elif self._taken is not None:
+            self._pool.suspect(self._sent_at)
         self._let_go(close=True)
 
     def _read(self, until: float) -> None:

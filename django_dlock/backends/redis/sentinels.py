@@ -32,7 +32,7 @@ from ...log import logger
 from ..calls import Calls
 from .commands import pack, text
 from .connection import FAILURES, Connection, ErrorReply
-from .pool import Pool
+from .pool import URGENT, Pool
 from .route import Address, Route, Service
 
 __all__ = ["Sentinels"]
@@ -116,7 +116,7 @@ class _Sentinel:
                 raise errors.ResponseError("it does not know this service")
             return _answer((text(named[0]), int(named[1])), facts)
 
-        return self._pool.call(use, deadline, urgent=True)
+        return self._pool.call(use, deadline, URGENT)
 
 
 def _answer(address: Address, facts: dict[str, str]) -> Answer:

@@ -28,6 +28,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ... import clock
 from ..alias import AliasOptions
+from ..shared.keepalive import keep_alive
 from .config import client_arguments, root_of
 
 __all__ = ["NoAnswer", "Session"]
@@ -103,7 +104,9 @@ class Session:
 
         def create_connection(*args: Any, **kwargs: Any) -> Any:
             kwargs["timeout"] = min(kwargs["timeout"], self._command_timeout)
-            return create(*args, **kwargs)
+            made = create(*args, **kwargs)
+            keep_alive(made, self._command_timeout)
+            return made
 
         def noting(timeout: float, request: Any, xid: int | None = None) -> Any:
             if not isinstance(request, Connect):

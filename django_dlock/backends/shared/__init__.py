@@ -1,0 +1,1 @@
+"""What several stores have in common."""
