@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from . import clock, process
 from .backends.base import BaseLockBackend
-from .core.cleanup import cancel_later
+from .core.cleanup import cancel_later, cancel_unanswered
 from .exceptions import BackendRefused, BackendUnavailable
 from .lease import Contention, Lease, LeaseRequest, Renewal
 
@@ -116,7 +116,7 @@ class _Cycle:
         try:
             lease = self._acquire()
         except BackendUnavailable as error:
-            cancel_later(self._backend, self._request)
+            cancel_unanswered(self._backend, self._request, error)
             yield self._error(f"no lock can be acquired: {error}", _cure(error, self._alias))
             return
         if lease is None:

@@ -31,7 +31,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Literal, get_args
 
 from .. import clock
-from ..exceptions import BackendUnavailable
+from ..exceptions import BackendUnavailable, ConnectionsBusy
 from ..lease import (
     Contention,
     HolderState,
@@ -84,6 +84,12 @@ Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "w
 * ``listing``: ``page``, and so ``list`` and ``count``; and ``waiters``. Without it, operators see
   only the name of the alias.
 """
+
+
+QUEUEING = 0.3
+"""The part of a coroutine's call for which it may wait for a thread."""
+THREAD_LATE = 0.1
+"""Seconds by which the thread that makes a call may be late in telling how it ended."""
 
 
 class BaseLockBackend(ABC):
@@ -407,7 +413,8 @@ class BaseLockBackend(ABC):
         begun may complete nevertheless; the caller will ``cancel_acquire`` it.
 
         Raises:
-            BackendUnavailable: No answer by the call's deadline, or no thread became free.
+            ConnectionsBusy: No thread became free by the deadline, but other calls were answered.
+            BackendUnavailable: No answer by the call's deadline.
         """
         deadline = kwargs.get("deadline") or self.call_deadline()
         answered: asyncio.Future[None] = (loop := asyncio.get_running_loop()).create_future()
@@ -420,7 +427,15 @@ class BaseLockBackend(ABC):
         call = self._submit(method, *args, **kwargs)
         call.add_done_callback(tell)
         try:
-            await asyncio.wait({answered}, timeout=max(0.0, deadline - clock.now()))
+            began_at = clock.now()
+            # The call itself needs most of the time.
+            await asyncio.wait({answered}, timeout=max(0.0, QUEUEING * (deadline - began_at)))
+            if not call.done():
+                if not call.running() and call.cancel():
+                    raise self._no_thread(method, began_at)
+                # The thread ends it by the deadline, and knows why.
+                left = deadline + THREAD_LATE - clock.now()
+                await asyncio.wait({answered}, timeout=max(0.0, left))
             if not call.done():
                 raise BackendUnavailable("No answer within the time allowed", "", self.alias)
             return call.result()
@@ -440,6 +455,15 @@ class BaseLockBackend(ABC):
         """As ``wait``, for coroutines; a waiting coroutine takes no thread."""
         await asyncio.sleep(pause(request, contention, until))
         return None
+
+    def _no_thread(self, method: str, began_at: float) -> BackendUnavailable:
+        """The error of a call for which no thread became free, so that nothing was sent."""
+        busy = self._calls is not None and self._calls.answered_at(method) >= began_at
+        kind = ConnectionsBusy if busy else BackendUnavailable
+        what = "all threads that make calls" if busy else "calls that got no answer"
+        error = kind(f"Nothing was sent: it waited behind {what}", "", self.alias)
+        error.unsent = True
+        return error
 
     def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._calls is None or self._calls.pid != os.getpid():

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from .. import clock
+from ..exceptions import ConnectionsBusy
+
 __all__ = ["Calls"]
 
 URGENT = frozenset({"break_", "cancel_acquire", "release", "release_many", "renew"})
@@ -31,6 +34,10 @@ class Calls:
         self.pid = os.getpid()
         self._urgent, self._ordinary = _Workers(), _Workers()
 
+    def answered_at(self, method: str) -> float:
+        """When a call of this kind last ended with an answer, on ``clock.now()``."""
+        return (self._urgent if method in URGENT else self._ordinary).answered_at
+
     def submit(self, method: str, call: Callable[[], Any]) -> Future[Any]:
         """Let a thread make the call, unless its future is cancelled before that."""
         future: Future[Any] = Future()
@@ -42,6 +49,7 @@ class _Workers:
     def __init__(self) -> None:
         self._jobs: collections.deque[Job] = collections.deque()
         self._threads = self._idle = 0
+        self.answered_at = float("-inf")
         # Reentrant: a finalizer may call this on a thread that is inside it. Enter the lock
         # itself and not the condition; see core/dispatch.py.
         self._lock = threading.RLock()
@@ -74,19 +82,23 @@ class _Workers:
                     self._threads -= 1
                     return
                 call, future = self._jobs.popleft()
-            _carry_out(call, future)
+            if _carry_out(call, future):
+                self.answered_at = clock.now()
             # Do not keep them while waiting for the next job.
             del call, future
 
 
-def _carry_out(call: Callable[[], Any], future: Future[Any]) -> None:
+def _carry_out(call: Callable[[], Any], future: Future[Any]) -> bool:
+    """Returns whether the backend has answered."""
     if not future.set_running_or_notify_cancel():
-        return
+        return False
     try:
         result = call()
     except BaseException as error:  # noqa: BLE001 - the caller raises it
         future.set_exception(error)
         # The error's traceback refers to this frame: without this, there would be a cycle.
         del future
-    else:
-        future.set_result(result)
+        # Then the store has answered others.
+        return isinstance(error, ConnectionsBusy)
+    future.set_result(result)
+    return True

@@ -19,6 +19,7 @@ from ..exceptions import (
     AcquireTimeout,
     AlreadyHeld,
     BackendUnavailable,
+    ConnectionsBusy,
     LockNotAcquired,
 )
 from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
@@ -199,7 +200,8 @@ class AcquireFlows:
             requests: The one to begin with; more are added, and only the last one may be granted.
 
         Raises:
-            LockNotAcquired: The backend does not answer, and ``if_unavailable`` is ``skip``.
+            LockNotAcquired: The backend does not answer, and ``if_unavailable`` is ``skip``; or no
+                connection became free.
         """
         key, known_as, _ = caller
         name = requests[-1].name
@@ -267,6 +269,12 @@ class AcquireFlows:
                 lease = yield from grant_flow(
                     self._backend, requests[-1], patience=left, met=met, broke=self._broke
                 )
+            except ConnectionsBusy as busy:
+                cleanup.cancel_unanswered(self._backend, requests[-1], busy)
+                self._give_up("contended", requests[-1].name)
+                kind = AcquireTimeout if patience else LockNotAcquired
+                text = "It was not asked for, because all connections of this process were in use"
+                raise kind(text, requests[-1].name, self.alias) from busy
             except BackendUnavailable as error:
                 try:
                     fallback.apply_policy(
@@ -276,7 +284,7 @@ class AcquireFlows:
                     self._cancel(requests[-1], error)
                     raise
                 # It may have been granted, and its answer lost.
-                cleanup.cancel_later(self._backend, requests[-1])
+                cleanup.cancel_unanswered(self._backend, requests[-1], error)
                 requests.append(self._request(0.0, _nobody, requests[-1].name))
                 until = math.inf if patience is None else started + patience
                 lease = yield from fallback.grant_flow(self._backend, requests[-1], until=until)
@@ -293,7 +301,7 @@ class AcquireFlows:
         """Cancel an acquire that was interrupted or not answered; it may have been granted."""
         if not isinstance(error, AlreadyHeld | LockNotAcquired):
             self._holds.cancel(request.owner)
-            cleanup.cancel_later(self._backend, request)
+            cleanup.cancel_unanswered(self._backend, request, error)
         # Only now, because an interrupt may land in this call.
         if isinstance(error, BackendUnavailable):
             self._give_up("unavailable", request.name)

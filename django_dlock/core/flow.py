@@ -13,8 +13,9 @@ from collections.abc import Generator
 from typing import Any, TypeAlias, TypeVar
 
 from ..backends.base import BaseLockBackend
+from ..exceptions import ConnectionsBusy
 
-__all__ = ["SLEEP", "Call", "Flow", "adrive", "drive"]
+__all__ = ["SLEEP", "Call", "Flow", "adrive", "drive", "in_turn"]
 
 T = TypeVar("T")
 
@@ -24,6 +25,19 @@ Flow: TypeAlias = Generator[Call, Any, T]
 
 SLEEP = "sleep"
 """Pause; the argument is the number of seconds."""
+
+
+def in_turn(backend: BaseLockBackend, method: str, *args: Any, **kwargs: Any) -> Flow[Any]:
+    """A call that waits for a connection of this process for as long as the store answers others.
+
+    Raises:
+        BackendUnavailable: The store does not answer.
+    """
+    while True:
+        try:
+            return (yield method, args, {**kwargs, "deadline": backend.call_deadline()})
+        except ConnectionsBusy:
+            pass
 
 
 def drive(flow: Flow[T], backend: BaseLockBackend) -> T:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from .. import clock
 from ..backends.base import BaseLockBackend
-from ..exceptions import BackendRefused, BackendUnavailable
+from ..exceptions import BackendRefused, BackendUnavailable, ConnectionsBusy
 from ..lease import Contention, Lease, LeaseRequest
 from ..log import logger
 from ..process import death_proof
@@ -46,16 +46,19 @@ def grant_flow(
             is dead.
 
     Raises:
+        ConnectionsBusy: The patience ended before a connection of this process was free.
         BackendUnavailable: No answer, for as long as patience and the alias's
-            ``outage_patience`` allow. The caller must ``cancel_acquire`` the request.
+            ``outage_patience`` allow. The caller must ``cancel_acquire`` the request, unless the
+            error says that it was never sent.
     """
     now = clock.now()
     until = math.inf if patience is None else now + patience
-    silent_since, failure = now, None
+    silent_since, failure, in_doubt = now, None, False
 
     def answered(contention: Contention) -> None:
-        nonlocal silent_since, failure
-        silent_since, failure = math.inf, None
+        nonlocal silent_since, failure, in_doubt
+        # It may be in the queue of the store, which will grant it the name later.
+        silent_since, failure, in_doubt = math.inf, None, True
         met(contention)
 
     while True:
@@ -63,9 +66,18 @@ def grant_flow(
             lease = yield from _until_granted(
                 backend, request, until=until, met=answered, broke=broke
             )
-        except BackendRefused:
-            raise
+        except ConnectionsBusy as busy:
+            # The store answers others: waiting for a connection is waiting, and no outage.
+            busy.unsent = not in_doubt
+            silent_since = math.inf
+            if clock.now() >= until:
+                raise
+            continue
         except BackendUnavailable as error:
+            in_doubt = in_doubt or not error.unsent
+            error.unsent = not in_doubt
+            if isinstance(error, BackendRefused):
+                raise
             failure = error
         else:
             if lease is None and failure is not None:

@@ -7,7 +7,7 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import BackendUnavailable
 from ..log import logger
 from . import watchdog
-from .flow import Flow
+from .flow import Flow, in_turn
 from .held_lease import HeldLease
 
 __all__ = ["limit_flow"]
@@ -28,9 +28,8 @@ def limit_flow(held: HeldLease, backend: BaseLockBackend) -> Flow[None]:
     # A name that is locked in this process only ends with its own deadline.
     if cut is None or held.backend is not backend:
         return
-    options = {"process": process.current().id, "deadline": backend.call_deadline()}
     try:
-        (result,) = yield "renew", ([cut],), options
+        (result,) = yield from in_turn(backend, "renew", [cut], process=process.current().id)
     except BackendUnavailable as error:
         logger.warning("It ends in the store with its TTL: %s", error, about=held)
         return

@@ -15,7 +15,7 @@ from ..lease import LeaseRequest
 from ..log import logger
 from . import cleanup, transactions, watchdog
 from .acquire import AcquireFlows
-from .flow import Flow, adrive, drive
+from .flow import Flow, adrive, drive, in_turn
 from .held_lease import HeldLease
 from .holds import Hold
 from .limits import limit_flow
@@ -54,10 +54,8 @@ class LockFlows(AcquireFlows):
             renewal = held.renewal_by_holder(seconds, sent_at)
             # It may be due, or end, before the watchdog next wakes.
             watchdog.watch(held)
-        (result,) = yield (
-            "renew",
-            ([renewal],),
-            {"process": process.current().id, "deadline": held.backend.call_deadline()},
+        (result,) = yield from in_turn(
+            held.backend, "renew", [renewal], process=process.current().id
         )
         if result.outcome == "renewed":
             held.confirm(sent_at, result.ttl, clock.now())
@@ -140,11 +138,12 @@ class LockFlows(AcquireFlows):
         self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
         self._holds.discard(hold)
-        reason, deadline = held.lost_reason, held.backend.call_deadline()
+        reason = held.lost_reason
         if reason not in _NOTHING_TO_RELEASE:
             try:
-                options = {"min_hold": held.options.min_hold, "deadline": deadline}
-                outcome = yield "release", (held.name, held.owner), options
+                outcome = yield from in_turn(
+                    held.backend, "release", held.name, held.owner, min_hold=held.options.min_hold
+                )
             except BaseException as error:
                 # The release may have happened or not; it is repeated in the background.
                 request = LeaseRequest(held.name, held.owner, held.ttl)

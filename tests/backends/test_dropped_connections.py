@@ -103,9 +103,13 @@ MAKE: dict[str, Callable[..., tuple[Dlocks, Site]]] = {
 
 
 @contextmanager
-def site_of(kind: str, request: pytest.FixtureRequest, blocker: DjangoDbBlocker) -> Iterator[Site]:
+def site_of(
+    kind: str, request: pytest.FixtureRequest, blocker: DjangoDbBlocker, **options: Any
+) -> Iterator[Site]:
+    """Configures the default alias for a store, each server of it behind a proxy."""
     with ExitStack() as stack, blocker.unblock():
         dlocks, proxies = MAKE[kind](stack, request)
+        dlocks["default"]["OPTIONS"].update(options)
         stack.enter_context(configured(dlocks))
         yield proxies
 

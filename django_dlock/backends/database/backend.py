@@ -82,6 +82,17 @@ class DatabaseBackend(BaseLockBackend):
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        queued: list[bool] = []
+        try:
+            return self._acquire(request, deadline, queued)
+        except BackendUnavailable as error:
+            error.unsent = not queued and not self._table.is_repeated(request.owner)
+            raise
+
+    def _acquire(
+        self, request: LeaseRequest, deadline: float, queued: list[bool]
+    ) -> Lease | Contention:
+        """As ``acquire``; ``queued`` gets an entry once the request may be in the row's queue."""
         process, names = _identity(current()), self._table.names(request.name)
         owner, table = request.owner, self._table
 
@@ -122,6 +133,7 @@ class DatabaseBackend(BaseLockBackend):
         if registration:
             registration.listen()
         if isinstance(tried, tuple):
+            queued.append(True)
             now, row, _ = tried
             # The statement may have waited for the row until the lease had ended. Then its ticket
             # waits for a free name, and the longer way grants the name to it.

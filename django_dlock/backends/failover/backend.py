@@ -112,7 +112,12 @@ class FailoverBackend(OperatorCalls):
         return answer
 
     def _acquire(self, request: LeaseRequest, *, deadline: float) -> TermCall:
-        view, term = self._active.open_term(request.name, deadline)
+        try:
+            view, term = self._active.open_term(request.name, deadline)
+        except BackendUnavailable as error:
+            # No store was asked.
+            error.unsent = True
+            raise
         asked = request
         if request.kind == "held":
             asked = request._replace(ttl=min(request.ttl, self.max_ttl))

@@ -130,9 +130,12 @@ class RedlockBackend(BaseLockBackend):
             return link.acquire(request, number)
 
         answers: Answers = []
+        jobs: list[Job] = []
         lease: Lease | None = None
+        in_doubt = True
         try:
-            answers = self._ask(ask, votes.acquire_decided, deadline)
+            sent = self._send(ask, votes.acquire_decided, deadline, jobs=jobs)
+            answers = sent.wait(deadline - clock.now())
             grants = votes.grants(answers)
             if len(grants) >= votes.quorum:
                 token, ttl = max(grant.token for grant in grants), votes.certain(request.ttl)
@@ -147,10 +150,12 @@ class RedlockBackend(BaseLockBackend):
                 return lease
         finally:
             if lease is None:
-                self._withdraw(request, number, answers)
+                in_doubt = self._withdraw(request, number, answers, jobs)
         contention = votes.contention(answers)
         if contention is None:
-            raise self._not_reached(answers, request.name)
+            error = self._not_reached(answers, request.name)
+            error.unsent = not in_doubt
+            raise error
         known = self._holders.identified(contention)
         if known is None:
             question = self._same(self._holders.command(contention))
@@ -169,11 +174,21 @@ class RedlockBackend(BaseLockBackend):
         )
         return self._same(command)
 
-    def _withdraw(self, request: LeaseRequest, number: int, answers: Answers) -> None:
-        """Withdraw what some nodes have granted, or may still grant; waits for none of them."""
-        refused = [isinstance(answer, Contention) for answer in answers]
+    def _withdraw(
+        self, request: LeaseRequest, number: int, answers: Answers, jobs: Sequence[Job]
+    ) -> bool:
+        """Withdraw what some nodes have granted, or may still grant; waits for none of them.
+
+        Returns:
+            Whether there is such a node.
+        """
+        refused = [
+            isinstance(answer, Contention)
+            or (isinstance(answer, BaseException) and not job.was_sent)
+            for answer, job in zip(answers, jobs, strict=bool(answers))
+        ]
         if answers and all(refused):
-            return
+            return False
         self._tries.withdraw(request.owner, number, request.ttl)
         keys = self._commands.keys
         command: Command[Any] = Command(
@@ -185,6 +200,7 @@ class RedlockBackend(BaseLockBackend):
         )
         until = clock.now() + request.ttl
         self._send(self._same(command), lambda answers: True, until, keep=True, but=refused)
+        return True
 
     def renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -321,19 +337,23 @@ class RedlockBackend(BaseLockBackend):
         *,
         keep: bool = False,
         but: Sequence[bool] = (),
+        jobs: list[Job] | None = None,
     ) -> Broadcast:
         """Send a command to all nodes.
 
         Args:
             but: Which nodes to leave out; empty for none.
+            jobs: Gets the job of each node.
         """
         sent = Broadcast(len(self._nodes), decided)
-        jobs = [
+        pairs = [
             (node, Job(build, partial(sent.put, number), until, keep=keep))
             for number, node in enumerate(self._nodes)
             if not (but and but[number])
         ]
-        self._exchange.submit(jobs, lambda: sent.is_decided)
+        if jobs is not None:
+            jobs += [job for _, job in pairs]
+        self._exchange.submit(pairs, lambda: sent.is_decided)
         return sent
 
     def _ask(self, build: Build, decided: Decided, deadline: float) -> Answers:

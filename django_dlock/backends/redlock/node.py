@@ -39,9 +39,12 @@ class Job:
         until: When to give up, on ``clock.now()``.
         keep: Whether it is kept until then even if the node cannot be reached, as a withdrawal
             is; other commands fail at once.
+
+    Attributes:
+        was_sent: Whether a node may have received it.
     """
 
-    __slots__ = ("answer", "breaks", "build", "keep", "until")
+    __slots__ = ("answer", "breaks", "build", "keep", "until", "was_sent")
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Job:
     ) -> None:
         self.build, self.answer = build, answer
         self.until, self.keep, self.breaks = until, keep, 0
+        self.was_sent = False
 
     def survives(self, error: BaseException, now: float) -> bool:
         """Whether it is sent again after a connection broke."""
@@ -257,6 +261,7 @@ class Node:
             except Exception as error:  # noqa: BLE001 - its caller raises it
                 job.answer(error)
                 continue
+            job.was_sent = True
             # Noted first, so that a broken connection finds it.
             self._sent.append(_SentCommand(job, command, now))
             self.link.send(command)

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 MOST_IDLE = 60.0
 """Seconds without a call after which a connection is closed. Networks forget later than that."""
+QUEUEING = 0.5
+"""The part of a call's time for which it may wait for a connection."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 """Seconds between two attempts of a call; the first repetition follows at once."""
 
@@ -228,12 +230,13 @@ class ConnectionPool(ABC, Generic[C]):
         """Wait for the right to use a connection.
 
         Raises:
-            NoSlot: None was free by the deadline.
+            NoSlot: None was free in the first half of the time.
         """
         return self._slots.take_now(urgency) or self._wait(urgency, deadline, clock.now())
 
     def _wait(self, urgency: int, deadline: float, began_at: float) -> Slot:
-        slot = self._slots.take(urgency, deadline)
+        # A call that began with too little time left would look like one without an answer.
+        slot = self._slots.take(urgency, began_at + QUEUEING * (deadline - began_at))
         if slot is None:
             raise NoSlot(self.heard_at >= began_at)
         return slot

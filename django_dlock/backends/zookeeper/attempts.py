@@ -40,6 +40,7 @@ class Attempt:
         until: When its lease ends, on ``clock.now()``; 0 while it is not granted.
         shortened: The number of the last renewal in which the holder named a shorter TTL.
         releasing: A release was sent.
+        asked: The request that creates its node was sent.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Attempt:
     until: float = 0.0
     shortened: int = 0
     releasing: bool = False
+    asked: bool = False
 
     def node_gone(self) -> None:
         """Its node is gone."""
@@ -105,13 +107,25 @@ class Attempts:
         Under the lock, so that the deletion by which an attempt is cancelled comes after it.
         """
         with self._lock:
-            return send() if self._live.get(attempt.owner) is attempt else None
+            if self._live.get(attempt.owner) is not attempt:
+                return None
+            attempt.asked = True
+            return send()
 
     def drop(self, attempt: Attempt) -> None:
         """Forget an attempt that was refused and has no node; it may be repeated."""
         with self._lock:
             if self._live.get(attempt.owner) is attempt:
                 del self._live[attempt.owner]
+
+    def drop_unsent(self, owner: str) -> bool:
+        """Forget the attempt of an owner if its node was never asked for; returns whether so."""
+        with self._lock:
+            attempt = self._live.get(owner)
+            if attempt is not None and not attempt.asked:
+                del self._live[owner]
+                return True
+            return attempt is None and owner not in self._ends
 
     def join(
         self, attempt: Attempt, session: Session, state: Any, others: Sequence[LockNode]

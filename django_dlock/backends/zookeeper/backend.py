@@ -111,8 +111,12 @@ class ZooKeeperBackend(BaseLockBackend):
                 session.delete(path, deadline)
             return self._contention(attempt.ahead, now)
 
-        # mypy infers what the two named tuples have in common.
-        return cast("Lease | Contention", self._sessions.repeat(step, request.name, deadline))
+        try:
+            # mypy infers what the two named tuples have in common.
+            return cast("Lease | Contention", self._sessions.repeat(step, request.name, deadline))
+        except BackendUnavailable as error:
+            error.unsent = self._attempts.drop_unsent(request.owner)
+            raise
 
     def _join(
         self, session: Session, attempt: Attempt, request: LeaseRequest, deadline: float

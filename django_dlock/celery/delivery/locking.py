@@ -101,14 +101,14 @@ class DeliveryLock(Lock):
         watchdog.unwatch(held)
         try:
             answer = self._backend.acquire(request, deadline=self._backend.call_deadline())
-        except BaseException:
+        except BaseException as error:
             # It may have happened, or may still happen by a late packet. Release ours first:
             # after the other one is cancelled, the backend no longer knows that ours was passed
             # on, and would report it as lost.
             try:
                 self.release()
             finally:
-                cleanup.cancel_later(self._backend, request)
+                cleanup.cancel_unanswered(self._backend, request, error)
             raise
         if isinstance(answer, Contention):
             raise LeaseLost("Another holder has the lease now", self.name, self.alias, "refused")

@@ -91,8 +91,8 @@ class Reservation:
         )
         try:
             answer = backend.acquire(request, deadline=backend.call_deadline())
-        except BaseException:
-            cleanup.cancel_later(backend, request)
+        except BaseException as error:
+            cleanup.cancel_unanswered(backend, request, error)
             raise
         return None if isinstance(answer, Lease) else answer
 
