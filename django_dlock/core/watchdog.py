@@ -298,6 +298,8 @@ class Watchdog:
             else:
                 idle_since = now if idle_since is None else idle_since
                 wakes_at = idle_since + IDLE
+                if now >= wakes_at:
+                    self._close_unused()
             with self._lock:
                 if self._woken:
                     continue
@@ -308,6 +310,15 @@ class Watchdog:
                 self._condition.wait(max(0.0, wakes_at - now))
                 self.wakes_at = math.inf
                 self.note_lateness(wakes_at)
+
+    def _close_unused(self) -> None:
+        """Close connections that nobody has used while this process held nothing."""
+        for schedule in list(self.schedules.values()):
+            try:
+                schedule.backend.close_unused()
+            except Exception as error:
+                alias = schedule.backend.alias
+                dispatch.log_error(error, "Alias %r: closing failed", alias, alias=alias)
 
     def note_lateness(self, planned: float) -> None:
         """Note how much later than planned the thread woke."""
