@@ -299,7 +299,8 @@ class Watchdog:
                 idle_since = now if idle_since is None else idle_since
                 wakes_at = idle_since + IDLE
                 if now >= wakes_at:
-                    self._close_unused()
+                    for schedule in list(self.schedules.values()):
+                        _close_unused(schedule.backend)
             with self._lock:
                 if self._woken:
                     continue
@@ -310,15 +311,6 @@ class Watchdog:
                 self._condition.wait(max(0.0, wakes_at - now))
                 self.wakes_at = math.inf
                 self.note_lateness(wakes_at)
-
-    def _close_unused(self) -> None:
-        """Close connections that nobody has used while this process held nothing."""
-        for schedule in list(self.schedules.values()):
-            try:
-                schedule.backend.close_unused()
-            except Exception as error:
-                alias = schedule.backend.alias
-                dispatch.log_error(error, "Alias %r: closing failed", alias, alias=alias)
 
     def note_lateness(self, planned: float) -> None:
         """Note how much later than planned the thread woke."""
@@ -375,6 +367,15 @@ class Watchdog:
                 )
         # Give receivers time for the last events, but do not let them keep the process from ending.
         dispatch.settle(PATIENCE_AT_EXIT)
+
+
+def _close_unused(backend: BaseLockBackend) -> None:
+    """Close connections that nobody has used while this process held nothing."""
+    try:
+        backend.close_unused()
+    except Exception as error:
+        alias = backend.alias
+        dispatch.log_error(error, "Alias %r: closing connections failed", alias, alias=alias)
 
 
 _watchdog = Watchdog()

@@ -275,5 +275,9 @@ class FailoverBackend(OperatorCalls):
     def after_fork(self) -> None:
         self._active.after_fork()
 
+    def close_unused(self) -> None:
+        for term in self._leases.terms():
+            term.store.close_unused()
+
     def close(self) -> None:
         self._active.close()

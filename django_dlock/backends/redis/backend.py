@@ -87,14 +87,16 @@ class RedisBackend(BaseLockBackend):
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        listens = not self._listener.refused
+        listens, was_answered = not self._listener.refused, False
 
         def build(repeated: bool) -> Command[Any]:
             return self._commands.acquire(request, listens, repeated)
 
         def use(connection: Connection) -> Lease | Contention:
+            nonlocal was_answered
             answer: Lease | Contention
             answer, _ = self._run_for_owner(connection, request.owner, build, deadline)
+            was_answered = True
             if isinstance(answer, Lease):
                 self._confirm(connection, deadline)
             if isinstance(answer, Lease) or not answer.owner or not request.waits:
@@ -106,8 +108,7 @@ class RedisBackend(BaseLockBackend):
         try:
             answer = self._call(use, deadline, urgent=False, name=request.name)
         except BackendUnavailable as error:
-            unconfirmed = isinstance(error.__cause__, NotConfirmed)
-            error.unsent = not unconfirmed and request.owner not in self._unanswered
+            error.unsent = not was_answered and request.owner not in self._unanswered
             raise
         if self._sentinels is not None:
             # For locks that are held for less than it takes until the first renewal.
