@@ -465,6 +465,10 @@ class BaseLockBackend(ABC):
         error.unsent = True
         return error
 
+    def _abandon(self, request: LeaseRequest) -> None:
+        """Cancel, on another thread, an acquire whose coroutine never runs again."""
+        self._submit("cancel_acquire", request, deadline=self.call_deadline())
+
     def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._calls is None or self._calls.pid != os.getpid():
             # A forked child has none of its parent's threads.

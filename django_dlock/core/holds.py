@@ -11,6 +11,7 @@ block, the end of the block still tells the loss.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import tracemalloc
 import warnings
@@ -63,7 +64,10 @@ class Hold:
         """Tell its ``Lock``'s ``on_lost``, unless the ``Lock`` is garbage."""
         handle, on_lost = self.handle(), self.options.on_lost
         if handle is not None and on_lost is not None:
-            on_lost(handle, reason)
+            result = on_lost(handle, reason)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise TypeError(f"on_lost of {handle!r} returned a coroutine, which nobody awaits")
 
 
 class HandleHolds:

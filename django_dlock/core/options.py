@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, TypeAlias
@@ -17,6 +19,7 @@ __all__ = [
     "IfUnavailable",
     "LockOptions",
     "Seconds",
+    "is_async",
     "lease_ttl",
     "with_holding",
 ]
@@ -80,6 +83,11 @@ class LockOptions:
                 raise ValueError(f"if_unavailable is {unavailable!r}; it takes one of {allowed}")
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost is {on_lost!r}; it takes a callable (lock, reason)")
+        if on_lost is not None and is_async(on_lost):
+            raise TypeError(
+                f"on_lost is {on_lost!r}, a coroutine function; it is called on a thread, where "
+                "nobody awaits it. Use a function, and loop.call_soon_threadsafe() in it"
+            )
         if min_hold:
             backend.require("min_hold", "min_hold")
         self.ttl = alias.ttl if ttl is None else lease_ttl(backend, ttl, renewed=renew)
@@ -93,6 +101,13 @@ class LockOptions:
         self.renew, self.reentrant = renew, reentrant
         self.on_lost, self.hold_until = on_lost, hold_until
         self.if_unavailable, self.template = unavailable, ""
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether a call of it returns a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 def lease_ttl(backend: BaseLockBackend, ttl: Seconds, *, renewed: bool) -> float:

@@ -49,13 +49,14 @@ def holder_ended(key: HolderKey) -> bool:
     if isinstance(key, asyncio.Future):
         # A closed event loop never runs its tasks again, even unfinished ones.
         return key.done() or key.get_loop().is_closed()
-    if isinstance(key, threading.Thread):
-        if not key.is_alive():
+    if isinstance(key, threading._DummyThread):
+        # A greenlet of gevent, which is no ``Thread``, is taken off this list when it ends. So is a
+        # thread that Python did not start, in some versions; in others, ask the system.
+        if key not in threading.enumerate():
             return True
-        # Python never notices the end of a thread that it did not start, so ask the system.
-        if isinstance(key, threading._DummyThread) and os.path.isdir("/proc/self/task"):
+        if os.path.isdir("/proc/self/task"):
             return not os.path.exists(f"/proc/self/task/{key.native_id}")
-    return False
+    return isinstance(key, threading.Thread) and not key.is_alive()
 
 
 class HolderRegistry(Generic[H]):

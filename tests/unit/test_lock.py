@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
 import gc
 import os
 import pickle
@@ -409,6 +410,13 @@ def test_on_lost_is_called_once_on_another_thread() -> None:
     assert calls == [(lock, "broken", "dlock-dispatch")]
 
 
+def test_a_coroutine_that_on_lost_returns_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(LeaseLost), local(on_lost=lambda *_: awaited()) as lock:
+        break_it(lock)
+    assert dispatch.flush(30)
+    assert "nobody awaits" in caplog.text
+
+
 def test_a_lost_lease_does_not_free_the_next_holder() -> None:
     lock = local()
     lock.acquire()
@@ -564,6 +572,56 @@ async def test_no_task_waits_for_itself(wait: float | None) -> None:
         pass
 
 
+async def test_a_handle_that_both_kinds_of_methods_acquire_does_not_wait_for_itself() -> None:
+    shared = local(wait=None)
+    for acquired in (shared.acquire, shared.aacquire):
+        got = acquired()
+        assert got if isinstance(got, bool) else await got
+        with pytest.raises(AlreadyHeld):
+            await shared.aacquire()
+        with pytest.raises(AlreadyHeld):
+            shared.acquire()
+        with pytest.raises(AlreadyHeld):
+            async with shared:
+                pass
+        assert shared.acquire(blocking=False) is False
+        assert await shared.aacquire(blocking=False) is False
+        # Nor do two handles of one task.
+        with pytest.raises(AlreadyHeld):
+            local(wait=None).acquire()
+        shared.release()
+    async with shared:
+        with pytest.raises(AlreadyHeld):
+            shared.acquire()
+    # Another task waits, as it can be released meanwhile.
+    shared.acquire()
+    waiting = asyncio.create_task(local(wait=20).aacquire())
+    await asyncio.sleep(0)
+    shared.release()
+    assert await waiting
+
+
+async def test_after_wait_for_a_handle_does_not_wait_for_itself() -> None:
+    shared = local(wait=None)
+    assert await asyncio.wait_for(shared.aacquire(), 20)
+    with pytest.raises(AlreadyHeld):
+        shared.acquire()
+    with pytest.raises(AlreadyHeld):
+        async with shared:
+            pass
+    await shared.arelease()
+
+
+def test_a_coroutine_does_not_wait_for_the_thread_that_runs_it() -> None:
+    async def again() -> None:
+        with pytest.raises(AlreadyHeld):
+            async with local(wait=None):
+                pass
+
+    with local():
+        asyncio.run(again())
+
+
 async def test_an_unbound_handle_excludes_its_own_task_like_any_other() -> None:
     async with local():
         assert await local(bound=False).aacquire(timeout=0.01) is False
@@ -646,6 +704,13 @@ async def test_a_coroutine_cannot_hold_until_commit() -> None:
 # -- bad input -----------------------------------------------------------------------------
 
 
+async def awaited(*_: object) -> None: ...
+
+
+class Awaited:
+    async def __call__(self, *_: object) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -660,6 +725,9 @@ async def test_a_coroutine_cannot_hold_until_commit() -> None:
         ({"min_hold": -1}, ValueError, "min_hold"),
         ({"hold_until": "never"}, ValueError, "commit"),
         ({"on_lost": 5}, TypeError, "callable"),
+        ({"on_lost": awaited}, TypeError, "nobody awaits"),
+        ({"on_lost": functools.partial(awaited)}, TypeError, "nobody awaits"),
+        ({"on_lost": Awaited()}, TypeError, "nobody awaits"),
         ({"metadata": {"a": object()}}, TypeError, "JSON"),
         ({"metadata": {"a": "x" * 4096}}, ValueError, "4105 characters.* at most 4096"),
         ({"metadata": {"path": "x" * 5000}}, ValueError, "at most 4096"),

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import logging
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -460,6 +462,28 @@ def test_g6_renewal_ends_with_the_loop_of_the_task(dog: Watchdog, spy: Spy, time
     # Nothing is left for the block, which ends when the task is collected.
     with pytest.raises(LeaseLost):
         lock.release()
+
+
+GEVENT = """
+from gevent import monkey; monkey.patch_all()
+import gevent, threading, django; django.setup()
+from django_dlock import Lock, signals
+lock, lost = Lock("it", using="local", ttl=3), threading.Event()
+living, ends = Lock("living", using="local", ttl=3), threading.Event()
+signals.lost.connect(lambda name, reason, **_: (print(name, reason), lost.set()), weak=False)
+gevent.spawn(lock.acquire).join()
+other = gevent.spawn(lambda: living.acquire() and ends.wait(20))
+print(lost.wait(20), living.held)
+ends.set(); other.join(); living.release()
+"""
+
+
+def test_g6_renewal_ends_with_the_greenlet() -> None:
+    pytest.importorskip("gevent", reason="gevent is not installed: it has no wheel")
+    done = subprocess.run(
+        [sys.executable, "-c", GEVENT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == ["it holder_ended", "True True"], done.stderr
 
 
 def test_g6_renewal_ends_with_the_handle(dog: Watchdog, spy: Spy, time: Time) -> None:

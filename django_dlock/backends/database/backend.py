@@ -9,6 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast, get_args
 
 from ... import clock
@@ -198,7 +199,8 @@ class DatabaseBackend(BaseLockBackend):
             await asyncio.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        heard = await registration.async_wait(contention, until, over)
+        abandoned = partial(self._abandon, request)
+        heard = await registration.async_wait(contention, until, over, abandoned)
         return self._handed_over(request, contention, registration.channel, heard)
 
     def _handed_over(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import random
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import clock
 from ...process.points import reached
+from ..loop_event import LoopEvent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -105,7 +105,7 @@ class PendingNotification:
     A context manager, entered before the ticket is stored.
     """
 
-    __slots__ = ("_state", "_waiters", "listened", "owner", "payloads", "wake")
+    __slots__ = ("__weakref__", "_state", "_waiters", "listened", "owner", "payloads", "wake")
 
     def __init__(self, waiters: Waiters, owner: str) -> None:
         # Only the first one counts, because after any of them its waiter asks again.
@@ -159,12 +159,18 @@ class PendingNotification:
             event.acquire(timeout=max(0.0, min(until, check_at) - now))
 
     async def async_wait(
-        self, timeout: float, interrupted: Callable[[], bool] = lambda: False
+        self,
+        timeout: float,
+        interrupted: Callable[[], bool] = lambda: False,
+        abandoned: Callable[[], object] = lambda: None,
     ) -> str | None:
-        """As ``wait``, for coroutines; uses no thread."""
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-        # A weak reference: otherwise a task whose loop was closed would stay here forever.
-        self.wake = partial(_set_in, loop, weakref.ref(event))
+        """As ``wait``, for coroutines; uses no thread.
+
+        Args:
+            abandoned: See ``LoopEvent``.
+        """
+        event = LoopEvent(partial(_abandoned, weakref.ref(self), abandoned))
+        self.wake = event.wake
         until = self._until(timeout)
         check_at = clock.now() + FIRST_CHECK
         while True:
@@ -177,13 +183,8 @@ class PendingNotification:
                 if interrupted():
                     return None
                 check_at = now + CHECK_EVERY
-            # Not asyncio.wait_for, which makes a task for each turn.
-            timer = loop.call_later(max(0.0, min(until, check_at) - now), event.set)
-            try:
-                reached("wait.asleep", waiter=self.owner)
-                await event.wait()
-            finally:
-                timer.cancel()
+            reached("wait.asleep", waiter=self.owner)
+            await event.sleep(min(until, check_at))
 
     def _until(self, timeout: float) -> float:
         self.listen()
@@ -216,8 +217,10 @@ def set_event(event: Any) -> None:
         event.release()  # Suppressed: the event is set already.
 
 
-def _set_in(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
-    event = reference()
-    if event is not None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(event.set)  # Suppressed: the loop is closed, so nobody waits.
+def _abandoned(
+    reference: weakref.ref[PendingNotification], abandoned: Callable[[], object]
+) -> None:
+    pending = reference()
+    if pending is not None:
+        pending.__exit__()
+    abandoned()

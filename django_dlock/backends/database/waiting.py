@@ -61,14 +61,18 @@ class Registration:
             self._unregister()
 
     async def async_wait(
-        self, met: Contention, until: float, interrupted: Callable[[], bool]
+        self,
+        met: Contention,
+        until: float,
+        interrupted: Callable[[], bool],
+        abandoned: Callable[[], object],
     ) -> str | None:
         """As ``wait``, for coroutines."""
         pending = self._pending
         if pending is None:
             return None
         try:
-            return await pending.async_wait(_patience(met, until), interrupted)
+            return await pending.async_wait(_patience(met, until), interrupted, abandoned)
         finally:
             self._unregister()
 

@@ -21,6 +21,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from ... import clock
@@ -262,7 +263,10 @@ class EtcdBackend(BaseLockBackend):
         if isinstance(ticket, _Ticket):
             until = _until(contention, until)
             await self._watch.async_wait(
-                request.owner, *ticket, until=until, interrupted=interrupted
+                *(request.owner, *ticket),
+                until=until,
+                interrupted=interrupted,
+                abandoned=partial(self._abandon, request),
             )
         return None
 

@@ -15,12 +15,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -28,6 +26,7 @@ from typing import Any
 from ... import clock
 from ...log import logger
 from ...process.points import reached
+from ..loop_event import LoopEvent
 from .client import Client, Stream
 from .entries import Json, encoded, range_after
 
@@ -137,12 +136,22 @@ class Watch:
             self._leave(waiter)
 
     async def async_wait(
-        self, owner: str, key: str, revision: int, *, until: float, interrupted: Callable[[], bool]
+        self,
+        owner: str,
+        key: str,
+        revision: int,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+        abandoned: Callable[[], object],
     ) -> None:
-        """As ``wait``, for coroutines; takes no thread."""
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-        # Weak: otherwise a task whose loop was closed would wait here for ever.
-        waiter = self._enter(key, revision, partial(_set_in, loop, weakref.ref(event)))
+        """As ``wait``, for coroutines; takes no thread.
+
+        Args:
+            abandoned: See ``LoopEvent``.
+        """
+        event = LoopEvent(abandoned)
+        waiter = self._enter(key, revision, event.wake)
         try:
             until = self._until(until)
             check_at = clock.now() + FIRST_CHECK
@@ -153,12 +162,8 @@ class Watch:
                     if interrupted():
                         return
                     check_at = now + CHECK_EVERY
-                timer = loop.call_later(max(0.0, min(until, check_at) - now), event.set)
-                try:
-                    reached("wait.asleep", waiter=owner)
-                    await event.wait()
-                finally:
-                    timer.cancel()
+                reached("wait.asleep", waiter=owner)
+                await event.sleep(min(until, check_at))
         finally:
             self._leave(waiter)
 
@@ -327,10 +332,3 @@ class Watch:
 def _set(event: Any) -> None:
     with contextlib.suppress(RuntimeError):
         event.release()  # Unless it is set already.
-
-
-def _set_in(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
-    event = reference()
-    if event is not None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(event.set)  # Unless it is closed: nobody waits there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 from redis import exceptions as errors
@@ -148,7 +149,10 @@ class RedisBackend(BaseLockBackend):
     ) -> Lease | None:
         try:
             message = await self._listener.async_wait(
-                request.owner, contention, until=until, interrupted=interrupted
+                *(request.owner, contention),
+                until=until,
+                interrupted=interrupted,
+                abandoned=partial(self._abandon, request),
             )
         except FAILURES as error:
             self._unavailable(error, request.name)

@@ -28,7 +28,6 @@ For coroutines, one thread reads in the same way as long as any of them waits.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from redis import exceptions as errors
 from ... import clock
 from ...lease import Contention
 from ...process.points import reached
+from ..loop_event import LoopEvent
 from .commands import HandoverMessage, Keys, Ticket, read_message
 from .connection import Connection, ConnectionBroken, ErrorReply
 from .pool import Pool
@@ -191,29 +191,42 @@ class HandoverListener:
             raise
 
     async def async_wait(
-        self, owner: str, met: Contention, *, until: float, interrupted: Callable[[], bool]
+        self,
+        owner: str,
+        met: Contention,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+        abandoned: Callable[[], object],
     ) -> HandoverMessage | None:
-        """As ``wait``, for coroutines."""
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-        waiter = _Waiter(owner, partial(_set_in, loop, event))
+        """As ``wait``, for coroutines.
+
+        Args:
+            abandoned: See ``LoopEvent``.
+        """
+        event = LoopEvent(partial(self._abandoned, owner, abandoned))
+        waiter = _Waiter(owner, event.wake)
         try:
             self._waiting[owner] = self._coroutines[owner] = waiter
             for turn in self._turns(waiter, met, until, interrupted):
                 if waiter.error is not None:
                     raise waiter.error
                 self._read_for_coroutines()
-                # ``asyncio.wait_for`` would create a task each time.
-                timer = loop.call_later(max(0.0, turn - clock.now()), event.set)
-                try:
-                    reached("wait.asleep", waiter=owner)
-                    await event.wait()
-                finally:
-                    timer.cancel()
+                reached("wait.asleep", waiter=owner)
+                await event.sleep(turn)
                 event.clear()
             return waiter.message
         finally:
             self._coroutines.pop(owner, None)
             self._leave(waiter)
+
+    def _abandoned(self, owner: str, abandoned: Callable[[], object]) -> None:
+        """The coroutine of this owner never runs again."""
+        waiter = self._coroutines.pop(owner, None)
+        if waiter is not None:
+            self._leave(waiter)
+        self._messages.pop(owner, None)
+        abandoned()
 
     def _turns(
         self, waiter: _Waiter, met: Contention, until: float, interrupted: Callable[[], bool]
@@ -424,10 +437,3 @@ class HandoverListener:
 _PING = b"*1\r\n$4\r\nPING\r\n"
 _READER = ""
 """The "owner" of the thread that reads for coroutines; real owners are never empty."""
-
-
-def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    try:
-        loop.call_soon_threadsafe(event.set)
-    except RuntimeError:
-        pass  # The loop is closed, so no coroutine is waiting any more.

@@ -13,11 +13,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
@@ -39,6 +39,7 @@ from ...lease import (
 )
 from ...process.points import reached
 from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
+from ..loop_event import LoopEvent
 from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
@@ -200,21 +201,11 @@ class ZooKeeperBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        gone, session = asyncio.Event(), self._sessions.session
-        loop = asyncio.get_running_loop()
-
-        def tell() -> None:
-            # If the loop has been closed, no coroutine is waiting any more.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(gone.set)
-
+        gone, session = LoopEvent(partial(self._abandon, request)), self._sessions.session
         if session is not None and isinstance(contention.ticket, LockNode):
-            with self._watches.told(session, contention.ticket, tell):
+            with self._watches.told(session, contention.ticket, gone.wake):
                 reached("wait.asleep", waiter=request.owner)
-                while not gone.is_set():
-                    left = max(0.0, min(ASK_EVERY, until - clock.now()))
-                    with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(gone.wait(), left)
+                while not await gone.sleep(min(until, clock.now() + ASK_EVERY)):
                     if clock.now() >= until or interrupted():
                         break
         return None
