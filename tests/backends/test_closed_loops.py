@@ -13,6 +13,10 @@ import pytest
 
 from django_dlock import Lock, locks, signals
 from tests.support.aliases import LONG, configured
+from tests.support.databases import until
+
+# The garbage of other tests has open connections, which are no subject here.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 STORES = {
     "redis": ("redis.RedisBackend", "redis_server"),
@@ -64,8 +68,8 @@ async def _wait_for(lock: Lock) -> asyncio.Task[bool]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("collected", [False, True])
 def test_g4_a_waiter_whose_loop_was_closed_gets_nothing(store: str, collected: bool) -> None:
-    if store == "mariadb" and not collected:
-        pytest.skip("nothing wakes its waiters, so the place in the queue ends with its time")
+    # Nothing wakes the waiters of MariaDB, so their place in the queue ends with its time.
+    collected = collected or store == "mariadb"
     holder, waiter = Lock("it", bound=False), Lock("it")
     assert holder.acquire()
     loop = asyncio.new_event_loop()
@@ -76,8 +80,8 @@ def test_g4_a_waiter_whose_loop_was_closed_gets_nothing(store: str, collected: b
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     if collected:
         del task, loop
-        gc.collect()
-        assert gone() is None, gc.get_referrers(gone())
+        # A call that is under way keeps it alive until it is answered.
+        until(lambda: gc.collect() >= 0 and gone() is None)
     holder.release()
     assert Lock("it").acquire(timeout=LONG / 4)
     info = locks["default"].get("it")
