@@ -171,6 +171,9 @@ class SentinelBed(Bed):
 
     def start(self) -> None:
         self._pair = self.stack.enter_context(RedisSentinel(patience=1.0, proxied=True))
+        # Otherwise the Sentinel would know it as two servers once it is a replica.
+        with contextlib.closing(Redis.from_url(self._pair.primary.url)) as client:
+            client.config_set("replica-announce-port", self._pair.front.port)
 
     @property
     def dlocks(self) -> Dlocks:
