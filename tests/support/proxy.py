@@ -48,7 +48,8 @@ class _Requests:
 
 class _RedisRequests(_Requests):
     def _one(self) -> str | None:
-        head, line_end, rest = self._buffer.partition(b"\r\n")
+        # A replica that loads its primary's data sends line ends as signs of life.
+        head, line_end, rest = self._buffer.lstrip(b"\n").partition(b"\r\n")
         if not line_end:
             return None
         words: list[bytes] = []
