@@ -152,6 +152,7 @@ def test_an_outage_that_was_none(history: History) -> None:
     history.fault(1.0, 1.0, "connections forgotten", harmless=True)
     history.call(1.1, 2.9, "unavailable", patience=1.5)
     history.call(1.1, 1.9, "unavailable")
+    history.call(0.9, 2.9, "unavailable", patience=1.5)
     assert history.kinds == ["outage"]
     history.fault(5.0, 5.5, "refused")
     history.call(6.0, 7.0, "unavailable", patience=1.5)

@@ -18,12 +18,13 @@ from tests.support.mariadb import MariadbNotFound
 from tests.support.workers import ROOT
 
 from ..suite.__main__ import _interrupt
+from ..suite.journal import Journal
 from . import beds_others, beds_redis
 from .bed import Bed, weights
-from .checker import check, summary, tally
+from .checker import summary
 from .draws import faults
-from .drive import Crew, Drive
-from .report import Outcome, table
+from .drive import HISTORY, Crew, Drive
+from .report import Outcome, outcome_of, table
 
 BEDS: dict[str, type[Bed]] = {
     bed.store: bed
@@ -54,6 +55,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", default="", help="default: a new one, which is printed")
     parser.add_argument("--table", type=Path, help="write the tables into this page")
     parser.add_argument("--directory", type=Path, help="default: build/schedules-SEED")
+    parser.add_argument("--judge", action="store_true", help="judge the histories of a run again")
     options = parser.parse_args(arguments)
     options.seed = options.seed or secrets.token_hex(4)
     options.directory = options.directory or ROOT / "build" / f"schedules-{options.seed}"
@@ -61,23 +63,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(store: str, options: argparse.Namespace) -> Outcome:
-    """Draw schedules for one store; print what happens."""
+    """Draw schedules for one store, and judge them; print what happens."""
     directory = options.directory / store
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    print(f"== {store}: {options.minutes:g} minutes, SEED={options.seed}", flush=True)
-    with BEDS[store](directory) as bed:
-        drive = Drive(bed, options.seed, tell=lambda line: print(line, flush=True))
-        draws = faults(options.seed, weights(drive.faults), drive.recovery + 1.0)
-        settings = f"TTL {bed.ttl:g} s, `command_timeout` {bed.command_timeout:g} s"
-        versions = bed.versions
-        events = drive.run(draws, options.minutes * 60)
-    wrong, rows = check(events), tally(events)
-    for one in wrong:
+    if not options.judge:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        print(f"== {store}: {options.minutes:g} minutes, SEED={options.seed}", flush=True)
+        with BEDS[store](directory) as bed:
+            drive = Drive(bed, options.seed, tell=lambda line: print(line, flush=True))
+            draws = faults(options.seed, weights(drive.faults), drive.recovery + 1.0)
+            drive.run(draws, options.minutes * 60)
+    outcome = outcome_of(Journal(directory / HISTORY).new())
+    for one in outcome.violations:
         print(f"VIOLATION {one.kind} at {one.at:.3f} after {one.fault!r}: {one.text}")
-    grants = sum(row.grants for row in rows)
-    print(f"{store}: {sum(row.times for row in rows)} faults, {grants} grants: {summary(wrong)}")
-    return Outcome(store, versions, settings, options.seed, options.minutes, rows, wrong)
+    made, grants = sum(row.times for row in outcome.rows), sum(row.grants for row in outcome.rows)
+    print(f"{store}: {made} faults, {grants} grants: {summary(outcome.violations)}", flush=True)
+    return outcome
 
 
 def main(arguments: list[str] | None = None) -> int:

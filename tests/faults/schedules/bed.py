@@ -126,12 +126,8 @@ def _chosen(some: Sequence[Any], aim: float) -> tuple[int, Any]:
     return number, some[number]
 
 
-def network(proxies: Sequence[Proxy], *, name: str = "", harmless: bool = False) -> Faults:
-    """What the network can do between the clients and one of some servers.
-
-    Args:
-        harmless: The others do without it; see ``Fault``.
-    """
+def network(proxies: Sequence[Proxy], *, name: str = "") -> Faults:
+    """What the network can do between the clients and one of some servers."""
     met: list[Proxy] = []
 
     def on_one(make: Callable[[Proxy], None]) -> Callable[[float], str]:
@@ -158,18 +154,14 @@ def network(proxies: Sequence[Proxy], *, name: str = "", harmless: bool = False)
 
     found = {
         "cut": Fault(on_one(Proxy.cut), met.clear, lasts=False, harmless=True),
-        "refused": Fault(on_one(Proxy.refuse), readmit, harmless=harmless),
-        "black hole": Fault(on_one(Proxy.black_hole), heal, harmless=harmless),
-        "half-open: replies lost": Fault(
-            on_one(lambda one: one.silence("down")), heal, harmless=harmless
-        ),
-        "half-open: requests lost": Fault(
-            on_one(lambda one: one.silence("up")), heal, harmless=harmless
-        ),
+        "refused": Fault(on_one(Proxy.refuse), readmit),
+        "black hole": Fault(on_one(Proxy.black_hole), heal),
+        "half-open: replies lost": Fault(on_one(lambda one: one.silence("down")), heal),
+        "half-open: requests lost": Fault(on_one(lambda one: one.silence("up")), heal),
         "connections forgotten": Fault(
             on_one(lambda one: one.forget()), met.clear, lasts=False, harmless=True
         ),
-        "slow replies": Fault(on_one(slow), heal, harmless=harmless),
+        "slow replies": Fault(on_one(slow), heal),
     }
     return {f"{name}{what}": fault for what, fault in found.items()}
 
@@ -180,14 +172,12 @@ def process(
     killed: str = "killed",
     excuse: float | None = None,
     name: str = "",
-    harmless: bool = False,
 ) -> Faults:
     """What can happen to one of some server processes.
 
     Args:
         killed: What it is called when one is killed, and started again.
         excuse: Whether it forgets leases then; see ``Fault``.
-        harmless: The others do without it; see ``Fault``.
     """
     met: list[Server] = []
 
@@ -212,8 +202,8 @@ def process(
             met.pop().restart()
 
     return {
-        f"{name}paused": Fault(pause, resume, harmless=harmless),
-        f"{name}{killed}": Fault(kill, restart, excuse=excuse, harmless=harmless),
+        f"{name}paused": Fault(pause, resume),
+        f"{name}{killed}": Fault(kill, restart, excuse=excuse),
     }
 
 

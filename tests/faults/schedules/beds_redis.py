@@ -118,13 +118,12 @@ class RedlockBed(Bed):
 
     @property
     def faults(self) -> Faults:
-        # One node of three: whatever happens to it is no excuse.
+        # One node of three: whatever happens to it is no excuse. But a lease may be lost by it,
+        # because one that was contended for may rest on two nodes only.
         return {
-            **network([node.proxy for node in self._nodes.all], harmless=True),
-            **process(
-                [node.server for node in self._nodes.all], killed="restarted empty", harmless=True
-            ),
-            "flushed": Fault(self._flush, lasts=False, harmless=True),
+            **network([node.proxy for node in self._nodes.all]),
+            **process([node.server for node in self._nodes.all], killed="restarted empty"),
+            "flushed": Fault(self._flush, lasts=False),
             "two refused": Fault(self._refuse_two, self._readmit),
             "all cut": Fault(self._cut_all, lasts=False, harmless=True),
             **_steps(self._clock, None),
@@ -156,8 +155,9 @@ class RedlockBed(Bed):
         return _version(self._nodes[0].server)
 
 
-DEMOTED = 15.0
-"""Seconds after a fail-over within which Sentinel makes the old primary a replica."""
+DEMOTED = 40.0
+"""Seconds after a fail-over within which Sentinel makes the old primary a replica, also while it
+has another one to do."""
 
 
 class SentinelBed(Bed):

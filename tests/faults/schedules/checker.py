@@ -281,6 +281,9 @@ def _outages(run: _Run) -> Iterator[Violation]:
         call = run.calls[one]
         if done["outcome"] != "unavailable" or call["patience"] < run.command_timeout:
             continue
+        if any(call["at"] <= fault.end and fault.start <= done["at"] for fault in run.faults):
+            # The last of its requests may have met it, and left no time for another one.
+            continue
         # After an outage, it takes a while until everything is found again.
         since = call["at"] - run.recovery
         if run.is_safe(call["pid"], since, done["at"]):

@@ -46,8 +46,8 @@ class Client:
 
     Args:
         configuration: ``history``, ``name``, ``names``, ``seed``, ``ttl``, ``threads``,
-            ``coroutines``; ``long``, the share of holds that are long, and ``longest``, see
-            ``LONGEST_HOLD``.
+            ``coroutines``; ``warm``, how many threads lock at the same time before all others;
+            ``long``, the share of holds that are long, and ``longest``, see ``LONGEST_HOLD``.
     """
 
     def __init__(self, configuration: dict[str, Any]) -> None:
@@ -59,6 +59,7 @@ class Client:
     def run(self) -> None:
         """Until the gate is open."""
         count, me = self._configuration, self._configuration["name"]
+        self._warm_up(count.get("warm", 0))
         threads = [
             threading.Thread(target=self._work, args=(f"{me}.t{number}",))
             for number in range(count["threads"])
@@ -78,6 +79,22 @@ class Client:
         for each in (*threads, loop):
             each.join(30)
         self._tell("left", name=me)
+
+    @staticmethod
+    def _warm_up(count: int) -> None:
+        """Let the process make as many connections as so many threads need at once."""
+        from django_dlock import Lock
+
+        def lock(number: int) -> None:
+            for _ in range(20):
+                with Lock(f"warm-{number}", wait=10.0):
+                    pass
+
+        threads = [threading.Thread(target=lock, args=(number,)) for number in range(count)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
 
     async def _coroutines(self, me: str) -> None:
         count: int = self._configuration["coroutines"]

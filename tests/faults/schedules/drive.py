@@ -23,7 +23,10 @@ from .checker import SLACK
 from .client import LONGEST_HOLD, STOP
 from .draws import Draw
 
-__all__ = ["Crew", "Drive"]
+__all__ = ["HISTORY", "Crew", "Drive"]
+
+HISTORY = "history.jsonl"
+"""The name of the file."""
 
 READY = 60.0
 """Seconds in which the clients must have started."""
@@ -36,6 +39,7 @@ class Crew:
     Attributes:
         clients: Processes, each with ``threads`` and ``coroutines``.
         names: How many names they contend for.
+        warm: How many threads of each lock at the same time before that.
         long: Which part of the holds is long.
         longest: The longest hold, as a multiple of the TTL.
     """
@@ -44,6 +48,7 @@ class Crew:
     threads: int = 2
     coroutines: int = 2
     names: int = 2
+    warm: int = 0
     long: float = 0.15
     longest: float = LONGEST_HOLD
 
@@ -68,7 +73,7 @@ class Drive:
     tell: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.bed.directory / "history.jsonl")
+        self._journal = Journal(self.bed.directory / HISTORY)
         self._clients: list[_Client] = []
         self._faults = 0
         self._began = 0.0
@@ -110,6 +115,9 @@ class Drive:
             self._write(
                 "bed",
                 store=bed.store,
+                versions=bed.versions,
+                seed=self.seed,
+                seconds=seconds,
                 ttl=bed.ttl,
                 command_timeout=bed.command_timeout,
                 recovery=self.recovery,
@@ -187,6 +195,7 @@ class Drive:
             "ttl": self.bed.ttl,
             "threads": self.crew.threads,
             "coroutines": self.crew.coroutines,
+            "warm": self.crew.warm,
             "long": self.crew.long,
             "longest": self.crew.longest,
         }

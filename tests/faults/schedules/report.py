@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from .checker import Row, Violation
+from ..suite.journal import Event
+from .checker import Row, Violation, check, tally
 
-__all__ = ["Outcome", "table"]
+__all__ = ["Outcome", "outcome_of", "table"]
 
 TOLD_LATE = (
     "the store lost its data or its clock leapt ahead, two held, and the first one was not told by "
@@ -20,7 +21,7 @@ TOLD_LATE = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run.
+    """One run, as its history tells it.
 
     Attributes:
         versions: The servers' program and its version.
@@ -34,6 +35,14 @@ class Outcome:
     minutes: float
     rows: Sequence[Row]
     violations: Sequence[Violation]
+
+
+def outcome_of(events: Collection[Event]) -> Outcome:
+    """Judge a history."""
+    (bed,) = [event for event in events if event["event"] == "bed"]
+    settings = f"TTL {bed['ttl']:g} s, `command_timeout` {bed['command_timeout']:g} s"
+    facts = bed["store"], bed["versions"], settings, bed["seed"], bed["seconds"] / 60
+    return Outcome(*facts, tally(events), check(events))
 
 
 def table(outcomes: Sequence[Outcome], crew: str) -> str:

@@ -78,7 +78,7 @@ SCENARIOS = (
         RedisBed,
         tuple(Draw(7.0, "connections forgotten", 0.0, 0.0) for _ in range(4)),
         32.0,
-        Crew(clients=1, threads=14, coroutines=0, names=14, long=0.3, longest=3.0),
+        Crew(clients=1, coroutines=0, warm=24, long=1.0, longest=6.0),
     ),
     Scenario(
         "a switch with a restricted user",
