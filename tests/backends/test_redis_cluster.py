@@ -12,6 +12,7 @@ from django_dlock import clock
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, InvalidLockBackend
 from django_dlock.lease import Contention, Lease, LeaseRequest
+from django_dlock.process import current
 from django_dlock.testing import BackendContract
 from testproject.servers import ServerNotFound
 from tests.conftest import missing
@@ -25,6 +26,7 @@ from tests.support.redis_calls import (
     refuse,
     release,
     renew,
+    renewals,
     request,
     wait,
 )
@@ -272,7 +274,7 @@ def test_g1_a_lease_survives_the_move_of_its_keys_to_another_node(cluster):
 
 def test_a_cluster_without_a_majority_is_unavailable(cluster):
     backend = in_cluster(cluster)
-    grant(backend, request())
+    lease = grant(backend, request())
     for node in cluster.nodes:
         if node is not cluster.owner:
             node.kill()
@@ -284,6 +286,9 @@ def test_a_cluster_without_a_majority_is_unavailable(cluster):
     with pytest.raises(BackendUnavailable) as unavailable:
         backend.acquire(request("another"), deadline=clock.now() + 1.0)
     assert type(unavailable.value) is BackendUnavailable
+    # So a holder that is cut off with its node does not go on for long.
+    with pytest.raises(BackendUnavailable):
+        backend.renew(renewals(lease), process=current().id, deadline=clock.now() + 0.5)
 
 
 @pytest.mark.parametrize("nodes", ["redis-2:6379", [("redis-2", "6379")], ["redis-2"], [1], 1])
