@@ -77,6 +77,23 @@ class WaitingContract(ContractTools):
             if asked.is_set():
                 break
 
+    def test_a_waiter_is_told_of_a_renewal_that_shortens_the_lease(
+        self, backend: BaseLockBackend
+    ) -> None:
+        """On every store: a waiter that sleeps until the end that it knows must be woken."""
+        lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
+        request = self.request(lease.name, waits=True)
+        # Less than the time after which a waiter asks again anyway.
+        until = clock.now() + self.PATIENCE / 4
+        met = self.refuse(backend, request)
+        waiter = self.in_thread(
+            lambda: backend.wait(request, met, until=until, interrupted=lambda: False)
+        )
+        assert self.prolong(backend, lease, self.SHORT, number=1).outcome == "renewed"
+        if waiter() is None:
+            assert clock.now() < until, "nothing woke the waiter"
+            self.acquire_waiting(backend, request)
+
     def test_a_waiter_sleeps_no_longer_than_the_lease_in_its_way(
         self, backend: BaseLockBackend
     ) -> None:

@@ -122,7 +122,7 @@ class Renewals:
 
     def _renew_alone(self, renewal: Renewal, deadline: float) -> Outcome:
         def change(row: Row, now: int) -> tuple[Outcome, list[Message]]:
-            return row.renew(renewal, now), []
+            return row.renew(renewal, now)
 
         return self._table.change(renewal.name, change, deadline, "renew")
 

@@ -320,10 +320,10 @@ class Row:
     def _is_held_by(self, owner: str, now: int) -> bool:
         return self.owner == owner and self.lives(now) and self.kind != "cooling"
 
-    def renew(self, renewal: Renewal, now: int) -> Outcome:
+    def renew(self, renewal: Renewal, now: int) -> tuple[Outcome, list[Message]]:
         ended = self.outcome_of(renewal.owner, now)
         if ended is not None:
-            return ended
+            return ended, []
         self._limit_to_ttl(now)
         ttl = micro(renewal.ttl)
         until = now + ttl
@@ -331,9 +331,11 @@ class Row:
             self.shortened = renewal.shorten
         else:
             until = max(until, self.ends_at)
+        # Waiters sleep until the end that they know.
+        messages = self._ask_again(now) if until < self.ends_at else []
         self.ends_at, self.ttl = until, max(ttl, until - now)
         self.renewals = max(0, self.renewals) + 1
-        return "renewed"
+        return "renewed", messages
 
     def release(
         self, owner: str, min_hold: float, now: int, *, repeated: bool = False

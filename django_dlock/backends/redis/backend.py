@@ -195,7 +195,22 @@ class RedisBackend(BaseLockBackend):
                 ]
             return results
 
-        return self._call(use, deadline, urgent=True)
+        answers = self._call(use, deadline, urgent=True)
+        for renewal, answer in zip(renewals, answers, strict=True):
+            if renewal.shorten and answer.outcome == "renewed":
+                self._ask_again(renewal.name, deadline)
+        return answers
+
+    def _ask_again(self, name: str, deadline: float) -> None:
+        """Tell the waiters of a lease that ends earlier now; they sleep until the end they know."""
+        command = self._commands.ask_again(name)
+
+        def use(connection: Connection) -> None:
+            command.read(*connection.run(command, deadline))
+
+        # The renewal is done, whether they hear of it or not.
+        with contextlib.suppress(BackendUnavailable):
+            self._call(use, deadline, urgent=True, name=name)
 
     def start_renew(
         self, renewals: Sequence[Renewal], *, process: str, deadline: float
@@ -203,8 +218,9 @@ class RedisBackend(BaseLockBackend):
         def on_a_thread() -> PendingRenewal:
             return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
 
-        # If a connection is idle, no thread is needed, unless replicas have to confirm it.
-        taken = None if self._replicas else self._pool.take_idle()
+        # If a connection is idle, no thread is needed, unless more than one command is.
+        alone = self._replicas or any(renewal.shorten for renewal in renewals)
+        taken = None if alone else self._pool.take_idle()
         if taken is None:
             return on_a_thread()
         if self._sentinels is not None:

@@ -293,6 +293,11 @@ class Commands:
             self._sweeping(functools.partial(_renewal_results, renewals)),
         )
 
+    def ask_again(self, name: str) -> Command[None]:
+        """Tells the waiters of a lease that ends earlier now."""
+        keys = self.keys.of(name)[:2]
+        return Command(scripts.ASK_AGAIN, keys, [name], as_it_is, name)
+
     def release(self, name: str, owner: str, min_hold: float) -> Command[Outcome]:
         key = handover_mac.key_of(self._prefix, name)
         args: list[Word] = [name, owner, math.ceil(min_hold * 1000), key]

@@ -16,6 +16,7 @@ from .script_parts import (
 
 __all__ = [
     "ACQUIRE",
+    "ASK_AGAIN",
     "BREAK",
     "CANCEL_ACQUIRE",
     "DEREGISTER",
@@ -310,6 +311,20 @@ for i = 1, count do
   end
 end
 return swept(table.concat(outcomes), 3 + count, KEYS[2], ARGV[2], 1000)
+"""
+)
+
+ASK_AGAIN = Script(
+    COMMON
+    + """
+-- KEYS: lock, waiters
+-- ARGV: name
+-- Tells all waiters to ask again: they sleep until the end that they know, which is nearer now.
+local channels = string.sub(KEYS[1], 1, -3 - #ARGV[1]) .. 'm:'
+for _, each in ipairs(read('ZRANGE', KEYS[2], 0, -1) or {}) do
+  local owner, proc = string.match(each, '^(.-)\\n.-\\n.-\\n(.-)\\n')
+  if owner then redis.pcall('PUBLISH', channels .. proc, owner .. ' 0') end
+end
 """
 )
 
