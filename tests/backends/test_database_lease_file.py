@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,35 @@ def test_a_file_that_becomes_read_only_is_named_with_the_cure(
     said = as_another_user(lambda: refusal(backend))
     assert f"{path} (owner " in said
     assert "cannot be written" in said
+
+
+ALONE = """
+import django
+from django.conf import settings
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": PATH}
+settings.configure(DATABASES={"default": database}, INSTALLED_APPS=["django_dlock"], USE_TZ=True)
+django.setup()
+from django_dlock import Lock, locks
+print([problem.id for problem in locks["default"].store_problems()])
+Lock("it").acquire()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_project_file_that_is_mounted_without_its_directory_is_refused(tmp_path: Path) -> None:
+    """As ``docker run -v ./db.sqlite3:/app/db.sqlite3``: each container would have leases alone."""
+    outside, inside = tmp_path / "outside", tmp_path / "in side.sqlite3"
+    for each in (outside, inside):
+        each.touch()
+    mount = f"mount --bind '{outside}' '{inside}' && exec '{sys.executable}' -c \"$0\""
+    code = ALONE.replace("PATH", repr(str(inside)))
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, code], capture_output=True, text=True, check=False
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"this machine forbids mounts: {done.stderr}")
+    assert done.stdout == "['E011']\n"
+    last = done.stderr.splitlines()[-1]
+    assert "BackendRefused" in last
+    assert f"mount {tmp_path} instead" in last
+    assert not list(tmp_path.glob("*-dlock"))

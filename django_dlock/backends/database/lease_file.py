@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import sqlite3
 import stat
 import time
@@ -74,6 +75,10 @@ class LeaseFile:
         """
         if sqlite_forks.is_inherited(self.path):
             raise Failure("refused", RuntimeError(f"{self.path}: {INHERITED}"))
+        if _is_mount_point(self.project):
+            raise Failure(
+                "read-only", RuntimeError(f"{self.project} is a mount point"), self._alone
+            )
         number = sqlite_forks.announce(self.path)
         raw = None
         try:
@@ -149,6 +154,14 @@ class LeaseFile:
             return known
         return Failure("read-only", error, obstacle)
 
+    @property
+    def _alone(self) -> str:
+        return (
+            f"{self.project} is mounted without its directory, so that {self.path.name}, and the "
+            "files that SQLite itself writes beside it, would lie where no other container sees "
+            f"them; mount {self.project.parent} instead"
+        )
+
     def _obstacle(self) -> str:
         """Why this process cannot use the file, and the cure; empty if it is not known."""
         path, directory, user = self.path, self.path.parent, f"user {os.geteuid()}"
@@ -168,6 +181,20 @@ class LeaseFile:
                 f"{path.name}-wal and {path.name}-shm there; let that user write to the directory"
             )
         return ""
+
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""The mounts that this process sees, on Linux; the fifth word of a line is where it is."""
+
+
+def _is_mount_point(path: Path) -> bool:
+    try:
+        lines = MOUNTS.read_bytes().splitlines()
+    except OSError:
+        return False
+    # Blanks and the like are written as octal numbers.
+    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(path))
+    return any(line.split(b" ")[4:5] == [name] for line in lines)
 
 
 def _stat(path: Path) -> os.stat_result | None:
