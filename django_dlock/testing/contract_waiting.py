@@ -83,9 +83,13 @@ class WaitingContract(ContractTools):
         """On every store: a waiter that sleeps until the end that it knows must be woken."""
         lease = self.grant(backend, self.request(self.name(), ttl=10 * self.PATIENCE))
         request = self.request(lease.name, waits=True)
+        met = self.refuse(backend, request)
+        # Some stores wake their waiters once when the process begins to listen.
+        soon = clock.now() + self.SHORT
+        backend.wait(request, met, until=soon, interrupted=lambda: False)
+        met = self.refuse(backend, request)
         # Less than the time after which a waiter asks again anyway.
         until = clock.now() + self.PATIENCE / 4
-        met = self.refuse(backend, request)
         waiter = self.in_thread(
             lambda: backend.wait(request, met, until=until, interrupted=lambda: False)
         )
