@@ -268,8 +268,9 @@ def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
 
 
 def check_deployment(**_: Any) -> list[checks.CheckMessage]:
-    """E010 to E012, W003, W006, W008 to W013, W016: the store; W002: locks of one process only;
-    W004: SQLite with deferred transactions; I001: where locks are kept if ``DLOCKS`` is not set.
+    """E010 to E012, W003, W006, W008 to W013, W016, W022, W023: the store; W002: locks of one
+    process only; W004: SQLite with deferred transactions; I001: where locks are kept if ``DLOCKS``
+    is not set.
     """
     found = [warning for options in _aliases() for warning in check_alias(options)]
     return [*found, *check_project()]

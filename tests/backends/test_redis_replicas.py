@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,14 +35,18 @@ UNHURRIED = 5.0
 """A command timeout that is long enough although the servers may stand still."""
 
 
+def _is_online(info: dict[str, Any], port: int) -> bool:
+    found = (each for each in info.values() if isinstance(each, dict))
+    return any((each["port"], each["state"]) == (port, "online") for each in found)
+
+
 @contextlib.contextmanager
 def replica_of(primary: RedisServer) -> Iterator[RedisServer]:
     args = ["--replicaof", "127.0.0.1", str(primary.port)]
     with RedisServer(args=args) as server:
         with client(primary) as asking:
             # It is counted once it has all data.
-            until(lambda: asking.info("replication")["connected_slaves"] == 1)
-            until(lambda: asking.info("replication")["slave0"]["state"] == "online")
+            until(lambda: _is_online(asking.info("replication"), server.port))
         yield server
 
 
@@ -267,7 +272,11 @@ def test_the_check_warns_of_too_few_replicas(primary):
     assert problem.id == "W011"
     assert "by 1 replicas of its Redis, which has 0" in problem.message
     with replica_of(primary):
-        assert backend.store_problems() == []
+        (problem,) = backend.store_problems()
+        assert problem.id == "W011"
+        assert "which has 1: while one of them is down" in problem.message
+        with replica_of(primary):
+            assert backend.store_problems() == []
     assert backend_for(primary.url).store_problems() == []
 
 

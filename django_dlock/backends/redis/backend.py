@@ -309,6 +309,12 @@ class RedisBackend(BaseLockBackend):
         with self._asking(deadline) as connection:
             return self._information(connection, deadline).get("run_id", "")
 
+    def uptime(self, *, deadline: float) -> float | None:
+        """Seconds since the server was started; ``None`` if it does not tell."""
+        with self._asking(deadline) as connection:
+            text = self._information(connection, deadline).get("uptime_in_seconds", "")
+        return float(text) if text.isdecimal() else None
+
     def facts(self, *, deadline: float) -> list[Fact]:
         with self._asking(deadline) as connection:
             values = self._information(connection, deadline)

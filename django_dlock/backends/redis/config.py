@@ -184,11 +184,14 @@ def no_confirmation(alias: str) -> Problem:
 
 def replica_problems(alias: str, online: int, needed: int) -> list[Problem]:
     """W011, from the number of replicas that are online."""
-    if online >= needed:
+    if not needed or online > needed:
         return []
+    result = "while one of them is down, no lock can be acquired or renewed"
+    if online < needed:
+        result = "no lock can be acquired"
     message = (
         f"Each lock of alias {alias!r} has to be confirmed by {needed} replicas of its Redis, "
-        f"which has {online}: no lock can be acquired."
+        f"which has {online}: {result}."
     )
-    hint = f"Start replicas, or set DLOCKS[{alias!r}]['OPTIONS']['replicas'] to at most {online}."
+    hint = f"Start one replica more than DLOCKS[{alias!r}]['OPTIONS']['replicas'], or lower that."
     return [Problem("W011", message, hint)]

@@ -310,7 +310,7 @@ class RedlockBackend(BaseLockBackend):
 
     def facts(self, *, deadline: float) -> Sequence[Fact]:
         quorum = Fact("quorum", f"{self._votes.quorum} of {len(self._nodes)} nodes")
-        return [quorum, *servers.facts(self._servers(), deadline)]
+        return [quorum, *servers.facts(self._servers(), deadline, self.max_ttl)]
 
     def _servers(self) -> list[tuple[str, AliasOptions]]:
         return list(zip((node.address for node in self._nodes), self._one_node, strict=True))

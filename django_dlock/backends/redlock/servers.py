@@ -40,13 +40,24 @@ def problems(servers: Servers) -> Iterator[Problem]:
             yield Problem("W013", message, hint)
 
 
-def facts(servers: Servers, deadline: float) -> Iterator[Fact]:
-    """What each server reports about itself; those that do not answer are among the problems."""
+def facts(servers: Servers, deadline: float, kept_out: float) -> Iterator[Fact]:
+    """What each server reports about itself; those that do not answer are among the problems.
+
+    Args:
+        kept_out: Seconds for which a server grants nothing after a restart.
+    """
     for address, options in servers:
         found: list[Fact] = []
         backend = RedisBackend(options)
         with contextlib.suppress(BackendUnavailable), contextlib.closing(backend):
             found += backend.facts(deadline=deadline)
+            uptime = backend.uptime(deadline=deadline)
+            if uptime is not None and uptime < kept_out:
+                hint = (
+                    f"Restart no other server until {kept_out:g} s after its start: before that it "
+                    "grants nothing, even if it has kept its data."
+                )
+                found.append(Fact("restart", f"started {uptime:g} s ago", hint))
         for topic, text, hint in found:
             # A node that was restarted grants nothing until all leases that it forgot are over.
             yield Fact(topic, f"{address}: {text}", "" if hint == RESTART else hint)
