@@ -300,6 +300,12 @@ def test_an_unknown_filter_redirects_to_the_list(admin_client, query):
     assert response.status_code in (302, 400)
 
 
+def test_what_a_backend_wants_operators_to_know_is_shown(admin_client, monkeypatch):
+    monkeypatch.setattr(LocalBackend, "notices", lambda self: [f"switched: <b>{self.alias}\x1b"])
+    page = admin_client.get(LIST).content.decode()
+    assert "switched: &lt;b&gt;default\\x1b" in page
+
+
 def test_an_alias_that_does_not_answer_is_named_and_the_others_are_shown(admin_client, settings):
     use(settings, default=f"{__name__}.DownBackend", spare=LOCAL, wrong="no.such.Backend")
     hold("a", "spare")
