@@ -530,6 +530,10 @@ def info(**facts):
         ({}, {"older_than": 50.0, "force": True}, True),
         ({}, {"older_than": 101.0, "force": True}, False),
         ({}, {"name": "n", "force": True}, True),
+        # A store that knows the process may not know whether it lives.
+        ({"holder_state": "unknown"}, {"older_than": 50.0}, False),
+        ({"holder_state": "unknown"}, {"older_than": 50.0, "force": True}, True),
+        ({"holder_state": "unknown", "process": None}, {"older_than": 50.0}, True),
         ({"holder_state": "unknown", "kind": "parked"}, {}, False),
         ({"holder_state": "unknown", "kind": "parked"}, {"older_than": 50.0}, True),
     ],

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
-from django_dlock.lease import LeaseInfo, LeaseQuery
+from django_dlock.lease import LeaseInfo, LeaseQuery, in_order
 
 
 def info(**facts):
@@ -44,6 +44,19 @@ def info(**facts):
 )
 def test_a_renewal_is_late_after_half_the_ttl(facts, late):
     assert info(**facts).is_late is late
+
+
+def test_what_the_store_does_not_know_is_no_figure():
+    unknown = info(unknown=("renewals", "ttl", "waiting"), granted_ttl=90.0)
+    assert unknown.renewed_ago is None
+    assert not unknown.is_late
+    facts = unknown.as_dict()
+    assert facts["unknown"] == ["renewals", "ttl", "waiting"]
+    assert [facts[fact] for fact in facts["unknown"]] == [None, None, None]
+    for fact in ("renewals", "waiting"):
+        known = info(**{fact: 0})
+        assert in_order([known, unknown], [fact]) == [unknown, known]
+        assert in_order([unknown, known], ["-" + fact]) == [known, unknown]
 
 
 def test_the_last_renewal_is_shown_if_the_backend_knows_the_ttl():
