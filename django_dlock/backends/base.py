@@ -81,8 +81,8 @@ Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "w
   that has ended; and a late copy of a request that was cancelled or released may still be granted,
   and then blocks the name until its TTL ends.
 * ``wakeup``: a release wakes a waiter. Without it, waiters ask again, with growing pauses.
-* ``listing``: ``page``, and so ``list`` and ``count``; and ``waiters``. Without it, operators see
-  only the name of the alias.
+* ``listing``: ``page``, and so ``list`` and ``count``; and ``waiters``, unless
+  ``LeaseInfo.unknown`` names ``waiting``. Without it, operators see only the name of the alias.
 """
 
 
