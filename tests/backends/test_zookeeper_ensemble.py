@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_dlock import BackendUnavailable, Lock, locks
+from django_dlock.lease import LeaseRequest
 from tests.support.aliases import configured
 from tests.support.zookeeper import ServerNotFound, ZooKeeperServer, ensemble
 
@@ -130,14 +131,19 @@ def test_g1_a_server_that_has_lost_the_others_confirms_nothing(
 ) -> None:
     follower = next(server for server in servers if server.mode == "follower")
     with configured({"default": alias(follower)}):
-        lock = Lock("it")
+        lock, backend = Lock("it"), locks["default"]
         assert lock.acquire()
+        waits = LeaseRequest(name="it", owner="waiter", ttl=SESSION / 4, waits=True)
+        backend.acquire(waits, deadline=backend.call_deadline())
         others = [server for server in servers if server is not follower]
         try:
             for server in others:
                 server.pause()
             # It would still answer a read, although a busy machine may answer it late.
             eventually(lambda: follower.mode == "follower")
+            # First, because a call without an answer leaves its connection.
+            with pytest.raises(BackendUnavailable):
+                backend.acquire(waits, deadline=backend.call_deadline())
             with pytest.raises(BackendUnavailable):
                 lock.renew()
         finally:
@@ -146,4 +152,5 @@ def test_g1_a_server_that_has_lost_the_others_confirms_nothing(
         eventually(lambda: sorted(server.mode for server in servers) == MODES)
         # Its client may first have to connect again.
         eventually(lambda: renewed(lock))
+        backend.cancel_acquire(waits, deadline=backend.call_deadline())
         lock.release()
