@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from pytest_django import DjangoDbBlocker
 
+from django_dlock import clock
 from django_dlock.backends.base import AliasOptions, BaseLockBackend
 from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.redis import RedisBackend
@@ -28,9 +29,11 @@ REFUSED = ("WAIT", "INFO", "CONFIG", "CLIENT", "MONITOR", "ACL", "SCRIPT", "PUBS
 
 @pytest.fixture
 def service(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[RedisService]:
-    """The parameter is what scripts are told about subscribers."""
-    refused = (*REFUSED, "SUBSCRIBE") if request.param == "refused" else REFUSED
-    with RedisService(redis_server.port, refuses=refused, counts=request.param) as service:
+    """The parameter is what scripts are told about subscribers; or that nobody may subscribe."""
+    told = request.param
+    refused = REFUSED if told != "unsubscribed" else (*REFUSED, "SUBSCRIBE")
+    counts = told if told != "unsubscribed" else "right"
+    with RedisService(redis_server.port, refuses=refused, counts=counts) as service:
         yield service
 
 
@@ -51,13 +54,26 @@ class TestHostedRedis(BackendContract):
     [
         ("right", {"W011", "W012"}),
         ("none", {"W006", "W011", "W012"}),
-        ("refused", {"W006", "W011", "W012"}),
+        ("unsubscribed", {"W006", "W011", "W012"}),
     ],
     indirect=["service"],
 )
 def test_the_check_says_what_a_service_cannot_do(service: RedisService, found: set[str]) -> None:
     backend = backend_for(service.url, options={"replicas": 1})
     assert {problem.id for problem in backend.store_problems()} == found
+
+
+@pytest.mark.parametrize("service", ["none", "refused", "unsubscribed"], indirect=True)
+def test_g4_a_waiter_that_cannot_be_notified_asks_again_soon(service: RedisService) -> None:
+    backend = backend_for(service.url, key_prefix=f"test-{secrets.token_hex(4)}")
+    grant(backend, request(ttl=600.0))
+    attempt = request(waits=True)
+    # The remaining TTL is long, and no message comes: every wait ends without one, long before its
+    # patience does.
+    began = clock.now()
+    for _ in range(4):
+        assert wait(backend, attempt, refuse(backend, attempt), 20.0) is None
+    assert clock.now() < began + 20.0
 
 
 @pytest.mark.parametrize("service", ["deaf"], indirect=True)

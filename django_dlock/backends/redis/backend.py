@@ -298,7 +298,7 @@ class RedisBackend(BaseLockBackend):
                 refused = "" if me.listeners else "it counts no subscribers"
         found = config.store_problems(self.alias, values, refused, self._commands.keys.channels)
         if not confirms:
-            found.append(config.no_confirmation(self.alias))
+            found.append(information.no_confirmation(self.alias))
         elif values:
             online = information.online_replicas(values)
             found += config.replica_problems(self.alias, online, self._replicas)

@@ -13,14 +13,7 @@ from django.utils.module_loading import import_string
 from ...redaction import redacted
 from ..base import AliasOptions, Problem
 
-__all__ = [
-    "REDIS_CACHES",
-    "is_redis_cache",
-    "no_confirmation",
-    "problems",
-    "replica_problems",
-    "store_problems",
-]
+__all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "replica_problems", "store_problems"]
 
 REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
 
@@ -165,21 +158,10 @@ def store_problems(
             "waiters are not notified of a release and have to ask again and again."
         )
         hint = (
-            "If you can, let it use them: "
-            f"ACL SETUSER <user> &{channels}* +subscribe +publish +pubsub|numsub"
+            f"Let it use them: ACL SETUSER <user> &{channels}* +subscribe +publish +pubsub|numsub"
         )
         found.append(Problem("W006", message, hint))
     return found
-
-
-def no_confirmation(alias: str) -> Problem:
-    """W011, if the server does not answer ``WAIT``."""
-    message = (
-        f"Each lock of alias {alias!r} has to be confirmed by replicas of its Redis, which does "
-        "not let its user run WAIT: no lock can be acquired."
-    )
-    hint = f"Allow WAIT, or remove DLOCKS[{alias!r}]['OPTIONS']['replicas']."
-    return Problem("W011", message, hint)
 
 
 def replica_problems(alias: str, online: int, needed: int) -> list[Problem]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base import Fact
+from ..base import Fact, Problem
 
-__all__ = ["RESTART", "facts_of", "online_replicas", "parsed"]
+__all__ = ["RESTART", "facts_of", "no_confirmation", "online_replicas", "parsed"]
 
 SHARE = 0.9
 """The fraction of a limit beyond which the limit counts as nearly reached."""
@@ -21,6 +21,16 @@ def parsed(information: str) -> dict[str, str]:
 def online_replicas(values: Mapping[str, str]) -> int:
     # A line is such as "slave0:ip=10.0.0.2,port=6379,state=online,offset=14,lag=0".
     return sum(key.startswith("slave") and "state=online" in value for key, value in values.items())
+
+
+def no_confirmation(alias: str) -> Problem:
+    """W011, if the server refuses ``WAIT``."""
+    message = (
+        f"Each lock of alias {alias!r} has to be confirmed by replicas of its Redis, which refuses "
+        "WAIT: no lock can be acquired."
+    )
+    hint = f"Allow WAIT, or remove DLOCKS[{alias!r}]['OPTIONS']['replicas']."
+    return Problem("W011", message, hint)
 
 
 def facts_of(values: Mapping[str, str], snapshots: bool | None, pool: int) -> list[Fact]:
