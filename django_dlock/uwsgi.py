@@ -18,7 +18,7 @@ __all__ = ["check_uwsgi", "log_problems"]
 
 
 def check_uwsgi(**_: Any) -> list[checks.CheckMessage]:
-    """W022: uWSGI runs no threads of Python; W023: it forks after a project is loaded."""
+    """W024: uWSGI runs no threads of Python; W025: it forks after a project is loaded."""
     # uWSGI makes this module itself, in its own processes only.
     options = getattr(sys.modules.get("uwsgi"), "opt", None)
     return [] if options is None else list(_problems(options))
@@ -42,7 +42,7 @@ def _problems(options: Mapping[bytes, Any]) -> list[checks.CheckMessage]:
                 "uWSGI runs no threads of Python, so no lease is renewed: a lock is lost when its "
                 "TTL ends.",
                 hint="Set enable-threads = true.",
-                id="django_dlock.W022",
+                id="django_dlock.W024",
             )
         )
     forks = "master" in given or _number(given) > 1
@@ -53,7 +53,7 @@ def _problems(options: Mapping[bytes, Any]) -> list[checks.CheckMessage]:
                 "Connections that were open by then are shared by all workers, and a SQLite file "
                 "of leases that was open is refused.",
                 hint="Set lazy-apps = true, or py-call-osafterfork = true.",
-                id="django_dlock.W023",
+                id="django_dlock.W025",
             )
         )
     return found

@@ -80,15 +80,15 @@ def test_g8_two_requests_in_uwsgi_do_not_hold_at_once(
             assert [answer[0] for answer in answers] == ["held", "contended"]
         else:
             assert answers == [["held", reason], ["contended", reason]]
-    assert (b"W023" in log.read_bytes()) == (not options)
-    assert b"W022" not in log.read_bytes()
+    assert (b"W025" in log.read_bytes()) == (not options)
+    assert b"W024" not in log.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("options", "ids"),
     [
-        ({b"master": True, b"processes": b"4"}, ["W022", "W023"]),
-        ({b"enable-threads": True, b"workers": [b"2", b"3"]}, ["W023"]),
+        ({b"master": True, b"processes": b"4"}, ["W024", "W025"]),
+        ({b"enable-threads": True, b"workers": [b"2", b"3"]}, ["W025"]),
         ({b"threads": b"2", b"lazy-apps": True, b"master": True}, []),
         ({b"enable-threads": b"true", b"py-call-osafterfork": True, b"processes": b"2"}, []),
         # One process, which nobody has forked.
