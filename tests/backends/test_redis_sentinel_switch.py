@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_dlock import BackendUnavailable, Lock, clock, locks, signals
+from django_dlock import BackendUnavailable, LeaseLost, Lock, clock, locks, signals
 from django_dlock.process import current
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
@@ -149,8 +149,10 @@ def test_g1_short_holds_leave_an_old_master(bed):
     with configured({"default": bed.entry()}):
 
         def hold() -> bool:
-            with Lock("name"):
-                return scripts(bed.new) > 0
+            # A hold that begins on the old master may be told so.
+            with contextlib.suppress(LeaseLost), Lock("name"):
+                pass
+            return scripts(bed.new) > 0
 
         assert not hold()
         bed.leading.accept()
@@ -323,7 +325,8 @@ def test_g1_a_planned_fail_over_lets_nobody_in():
         before = scripts(sentinel.replica)
         assert not Lock("name", using="fresh", wait=0).acquire()
         until(lambda: scripts(sentinel.replica) > before + 1)
-        assert lock.state == "held"
+        # In doubt until the new master has answered.
+        until(lambda: lock.state == "held")
 
 
 def test_g2_a_master_that_is_cut_off_with_its_holder_is_left():
@@ -339,4 +342,5 @@ def test_g2_a_master_that_is_cut_off_with_its_holder_is_left():
         until(lambda: unknown.lost)
         # The replica had received this one.
         until(lambda: known.state == "held")
-        assert scripts(sentinel.primary) - before <= 3
+        # One renewal of each lock, with its script, at the most.
+        assert scripts(sentinel.primary) - before <= 6
