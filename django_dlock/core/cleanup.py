@@ -79,7 +79,13 @@ class _Line:
         self.jobs.popleft()
         if not self.is_full:
             self.is_full = True
-            self._warn(f"more than {MOST_QUEUED} requests were not answered; the oldest are not")
+            logger.warning(
+                "Alias %r: more than %d requests were not answered; the oldest are not cancelled: "
+                "their leases end with their TTL",
+                self.backend.alias,
+                MOST_QUEUED,
+                alias=self.backend.alias,
+            )
 
     def failed(self, job: _Job, error: BackendUnavailable) -> None:
         """Pause, and then begin with another job: this one alone may be refused."""
@@ -91,22 +97,20 @@ class _Line:
         for each in late:
             self.jobs.remove(each)
         if late:
-            self._warn(f"{len(late)} unanswered acquires or releases could not be", f": {error}")
+            logger.warning(
+                "Alias %r: could not cancel %d unanswered acquires or releases, whose leases end "
+                "with their TTL: %s",
+                self.backend.alias,
+                len(late),
+                error,
+                alias=self.backend.alias,
+            )
 
     def done(self, job: _Job) -> None:
         self.due, self.pause = 0.0, FIRST_PAUSE
         # It may have been dropped meanwhile.
         if self.jobs and self.jobs[0] is job:
             self.jobs.popleft()
-
-    def _warn(self, what: str, why: str = "") -> None:
-        logger.warning(
-            "Alias %r: %s cancelled; their leases end with their TTL%s",
-            self.backend.alias,
-            what,
-            why,
-            alias=self.backend.alias,
-        )
 
 
 class _Canceller:
