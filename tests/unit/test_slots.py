@@ -190,11 +190,11 @@ def test_a_database_call_that_ends_a_lease_gets_the_connection_of_an_acquire() -
             entered.set()
             go_on.wait(PATIENCE)
 
-        thread = threading.Thread(target=pool.call, args=(use, deadline, urgency))
+        thread = threading.Thread(target=pool.run, args=(use, deadline, urgency))
         thread.start()
         assert entered.wait(PATIENCE)
         blocked.append((thread, go_on))
-    end = threading.Thread(target=pool.call, args=(lambda _: served.set(), deadline, "end"))
+    end = threading.Thread(target=pool.run, args=(lambda _: served.set(), deadline, "end"))
     with heard("pool.waiting") as waiting:
         end.start()
         waiting.wait()
