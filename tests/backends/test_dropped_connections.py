@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -153,6 +154,12 @@ def tried(site: Site) -> int:
     return max(len(proxy.tried) for proxy in site)
 
 
+def established(port: int) -> int:
+    """How many connections to a port of this machine the clients have not closed."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[2].split(":")[1], 16) == port and row[3] == "01" for row in rows)
+
+
 @pytest.mark.parametrize("waits", ["thread", "coroutine"])
 def test_g10_an_acquire_tries_one_dropped_connection_and_then_a_new_one(
     site: Site, waits: str
@@ -195,6 +202,8 @@ def test_a_single_try_survives_a_router_that_confirms_nothing(redis_site: Proxy)
     redis_site.forget(acknowledges=False)
     # The system notices by itself, within the time of one command.
     assert Lock("it").acquire(blocking=False)
+    # The other connections are as old.
+    assert established(redis_site.port) == 1
 
 
 def test_a_pool_closes_what_no_call_has_used_for_a_minute(redis_site: Proxy) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "ConnectionBroken",
     "ErrorReply",
     "NotConfirmed",
+    "NotDelivered",
     "is_broken_handshake",
     "is_refusal",
     "parse_reply",
@@ -65,6 +66,10 @@ _NOTHING = memoryview(b"")
 
 class ConnectionBroken(errors.ConnectionError):
     """An established connection cannot be used any more; a new one may work."""
+
+
+class NotDelivered(ConnectionBroken):
+    """The system has given the connection up: the other end confirmed nothing that was sent."""
 
 
 class ErrorReply(errors.ResponseError):
@@ -302,8 +307,7 @@ class Connection:
                 self._sock.settimeout(self._timeout)
         except TimeoutError as error:
             if error.errno == errno.ETIMEDOUT:
-                # The system has given the connection up, before the time was over.
-                raise ConnectionBroken(f"the connection broke: {error}") from error
+                raise NotDelivered(f"the connection broke: {error}") from error
             raise errors.TimeoutError("no reply within the time allowed") from None
         except OSError as error:
             raise ConnectionBroken(f"the connection broke: {error}") from error

@@ -20,6 +20,7 @@ from .connection import (
     ConnectionBroken,
     ErrorReply,
     NotConfirmed,
+    NotDelivered,
     is_broken_handshake,
 )
 from .polling import Spin
@@ -60,6 +61,7 @@ class Pool(ConnectionPool[Connection]):
         if isinstance(error, ErrorReply):
             return Verdict(repeats=error.is_transient, fresh=False)
         silent = isinstance(error, errors.TimeoutError) and not isinstance(error, NotConfirmed)
+        silent = silent or isinstance(error, NotDelivered)
         return Verdict(repeats=isinstance(error, ConnectionBroken), silent=silent)
 
     def _use(self, connection: Connection, use: Callable[[Connection], T], deadline: float) -> T:

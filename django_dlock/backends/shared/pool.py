@@ -129,7 +129,7 @@ class Verdict(NamedTuple):
     Attributes:
         repeats: Whether the call may succeed if it is repeated.
         fresh: Whether it must be repeated on a new connection.
-        silent: Whether there was no answer by the deadline.
+        silent: Whether there was no answer by the deadline, or as far as the system can tell.
         telling: Whether it says more than a timeout of a later attempt.
     """
 
