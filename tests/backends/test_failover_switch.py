@@ -682,8 +682,8 @@ def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_other
         grant(two, request("two"))
         proxy.refuse()
         proxy.cut()
-        until(lambda: reads_of(one).valid() and one._active._health.failing_since is not None, 20)
-        since = one._active._health.failing_since
+        until(lambda: reads_of(one).valid() and one._active._health.is_failing, 20)
+        since = clock.now()
         until(
             lambda: (
                 (reads_of(two).valid() or True)

@@ -24,14 +24,44 @@ LONGEST_PAUSE = 3600.0
 """Seconds; with one switch an hour, the epochs last for months."""
 
 
+class Streak:
+    """Tries of a store with the same result, none of which comes long after the one before.
+
+    A process that uses no locks tries nothing, and so knows nothing of that time.
+
+    Args:
+        longest_gap: Seconds.
+    """
+
+    def __init__(self, longest_gap: float) -> None:
+        self._longest_gap = longest_gap
+        self._since = self._last = float("-inf")
+
+    def go_on(self) -> float:
+        """Note another one; returns for how many seconds they have lasted."""
+        now = clock.now()
+        if not self.lasts():
+            self._since = now
+        self._last = now
+        return now - self._since
+
+    def lasts(self) -> bool:
+        return clock.now() - self._last <= self._longest_gap
+
+    def end(self) -> None:
+        self._last = float("-inf")
+
+
 class Health:
     """What this process has seen of both stores in the present epoch."""
 
     def __init__(self, options: FailoverOptions) -> None:
         self._options = options
         self._epoch = 0
-        self.failing_since: float | None = None
-        self._good_since: float | None = None
+        # Some reads of the record may fail or take their time.
+        gap = 2 * options.view_ttl
+        self._failures = Streak(max(gap, options.failover_after or 0.0))
+        self._grants = Streak(gap + LOOKED_BACK * (options.failback_after or 0.0))
         self._looked_back_at = float("-inf")
         # Whether it was told that a switch is not made.
         self._told = False
@@ -49,19 +79,23 @@ class Health:
         after = self._options.failover_after
         return after is not None and reading.silent_for > after * NOTED_AGAIN
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether it has failed for this process, and not granted since."""
+        return self._failures.lasts()
+
     def active_granted(self) -> None:
-        if self.failing_since is not None:
-            self.failing_since, self._told = None, False
+        if self.is_failing:
+            self._failures.end()
+            self._told = False
 
     def active_failed(self, reading: Reading) -> bool:
         """Returns whether it has failed for long enough, for this process and for all others."""
-        now, after = clock.now(), self._options.failover_after
-        if self.failing_since is None:
-            self.failing_since = now
+        lasted, after = self._failures.go_on(), self._options.failover_after
         if after is None:
             return False
         # A store that fails is not tried before somebody must note again that it grants.
-        mine = now - self.failing_since >= after * (1 - NOTED_AGAIN)
+        mine = lasted >= after * (1 - NOTED_AGAIN)
         return mine and reading.silent_for >= after
 
     # -- the primary while the standby is active -----------------------------------------
@@ -76,13 +110,11 @@ class Health:
 
     def primary_tried(self, granted: bool) -> bool:
         """Returns whether the primary has granted for long enough to become active again."""
-        now, after = clock.now(), self._options.failback_after
+        after = self._options.failback_after
         if not granted:
-            self._good_since = None
+            self._grants.end()
             return False
-        if self._good_since is None:
-            self._good_since = now
-        return after is not None and now - self._good_since >= after
+        return after is not None and self._grants.go_on() >= after
 
     # -- switching ---------------------------------------------------------------------
 
