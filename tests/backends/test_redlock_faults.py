@@ -15,6 +15,7 @@ import pytest
 
 from django_dlock import LeaseLost, Lock, clock, locks
 from django_dlock.backends.redis import RedisBackend
+from django_dlock.backends.redis.commands import Keys
 from django_dlock.backends.redlock import RedlockBackend
 from django_dlock.backends.redlock import backend as redlock
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, QuorumNotReached
@@ -311,6 +312,22 @@ def test_g5_a_grant_without_a_quorum_is_withdrawn_at_once(nodes):
     assert met.owner == rival.owner
     assert 50 < met.remaining < 60
     eventually(lambda: nodes.owners_of("name") == [rival.owner, rival.owner, ""])
+
+
+def test_nobody_waits_for_a_paused_node_to_know_the_holders_process(nodes):
+    held_by_a_rival(nodes, 0, 1)
+    for number in (0, 1):
+        lock = Keys(nodes.prefix).locks + "name"
+        nodes[number].client.hset(lock, "proc", "forgotten")
+    backend = nodes.backend()
+    warm(backend)
+    nodes[2].fail("pause")
+    met = []
+    asking = threading.Thread(target=lambda: met.append(acquire(backend)))
+    asking.start()
+    asking.join(backend.command_timeout / 2)
+    assert isinstance(met[0], Contention)
+    assert met[0].process is None
 
 
 def test_g5_a_late_grant_without_a_quorum_is_withdrawn(nodes):

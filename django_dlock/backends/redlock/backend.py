@@ -159,7 +159,11 @@ class RedlockBackend(BaseLockBackend):
         known = self._holders.identified(contention)
         if known is None:
             question = self._same(self._holders.command(contention))
-            self._ask(question, lambda _: self._holders.knows(contention), deadline)
+
+            def decided(answers: Sequence[Any]) -> bool:
+                return self._holders.knows(contention) or votes.has_quorum(answers)
+
+            self._ask(question, decided, deadline)
             known = self._holders.identified(contention)
         return known or contention
 
