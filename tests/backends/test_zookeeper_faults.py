@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from django_dlock import BackendUnavailable, Lock, clock, locks, signals
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.zookeeper import ZooKeeperBackend
+from django_dlock.backends.zookeeper.nodes import content
 from django_dlock.core import granting
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.testing.tools import ContractTools
@@ -188,6 +189,29 @@ def test_g5_an_acquire_that_is_not_answered_is_cancelled(
         with pytest.raises(BackendUnavailable):
             Lock("it").acquire(blocking=False)
         proxy._always.clear()
+        eventually(lambda: is_free(other))
+
+
+def test_g4_an_acquire_whose_place_is_not_taken_back_is_cancelled(
+    proxy: Proxy, other: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not want to wait, but somebody else came between its look and its own node."""
+    rival = ContractTools.request("it")
+
+    def overtaken(request: LeaseRequest, *args: float) -> bytes:
+        if request.owner != rival.owner:
+            other.acquire(rival, deadline=clock.now() + 5)
+        return content(request, *args)
+
+    with configured({"default": alias(f"127.0.0.1:{proxy.port}", session=LONG)}):
+        # Its directory is made.
+        with Lock("it"):
+            pass
+        monkeypatch.setattr(f"{ZooKeeperBackend.__module__}.content", overtaken)
+        proxy.keep(of=("DELETE",))
+        with pytest.raises(BackendUnavailable):
+            Lock("it").acquire(blocking=False)
+        other.release("it", rival.owner, min_hold=0, deadline=clock.now() + 5)
         eventually(lambda: is_free(other))
 
 

@@ -108,8 +108,9 @@ class ZooKeeperBackend(BaseLockBackend):
                 ttl = min(request.ttl, session.validity)
                 return self._attempts.grant(attempt, session, asked_at, ttl)
             if not request.waits:
-                self._attempts.drop(attempt)
+                # Not forgotten before its node is gone, or nobody would cancel it.
                 session.delete(path, deadline)
+                self._attempts.drop(attempt)
             return self._contention(attempt.ahead, now)
 
         try:
