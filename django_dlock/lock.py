@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+
+from asgiref.sync import markcoroutinefunction
 
 from . import conf, process
 from .core import transactions
 from .core.acquire import this_task, this_thread
 from .core.flow import Flow, adrive, drive
-from .core.holds import Caller, HandleHolds
+from .core.holds import Caller, HandleHolds, this_caller
 from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
 from .core.status import LockStatus
 from .handler import locks
@@ -123,14 +125,21 @@ class Lock(LockStatus):
         patience = self._patience(blocking, timeout)
         return self._acquire(self._try_flow, self._holds.caller_thread(), patience) is not None
 
-    async def aacquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+    @markcoroutinefunction
+    def aacquire(
+        self, blocking: bool = True, timeout: float | None = None
+    ) -> Coroutine[Any, Any, bool]:
         """As ``acquire``, for coroutines; the holder is the handle itself.
 
         It is not the task, because before Python 3.12 ``asyncio.wait_for`` runs this coroutine in
         a task of its own, which ends right away. So give each task a handle of its own.
         """
+        # Who calls it must be asked here, and not in that task.
+        return self._aacquire_for(this_caller(), blocking, timeout)
+
+    async def _aacquire_for(self, by: object, blocking: bool, timeout: float | None) -> bool:
         patience = self._patience(blocking, timeout)
-        held = await self._aacquire(self._try_flow, self._holds.caller_handle(), patience)
+        held = await self._aacquire(self._try_flow, self._holds.caller_handle(by), patience)
         return held is not None
 
     def __enter__(self) -> Self:

@@ -174,7 +174,7 @@ class AcquireFlows:
 
     def _found(self, caller: Caller, name: str) -> HeldLease | None:
         """The caller's own lease, if it has one: waiting for it would never end."""
-        key, _, meets = caller
+        _, key, _, meets = caller
         backends = [self._backend]
         if fallback.replacements and self._backend in fallback.replacements:
             backends.append(fallback.of(self._backend))
@@ -203,12 +203,12 @@ class AcquireFlows:
             LockNotAcquired: The backend does not answer, and ``if_unavailable`` is ``skip``; or no
                 connection became free.
         """
-        key, known_as, _ = caller
+        by, key, known_as, _ = caller
         name = requests[-1].name
         held = self._found(caller, name)
         if held is not None:
             if self._options.reentrant and held.options.reentrant:
-                self._holds.enter(held, requests[-1].owner, self, self._options)
+                self._holds.enter(held, requests[-1].owner, by, self, self._options)
                 yield from limit_flow(held, self._backend)
                 return self
             if patience == 0:
@@ -249,7 +249,7 @@ class AcquireFlows:
         if trace is not None:
             held.trace = trace
             trace.acquired(held.owner, held.token)
-        self._holds.add(held, self)
+        self._holds.add(held, by, self)
         waited = held.acquired_at - started
         if dispatch.has_receivers(signals.acquired, self._sender):
             dispatch.send(

@@ -31,9 +31,9 @@ __all__ = ["Caller", "HandleHolds", "Hold", "this_caller"]
 MOST_LOST = 100
 """Holds of a handle that are kept after a loss although nobody has asked about it."""
 
-Caller: TypeAlias = tuple[HolderKey, HolderKey, tuple[HolderKey, ...]]
-"""Who acquires: the future holder; another key under which the registry will find the lease; and
-keys whose leases the caller must not wait for, because it would wait for itself."""
+Caller: TypeAlias = tuple[object, HolderKey, HolderKey, tuple[HolderKey, ...]]
+"""Who acquires: ``Hold.by``; the future holder; another key under which the registry will find the
+lease; and keys whose leases the caller must not wait for, because it would wait for itself."""
 
 
 def this_caller() -> object:
@@ -47,7 +47,7 @@ class Hold:
 
     Attributes:
         entry: The owner in its request; that of the lease, unless it entered a reentrant one.
-        by: The task or thread that acquired, whoever is the holder.
+        by: The task or thread that has called the acquire, whoever is the holder.
         key: The holder: ``by``, its thread, or what stands for the handle.
         block: Whether a ``with`` block began with it.
         max_end: When its ``max_hold`` ends the lease.
@@ -55,9 +55,11 @@ class Hold:
 
     __slots__ = ("block", "by", "entry", "handle", "key", "lease", "max_end", "options")
 
-    def __init__(self, lease: HeldLease, entry: str, handle: Any, options: LockOptions) -> None:
+    def __init__(
+        self, lease: HeldLease, entry: str, by: object, handle: Any, options: LockOptions
+    ) -> None:
         self.lease, self.entry, self.key, self.options = lease, entry, lease.key, options
-        self.by, self.handle, self.block = this_caller(), weakref.ref(handle), False
+        self.by, self.handle, self.block = by, weakref.ref(handle), False
         self.max_end = lease.max_end if entry == lease.owner else clock.now() + options.max_hold
 
     def call_on_lost(self, reason: str) -> None:
@@ -131,24 +133,29 @@ class HandleHolds:
 
     def caller_thread(self) -> Caller:
         """The caller of a synchronous acquire."""
+        me = this_caller()
         if not self._bound:
-            return self._mark, None, ()
-        thread, me = threading.current_thread(), this_caller()
-        return thread, None, () if me is thread else (me, (me,))
+            return me, self._mark, None, ()
+        thread = threading.current_thread()
+        return me, thread, None, () if me is thread else (me, (me,))
 
     def caller_task(self) -> Caller:
         """The caller of ``async with``."""
-        task = asyncio.current_task() if self._bound else None
-        if task is None:
-            return self._mark, None, ()
-        return task, None, ((task,), threading.current_thread())
+        me, thread = this_caller(), threading.current_thread()
+        if not self._bound or me is thread:
+            return me, self._mark, None, ()
+        return me, me, None, ((me,), thread)
 
-    def caller_handle(self) -> Caller:
-        """The caller of ``aacquire``: the ``Lock`` holds, but its task must not wait for itself."""
-        task = asyncio.current_task() if self._bound else None
-        if task is None:
-            return self._mark, None, ()
-        return self._mark, (task,), (task, threading.current_thread())
+    def caller_handle(self, by: object) -> Caller:
+        """The caller of ``aacquire``: the ``Lock`` holds, but its task must not wait for itself.
+
+        Args:
+            by: Who has called it; perhaps not the task that runs it.
+        """
+        me, thread = this_caller(), threading.current_thread()
+        if not self._bound or me is thread:
+            return by, self._mark, None, ()
+        return by, self._mark, (me,), (me, thread)
 
     def find(self, name: str, *, blocks_thread: bool) -> HeldLease | None:
         """A lease of this handle for which the caller would wait for ever.
@@ -174,19 +181,21 @@ class HandleHolds:
 
     # -- adding and dropping -----------------------------------------------------------
 
-    def add(self, held: HeldLease, handle: Any) -> None:
+    def add(self, held: HeldLease, by: object, handle: Any) -> None:
         """Add a new lease to this handle, the registry and the watchdog."""
         if self._holds:
-            self._end_lost(held)
+            self._end_lost(held, by)
         self.ended = None
-        self.enter(held, held.owner, handle, held.options)
+        self.enter(held, held.owner, by, handle, held.options)
         registry.add(held)
         watchdog.watch(held)
 
-    def enter(self, held: HeldLease, entry: str, handle: Any, options: LockOptions) -> Hold:
+    def enter(
+        self, held: HeldLease, entry: str, by: object, handle: Any, options: LockOptions
+    ) -> Hold:
         """Add a hold; a reentrant lease may have several."""
         # First to the handle, so that ``cancel`` finds it.
-        hold = self._holds[entry] = Hold(held, entry, handle, options)
+        hold = self._holds[entry] = Hold(held, entry, by, handle, options)
         held.holds[entry] = hold
         return hold
 
@@ -267,18 +276,21 @@ class HandleHolds:
             )
             warnings.warn(text, ResourceWarning, stacklevel=3, source=handle)
 
-    def _end_lost(self, new: HeldLease) -> None:
+    def _end_lost(self, new: HeldLease, by: object) -> None:
         """End the holds that the holder of a new lease has lost, and forget those of the past."""
-        me, unasked = this_caller(), []
+        unasked = []
         for hold in self._holds.copy().values():
             lost = hold.lease
             if lost.active:
                 continue
-            if lost.name == new.name and (hold.by is me or hold.key is new.key is self._mark):
+            if lost.lost_reason == "fork":
+                # Owned by the parent process; the child leaves its block silently.
+                self.discard(hold)
+            elif lost.name == new.name and (hold.by is by or hold.key is new.key is self._mark):
                 if hold.block:
                     self._replaced += (hold,)
                 self._holds.pop(hold.entry, None)
-            elif lost.lost_reason == "fork" or holder_ended(lost.key):
+            elif holder_ended(lost.key):
                 self.discard(hold)
             elif not hold.block:
                 unasked.append(hold)

@@ -54,6 +54,14 @@ def test_g8_a_child_leaves_its_parents_block_silently(parent: Holder) -> None:
     assert parent.said == [[[None, "lost"]], [True, "held"]]
 
 
+def test_g8_a_child_that_locks_for_itself_in_its_parents_block_leaves_it_silently(
+    parent: Holder,
+) -> None:
+    parent.do("other = Lock('other', ttl=0.5, renew=False); other.__enter__()")
+    leave = "[other.acquire(timeout=20), other.held, other.__exit__(None, None, None), other.state]"
+    assert parent.do(f"in_fork({leave!r})") == [True, True, None, "free"]
+
+
 def test_g8_a_child_does_not_release_at_its_end(parent: Holder) -> None:
     # The child ends like one of multiprocessing, with its finalizers.
     parent.do(

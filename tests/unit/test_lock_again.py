@@ -147,6 +147,23 @@ async def test_g2_an_async_block_that_lost_its_lease_raises_although_it_acquired
     assert not await lock.alocked()
 
 
+@pytest.mark.parametrize("released", [True, False])
+async def test_g2_a_lock_that_another_task_acquired_again_for_its_caller_is_held(
+    released: bool,
+) -> None:
+    lock = local()
+    with pytest.raises(LeaseLost, match="broken"):
+        async with lock:
+            lose(lock)
+            # As ``asyncio.wait_for`` does before Python 3.12.
+            assert await asyncio.create_task(lock.aacquire())
+            lock.check()
+            if released:
+                await lock.arelease()
+                assert lock.state == "free"
+    assert not await lock.alocked()
+
+
 def test_an_error_of_a_block_that_acquired_again_propagates() -> None:
     lock = local()
     with pytest.raises(KeyError), lock:
