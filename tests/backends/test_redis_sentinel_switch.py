@@ -18,6 +18,7 @@ from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.aliases import LONG, alias, configured
 from tests.support.databases import until
+from tests.support.points import stop_at
 from tests.support.proxy import Proxy
 from tests.support.redis_calls import backend_for, calls, client, grant, renewals, request
 from tests.support.redis_sentinel import LOCATION, DividedSentinels, RedisSentinel
@@ -207,12 +208,16 @@ def test_a_waiter_is_woken_by_the_new_master(bed, how):
             got.append(waiter.acquire() if how == "thread" else asyncio.run(wait()))
 
         thread = threading.Thread(target=run)
-        thread.start()
-        until(lambda: len(locks["old"].waiters("name")) == 1)
-        # Its renewals notice that the master is another one.
-        held = Lock("held")
-        assert held.acquire()
-        bed.leading.accept()
+        # The old master has just answered that the process is subscribed there.
+        with stop_at("listener.listening") as stop:
+            thread.start()
+            stop.wait()
+            assert len(locks["old"].waiters("name")) == 1
+            # Its renewals notice that the master is another one.
+            held = Lock("held")
+            assert held.acquire()
+            bed.leading.accept()
+            until(lambda: held.state == "lost")
         until(lambda: len(locks["new"].waiters("name")) == 1)
         blocks_anew.release()
         thread.join(30)

@@ -343,12 +343,14 @@ class HandoverListener:
     def _subscribed_elsewhere(self) -> None:
         """Reconnect: the server that answers requests has no such subscription.
 
-        This happens after a fail-over that changes the address behind a host name.
+        This happens after a fail-over.
         """
-        if clock.now() - self._subscribed_at < ELSEWHERE:
+        connection = self._connection
+        left = connection is not None and connection.was_left
+        if not left and clock.now() - self._subscribed_at < ELSEWHERE:
             # The subscription is new, so requests and subscriptions reach different servers.
             self._refused_at = clock.now()
-        self._drop(self._connection)
+        self._drop(connection)
 
     def _listen(self, until: float, owner: str) -> bool:
         """Read for messages until the given time; returns ``False`` if the connection is lost."""
