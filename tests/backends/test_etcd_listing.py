@@ -152,3 +152,39 @@ def test_a_lease_that_nobody_renews_shows_no_sign_of_life(
     backend.renew([Renewal("a", lease.owner, 300.0)], process="", deadline=clock.now() + 5)
     (renewed,) = backend.list()
     assert renewed.holder_state == "alive"
+
+
+def compact(backend: EtcdBackend) -> None:
+    """Let etcd forget all earlier revisions, as its operator or its own setting does."""
+    grant(backend, "newest")
+    client = Client(backend.options)
+    deadline = backend.call_deadline()
+    revision = client.call("/v3/kv/range", {"key": "AA=="}, deadline=deadline)["header"]["revision"]
+    client.call("/v3/kv/compaction", {"revision": revision, "physical": True}, deadline=deadline)
+    client.close()
+
+
+@pytest.mark.parametrize("query", [{"contains": "order:"}, {"offset": 1, "limit": 4}])
+def test_a_list_that_a_compaction_overtakes_is_read_again(
+    backend: EtcdBackend,
+    names: list[str],
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    query: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(listing, "KEYS_PER_READ", 2)
+    calls.before = lambda: compact(backend)
+    found = [info.name for info in backend.list(**query)]
+    assert [name for name in found if name.startswith("order:")] == (
+        [*names[:3], names[4]] if "contains" in query else ["order:c", "order:a", "order:d"]
+    )
+
+
+def test_an_order_by_waiters_reads_only_the_page(
+    backend: EtcdBackend, names: list[str], calls: Calls
+) -> None:
+    infos, total = backend.page(LeaseQuery(sort=("-waiting",)), limit=2)
+    assert ([info.name for info in infos], total) == (names[:2], 5)
+    # etcd does not know who waits, so there is no need to read all of them.
+    assert len(calls.bodies) == 1
+    assert calls.bodies[0]["limit"] == "2"

@@ -33,7 +33,7 @@ from ..shared.pool import MOST_IDLE, IdleConnections
 from .config import Member, members, option, tls_context
 from .entries import Json, prefix_of
 
-__all__ = ["Client", "Denied", "NotFound", "Stream"]
+__all__ = ["Client", "Denied", "NotFound", "RevisionGone", "Stream"]
 
 FAILURES = (HTTPError, HTTPException, OSError)
 """Errors of the network, or of the client, instead of an answer."""
@@ -47,7 +47,7 @@ SHORTEST = 0.001
 
 # Codes of gRPC, which the gateway passes on.
 _BAD_ARGUMENT, _NOT_FOUND, _DENIED, _FULL = 3, 5, 7, 8
-_PRECONDITION, _UNIMPLEMENTED, _UNAUTHENTICATED = 9, 12, 16
+_PRECONDITION, _OUT_OF_RANGE, _UNIMPLEMENTED, _UNAUTHENTICATED = 9, 11, 12, 16
 _REFUSALS = frozenset({_BAD_ARGUMENT, _PRECONDITION, _UNIMPLEMENTED, _UNAUTHENTICATED})
 """Repeating the call would not help. With all other codes it may: there is no leader now, a
 member starts, the cluster has too much to do."""
@@ -58,6 +58,10 @@ _CutTls = ssl.SSLEOFError | ssl.SSLZeroReturnError
 
 class NotFound(BackendRefused):
     """etcd has no such lease."""
+
+
+class RevisionGone(BackendRefused):
+    """etcd has compacted the revision that was to be read."""
 
 
 class Denied(BackendRefused):
@@ -140,6 +144,7 @@ class Client:
 
         Raises:
             NotFound: etcd has no such lease.
+            RevisionGone: etcd no longer has the revision that the call names.
             BackendRefused: Credentials or rights do not suffice, TLS fails, an argument is bad, a
                 disk is full, or it is not etcd.
             BackendUnavailable: No answer by the deadline, or no member can be reached.
@@ -332,6 +337,8 @@ class Client:
             raise _TokenOver(message)
         if code == _NOT_FOUND:
             raise NotFound(f"etcd: {message}", "", self.alias)
+        if code == _OUT_OF_RANGE:
+            raise RevisionGone(f"etcd: {message}", "", self.alias)
         if code == _DENIED:
             raise Denied(f"etcd: {message} for the keys {self._keys}…", "", self.alias)
         if code in _REFUSALS or (code == _FULL and "space" in message):

@@ -15,6 +15,7 @@ from ... import clock
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
 from ..holder_state import SILENT_AFTER, holder_state, json_object
 from ..operator_rows import Judge, lease_row
+from .client import RevisionGone
 from .entries import Entry, Json, after, encoded, entries_of, now_of, range_after, read
 from .store import PER_TRANSACTION, Store
 
@@ -25,6 +26,8 @@ KEYS_PER_READ = 500
 TARGETS = {"name": ("KEY", "ASCEND"), "token": ("CREATE", "ASCEND"), "age": ("CREATE", "DESCEND")}
 """Orders that etcd knows. It numbers the revisions that create keys, so an order by age is one by
 tokens, backwards."""
+ALWAYS_EQUAL = ("alias", "waiting")
+"""All are of one alias, and of none it is known who waits."""
 BACKWARDS = {"ASCEND": "DESCEND", "DESCEND": "ASCEND"}
 
 
@@ -57,6 +60,15 @@ class EtcdListing:
         return found
 
     def page(self, query: LeaseQuery, offset: int, limit: int | None) -> LeasePage:
+        try:
+            return self._page(query, offset, limit)
+        except RevisionGone:
+            # It was compacted between two reads.
+            return self._page(query, offset, limit)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _page(self, query: LeaseQuery, offset: int, limit: int | None) -> LeasePage:
         area = {
             "key": encoded(self._store.prefix + query.prefix),
             "range_end": range_after(self._store.prefix + query.prefix),
@@ -83,8 +95,6 @@ class EtcdListing:
             # Only the keys of what comes before the page were read.
             pairs = self._values(pairs, answer["header"]["revision"])
         return LeasePage(list(self._infos(pairs, now_of(answer), judge)), total)
-
-    # -- inside ------------------------------------------------------------------------
 
     def _soon(self) -> float:
         return clock.now() + self._command_timeout
@@ -168,8 +178,8 @@ def _order(query: LeaseQuery) -> tuple[str, str] | None:
     """What etcd sorts by; ``None`` if it cannot answer the query alone."""
     if query != LeaseQuery(query.prefix, sort=query.sort):
         return None
-    # All are of one alias, and neither names nor tokens are ever equal.
-    key = next((key for key in query.sort if key.removeprefix("-") != "alias"), "token")
+    # Neither names nor tokens are ever equal.
+    key = next((key for key in query.sort if key.removeprefix("-") not in ALWAYS_EQUAL), "token")
     target, direction = TARGETS.get(key.removeprefix("-"), ("", ""))
     if not target:
         return None
