@@ -154,6 +154,20 @@ def test_a_lease_that_nobody_renews_shows_no_sign_of_life(
     assert renewed.holder_state == "alive"
 
 
+def test_the_time_left_is_not_known_when_a_lease_outlives_it(
+    backend: EtcdBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an election, etcd gives every lease its whole TTL again."""
+    grant(backend, "a")
+    monkeypatch.setattr(f"{listing.__name__}.now_of", lambda answer: now_of(answer) + 40)
+    for info in (*backend.list(), *backend.get_many(["a"]).values()):
+        assert (info.ttl, info.unknown) == (30, ("ttl", "waiting"))
+        assert info.renewed_ago is None
+    info = backend.get("a")
+    assert info is not None
+    assert info.unknown == ("waiting",)
+
+
 def compact(backend: EtcdBackend) -> None:
     """Let etcd forget all earlier revisions, as its operator or its own setting does."""
     grant(backend, "newest")

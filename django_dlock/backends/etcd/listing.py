@@ -31,6 +31,12 @@ ALWAYS_EQUAL = ("alias", "waiting")
 BACKWARDS = {"ASCEND": "DESCEND", "DESCEND": "ASCEND"}
 
 
+OVERDUE = 2.0
+"""Seconds for which a lease may outlive its time because times are whole seconds and etcd deletes
+its key a little later. A lease that outlives it for longer was given its whole TTL again, by the
+new leader after an election."""
+
+
 class EtcdListing:
     """Answers the queries of ``BaseLockBackend``."""
 
@@ -139,7 +145,9 @@ class EtcdListing:
         left: float | None,
         judge: Judge = holder_state,
     ) -> LeaseInfo:
-        granted = entry.number("ttl")
+        granted, unknown = entry.number("ttl"), ["waiting"]
+        if left is not None and left < -OVERDUE:
+            left, unknown = float(granted), ["ttl", *unknown]
         # etcd has no heartbeats, but a renewal is as good as one. Half of a TTL after the last one,
         # a holder that renews is in doubt itself.
         heard = max(entry.number("at"), entry.number("renewed"))
@@ -152,7 +160,7 @@ class EtcdListing:
             token=entry.token,
             now=now,
             at=entry.number("at"),
-            ttl=left,
+            ttl=None if left is None else max(0.0, left),
             granted_ttl=granted or None,
             renewals=entry.number("renewals"),
             # Waiters ask etcd to be told of a deletion, and it does not say who asks.
@@ -161,17 +169,20 @@ class EtcdListing:
             metadata=json_object(entry.metadata),
             signs_of_life=now - heard <= on_time,
             damaged=entry.damaged,
-            unknown=("waiting",),
+            unknown=unknown,
             judge=judge,
         )
 
 
 def _left(entry: Entry, now: float) -> float | None:
-    """Seconds left by the time of the last grant or renewal; ``None`` if it never ends."""
+    """Seconds left by the time of the last grant or renewal; ``None`` if it never ends.
+
+    Less than 0 if the lease has outlived that time.
+    """
     if not entry.lease:
         return None
     written = entry.number("renewed") or entry.number("at")
-    return max(0.0, written + entry.number("ttl") - now)
+    return written + entry.number("ttl") - now
 
 
 def _order(query: LeaseQuery) -> tuple[str, str] | None:
