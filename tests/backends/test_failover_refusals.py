@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import secrets
 from collections.abc import Iterator
@@ -17,14 +18,16 @@ from django_dlock.backends.database import DatabaseBackend
 from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.backends.failover import FailoverBackend
 from django_dlock.backends.failover.trial import PROBE, refusal_of
+from django_dlock.backends.redis import RedisBackend
+from django_dlock.lease import Lease, Renewal
 from testproject.servers import RedisServer
 from tests.support.aliases import configured
 from tests.support.databases import added, until
 from tests.support.etcd import EtcdServer
-from tests.support.failing_over import failover_backend, failover_options, reads_of
+from tests.support.failing_over import failover_backend, failover_options, reads_of, terms_of
 from tests.support.limited_users import guard_etcd, redis_url_for_keys
-from tests.support.points import heard
-from tests.support.redis_calls import client
+from tests.support.points import at, heard
+from tests.support.redis_calls import client, pool_of
 from tests.support.refusing_writes import REDIS, etcd_full, let_etcd_write
 
 from .test_failover_switch import (
@@ -47,9 +50,9 @@ def soon() -> float:
     return clock.now() + 10.0
 
 
-def wait_for_tries(backend: FailoverBackend, reads: int) -> None:
+def wait_for_tries(backend: FailoverBackend, reads: int, alias: str = "default") -> None:
     """Block until the backend has read the record this many times, and tried stores after each."""
-    with heard("view.read", alias="default") as read:
+    with heard("view.read", alias=alias) as read:
         for _ in range(reads):
             reads_of(backend).valid()
             read.again()
@@ -158,6 +161,54 @@ def test_a_store_that_refuses_writes_is_replaced_and_not_switched_back_to(
     assert backend.read_record().reason == "the primary answers again"
 
 
+def test_what_a_failed_try_leaves_behind_is_not_taken_for_a_grant(
+    own_redis: RedisServer, postgres_alias: str, django_db_blocker: DjangoDbBlocker
+) -> None:
+    # It writes the lease, and then misses the replica that confirms it.
+    store = RedisBackend(redis_options(own_redis.url, replicas=1))
+    table = DatabaseBackend(table_options(postgres_alias, "test"))
+    options = failover_options(postgres_alias, command_timeout=0.3, view_ttl=1.0, failover_after=2)
+    backend = failover_backend(options, store, table)
+    with django_db_blocker.unblock():
+        assert reads_of(backend).current(soon()).active == "one"
+        until(is_active(backend, "two"), 15)
+        for each in (backend, store, table):
+            each.close()
+
+
+def test_a_full_pool_is_no_failure_of_the_store(
+    own_redis: RedisServer, postgres_alias: str, django_db_blocker: DjangoDbBlocker
+) -> None:
+    store = RedisBackend(redis_options(own_redis.url, max_connections=3))
+    table = DatabaseBackend(table_options(postgres_alias, "test"))
+    options = failover_options(postgres_alias, command_timeout=0.3, view_ttl=1.0, failover_after=1)
+    backend = failover_backend(options, store, table)
+    with django_db_blocker.unblock(), contextlib.ExitStack() as stack:
+        for each in (table, store, backend):
+            stack.callback(each.close)
+        grant(backend, request())
+        busy = terms_of(backend).latest.store
+        for _ in range(2):
+            stack.callback(pool_of(busy).take(0, soon()).release)
+        # Other calls of this process are answered meanwhile.
+        renewals = [Renewal("other", "nobody", 3.0)]
+        ask = lambda _: busy.renew(renewals, process="", deadline=soon())  # noqa: E731
+        with at("pool.waiting", ask, urgency=0):
+            wait_for_tries(backend, 8, alias="both")
+        assert backend.read_record().epoch == 1
+
+
+def test_a_store_that_is_being_tried_by_another_process_is_tried_again(shop: Shop) -> None:
+    one = shop.process(**UNHURRIED)
+    grant(one, request())
+    table = one._active.later_store("table", 2)
+    other = table.acquire(request(PROBE, ttl=1.0), deadline=soon())
+    assert isinstance(other, Lease)
+    one.try_store("table", one.read_record())
+    assert clock.now() >= other.deadline
+    table.close()
+
+
 def test_an_etcd_without_space_does_not_count_as_granting(own_etcd: EtcdServer) -> None:
     store = EtcdBackend(etcd_options(own_etcd.url, "test"))
     assert refusal_of(store, soon()) is None
@@ -187,6 +238,17 @@ def etcd_options(url: str, prefix: str, **options: str) -> AliasOptions:
         backend="etcd",
         location=url,
         key_prefix=prefix,
+        command_timeout=5.0,
+        options=options,
+    )
+
+
+def redis_options(url: str, **options: int) -> AliasOptions:
+    return AliasOptions(
+        alias="one",
+        backend="redis",
+        location=url,
+        key_prefix="test",
         command_timeout=5.0,
         options=options,
     )

@@ -16,7 +16,7 @@ from .record import LAST_EPOCH, NoEpochLeft, Reading, Record, SwitchRefused
 from .refresher import ViewRefresher
 from .rules import View, view_of
 from .terms import Leases, Term, store_for
-from .trial import refusal_of, try_store
+from .trial import UNDECIDED, BeingTried, refusal_of, try_patiently
 
 __all__ = ["ActiveStore"]
 
@@ -144,7 +144,7 @@ class ActiveStore:
         self._check_store(alias)
         store = self.later_store(alias, seen.epoch + 1)
         try:
-            try_store(store, store.call_deadline())
+            try_patiently(store)
         finally:
             store.close()
 
@@ -218,15 +218,21 @@ class ActiveStore:
             if refusal is None:
                 health.active_granted()
                 self.record.note_answer(reading)
-            elif health.active_failed(reading):
+            elif self._tells(refusal) and health.active_failed(reading):
                 refused = isinstance(refusal, BackendRefused)
                 why = f"refused: {refusal.message}" if refused else "did not answer"
                 self._switch_by_itself(term, reading, f"the active store {why}")
                 return
         if term.active != self._own.primary and health.must_look_back():
-            granted = self._refusal_of(self._idle(term)) is None
-            if health.primary_tried(granted):
+            refusal = self._refusal_of(self._idle(term))
+            if not isinstance(refusal, UNDECIDED) and health.primary_tried(refusal is None):
                 self._switch_by_itself(term, reading, "the primary answers again")
+
+    def _tells(self, refusal: BackendUnavailable) -> bool:
+        """Whether this means that the active store fails."""
+        # What a failed try has left behind would hide that the next one fails, too.
+        left_behind = isinstance(refusal, BeingTried) and self._health.is_failing
+        return left_behind or not isinstance(refusal, UNDECIDED)
 
     def _switch_by_itself(self, term: Term, reading: Reading, reason: str) -> None:
         to, health = self._own.other_than(reading.active), self._health
@@ -242,7 +248,7 @@ class ActiveStore:
                 )
             return
         if (refusal := self._refusal_of(self._idle(term))) is not None:
-            if health.tells():
+            if not isinstance(refusal, UNDECIDED) and health.tells():
                 logger.error(
                     "Alias %r: not switched although %s, because %r grants nothing either: %s",
                     self._alias,

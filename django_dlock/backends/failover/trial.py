@@ -7,33 +7,44 @@ now, and its user may lack the rights on the keys of an epoch.
 from __future__ import annotations
 
 import secrets
+import time
 
 from ... import clock, process
-from ...exceptions import BackendRefused, BackendUnavailable
+from ...exceptions import BackendRefused, BackendUnavailable, ConnectionsBusy
 from ...lease import Contention, LeaseRequest, Renewal
 from ..base import BaseLockBackend
 from .terms import TOKEN_BITS
 
-__all__ = ["PROBE", "check_token", "refusal_of", "try_store"]
+__all__ = ["PROBE", "UNDECIDED", "check_token", "refusal_of", "try_patiently"]
 
 PROBE = "django_dlock:probe"
 """The name that is acquired; nobody waits for it."""
 LONGEST = 3.0
 """Seconds for which its lease lasts if the process ends before it is released."""
 
+PAUSE = 0.2
+
+
+class BeingTried(BackendUnavailable):
+    """Another process tries the store, or a try has left its lease behind: it tells nothing."""
+
+
+UNDECIDED = (BeingTried, ConnectionsBusy)
+"""What does not tell whether the store grants."""
+
 
 def try_store(store: BaseLockBackend, deadline: float) -> None:
     """Acquire a lease, renew it and release it.
 
     Raises:
-        BackendUnavailable: The store gives no answer, refuses, or does not keep what it grants.
+        BackendUnavailable: The store gives no answer, refuses, or does not keep what it grants;
+            one of ``UNDECIDED`` if that is not known.
     """
     ttl = min(LONGEST, store.max_ttl)
     request = LeaseRequest(PROBE, secrets.token_hex(16), ttl)
     answer = store.acquire(request, deadline=deadline)
     if isinstance(answer, Contention):
-        # The store has granted it to another process, within the last seconds.
-        return
+        raise BeingTried("The store is being tried by another process", PROBE, store.alias)
     check_token(answer.token, PROBE, store.alias)
     renewal = Renewal(PROBE, answer.owner, ttl)
     (renewed,) = store.renew([renewal], process=process.current().id, deadline=deadline)
@@ -42,6 +53,18 @@ def try_store(store: BaseLockBackend, deadline: float) -> None:
         # Another process that tries the store may have taken a lease over that was granted late.
         if done != wanted and clock.now() < answer.deadline:
             raise BackendUnavailable(f"A lease was granted, and then {done}", PROBE, store.alias)
+
+
+def try_patiently(store: BaseLockBackend) -> None:
+    """The same, again and again while it is not known."""
+    until = clock.now() + 2 * LONGEST
+    while True:
+        try:
+            return try_store(store, store.call_deadline())
+        except UNDECIDED:
+            if clock.now() >= until:
+                raise
+        time.sleep(PAUSE)
 
 
 def refusal_of(store: BaseLockBackend, deadline: float) -> BackendUnavailable | None:
