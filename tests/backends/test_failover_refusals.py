@@ -176,6 +176,14 @@ def test_what_a_failed_try_leaves_behind_is_not_taken_for_a_grant(
             each.close()
 
 
+def test_the_next_try_takes_back_what_the_last_one_has_left_behind(own_redis: RedisServer) -> None:
+    store = RedisBackend(redis_options(own_redis.url, replicas=1))
+    first, second = (refusal_of(store, clock.now() + 0.3) for _ in range(2))
+    assert "replicas" in str(first)
+    assert str(second) == str(first)
+    store.close()
+
+
 def test_a_full_pool_is_no_failure_of_the_store(
     own_redis: RedisServer, postgres_alias: str, django_db_blocker: DjangoDbBlocker
 ) -> None:

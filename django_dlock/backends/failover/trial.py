@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from weakref import WeakKeyDictionary
 
 from ... import clock, process
 from ...exceptions import BackendRefused, BackendUnavailable, ConnectionsBusy
@@ -21,12 +22,13 @@ PROBE = "django_dlock:probe"
 """The name that is acquired; nobody waits for it."""
 LONGEST = 3.0
 """Seconds for which its lease lasts if the process ends before it is released."""
-
 PAUSE = 0.2
+_unfinished: WeakKeyDictionary[BaseLockBackend, LeaseRequest] = WeakKeyDictionary()
+"""Tries that may have left a lease behind."""
 
 
 class BeingTried(BackendUnavailable):
-    """Another process tries the store, or a try has left its lease behind: it tells nothing."""
+    """The lease of another process's try is there, or what it has left behind: it tells nothing."""
 
 
 UNDECIDED = (BeingTried, ConnectionsBusy)
@@ -40,15 +42,21 @@ def try_store(store: BaseLockBackend, deadline: float) -> None:
         BackendUnavailable: The store gives no answer, refuses, or does not keep what it grants;
             one of ``UNDECIDED`` if that is not known.
     """
+    if (left_behind := _unfinished.get(store)) is not None:
+        # Some stores would keep it for as long as this process lives.
+        store.cancel_acquire(left_behind, deadline=deadline)
     ttl = min(LONGEST, store.max_ttl)
     request = LeaseRequest(PROBE, secrets.token_hex(16), ttl)
+    _unfinished[store] = request
     answer = store.acquire(request, deadline=deadline)
     if isinstance(answer, Contention):
+        _unfinished.pop(store, None)
         raise BeingTried("The store is being tried by another process", PROBE, store.alias)
     check_token(answer.token, PROBE, store.alias)
     renewal = Renewal(PROBE, answer.owner, ttl)
     (renewed,) = store.renew([renewal], process=process.current().id, deadline=deadline)
     released = store.release(PROBE, answer.owner, min_hold=0.0, deadline=deadline)
+    _unfinished.pop(store, None)
     for done, wanted in ((renewed.outcome, "renewed"), (released, "released")):
         # Another process that tries the store may have taken a lease over that was granted late.
         if done != wanted and clock.now() < answer.deadline:
