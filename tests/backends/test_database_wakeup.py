@@ -426,6 +426,7 @@ def test_g4_whatever_cannot_be_made_waiters_poll_until_it_can(
 NO_FILES = """
 import functools, os, resource, sys, threading, psycopg
 from django_dlock.backends.database.connection import Connection, Failure
+from django_dlock.backends.database.socket_handle import handle_of
 from django_dlock.backends.database.wakeup import Wakeup
 
 connect = functools.partial(psycopg.connect, sys.argv[1], autocommit=True)
@@ -434,13 +435,14 @@ notify = lambda *args: ordinary.execute("SELECT pg_notify(%s, %s)", args)
 wakeup = Wakeup(connect, notify)
 # Loaded now: its file could not be opened later.
 threading.Thread(target=lambda: None).start()
+cut = Connection(slow, psycopg, handle=handle_of(slow, psycopg))
 free = os.open(os.devnull, os.O_RDONLY)
 os.close(free)
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
 
 # A call is cut all the same.
-threading.Timer(0.2, (cut := Connection(slow, psycopg)).cut).start()
+threading.Timer(0.2, cut.cut).start()
 try:
     cut.rows("SELECT pg_sleep(60)")
 except Failure as failure:
