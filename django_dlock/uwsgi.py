@@ -1,7 +1,7 @@
 """What uWSGI must be told so that leases are renewed and forks are seen.
 
-System checks run in ``manage.py``, which uWSGI does not run. So each worker logs what is found, and
-``check`` reports it where it does run in uWSGI.
+System checks run in ``manage.py``, which uWSGI does not run. So what is found is logged when uWSGI
+loads the project, and ``check`` reports it where it does run in uWSGI.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _problems(options: Mapping[bytes, Any]) -> list[checks.CheckMessage]:
         found.append(
             checks.Warning(
                 "uWSGI forks its workers after it has loaded the project, without telling Python. "
-                "Connections that were open by then are shared by all workers, and a SQLite file "
-                "of leases that was open is refused.",
+                "Locks that were taken by then are lost in the workers, a SQLite file of leases "
+                "that was open is refused, and connections of other packages are shared.",
                 hint="Set lazy-apps = true, or py-call-osafterfork = true.",
                 id="django_dlock.W025",
             )

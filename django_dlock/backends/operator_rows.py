@@ -1,7 +1,7 @@
 """Makes the rows that operators see from what a store keeps of a lease or of a waiter.
 
-Every backend uses these two functions, so that all of them judge a holder, a time that lies in the
-future, and text of another program in the same way.
+So the backends judge a holder, a time that lies in the future, and text of another program in the
+same way. Only Redis makes its rows itself: a list reads no more of a lease than it shows.
 """
 
 from __future__ import annotations

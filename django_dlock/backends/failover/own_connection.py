@@ -9,17 +9,15 @@ a new one at once.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from django.db import connections
 
 from ... import clock, process
 from ..database.connection import wrapper_of
 from ..database.deadlines import deadlines
+from ..database.socket_handle import SocketHandle, handle_of
 
 __all__ = ["OwnConnection", "on_own_connection"]
 
@@ -35,8 +33,7 @@ class OwnConnection:
 
     def __init__(self, database: Callable[[], str]) -> None:
         self._database = database
-        # A duplicate of the driver's, so that its number cannot become that of another file.
-        self._socket: socket.socket | None = None
+        self._handle: SocketHandle | None = None
 
     @contextlib.contextmanager
     def until(self, deadline: float) -> Iterator[None]:
@@ -53,36 +50,28 @@ class OwnConnection:
         database = self._database()
         wrapper = connections[database]
         if wrapper.connection is None:
-            self._close_socket()
+            self._close_handle()
             connections[database] = wrapper = wrapper_of(database, CONNECT_TIMEOUT)
             with process.connecting():
                 wrapper.ensure_connection()
-            self._socket = _socket_of(wrapper.connection)
+            if wrapper.vendor != "sqlite":
+                self._handle = handle_of(wrapper.connection, wrapper.Database)
 
     def cut(self) -> None:
         """Make the running statement fail; called from another thread."""
-        if (found := self._socket) is not None:
-            with contextlib.suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
+        if (handle := self._handle) is not None:
+            handle.shut_down()
 
     def close(self) -> None:
         # It may be broken, or its alias may no longer be defined.
         with contextlib.suppress(Exception):
             connections[self._database()].close()
-        self._close_socket()
+        self._close_handle()
 
-    def _close_socket(self) -> None:
-        found, self._socket = self._socket, None
-        if found is not None:
-            found.close()
-
-
-def _socket_of(raw: Any) -> socket.socket | None:
-    # SQLite has none. In PyMySQL only the socket has a number.
-    with contextlib.suppress(Exception):
-        number = raw.fileno() if hasattr(raw, "fileno") else raw._sock.fileno()
-        return socket.socket(fileno=os.dup(number))
-    return None
+    def _close_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
 
 
 def on_own_connection(call: Callable[[], object], database: str, patience: float) -> None:

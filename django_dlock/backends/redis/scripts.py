@@ -37,9 +37,8 @@ ACQUIRE = Script(
 --   request may still arrive or ''
 -- Returns the token; or, about the lease that is held, these lines: kind, remaining ms, now ms,
 -- token, '0' if the waiter's process is not listening here as far as the server can tell, id of the
--- holder's process, owner. They
--- are one text, which a client reads as fast as one element of a list. With the identity of the
--- process, returns a list: that, then names to sweep next.
+-- holder's process, owner. They are one text, which a client reads as fast as one element of a
+-- list. With the identity of the process, returns a list: that, then names to sweep next.
 local name, me, waits = ARGV[1], ARGV[2], ARGV[7] == '1'
 local owner, kind, token, past, till, longest, proc, n = unpack(redis.call(
   'HMGET', KEYS[1], 'owner', 'kind', 'token', 'past', 'until', 'ttl', 'proc', 'n'), 1, 8)

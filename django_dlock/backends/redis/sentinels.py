@@ -42,9 +42,6 @@ PATIENCE = 0.25
 them has."""
 OFTEN = 0.05
 """The part of ``command_timeout`` that passes at least between two rounds of questions."""
-FRESH = 60.0
-"""Seconds after which an idle connection to a Sentinel is not used again: a firewall may have
-dropped it without a word."""
 
 
 class Answer(NamedTuple):
@@ -87,7 +84,6 @@ class _Sentinel:
         self.question: Question | None = None
         self.answer: Answer | None = None
         self.is_asked = False
-        self._asked_at = -math.inf
 
     def close(self) -> None:
         self._pool.close()
@@ -97,11 +93,7 @@ class _Sentinel:
         Raises:
             redis.exceptions.RedisError, OSError: It knows no master, or gives no answer in time.
         """
-        now = clock.now()
-        if now - self._asked_at > FRESH:
-            self._pool.close()
-        self._asked_at = now
-        deadline = now + self._timeout
+        deadline = clock.now() + self._timeout
 
         def use(connection: Connection) -> Answer:
             connection.send(self._packed)
