@@ -116,31 +116,26 @@ class AfterTransactions:
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function: Callable[[], object] | None = function
-        self._waits_for: tuple[BaseDatabaseWrapper, object] | None = None
+        self._waits_for: list[tuple[BaseDatabaseWrapper, object]] = []
 
     def register(self) -> bool:
-        """Run after the transaction that is open; ``False`` if none is."""
-        for connection, block in _in_atomic():
-            self._waits_for = connection, block
-            transaction.on_commit(_Hook(self).run, using=connection.alias, robust=True)
-            return True
-        return False
+        """Run after the transactions that are open; ``False`` if none is."""
+        self._waits_for = found = _in_atomic()
+        if found:
+            # After this one, look for others again.
+            transaction.on_commit(_Hook(self).run, using=found[0][0].alias, robust=True)
+        return bool(found)
 
     def is_overdue(self) -> bool:
-        """Whether the transaction has ended without a word; may be asked on any thread.
+        """Whether the transactions have ended without a word; may be asked on any thread.
 
         After a function of ``on_commit`` has raised, Django calls no other, and the error may keep
         them alive. After ``close()``, it calls them with the next query at the earliest.
         """
-        if self._function is None or self._waits_for is None:
-            return False
-        connection, block = self._waits_for
-        if connection.connection is None or connection.closed_in_transaction:
-            return True
-        if any(open_one is block for open_one in connection.atomic_blocks.copy()):
-            return False
-        # Django forgets the block before it commits, and turns autocommit on after that.
-        return bool(connection.atomic_blocks or connection.autocommit)
+        waits_for = self._waits_for
+        return bool(self._function and waits_for) and all(
+            _has_ended(connection, block) for connection, block in waits_for
+        )
 
     def run(self) -> None:
         """Run it now, or after the transaction that is open, if there is one."""
@@ -150,6 +145,16 @@ class AfterTransactions:
         function, self._function = self._function, None
         if function is not None:
             function()
+
+
+def _has_ended(connection: BaseDatabaseWrapper, block: object) -> bool:
+    """Whether a transaction of any thread is over."""
+    if connection.connection is None or connection.closed_in_transaction:
+        return True
+    if any(open_one is block for open_one in connection.atomic_blocks.copy()):
+        return False
+    # Django forgets the block before it commits, and turns autocommit on after that.
+    return bool(connection.atomic_blocks or connection.autocommit)
 
 
 class _Hook:

@@ -14,6 +14,7 @@ from django.db.transaction import TransactionManagementError
 
 from django_dlock import LeaseLost, Lock, locks, signals
 from django_dlock.backends.local import LocalBackend
+from django_dlock.core import dispatch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -202,23 +203,48 @@ def test_g15_a_lock_is_released_although_its_transactions_connection_was_closed(
     assert not lock.locked()
 
 
-def test_g15_a_lock_is_kept_while_its_transaction_lasts(released: threading.Event) -> None:
-    renewed = threading.Event()
+@pytest.fixture
+def renewed() -> Iterator[threading.Event]:
+    told = threading.Event()
 
     def tell(**_: Any) -> None:
-        renewed.set()
+        told.set()
 
     signals.renewed.connect(tell)
+    yield told
+    signals.renewed.disconnect(tell)
+
+
+def test_g15_a_lock_is_kept_while_its_transaction_lasts(renewed: threading.Event) -> None:
     lock = guard(hold_until="commit", ttl=3)
-    try:
-        with transaction.atomic():
-            with transaction.atomic(), lock:
-                pass
-            assert renewed.wait(20)
-            assert lock.locked()
-    finally:
-        signals.renewed.disconnect(tell)
+    with transaction.atomic():
+        with transaction.atomic(), lock:
+            pass
+        assert renewed.wait(20)
+        assert lock.locked()
     assert not lock.locked()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_g15_a_lock_is_kept_while_a_second_transaction_lasts(
+    renewed: threading.Event, released: threading.Event, postgres_alias: str
+) -> None:
+    def fails() -> None:
+        raise KeyError
+
+    lock = guard(hold_until="commit", ttl=3)
+    with transaction.atomic(using=postgres_alias):
+        with pytest.raises(KeyError) as kept, transaction.atomic():
+            transaction.on_commit(fails)
+            with lock:
+                pass
+        renewed.clear()
+        assert renewed.wait(20)
+        assert dispatch.flush(20)
+        assert lock.locked()
+    # Nobody was told of its end, either.
+    assert released.wait(20)
+    del kept
 
 
 def test_g15_hold_until_commit_is_refused_in_manual_transaction_management() -> None:
