@@ -207,19 +207,9 @@ class AcquireFlows:
         name = requests[-1].name
         held = self._found(caller, name)
         if held is not None:
-            if self._options.reentrant and held.options.reentrant:
-                self._holds.enter(held, requests[-1].owner, by, self, self._options)
-                yield from limit_flow(held, self._backend)
-                return self
-            if patience == 0:
-                self._give_up("contended", name)
-                return None
-            raise AlreadyHeld(
-                "Already held by this thread, task or handle; waiting for it would never end. To "
-                "acquire it again, give both Locks reentrant=True",
-                name,
-                self.alias,
-            )
+            entered = yield from self._own_flow(held, by, requests[-1].owner, patience)
+            if entered is not None:
+                return self if entered else None
         started, outer = clock.now(), transactions.outermost()
         self.contention = None
         # Of this acquire alone: several threads may share the handle.
@@ -258,6 +248,27 @@ class AcquireFlows:
         if waited >= signals.LONG_WAIT:
             dispatch.send(signals.waited_long, self._sender, waited=waited, **held.signal_kwargs())
         return self
+
+    def _own_flow(
+        self, held: HeldLease, by: object, entry: str, patience: float | None
+    ) -> Flow[bool | None]:
+        """Enter the caller's own lease; returns ``None`` if that turns out to be lost."""
+        if self._options.reentrant and held.options.reentrant:
+            hold = self._holds.enter(held, entry, by, self, self._options)
+            yield from limit_flow(held, self._backend)
+            if held.active:
+                return True
+            self._holds.remove(hold)
+            return None
+        if patience == 0:
+            self._give_up("contended", held.name)
+            return False
+        raise AlreadyHeld(
+            "Already held by this thread, task or handle; waiting for it would never end. To "
+            "acquire it again, give both Locks reentrant=True",
+            held.name,
+            self.alias,
+        )
 
     def _granted_flow(
         self, requests: list[LeaseRequest], started: float, patience: float | None, met: Met

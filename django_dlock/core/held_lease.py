@@ -52,6 +52,8 @@ class HeldLease:
             sent.
         ttl: Seconds, as last confirmed.
         renewal_ttl: Seconds that renewals ask for.
+        min_hold: Seconds after ``acquired_at`` for which the name stays taken; the longest of all
+            handles that have entered it.
         max_end: When renewal must end: with the first ``max_hold`` of its holds.
         due: When it is to be renewed; its deadline if it is not renewed.
         planned: When the watchdog will check it next; used by the watchdog only.
@@ -81,7 +83,7 @@ class HeldLease:
         self.key = key
         self.sender = sender
         self.options = options
-        self.renews = options.renew
+        self.renews, self.min_hold = options.renew, options.min_hold
         self.known_as: HolderKey = None
         self.trace: LockTrace | None = None
         self.holds: dict[str, HoldOfLease] = {}
@@ -188,6 +190,28 @@ class HeldLease:
             # longer renewal that is confirmed meanwhile was sent earlier.
             self._set_deadline(now, renewal.ttl)
         return renewal
+
+    def note_entry(self, options: LockOptions) -> bool:
+        """Give another of its holds what that was asked for; returns whether renewal begins."""
+        if options.min_hold:
+            entered = clock.now() - self.acquired_at
+            self.min_hold = max(self.min_hold, entered + options.min_hold)
+        if self.renews or self._stopped or not options.renew:
+            return False
+        self.renews = True
+        self.renewal_ttl = max(self.renewal_ttl, min(options.ttl, options.max_hold))
+        self._set_deadline(self.confirmed_at, self.ttl)
+        return True
+
+    def note_exit(self, now: float) -> None:
+        """Let it go on as its other holds were asked for, after one of them was released."""
+        if self.renews and not any(hold.options.renew for hold in self.holds.copy().values()):
+            self.renews = False
+            self._set_due()
+        if (end := self.first_end()) > self.max_end:
+            self.end_at(end, now)
+            # The store may have cut it.
+            self.due = now
 
     def first_end(self) -> float:
         """When the first ``max_hold`` of its present holds ends it."""

@@ -197,6 +197,8 @@ class HandleHolds:
         # First to the handle, so that ``cancel`` finds it.
         hold = self._holds[entry] = Hold(held, entry, by, handle, options)
         held.holds[entry] = hold
+        if entry != held.owner and held.note_entry(options):
+            watchdog.watch(held)
         return hold
 
     def begin_block(self, entry: str) -> None:
@@ -212,8 +214,8 @@ class HandleHolds:
         held = hold.lease
         self._holds.pop(hold.entry, None)
         held.holds.pop(hold.entry, None)
-        if held.active and (end := held.first_end()) > held.max_end:
-            held.end_at(end, clock.now())
+        if held.active:
+            held.note_exit(clock.now())
             # It may be due before the watchdog next wakes.
             watchdog.watch(held)
 

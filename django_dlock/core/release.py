@@ -142,12 +142,12 @@ class LockFlows(AcquireFlows):
         if reason not in _NOTHING_TO_RELEASE:
             try:
                 outcome = yield from in_turn(
-                    held.backend, "release", held.name, held.owner, min_hold=held.options.min_hold
+                    held.backend, "release", held.name, held.owner, min_hold=held.min_hold
                 )
             except BaseException as error:
                 # The release may have happened or not; it is repeated in the background.
                 request = LeaseRequest(held.name, held.owner, held.ttl)
-                cleanup.cancel_later(held.backend, request, min_hold=held.options.min_hold)
+                cleanup.cancel_later(held.backend, request, min_hold=held.min_hold)
                 held.end_released(reason="unanswered")
                 if reason is None or not isinstance(error, BackendUnavailable):
                     raise

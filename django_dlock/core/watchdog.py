@@ -346,7 +346,7 @@ class Watchdog:
             backend = schedule.backend
             try:
                 ours = [
-                    ReleaseRequest(held.name, held.owner, held.options.min_hold)
+                    ReleaseRequest(held.name, held.owner, held.min_hold)
                     for held in leases
                     if held.backend is backend
                 ]
