@@ -339,13 +339,14 @@ def test_g2_a_master_that_is_cut_off_with_its_holder_is_left():
         others = set(sentinel.front.links)
         known, unknown = Lock("known"), Lock("unknown")
         assert known.acquire()
+        with client(sentinel.replica) as asking:
+            until(lambda: asking.keys("*:l:known"))
         sentinel.front.refuse(but=set(sentinel.front.links) - others)
         # The holder still reaches its master, which nobody else does.
         assert unknown.acquire()
         until(lambda: sentinel.master_port == sentinel.replica.port)
         before = scripts(sentinel.primary)
         until(lambda: unknown.lost)
-        # The replica had received this one.
         until(lambda: known.state == "held")
         # One renewal of each lock, with its script, at the most.
         assert scripts(sentinel.primary) - before <= 6
