@@ -147,7 +147,7 @@ $(VENV)/.dev: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing what tests, documentation and packaging need"
 	@$(PIP) --editable '.[dev]'
 # Has to be compiled; it is tested where it can be.
-	@$(PIP) '.[mysqlclient]' 2>/dev/null || echo "Without mysqlclient: its tests will be skipped"
+	@$(PIP) --editable '.[mysqlclient]' 2>/dev/null || echo "Without mysqlclient: its tests will be skipped"
 	@$(call carry_redis)
 	@touch $@
 
