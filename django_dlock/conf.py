@@ -50,11 +50,20 @@ _DEFAULTS = AliasOptions(alias="", backend="")
 """Default values; each key of an entry is a field of ``AliasOptions`` in capitals."""
 _OPTIONS = ("command_timeout", "outage_patience")
 """Keys in ``OPTIONS`` that every backend has."""
+MOST_TIMEOUT = 86_400
+"""Seconds; systems, servers and drivers keep it in milliseconds, often in 32 bits."""
 
 KEYS = sorted(key.upper() for key in asdict(_DEFAULTS) if key not in ("alias", *_OPTIONS))
 
 
-def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False) -> float:
+def seconds(
+    value: Any,
+    *,
+    what: str,
+    minimum: float = 0.0,
+    maximum: float = clock.LONGEST,
+    above: bool = False,
+) -> float:
     """A duration as float seconds, from a number or a ``timedelta``.
 
     Args:
@@ -72,14 +81,13 @@ def seconds(value: Any, *, what: str, minimum: float = 0.0, above: bool = False)
         raise TypeError(f"{what} is {redacted(value)}; it takes seconds (a number) or a timedelta")
     large_enough = value > minimum if above else value >= minimum
     # An integer may be too large for a float. Comparisons with NaN are false.
-    if not large_enough or not value <= clock.LONGEST:
+    if not large_enough or not value <= maximum:
         is_long = isinstance(value, int) and abs(value) > 10**18
         # Python refuses to write integers of thousands of digits.
         shown = f"an integer of {int(value).bit_length()} bits" if is_long else repr(given)
         bound = "more than" if above else "at least"
         raise ValueError(
-            f"{what} is {shown}; it must be {bound} {minimum:g} and at most {clock.LONGEST} "
-            "seconds (100 years)"
+            f"{what} is {shown}; it must be {bound} {minimum:g} and at most {maximum} seconds"
         )
     return float(value)
 
@@ -292,11 +300,11 @@ class _Entry:
             return default
         return value
 
-    def duration(self, key: str, minimum: float = 0.0, *, above: bool = False) -> float:
+    def duration(self, key: str, minimum: float = 0.0, **bounds: Any) -> float:
         default: float = getattr(_DEFAULTS, key.lower())
         value, what = self.entry.get(key, default), self.place(key)
         try:
-            return seconds(value, what=what, minimum=minimum, above=above)
+            return seconds(value, what=what, minimum=minimum, **bounds)
         except (TypeError, ValueError) as error:
             self.wrong("E005", f"{error}.", f"Set it in {what}; default {default:g}.")
             return default
@@ -323,7 +331,7 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
         "wait": None if entry.get("WAIT", 0) is None else read.duration("WAIT"),
         "max_hold": read.duration("MAX_HOLD", 0.1),
         "stream_max_hold": read.duration("STREAM_MAX_HOLD", 0.1),
-        "command_timeout": options.duration("command_timeout", above=True),
+        "command_timeout": options.duration("command_timeout", maximum=MOST_TIMEOUT, above=True),
         "outage_patience": options.duration("outage_patience"),
         "if_unavailable": read.choice("IF_UNAVAILABLE", IF_UNAVAILABLE),
     }
