@@ -13,7 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from django_dlock import BackendUnavailable, conf
+from django_dlock import BackendUnavailable, clock, conf
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.zookeeper import ZooKeeperBackend
 from django_dlock.exceptions import BackendRefused
@@ -219,3 +219,10 @@ def test_tls_is_taken_from_the_clients_arguments(certificates: Path) -> None:
             acquire(backend)
         del backend
         gc.collect()
+
+
+def test_a_session_may_be_asked_to_last_for_longer_than_the_protocol_can_say(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    with backend_at(zookeeper_server.location, session_timeout=clock.LONGEST) as backend:
+        assert isinstance(acquire(backend), Lease)

@@ -18,6 +18,8 @@ OPTIONS = ("client", "credentials", "session_timeout")
 EXAMPLES = "'host:2181', or 'host1:2181,host2:2181,host3:2181/chroot'"
 OWN_ARGUMENTS = ("hosts", "timeout", "client_id", "handler", "logger", "read_only")
 """Arguments of ``KazooClient`` that this backend sets itself."""
+LONGEST_SESSION = (2**31 - 1) / 1000
+"""Seconds; the protocol has milliseconds in 32 bits. Servers grant much less."""
 
 
 def problems(options: AliasOptions) -> list[Problem]:
@@ -93,7 +95,8 @@ def _option_problems(options: AliasOptions) -> Iterator[Problem]:
 def session_timeout(options: AliasOptions) -> float:
     """Seconds that the server is asked to keep a session from which it hears nothing."""
     shortest = 6 * options.command_timeout
-    return float(options.options.get("session_timeout", max(options.ttl, shortest)))
+    asked = options.options.get("session_timeout", max(options.ttl, shortest))
+    return min(float(asked), LONGEST_SESSION)
 
 
 def _hosts(options: AliasOptions) -> str:
