@@ -672,6 +672,16 @@ def test_a_store_that_answers_nobody_is_replaced_and_comes_back(shop, own_redis,
         assert grant_when_open(one, request("third")).token >> TOKEN_BITS == 3
 
 
+def test_a_store_whose_failures_take_long_is_replaced(shop, own_redis, monkeypatch):
+    # Both stores may fail as late as their time-out allows; the record is written after that.
+    options = {"ttl": 60.0, "view_ttl": 6.0, "command_timeout": 2.0, "failover_after": 1.5}
+    monkeypatch.setattr(refresher, "AFTER_PATIENCE", 1.0)
+    one = shop.process(redis_url=own_redis.url, **options)
+    grant(one, request())
+    own_redis.pause()
+    until(is_active(one, "table"), 30)
+
+
 def test_one_process_that_cannot_reach_the_store_does_not_take_it_from_the_others(shop, own_redis):
     with Proxy("127.0.0.1", own_redis.port) as proxy:
         behind = f"redis://127.0.0.1:{proxy.port}/0"

@@ -66,6 +66,8 @@ class ActiveStore:
             self._watch_health,
             own.view_ttl / 3,
             lambda: self.record.database,
+            # Both stores, and once more before a switch.
+            after_asks=3 * self._timeout,
         )
 
     def _make(self, alias: str, epoch: int) -> BaseLockBackend:

@@ -22,8 +22,8 @@ __all__ = ["ViewRefresher"]
 IDLE = 60.0
 """Seconds without use after which the thread ends."""
 PAUSE_AFTER_FAILURE = 0.1
-READ_PATIENCE, AFTER_PATIENCE = 4.0, 15.0
-"""Seconds for a read, and for what follows it, before the connection is given up."""
+READ_PATIENCE, AFTER_PATIENCE = 4.0, 10.0
+"""Seconds for a read, and for what is written after it, before the connection is given up."""
 HANGING_AFTER = 5.0
 """Seconds after which another thread reads in place of one that hangs nevertheless, for instance
 because a name server does not answer."""
@@ -38,6 +38,7 @@ class ViewRefresher:
     Args:
         read: Reads it from the database.
         after: Is called after each read, on the same thread, with the view.
+        after_asks: Seconds for which it may ask others than the database.
         interval: Seconds between two reads.
         database: Returns the alias in ``DATABASES`` whose connection is closed at the end.
 
@@ -52,8 +53,11 @@ class ViewRefresher:
         after: Callable[[View], object],
         interval: float,
         database: Callable[[], str],
+        *,
+        after_asks: float,
     ) -> None:
         self._alias, self._read, self._after = alias, read, after
+        self._after_asks = after_asks
         self._interval, self._database = interval, database
         self.last: View | None = None
         self.forget()
@@ -177,7 +181,7 @@ class ViewRefresher:
         reached("view.read", alias=self._alias, view=self.last, error=error)
         if view is not None:
             try:
-                with own.until(clock.now() + AFTER_PATIENCE):
+                with own.until(clock.now() + AFTER_PATIENCE + self._after_asks):
                     self._after(view)
             except Exception:
                 logger.exception(
