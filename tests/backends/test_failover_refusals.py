@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
 from pytest_django import DjangoDbBlocker
 
 from django_dlock import BackendUnavailable, clock, locks
@@ -19,6 +21,7 @@ from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.backends.failover import FailoverBackend
 from django_dlock.backends.failover.trial import PROBE, refusal_of
 from django_dlock.backends.redis import RedisBackend
+from django_dlock.backends.zookeeper import ZooKeeperBackend
 from django_dlock.lease import Lease, Renewal
 from testproject.servers import RedisServer
 from tests.support.aliases import configured
@@ -29,6 +32,7 @@ from tests.support.limited_users import guard_etcd, redis_url_for_keys
 from tests.support.points import at, heard
 from tests.support.redis_calls import client, pool_of
 from tests.support.refusing_writes import REDIS, etcd_full, let_etcd_write
+from tests.support.zookeeper import ZooKeeperServer
 
 from .test_failover_switch import (
     UNHURRIED,
@@ -116,6 +120,33 @@ def test_roles_of_etcd_that_do_not_cover_later_epochs_are_reported(
         for each in (backend, store, table):
             each.close()
     assert [problem.id for problem in found] == ([] if covers else ["W022"])
+
+
+@pytest.mark.parametrize("may_create", [False, True])
+def test_rights_in_zookeeper_that_do_not_cover_later_epochs_are_reported(
+    zookeeper_server: ZooKeeperServer,
+    postgres_alias: str,
+    django_db_blocker: DjangoDbBlocker,
+    may_create: bool,
+) -> None:
+    root, prefix = f"/apps-{secrets.token_hex(4)}", f"test-{secrets.token_hex(4)}"
+    admin = KazooClient(zookeeper_server.location)
+    admin.start()
+    admin.create(root)
+    admin.create(f"{root}/{prefix}", acl=[make_digest_acl("locks", "secret", all=True)])
+    rights = make_digest_acl("locks", "secret", read=True, create=may_create)
+    admin.set_acls(root, [rights])
+    admin.stop()
+    admin.close()
+    store = ZooKeeperBackend(zookeeper_options(zookeeper_server.location + root, prefix))
+    table = DatabaseBackend(table_options(postgres_alias, prefix))
+    backend = failover_backend(failover_options(postgres_alias, prefix), store, table)
+    with django_db_blocker.unblock():
+        found = backend.store_problems()
+        for each in (backend, store, table):
+            each.close()
+    assert [problem.id for problem in found] == ([] if may_create else ["W022"])
+    assert may_create or "ZooKeeper: the right to create" in found[0].hint
 
 
 def test_a_store_whose_user_lacks_rights_is_not_switched_to(
@@ -248,6 +279,17 @@ def etcd_options(url: str, prefix: str, **options: str) -> AliasOptions:
         key_prefix=prefix,
         command_timeout=5.0,
         options=options,
+    )
+
+
+def zookeeper_options(location: str, prefix: str) -> AliasOptions:
+    return AliasOptions(
+        alias="one",
+        backend="zookeeper",
+        location=location,
+        key_prefix=prefix,
+        command_timeout=5.0,
+        options={"credentials": "locks:secret"},
     )
 
 

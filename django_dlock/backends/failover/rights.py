@@ -1,7 +1,8 @@
 """Whether the users of both stores have rights on the keys of later epochs, for checks.
 
 Each epoch has a key prefix of its own, so rights on the keys of the first one do not suffice. With
-such a user, the first switch would be an outage. Nothing is written here.
+such a user, the first switch would be an outage. Nothing is written here but, in ZooKeeper, the
+empty nodes below which these keys are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def problems(
             f"The user of DLOCKS[{name!r}] lacks rights on the keys that it needs after a switch "
             f"of alias {alias!r}, whose KEY_PREFIX begins with {f'{prefix}.'!r}: {refused}",
             f"Redis: ACL SETUSER <user> ~{{{prefix}.*:0}}:2:* &{{{prefix}.*:0}}:2:m:* "
-            f"etcd: etcdctl role grant-permission <role> readwrite {prefix}. --prefix=true",
+            f"etcd: etcdctl role grant-permission <role> readwrite {prefix}. --prefix=true "
+            "ZooKeeper: the right to create nodes beside the one of KEY_PREFIX",
         )
 
 
