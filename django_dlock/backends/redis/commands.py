@@ -196,7 +196,11 @@ class Commands:
         self._to_sweep: Sequence[str] = ()
 
     def acquire(
-        self, request: LeaseRequest, listens: bool = True, repeated: bool = False
+        self,
+        request: LeaseRequest,
+        listens: bool = True,
+        repeated: bool = False,
+        make: Callable[..., Command[Any]] | None = None,
     ) -> Command[Any]:
         """Try once.
 
@@ -204,6 +208,7 @@ class Commands:
             listens: Whether this process can get messages, so that it can become a waiter.
             repeated: Whether the request was sent before and not answered, so that a copy of it
                 may still arrive after this one.
+            make: See the class; for this command only.
         """
         name, owner, ttl, kind, metadata, waits, replaces, *_ = request
         keys, process = self.keys, current()
@@ -220,7 +225,7 @@ class Commands:
         if identity:
             words += self._locks_to_sweep()
             read = self._sweeping(read)
-        return self._make(scripts.ACQUIRE, words, args, read, name)
+        return (make or self._make)(scripts.ACQUIRE, words, args, read, name)
 
     def _locks_to_sweep(self) -> list[str]:
         """The keys for ``SWEEP``; other threads get others."""

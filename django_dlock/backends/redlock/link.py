@@ -68,7 +68,6 @@ class Link:
         self._sock.setblocking(False)
         self._received, self._unsent = b"", bytearray()
         self._known: set[str] = set()
-        self._prefix = prefix
         self._keep_out_ms = int(keep_out * 1000)
         self.run_id = run_id
         self.commands = Commands(prefix, self.guarded)
@@ -104,7 +103,7 @@ class Link:
             args = [*args, number, late_ms(request.ttl)]
             return Command(ACQUIRE_AGAIN, keys, args, read, name)
 
-        return Commands(self._prefix, again).acquire(request)
+        return self.commands.acquire(request, make=again)
 
     def _guard(
         self, keys: Sequence[str], args: Sequence[str | int]
