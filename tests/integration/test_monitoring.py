@@ -110,7 +110,7 @@ def test_promtool_accepts_the_rules(tool):
         [tool, "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 rules found" in done.stdout
+    assert "8 rules found" in done.stdout
 
 
 ATTEMPTS = "django_dlock_acquire_attempts_total"
