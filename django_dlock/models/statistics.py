@@ -71,7 +71,8 @@ class LockStatistics(models.Model):
     @staticmethod
     def first_id(period: int, start: int) -> str:
         """What comes before the keys of all rows that begin then or later, and of no earlier."""
-        return f"{period:04x}{start:010x}"
+        # Before Python 3.11, a member of Period is formatted as its text.
+        return f"{int(period):04x}{start:010x}"
 
     @classmethod
     def ids(cls, period: int, start: int, end: int) -> models.Q:
