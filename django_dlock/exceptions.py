@@ -168,7 +168,7 @@ class BackendRefused(BackendUnavailable):
 class ConnectionsBusy(BackendUnavailable):
     """All connections of this process stayed in use; the backend answers, and was not asked.
 
-    No acquire and no release of a ``Lock`` raises it, because both wait for their turn.
+    No method of a ``Lock`` raises it, because all of them wait for their turn.
     """
 
 

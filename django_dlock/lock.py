@@ -12,7 +12,7 @@ from asgiref.sync import markcoroutinefunction
 from . import conf, process
 from .core import transactions
 from .core.acquire import this_task, this_thread
-from .core.flow import Flow, adrive, drive
+from .core.flow import Flow, adrive, drive, in_turn
 from .core.holds import Caller, HandleHolds, this_caller
 from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
 from .core.status import LockStatus
@@ -348,13 +348,14 @@ class Lock(LockStatus):
             BackendUnavailable: No answer.
         """
         process.notice_fork()
-        return self._backend.locked(self._full_name(), deadline=self._backend.call_deadline())
+        answer: bool = drive(in_turn(self._backend, "locked", self._full_name()), self._backend)
+        return answer
 
     async def alocked(self) -> bool:
         """As ``locked``, for coroutines."""
         process.notice_fork()
-        deadline = self._backend.call_deadline()
-        answer: bool = await self._backend.acall("locked", self._full_name(), deadline=deadline)
+        asks = in_turn(self._backend, "locked", self._full_name())
+        answer: bool = await adrive(asks, self._backend)
         return answer
 
 

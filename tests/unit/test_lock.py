@@ -23,6 +23,7 @@ from django_dlock import (
     AcquireTimeout,
     AlreadyHeld,
     BackendUnavailable,
+    ConnectionsBusy,
     LeaseLost,
     Lock,
     LockError,
@@ -36,6 +37,7 @@ from django_dlock import (
     locks,
     signals,
 )
+from django_dlock.backends.local import LocalBackend
 from django_dlock.core import dispatch, transactions
 from tests.support.leases import lease_of
 
@@ -854,3 +856,18 @@ def test_a_receiver_that_raises_or_hangs_prevents_nothing() -> None:
         signals.acquired.disconnect(dispatch_uid="h")
         free.set()
     assert dispatch.flush(30)
+
+
+async def test_locked_waits_for_a_free_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [ConnectionsBusy("All are in use", "it", "local"), True] * 2
+
+    def locked(*_: Any, **__: Any) -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr(LocalBackend, "locked", locked)
+    lock = Lock("it", using="local")
+    assert lock.locked()
+    assert await lock.alocked()
