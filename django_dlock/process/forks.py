@@ -84,21 +84,22 @@ def notice_fork() -> None:
 def _run_hooks_of_child() -> None:
     pid, mine = os.getpid(), (threading.get_ident(),)
     while _pid != pid:
-        first = _noticing.setdefault(pid, mine)
-        if first is mine:
-            try:
+        try:
+            first = _noticing.setdefault(pid, mine)
+            if first is mine:
                 for hooks in _at_fork.copy():
                     if "after_in_child" in hooks:
                         hooks["after_in_child"]()
                 _note_pid()
-            finally:
-                # After an interrupt, whoever comes next runs all of them again.
+            elif first == mine:
+                # A signal handler in the thread that runs them.
+                return
+            else:
+                time.sleep(POLL_INTERVAL)
+        finally:
+            # After an interrupt, whoever comes next runs all of them again.
+            if _noticing.get(pid) is mine:
                 _noticing.pop(pid, None)
-        elif first == mine:
-            # A signal handler in the thread that runs them.
-            return
-        else:
-            time.sleep(POLL_INTERVAL)
 
 
 def _note_pid() -> None:

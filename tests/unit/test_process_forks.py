@@ -261,3 +261,38 @@ def test_a_process_that_never_forks_forgets_threads_that_have_ended(
         # Not a connection, but it is made on a thread.
         assert connector.connect(clock.now() + PATIENCE) == ""
     assert len(forks._notes) <= noted_earlier + 2
+
+
+def test_g8_an_unseen_fork_is_noticed_although_a_signal_handler_raised_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hooks: list[int] = []
+    monkeypatch.setattr(forks, "_at_fork", [{"after_in_child": lambda: hooks.append(1)}])
+
+    def interrupt(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_name == "_run_hooks_of_child" and event == "line":
+            lines -= 1
+            if lines == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return interrupt
+
+    before, number, interrupted = sys.gettrace(), 0, True
+    while interrupted:
+        number += 1
+        lines, interrupted = number, False
+        monkeypatch.setattr(forks, "_pid", 0)
+        monkeypatch.setattr(forks, "_noticing", {})
+        sys.settrace(interrupt)
+        try:
+            process.notice_fork()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        noticed = forks._pid == os.getpid()
+        hooks.clear()
+        process.notice_fork()
+        assert noticed or hooks, number
+    assert number > 5
