@@ -29,7 +29,10 @@ django.setup()
 from django_dlock import Lock  # noqa: E402
 
 loaded = Lock("loaded", ttl=LONG, bound=False)
-loaded.acquire(timeout=20)
+loaded.acquire(timeout=5)
+# uWSGI forks without asking whether a thread of Python runs. A worker would wait for ever for one
+# that does, so let the thread that renews come to rest.
+time.sleep(2)
 
 
 def hold() -> Any:
