@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_dlock import BackendUnavailable, LeaseLost, Lock, clock, locks, signals
+from django_dlock.backends.redis.connection import Connection
 from django_dlock.process import current
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
@@ -223,6 +224,37 @@ def test_a_waiter_is_woken_by_the_new_master(bed, how):
         thread.join(30)
         assert got == [True]
         assert blocks_anew.acquire(blocking=False) is False
+
+
+def test_a_waiter_that_subscribes_during_the_switch_is_woken_by_the_new_master(bed, monkeypatch):
+    aliases = {
+        "default": bed.entry(),
+        "old": alias(bed.old.url, TTL=LONG),
+        "new": alias(bed.new.url, TTL=LONG),
+    }
+    with configured(aliases):
+        blocks, blocks_anew = Lock("name", using="old"), Lock("name", using="new")
+        assert blocks.acquire()
+        assert blocks_anew.acquire()
+        held, execute, moved = Lock("held", bound=False), Connection.execute, []
+        assert held.acquire()
+
+        def moves(connection, *words, **options):
+            answer = execute(connection, *words, **options)
+            if words[0] == "SUBSCRIBE" and not moved:
+                moved.append(True)
+                bed.leading.accept()
+                until(lambda: held.state != "held")
+            return answer
+
+        monkeypatch.setattr(Connection, "execute", moves)
+        waiter, got = Lock("name", wait=60, bound=False), []
+        thread = threading.Thread(target=lambda: got.append(waiter.acquire()))
+        thread.start()
+        until(lambda: len(locks["new"].waiters("name")) == 1)
+        blocks_anew.release()
+        thread.join(30)
+        assert (got, moved) == ([True], [True])
 
 
 def test_g2_silent_sentinels_end_nothing(bed):

@@ -122,7 +122,7 @@ class HandoverListener:
         self._subscribed_at = self._heard_at = self._pinged_at = 0.0
         self._complete_since = self._pruned_at = 0.0
         self._refused_at = float("-inf")
-        self._breaks = 0
+        self._breaks = self._left = 0
 
     def close(self) -> None:
         """Close the connection, unless a waiter is reading it."""
@@ -317,6 +317,8 @@ class HandoverListener:
 
     def leave(self) -> None:
         """Another server is the master now: let the waiters subscribe and ask there."""
+        # Before the connection is read: one that is being made compares this number.
+        self._left += 1
         connection = self._connection
         if connection is not None:
             connection.wake()
@@ -324,6 +326,7 @@ class HandoverListener:
     # -- reading -----------------------------------------------------------------------
 
     def _subscribe(self, deadline: float) -> None:
+        left = self._left
         connection = self._pool.connect(deadline)
         try:
             connection.execute("SUBSCRIBE", self._keys.channel, deadline=deadline)
@@ -337,6 +340,9 @@ class HandoverListener:
             self._subscribed_at = self._complete_since = self._heard_at = clock.now()
             self._pinged_at = 0.0
             self._connection = connection
+            if self._left != left:
+                # The master changed meanwhile.
+                connection.wake()
             reached("listener.listening", store="redis")
         self._wake_all()
 
