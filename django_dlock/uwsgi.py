@@ -50,9 +50,9 @@ def _problems(options: Mapping[bytes, Any]) -> list[checks.CheckMessage]:
         found.append(
             checks.Warning(
                 "uWSGI forks its workers after it has loaded the project, without telling Python. "
-                "Locks that were taken by then are lost in the workers, and a SQLite file of leases "
-                "that was open is refused. A worker that is forked while a thread of Python runs, "
-                "such as that which renews leases, may wait for it for ever.",
+                "Locks that were taken by then are lost in the workers, and a SQLite file of "
+                "leases that was open is refused. A worker that is forked while a thread of Python "
+                "runs, such as that which renews leases, may wait for it for ever.",
                 hint="Set lazy-apps = true.",
                 id="django_dlock.W025",
             )
