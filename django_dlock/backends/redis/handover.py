@@ -122,7 +122,7 @@ class HandoverListener:
         self._subscribed_at = self._heard_at = self._pinged_at = 0.0
         self._complete_since = self._pruned_at = 0.0
         self._refused_at = float("-inf")
-        self._breaks = self._left = 0
+        self._breaks = 0
 
     def close(self) -> None:
         """Close the connection, unless a waiter is reading it."""
@@ -317,8 +317,6 @@ class HandoverListener:
 
     def leave(self) -> None:
         """Another server is the master now: let the waiters subscribe and ask there."""
-        # Before the connection is read: one that is being made compares this number.
-        self._left += 1
         connection = self._connection
         if connection is not None:
             connection.wake()
@@ -326,7 +324,6 @@ class HandoverListener:
     # -- reading -----------------------------------------------------------------------
 
     def _subscribe(self, deadline: float) -> None:
-        left = self._left
         connection = self._pool.connect(deadline)
         try:
             connection.execute("SUBSCRIBE", self._keys.channel, deadline=deadline)
@@ -340,9 +337,10 @@ class HandoverListener:
             self._subscribed_at = self._complete_since = self._heard_at = clock.now()
             self._pinged_at = 0.0
             self._connection = connection
-            if self._left != left:
-                # The master changed meanwhile.
-                connection.wake()
+            if connection.was_left:
+                # The master changed meanwhile, perhaps before ``leave`` could see the connection.
+                self._drop(connection)
+                return
             reached("listener.listening", store="redis")
         self._wake_all()
 
