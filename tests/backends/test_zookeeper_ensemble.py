@@ -143,9 +143,9 @@ def test_g1_a_server_that_has_lost_the_others_confirms_nothing(
             eventually(lambda: follower.mode == "follower")
             # First, because a call without an answer leaves its connection.
             with pytest.raises(BackendUnavailable):
-                backend.acquire(waits, deadline=backend.call_deadline())
-            with pytest.raises(BackendUnavailable):
                 lock.renew()
+            with pytest.raises(BackendUnavailable):
+                backend.acquire(waits, deadline=backend.call_deadline())
         finally:
             for server in others:
                 server.resume()
