@@ -160,7 +160,7 @@ def established(port: int) -> int:
     return sum(int(row[2].split(":")[1], 16) == port and row[3] == "01" for row in rows)
 
 
-@pytest.mark.parametrize("waits", ["thread", "coroutine"])
+@pytest.mark.parametrize("waits", ["thread", pytest.param("coroutine", marks=pytest.mark.nightly)])
 def test_g10_an_acquire_tries_one_dropped_connection_and_then_a_new_one(
     site: Site, waits: str
 ) -> None:

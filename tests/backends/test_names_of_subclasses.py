@@ -41,7 +41,12 @@ class Shown(str):
     __repr__ = __str__
 
 
-@pytest.fixture(params=STORES)
+NIGHTLY = ("mariadb", "etcd", "zookeeper")
+
+
+@pytest.fixture(
+    params=[pytest.param(it, marks=pytest.mark.nightly) if it in NIGHTLY else it for it in STORES]
+)
 def store(
     request: pytest.FixtureRequest, django_db_blocker: DjangoDbBlocker, django_db_setup: None
 ) -> Iterator[None]:

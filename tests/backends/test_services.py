@@ -59,7 +59,9 @@ class TestHostedRedis(BackendContract):
     indirect=["service"],
 )
 def test_the_check_says_what_a_service_cannot_do(service: RedisService, found: set[str]) -> None:
-    backend = backend_for(service.url, options={"replicas": 1})
+    # With a prefix of its own, because another test may have subscribed in this process.
+    prefix = f"test-{secrets.token_hex(4)}"
+    backend = backend_for(service.url, options={"replicas": 1}, key_prefix=prefix)
     assert {problem.id for problem in backend.store_problems()} == found
 
 

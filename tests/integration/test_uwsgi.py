@@ -57,7 +57,11 @@ def ask(url: str) -> object:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [((), "fork"), (("--py-call-osafterfork",), "fork"), (("--lazy-apps",), None)],
+    [
+        ((), "fork"),
+        pytest.param(("--py-call-osafterfork",), "fork", marks=pytest.mark.nightly),
+        (("--lazy-apps",), None),
+    ],
 )
 def test_g8_two_requests_in_uwsgi_do_not_hold_at_once(
     options: tuple[str, ...], reason: str | None, own_redis: RedisServer, tmp_path: Path
