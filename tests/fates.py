@@ -91,7 +91,9 @@ def of_the_lock() -> list[str]:
 
     unavailable = exceptions.BackendUnavailable
     rows = [f"| `LockNotAcquired` | {option('if_contended')} |"]
-    kinds: list[type[Exception]] = [unavailable, *unavailable.__subclasses__()]
+    # Not those that a store keeps to itself.
+    public = [it for it in unavailable.__subclasses__() if it.__module__ == exceptions.__name__]
+    kinds: list[type[Exception]] = [unavailable, *public]
     names = ", ".join(f"`{kind.__name__}`" for kind in kinds)
     rows.append(f"| {names} | {option('if_unavailable')} |")
     reasons = sorted(re.findall(r"``(\w+)``", exceptions.LeaseLost.__doc__ or ""))

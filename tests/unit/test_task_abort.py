@@ -122,7 +122,8 @@ def test_the_bodys_own_release_is_not_interrupted(monkeypatch):
         released.append(lock.name)
         yield from ()
 
-    monkeypatch.setattr(Lock, "_current", lambda lock, verb: SimpleNamespace(backend=None))
+    hold = SimpleNamespace(lease=SimpleNamespace(backend=None))
+    monkeypatch.setattr(Lock, "_current", lambda lock, verb: hold)
     monkeypatch.setattr(Lock, "_release_flow", release)
     with pytest.raises(LeaseAborted):
         guard.run(lambda: (Lock("own").release(), spin_until(threading.Event())))
