@@ -22,11 +22,12 @@ def at_exit(hook: Callable[[], object]) -> None:
     Hooks run in reverse order, as with ``atexit``. Registering one twice has no further effect.
     """
     global _finalizer
-    if not _hooks:
-        atexit.register(run_exit_hooks)
     if _hooks.get(hook) != os.getpid():
         _hooks.pop(hook, None)
         _hooks[hook] = os.getpid()
+        # Again in a child: multiprocessing of Python 3.13 has it forget what was registered.
+        atexit.unregister(run_exit_hooks)
+        atexit.register(run_exit_hooks)
     # Children of a pool skip atexit but run these finalizers; those of billiard are the same. At
     # their start they discard the ones that were registered right after the fork.
     util, known = sys.modules.get("multiprocessing.util"), _finalizer
