@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import Error, close_old_connections, connections, router
+from django.db import Error, close_old_connections, connections, router, transaction
 from django.utils import timezone
 
-from . import process, signals
+from . import clock, process, signals
 from .core import dispatch
 from .lease import LeaseInfo
 from .log import logger
@@ -24,10 +24,21 @@ from .models import LockEvent
 from .printable import storable
 from .request_path import MAX_PATH
 
-__all__ = ["BY_HAND", "connect", "is_defined", "not_while_forking", "record", "record_break"]
+__all__ = [
+    "BY_HAND",
+    "BreakRows",
+    "connect",
+    "is_defined",
+    "not_while_forking",
+    "record",
+    "record_break",
+]
 
 BY_HAND = frozenset({"operator", "command"})
-"""With these reasons, the sender of ``broken`` writes the row itself, so that it sees errors."""
+"""With these reasons, the sender of ``broken`` has the row written, so that it learns of errors."""
+
+PATIENCE = 5.0
+"""Seconds that an operator waits for rows, after all of the leases are broken."""
 
 COLUMNS = ("name", "alias", "owner", "token", "reason")
 """Arguments of a signal that have their own column."""
@@ -109,6 +120,74 @@ def record_break(info: LeaseInfo, reason: str, *, user: str = "") -> None:
             **_context(info.metadata),
         },
     )
+
+
+class BreakRows:
+    """The rows about leases that an operator has broken; no database delays the next break.
+
+    They are written on another thread. SQLite takes one writer at a time, and that may be this
+    thread, in a transaction; there, they are written at the end, and here.
+
+    Args:
+        reason, user: As of ``record_break``.
+    """
+
+    def __init__(self, reason: str, *, user: str = "") -> None:
+        self._reason, self._user = reason, user
+        self._database = router.db_for_write(LockEvent)
+        self._rows: list[_BreakRow] = []
+
+    def add(self, info: LeaseInfo) -> None:
+        """Begin to write a row, unless the project has no database."""
+        if not is_defined(self._database):
+            return
+        self._rows.append(row := _BreakRow(info))
+        if not self._is_written_here:
+            dispatch.slow.post_or_call(lambda: self._write_on_another_thread(row))
+
+    def unwritten(self) -> dict[str, list[LeaseInfo]]:
+        """Wait for the rows; returns each problem, with the leases whose row may be missing."""
+        give_up_at = clock.now() + PATIENCE
+        found: dict[str, list[LeaseInfo]] = {}
+        for row in self._rows:
+            if self._is_written_here and not row.ended.is_set() and clock.now() < give_up_at:
+                # In a savepoint, so that an error does not end the transaction of a request.
+                with _ending(row), transaction.atomic(using=self._database):
+                    record_break(row.info, self._reason, user=self._user)
+            if not row.ended.wait(max(0.0, give_up_at - clock.now())):
+                # It may still be written, if this process goes on.
+                row.problem = f"database {self._database!r} did not answer within {PATIENCE:g} s"
+            if row.problem:
+                found.setdefault(row.problem, []).append(row.info)
+        return found
+
+    @property
+    def _is_written_here(self) -> bool:
+        return connections[self._database].vendor == "sqlite"
+
+    def _write_on_another_thread(self, row: _BreakRow) -> None:
+        # Django does this when a request begins or ends, but this thread has no requests.
+        close_old_connections()
+        with _ending(row):
+            record_break(row.info, self._reason, user=self._user)
+        close_old_connections()
+
+
+class _BreakRow:
+    def __init__(self, info: LeaseInfo) -> None:
+        self.info, self.problem = info, ""
+        self.ended = threading.Event()
+
+
+@contextmanager
+def _ending(row: _BreakRow) -> Iterator[None]:
+    """Note how the writing ends; a lease that is broken stays so, whatever a driver raises."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - as above
+        row.problem = str(error) or type(error).__name__
+    finally:
+        row.ended.set()
 
 
 def _context(metadata: Mapping[str, Any]) -> dict[str, str]:

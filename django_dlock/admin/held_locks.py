@@ -24,7 +24,7 @@ from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
 from ..lease import LeaseInfo
-from ..models import HeldLock, LockEvent
+from ..models import HeldLock
 from ..printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
 from .cells import holder_of, known, time_left, with_damage
@@ -258,6 +258,7 @@ class HeldLockAdmin(WhyAdmin):
         form = ReleaseForm(request.POST if owners else None)
         force = form.is_valid() and form.cleaned_data["force"]
         left, silent, refused = [], set[str](), False
+        rows = audit.BreakRows("operator", user=request.user.get_username())
         for row in self._held(request, object_ids):
             info, owner = row.info, seen.get(row.pk)
             # Only a damaged entry has no owner.
@@ -268,9 +269,10 @@ class HeldLockAdmin(WhyAdmin):
             elif is_running(info) and not force:
                 left.append(row)
                 refused = True
-            elif not self._release(request, row):
+            elif not self._release(request, row, rows):
                 # Every further question to a dead server would take its whole command timeout.
                 silent.add(info.alias)
+        self._tell_unwritten(request, rows)
         if not left:
             return self.to_list(request)
         # Not in ``fields``: a bound field has copied its label when the form was checked.
@@ -327,27 +329,27 @@ class HeldLockAdmin(WhyAdmin):
         text = gettext("The lock “%(name)s” now has another owner. It was not released.")
         self.message_user(request, text % {"name": printable(info.name)}, messages.WARNING)
 
-    def _release(self, request: HttpRequest, row: HeldLock) -> bool:
+    def _release(self, request: HttpRequest, row: HeldLock, rows: audit.BreakRows) -> bool:
         """Release one lock and show the outcome; returns whether its backend answered."""
         info, names = row.info, {"name": row.shown_name, "alias": row.info.alias}
-        databases = router.db_for_write(LogEntry), router.db_for_write(LockEvent)
+        database = router.db_for_write(LogEntry)
         broken = False
         try:
-            # Write the rows first: a release without a record of it is worse than a transaction
-            # that stays open for one command.
-            with atomic_in(*databases):
-                self._write_down(request, row)
+            # Log it first: a release without a trace is worse than a transaction that stays open
+            # for one command. Lock events may be in a database that does not answer.
+            with atomic_in(database):
+                self._log(request, row)
                 broken = break_lease(info, reason="operator")
-                for using in databases:
-                    transaction.set_rollback(not broken, using=using)
+                transaction.set_rollback(not broken, using=database)
         except Error as error:
             if broken:
                 text = gettext(
-                    "The lock “%(name)s” was released, but this may not be recorded. %(error)s"
+                    "The lock “%(name)s” was released, but this may not be logged. %(error)s"
                 )
+                rows.add(info)
             else:
                 text = gettext(
-                    "The lock “%(name)s” was not released, because the release cannot be recorded. "
+                    "The lock “%(name)s” was not released, because the release cannot be logged. "
                     "Are all migrations applied? %(error)s"
                 )
             self.message_user(request, text % {**names, "error": error}, messages.ERROR)
@@ -360,7 +362,7 @@ class HeldLockAdmin(WhyAdmin):
             self.message_user(request, text, messages.ERROR)
             try:
                 # In a savepoint, so that a failure does not undo what the request has written.
-                with atomic_in(databases[0]):
+                with atomic_in(database):
                     log(request, row, CHANGE, text)
             except Error as trouble:
                 self.message_user(request, str(trouble), messages.ERROR)
@@ -368,11 +370,19 @@ class HeldLockAdmin(WhyAdmin):
         if not broken:
             self._tell_missed(request, info)
             return True
+        rows.add(info)
         text = gettext("The lock “%(name)s” of alias “%(alias)s” was released.") % names
         if info.holder_state != "dead" and info.kind == "held":
             text += " " + gettext("Its holder continues until its next renewal.")
         self.message_user(request, text, messages.SUCCESS)
         return True
+
+    def _tell_unwritten(self, request: HttpRequest, rows: audit.BreakRows) -> None:
+        for problem, infos in rows.unwritten().items():
+            text = gettext("Lock events may not have been written: %(names)s. %(error)s")
+            names = ", ".join(f"“{printable(info.name)}”" for info in infos)
+            text %= {"names": names, "error": printable(problem)}
+            self.message_user(request, text, messages.ERROR)
 
     def _tell_missed(self, request: HttpRequest, info: LeaseInfo) -> None:
         """Say why nothing was released: its holder or another operator was faster."""
@@ -385,9 +395,7 @@ class HeldLockAdmin(WhyAdmin):
         else:
             self._tell_changed_hands(request, info)
 
-    def _write_down(self, request: HttpRequest, row: HeldLock) -> None:
-        info = row.info
+    def _log(self, request: HttpRequest, row: HeldLock) -> None:
         text = gettext("Released; its holder was %(state)s, its owner %(owner)s.")
-        state = dict(HOLDER_STATES)[info.holder_state]
-        log(request, row, CHANGE, text % {"state": state, "owner": info.owner})
-        audit.record_break(info, "operator", user=request.user.get_username())
+        state = dict(HOLDER_STATES)[row.info.holder_state]
+        log(request, row, CHANGE, text % {"state": state, "owner": row.info.owner})

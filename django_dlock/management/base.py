@@ -1,13 +1,16 @@
 """Base classes of the commands: the options, output and exit codes that they share.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage.
+Exit codes: 0 done, 1 failed, 2 wrong usage. With ``--format json``, an error is an object with
+``error``: the only one, or in a command that prints a list, one of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -23,6 +26,7 @@ from ..lease import LeaseInfo, Waiter
 from ..models import IdempotencyRecord
 from ..printable import printable
 from .locked import WRONG_USAGE
+from .output import encoding_of, error_of, open_output
 from .screen import Progress
 from .table import lease_table, waiter_table
 from .wanted import Wanted
@@ -34,9 +38,15 @@ __all__ = [
     "OperatorCommand",
     "PurgeCommand",
     "RecordCommand",
+    "as_errors",
 ]
 
 FAILED = 1
+
+
+def as_errors(problems: Mapping[str, str]) -> list[dict[str, str]]:
+    """The problems of aliases as objects for JSON."""
+    return [{"alias": alias, "error": problem} for alias, problem in problems.items()]
 
 
 class OperatorCommand(BaseCommand):
@@ -44,6 +54,42 @@ class OperatorCommand(BaseCommand):
 
     # A failing system check must not prevent an operator from using the command.
     requires_system_checks = []
+    json_is_list: ClassVar[bool] = False
+    """Whether the command prints a list of objects as JSON; else it prints one object."""
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        super().__init__(
+            open_output(stdout or sys.stdout), open_output(stderr or sys.stderr), **options
+        )
+        self._has_json = False
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        if ("--format", "json") in itertools.pairwise(argv) or "--format=json" in argv:
+            try:
+                # Unlike below, this raises what is wrong with the arguments.
+                self.create_parser(argv[0], argv[1]).parse_args(argv[2:])
+            except CommandError as error:
+                self._print_error(str(error).removeprefix("Error: "))
+        super().run_from_argv(argv)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        self._has_json = False
+        for stream in ("stdout", "stderr"):
+            if options.get(stream):
+                options[stream] = open_output(options[stream])
+        try:
+            told = super().execute(*args, **options)
+        except CommandError as error:
+            if options.get("format") == "json" and not self._has_json:
+                self._print_error(str(error))
+            raise
+        finally:
+            # Now, where an error can still be told.
+            self.stdout.flush()
+        unwritten = error_of(self.stdout)
+        if unwritten is not None and not isinstance(unwritten, BrokenPipeError):
+            raise CommandError(f"The output is not complete: {unwritten}", returncode=FAILED)
+        return told
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -55,12 +101,20 @@ class OperatorCommand(BaseCommand):
 
     def print_json(self, value: Any, *, indent: int | None = 2) -> None:
         """Print a value; with an indent of ``None``, in one line."""
+        self._has_json = True
         text = json.dumps(value, indent=indent, ensure_ascii=False)
         # Data in a lease may contain terminal escape sequences or lone surrogates, which cannot be
         # printed. They are always inside strings, where JSON can escape them.
-        self.stdout.write(
-            "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-        )
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        try:
+            text.encode(encoding_of(self.stdout))
+        except UnicodeEncodeError:
+            text = json.dumps(value, indent=indent)
+        self.stdout.write(text)
+
+    def _print_error(self, text: str) -> None:
+        told = {"error": text}
+        self.print_json([told] if self.json_is_list else told)
 
 
 class RecordCommand(OperatorCommand):
@@ -117,9 +171,11 @@ class PurgeCommand(RecordCommand):
                     deleted += count
                     progress.show(f"{deleted} {self.rows} deleted so far")
         except Error as error:
-            told = printable(str(explained(error, options["using"])))
+            told = str(explained(error, options["using"]))
+            if options["format"] == "json":
+                self.print_json({"deleted": deleted, "error": told})
             raise CommandError(
-                f"Stopped after {deleted} {self.rows}: {told}", returncode=FAILED
+                f"Stopped after {deleted} {self.rows}: {printable(told)}", returncode=FAILED
             ) from error
         if options["format"] == "json":
             self.print_json({"deleted": deleted})
@@ -149,6 +205,8 @@ class AliasCommand(OperatorCommand):
 
 class LockCommand(AliasCommand):
     """A command about the locks of some aliases."""
+
+    json_is_list = True
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -192,19 +250,30 @@ class LockCommand(AliasCommand):
         pages = alias_query.ask(lambda backend: backend.page(query, limit=limit)).values()
         return [info for page in pages for info in page.infos], sum(page.total for page in pages)
 
-    def print_leases(self, infos: Sequence[LeaseInfo], output_format: str, nothing: str) -> None:
-        """Print leases as JSON, or as a table; ``nothing`` is the text if there are none."""
+    def print_leases(
+        self,
+        infos: Sequence[LeaseInfo],
+        output_format: str,
+        nothing: str,
+        errors: Iterable[Mapping[str, str]] = (),
+    ) -> None:
+        """Print leases as JSON, with these errors, or as a table.
+
+        Args:
+            nothing: The text if there are none.
+        """
         if output_format == "json":
-            self.print_json([info.as_dict() for info in infos])
+            self.print_json([*(info.as_dict() for info in infos), *errors])
         elif infos:
-            self._write_lines(lease_table(infos, self._width()))
+            self._write_lines(lease_table(infos, self._width(), encoding_of(self.stdout)))
         else:
             self.stdout.write(nothing)
 
     def print_waiters(self, waiters: Sequence[Waiter]) -> None:
         """Print a table of waiters below that of the locks, if there are any."""
         if waiters:
-            self._write_lines(["", *waiter_table(waiters, self._width())])
+            table = waiter_table(waiters, self._width(), encoding_of(self.stdout))
+            self._write_lines(["", *table])
 
     def _write_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -213,12 +282,12 @@ class LockCommand(AliasCommand):
     def _width(self) -> int | None:
         return shutil.get_terminal_size().columns if self.stdout.isatty() else None
 
-    def fail_on_problems(self, alias_query: AliasQuery) -> None:
+    def fail_on_problems(self, alias_query: AliasQuery, others: Iterable[str] = ()) -> None:
         """Call this at the end of the command.
 
         Raises:
-            CommandError: An alias did not answer.
+            CommandError: An alias did not answer, or there are other problems.
         """
-        if alias_query.problems:
-            problems = map(printable, alias_query.problems.values())
-            raise CommandError("\n".join(problems), returncode=FAILED)
+        problems = [*alias_query.problems.values(), *others]
+        if problems:
+            raise CommandError("\n".join(map(printable, problems)), returncode=FAILED)

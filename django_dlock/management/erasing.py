@@ -147,14 +147,16 @@ class ErasingCommand(PurgeCommand):
         except Error as raised:
             error = raised
         missing = sorted(subject.criteria - done.found)
+        problem = "" if error is None else f"Stopped: {error}"
+        if not problem and not options["dry_run"] and any(done.kept[kind] for kind in INCOMPLETE):
+            problem = "Not everything was erased."
         if options["format"] == "json":
-            self.print_json(_as_json(done, missing, dry_run=options["dry_run"]))
+            report = _as_json(done, missing, dry_run=options["dry_run"])
+            self.print_json({**report, "error": problem} if problem else report)
         else:
             self._print(done, missing, dry_run=options["dry_run"])
-        if error is not None:
-            raise CommandError(f"Stopped: {printable(str(error))}", returncode=FAILED) from error
-        if not options["dry_run"] and any(done.kept[kind] for kind in INCOMPLETE):
-            raise CommandError("Not everything was erased.", returncode=FAILED)
+        if problem:
+            raise CommandError(printable(problem), returncode=FAILED) from error
 
     def _subject(self, options: dict[str, Any]) -> Subject:
         arguments = {}

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 from django.core.management.base import OutputWrapper
 
+from .output import encodable, encoding_of
+
 __all__ = ["Progress", "Screen"]
 
 # https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
@@ -55,7 +57,9 @@ class Screen:
         """Show these lines and nothing else; too long ones are cut."""
         width, height = self.size()
         # It is overwritten in one step and never cleared, so that it does not flicker.
-        text = f"{END_OF_LINE}\r\n".join(line[:width] for line in lines[:height])
+        # What the terminal cannot encode is escaped before a line is cut.
+        shown = [encodable(line, encoding_of(self._out)) for line in lines[:height]]
+        text = f"{END_OF_LINE}\r\n".join(line[:width] for line in shown)
         self._write(f"{HOME}{text}{END_OF_LINE}{END_OF_SCREEN}")
 
     def _write(self, text: str) -> None:

@@ -9,23 +9,30 @@ from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
 from ..printable import printable
 from ..request_path import cut
+from .output import encodable
 
 __all__ = ["lease_table", "waiter_table"]
 
 NARROWEST = 12
 """The minimum width of a column in characters."""
+CUT_OFF = "…"
+"""One character, in the place of what does not fit."""
 
 
-def lease_table(infos: Iterable[LeaseInfo], width: int | None) -> Iterable[str]:
+def lease_table(
+    infos: Iterable[LeaseInfo], width: int | None, encoding: str = "utf-8"
+) -> Iterable[str]:
     """Lines of a table of leases; no longer than ``width``, if that is possible."""
     heads = ("NAME", "STATE", "HOLDER", "AGE", "TTL", "WAITING", "KIND", "ALIAS")
-    return _aligned(heads, map(_lease_cells, infos), stretching=(0, 2), width=width)
+    return _aligned(heads, map(_lease_cells, infos), (0, 2), width, encoding)
 
 
-def waiter_table(waiters: Iterable[Waiter], width: int | None) -> Iterable[str]:
+def waiter_table(
+    waiters: Iterable[Waiter], width: int | None, encoding: str = "utf-8"
+) -> Iterable[str]:
     """Lines of a table of waiters; no longer than ``width``, if that is possible."""
     heads = ("WAITS FOR", "STATE", "WAITER", "SINCE", "ALIAS")
-    return _aligned(heads, map(_waiter_cells, waiters), stretching=(0, 2), width=width)
+    return _aligned(heads, map(_waiter_cells, waiters), (0, 2), width, encoding)
 
 
 def _who(facts: Mapping[str, Any]) -> str:
@@ -72,12 +79,15 @@ def _left(info: LeaseInfo) -> str:
 def _aligned(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
-    *,
     stretching: Sequence[int],
     width: int | None,
+    encoding: str,
 ) -> Iterable[str]:
     """Lines of aligned columns; the ``stretching`` columns are cut to fit into ``width``."""
-    lines = [tuple(heads), *map(tuple, rows)]
+    # Escaped before they are aligned.
+    shown = ([encodable(cell, encoding) for cell in row] for row in rows)
+    lines = [tuple(heads), *map(tuple, shown)]
+    cut_off = CUT_OFF if encodable(CUT_OFF, encoding) == CUT_OFF else "~"
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if width is not None:
         excess = sum(widths) + 2 * (len(widths) - 1) - width
@@ -89,8 +99,8 @@ def _aligned(
             excess -= 1
     for line in lines:
         cells = zip(line, widths, strict=True)
-        yield "  ".join(_fit(cell, size) for cell, size in cells).rstrip()
+        yield "  ".join(_fit(cell, size, cut_off) for cell, size in cells).rstrip()
 
 
-def _fit(cell: str, size: int) -> str:
-    return cell.ljust(size) if len(cell) <= size else cell[: size - 1] + "…"
+def _fit(cell: str, size: int, cut_off: str) -> str:
+    return cell.ljust(size) if len(cell) <= size else cell[: size - 1] + cut_off

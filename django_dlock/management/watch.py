@@ -74,11 +74,14 @@ class Watch:
                 changes.append(f"Alias {alias!r}: {printable(problem)}")
         return changes
 
-    def page(self, answer: Answer, nothing: str, size: tuple[int, int] | None) -> list[str]:
+    def page(
+        self, answer: Answer, nothing: str, size: tuple[int, int] | None, encoding: str = "utf-8"
+    ) -> list[str]:
         """Lines for a person.
 
         Args:
             size: Columns and lines of the terminal; with ``None``, nothing is cut.
+            encoding: That of the terminal or pipe.
         """
         locks = f"{answer.total} lock" if answer.total == 1 else f"{answer.total} locks"
         asked = f"asked in {answer.seconds * 1000:.0f} ms"
@@ -97,7 +100,7 @@ class Watch:
         shown = answer.infos
         if len(lines) + 1 + len(shown) > height or len(shown) < answer.total:
             shown = shown[: max(0, height - len(lines) - 2)]
-        lines += lease_table(shown, width)
+        lines += lease_table(shown, width, encoding)
         if len(shown) < answer.total:
             lines.append(f"... and {answer.total - len(shown)} more; --name shows fewer")
         return lines

@@ -556,7 +556,7 @@ def test_a_release_that_cannot_be_logged_is_not_made(operator, monkeypatch):
     def no_table(*_, **__):
         raise DatabaseError("no such table")
 
-    monkeypatch.setattr(audit, "record", no_table)
+    monkeypatch.setattr(held_locks, "log", no_table)
     hold("order:1")
     response = release(operator, "order:1", force=True)
     assert response.status_code == 200
@@ -567,7 +567,20 @@ def test_a_release_that_cannot_be_logged_is_not_made(operator, monkeypatch):
     assert not LogEntry.objects.exists()
 
 
-def test_a_release_whose_record_is_not_committed_is_said_to_be_made(operator, monkeypatch):
+def test_a_release_whose_event_cannot_be_written_is_made_and_logged(operator, monkeypatch):
+    def no_table(*_, **__):
+        raise DatabaseError("no such table")
+
+    monkeypatch.setattr(audit, "record", no_table)
+    hold("order:1")
+    made, missing = messages_on(release(operator, "order:1", force=True))
+    assert "was released" in made
+    assert missing == "Lock events may not have been written: “order:1”. no such table"
+    assert locks["default"].get("order:1") is None
+    assert LogEntry.objects.exists()
+
+
+def test_a_release_whose_log_entry_is_not_committed_is_said_to_be_made(operator, monkeypatch):
     made = held_locks.break_lease
 
     def then_the_commit_fails(*args, **kwargs):
@@ -581,7 +594,7 @@ def test_a_release_whose_record_is_not_committed_is_said_to_be_made(operator, mo
     monkeypatch.setattr(held_locks, "break_lease", then_the_commit_fails)
     hold("order:1")
     (message,) = messages_on(release(operator, "order:1", force=True))
-    assert "was released, but this may not be recorded" in message
+    assert "was released, but this may not be logged" in message
     assert locks["default"].get("order:1") is None
 
 

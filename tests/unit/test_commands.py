@@ -298,7 +298,11 @@ def test_with_an_alias_that_does_not_answer_the_others_are_shown_and_the_exit_co
     with pytest.raises(CommandError, match="nobody answers") as caught:
         call_command("list_locks", format="json", stdout=out)
     assert caught.value.returncode == 1
-    assert [lock["name"] for lock in json.loads(out.getvalue())] == ["order:1"]
+    lock, error = json.loads(out.getvalue())
+    assert lock["name"] == "order:1"
+    assert set(error) == {"alias", "error"}
+    assert error["alias"] == "down"
+    assert "nobody answers" in error["error"]
 
 
 def test_an_alias_with_wrong_settings_gives_exit_code_1(settings):
@@ -465,7 +469,7 @@ def test_older_than_alone_clears_only_leases_without_a_process():
     assert [lock["name"] for lock in run_json("clear_stale_locks", older_than=0.0)] == ["order:2"]
 
 
-@pytest.mark.django_db(databases=[])
+@pytest.mark.django_db
 def test_locks_are_cleared_even_if_the_database_does_not_answer(monkeypatch):
     def refuse(*args, **facts):
         raise DatabaseError("no database")
@@ -473,9 +477,11 @@ def test_locks_are_cleared_even_if_the_database_does_not_answer(monkeypatch):
     monkeypatch.setattr("django_dlock.audit.record", refuse)
     hold("order:1")
     say_goodbye()
-    answer = run("clear_stale_locks")
-    assert "1 cleared." in answer.out
-    assert "no database" in answer.err
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="'order:1': no database") as failed:
+        call_command("clear_stale_locks", stdout=out)
+    assert failed.value.returncode == 1
+    assert "1 cleared." in out.getvalue()
     assert locks["one"].get("order:1") is None
 
 
@@ -590,7 +596,11 @@ def test_purging_fails_with_exit_code_1_when_the_database_does_not_answer(monkey
         raise DatabaseError("gone")
 
     monkeypatch.setattr("django_dlock.retention.purge", purge)
-    assert exit_code("purge_idempotency_records") == 1
+    out = io.StringIO()
+    with pytest.raises(CommandError) as failed:
+        call_command("purge_idempotency_records", format="json", stdout=out)
+    assert failed.value.returncode == 1
+    assert json.loads(out.getvalue()) == {"deleted": 3, "error": "gone"}
 
 
 def test_the_exit_code_reaches_the_shell():
@@ -648,3 +658,64 @@ def test_without_celery_there_are_no_follow_ups_to_publish(monkeypatch):
 @pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
 def test_purging_lock_events_refuses_wrong_usage(days):
     assert exit_code("purge_lock_events", older_than=days) == 2
+
+
+# -- errors as JSON -----------------------------------------------------------------------
+
+
+def shell(*arguments):
+    """As ``manage.py`` runs a command, with its exit code."""
+    from django.core.management import execute_from_command_line
+
+    with pytest.raises(SystemExit) as ended:
+        execute_from_command_line(["manage.py", *arguments])
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["clear_stale_locks", "--force"], "--force alone"),
+        (["list_locks", "--waiters", "--watch"], "leave out --watch"),
+        (["diagnose_locks", "--nothing"], "unrecognized arguments: --nothing"),
+        (["switch_locks", "--using", "nowhere"], "There is no alias"),
+        (["purge_lock_events", "--batch-size", "0"], "must be at least 1"),
+        (["purge_idempotency_records", "--argument", "x"], "NAME=VALUE"),
+        (["purge_fences", "--older-than", "-1"], "it must be 0 to"),
+        (["publish_pending_followups", "--older-than", "-1"], "--older-than is -1"),
+    ],
+)
+def test_wrong_usage_is_told_as_json(capsys, arguments, told):
+    assert shell(*arguments, "--format", "json") == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    (error,) = found if isinstance(found, list) else [found]
+    assert told in error["error"]
+    assert isinstance(found, list) == (arguments[0] in {"list_locks", "clear_stale_locks"})
+    assert told in err
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "command",
+    ["purge_lock_events", "purge_idempotency_records", "purge_fences", "publish_pending_followups"],
+)
+def test_an_error_of_the_database_is_told_as_json(capsys, monkeypatch, command):
+    def fails(*args, **options):
+        raise DatabaseError("gone")
+
+    monkeypatch.setattr("django.db.models.query.QuerySet._fetch_all", fails)
+    assert shell(command, "--format", "json") == 1
+    out, err = capsys.readouterr()
+    assert "gone" in json.loads(out)["error"]
+    assert "gone" in err
+
+
+@pytest.mark.parametrize("command", ["list_locks", "diagnose_locks", "switch_locks"])
+def test_wrong_settings_are_told_as_json(capsys, settings, command):
+    settings.DLOCKS = []
+    locks.reset()
+    assert shell(command, "--format", "json") == 1
+    found = json.loads(capsys.readouterr().out)
+    (error,) = found if isinstance(found, list) else [found]
+    assert error["error"].startswith("DLOCKS is []")

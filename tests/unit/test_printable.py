@@ -187,6 +187,7 @@ def test_clear_stale_locks_shows_harmless_text():
     assert_harmless(shown, lines=True)
 
 
+@pytest.mark.django_db
 def test_clear_stale_locks_reports_an_event_that_is_not_written(monkeypatch):
     def record(*_, **__):
         raise DatabaseError(f"Failing row contains {PATH}")

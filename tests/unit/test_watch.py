@@ -99,8 +99,10 @@ def test_an_alias_that_goes_down_is_reported_once_and_the_watch_goes_on(turns):
     hold("a")
     hold("b", alias="two")
     told = run(watch=1.0, format="json")
-    names = [[lock["name"] for lock in json.loads(line)] for line in told.out.splitlines()]
-    assert names == [["a", "b"], ["a"], ["a"], ["a", "b"]]
+    lines = [json.loads(line) for line in told.out.splitlines()]
+    names = [[lock.get("name", f"error of {lock['alias']}") for lock in line] for line in lines]
+    assert names == [["a", "b"], ["a", "error of two"], ["a", "error of two"], ["a", "b"]]
+    assert "answers" in lines[1][1]["error"]
     down, again = told.err.splitlines()
     assert "Alias 'two': nobody\\x1b answers" in down
     assert "Alias 'two' answers again, after" in again

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandParser
-from django.db import Error
 
 from ... import audit
 from ...core import dispatch
 from ...exceptions import BackendUnavailable
 from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
-from ...printable import printable
-from ..base import LockCommand
+from ..base import LockCommand, as_errors
 from ..screen import Progress
 from ..wanted import Wanted
+
+NAMED = 20
+"""How many locks are named whose lock event may be missing."""
 
 
 class Command(LockCommand):
@@ -60,52 +61,57 @@ class Command(LockCommand):
         found = self.find(alias_query, wanted)
         stale = [info for info in found if _is_stale(info, options)]
         why = _why_nothing(wanted, len(found), len(stale))
+        problems: list[str] = []
         if not options["dry_run"]:
-            stale = self._clear_all(stale, alias_query, quiet=options["verbosity"] == 0)
-            # Deliver ``broken`` now, because the process is about to end.
-            dispatch.flush()
+            quiet = options["verbosity"] == 0
+            stale, problems = self._clear_all(stale, alias_query, quiet=quiet)
         nothing = f"Nothing {'would be' if options['dry_run'] else 'was'} cleared. {why}"
         if alias_query.problems:
             # An alias that did not answer may have stale locks.
             nothing = "No answer." if options["dry_run"] else "Nothing was cleared."
-        self.print_leases(stale, options["format"], nothing)
+        errors = [*as_errors(alias_query.problems), *({"error": problem} for problem in problems)]
+        self.print_leases(stale, options["format"], nothing, errors)
         if stale and options["format"] == "text":
             verb = "would be cleared" if options["dry_run"] else "cleared"
             self.stdout.write(f"{len(stale)} {verb}.")
-        self.fail_on_problems(alias_query)
+        self.fail_on_problems(alias_query, problems)
 
     def _clear_all(
         self, stale: list[LeaseInfo], alias_query: AliasQuery, *, quiet: bool
-    ) -> list[LeaseInfo]:
-        """Clear these locks; returns those that were cleared."""
-        cleared: list[LeaseInfo] = []
-        with Progress(self.stderr, quiet=quiet) as progress:
-            for number, info in enumerate(stale, 1):
-                if self._clear(info, alias_query):
-                    cleared.append(info)
-                progress.show(f"{number} of {len(stale)} done, {len(cleared)} cleared")
-        return cleared
+    ) -> tuple[list[LeaseInfo], list[str]]:
+        """Clear these locks; returns those that were cleared, and what is not recorded of them."""
+        rows, cleared = audit.BreakRows("command"), list[LeaseInfo]()
+        try:
+            with Progress(self.stderr, quiet=quiet) as progress:
+                for number, info in enumerate(stale, 1):
+                    if _clear(info, alias_query):
+                        cleared.append(info)
+                        rows.add(info)
+                    progress.show(f"{number} of {len(stale)} done, {len(cleared)} cleared")
+        finally:
+            # Also after Ctrl-C, because the process is about to end.
+            unwritten = rows.unwritten()
+            # Deliver ``broken``; if the rows were waited for, the receivers have had time.
+            dispatch.flush(1.0 if unwritten else 5.0)
+        return cleared, [_told(problem, infos) for problem, infos in unwritten.items()]
 
-    def _clear(self, info: LeaseInfo, alias_query: AliasQuery) -> bool:
-        """Clear one lock; ``False`` if it is free or has another owner, or on no answer."""
-        if info.alias in alias_query.problems:
-            return False
-        try:
-            if not break_lease(info, reason="command"):
-                return False
-        except BackendUnavailable as error:
-            alias_query.problems[info.alias] = f"{error}; it may have been cleared."
-            return False
-        try:
-            audit.record_break(info, "command")
-        except Error as error:
-            # The lock is free, which is more important than the row about it.
-            self.stderr.write(
-                f"The lock event 'broken' of lock {info.name!r} may not have been written: "
-                # A database may repeat the row, with the path of a request.
-                f"{printable(str(error))}"
-            )
-        return True
+
+def _clear(info: LeaseInfo, alias_query: AliasQuery) -> bool:
+    """Clear one lock; ``False`` if it is free or has another owner, or on no answer."""
+    if info.alias in alias_query.problems:
+        return False
+    try:
+        return break_lease(info, reason="command")
+    except BackendUnavailable as error:
+        alias_query.problems[info.alias] = f"{error}; it may have been cleared."
+        return False
+
+
+def _told(problem: str, infos: list[LeaseInfo]) -> str:
+    names = ", ".join(repr(info.name) for info in infos[:NAMED])
+    if len(infos) > NAMED:
+        names += f" and {len(infos) - NAMED} more"
+    return f"The locks are free, but lock events may not have been written: {names}: {problem}"
 
 
 def _is_stale(info: LeaseInfo, options: dict[str, Any]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,7 +9,8 @@ from django.core.management.base import CommandParser
 from ...backends.base import BaseLockBackend
 from ...inspection import AliasQuery
 from ...lease import LeaseInfo, Waiter
-from ..base import LockCommand
+from ..base import LockCommand, as_errors
+from ..output import encoding_of, error_of
 from ..screen import Screen
 from ..wanted import Wanted
 from ..watch import Watch, clock_time
@@ -63,7 +62,7 @@ class Command(LockCommand):
         if options["waiters"]:
             self._print_with_waiters(alias_query, infos, options["format"], nothing)
         else:
-            self.print_leases(infos, options["format"], nothing)
+            self.print_leases(infos, options["format"], nothing, as_errors(alias_query.problems))
         self.fail_on_problems(alias_query)
 
     def _print_with_waiters(
@@ -82,12 +81,11 @@ class Command(LockCommand):
             self.stderr.write(f"Alias {alias!r} does not know who waits for its locks.")
         if output_format == "json":
             waiters = (found.get((info.alias, info.name), []) for info in infos)
-            self.print_json(
-                [
-                    {**info.as_dict(), "waiters": [waiter.as_dict() for waiter in those]}
-                    for info, those in zip(infos, waiters, strict=True)
-                ]
-            )
+            listed = [
+                {**info.as_dict(), "waiters": [waiter.as_dict() for waiter in those]}
+                for info, those in zip(infos, waiters, strict=True)
+            ]
+            self.print_json([*listed, *as_errors(alias_query.problems)])
             return
         self.print_leases(infos, output_format, nothing)
         self.print_waiters([waiter for those in found.values() for waiter in those])
@@ -113,22 +111,27 @@ class Command(LockCommand):
         except KeyboardInterrupt:
             # This is how a watch ends.
             pass
-        except BrokenPipeError:
-            # As with ``| head``. Python would complain when it flushes its output at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _redraw(self, watch: Watch, nothing: str) -> None:
         with Screen(self.stdout) as screen:
             for answer in watch.answers():
                 watch.note_outages(answer)
-                screen.draw(watch.page(answer, nothing, screen.size()))
+                encoding = encoding_of(self.stdout)
+                screen.draw(watch.page(answer, nothing, screen.size(), encoding))
+                if error_of(self.stdout) is not None:
+                    return
 
     def _print_each(self, watch: Watch, nothing: str, output_format: str) -> None:
         for answer in watch.answers():
             for change in watch.note_outages(answer):
                 self.stderr.write(f"{clock_time()} {change}")
             if output_format == "json":
-                self.print_json([info.as_dict() for info in answer.infos], indent=None)
+                listed = [info.as_dict() for info in answer.infos]
+                self.print_json([*listed, *as_errors(answer.problems)], indent=None)
             else:
-                self.stdout.write("\n".join([*watch.page(answer, nothing, None), ""]))
+                page = watch.page(answer, nothing, None, encoding_of(self.stdout))
+                self.stdout.write("\n".join([*page, ""]))
             self.stdout.flush()
+            if error_of(self.stdout) is not None:
+                # As with ``| head``.
+                return
