@@ -66,6 +66,7 @@ class Digest:
                 self.check(name, arguments, f"the list {list(names)!r}")
         self.names, self.arguments = names, arguments
         self.prefix = f"{prefix}:" if prefix else ""
+        self.template = f"{self.prefix}v1:{{digest}}"
         self.normalise = normalise
 
     def check(self, name: str, arguments: Arguments, where: str) -> None:

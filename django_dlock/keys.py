@@ -91,8 +91,11 @@ class Key(Protocol):
 
 
 def template_of(key: Key) -> str:
-    """The template that the key is made from, as it stands in the code; else empty."""
-    return key.template if isinstance(key, _Template) else ""
+    """The template that the key is made from, as it stands in the code; else empty.
+
+    For a list of names, the text before the digest, and ``{digest}``.
+    """
+    return getattr(key, "template", "")
 
 
 def compile_key(

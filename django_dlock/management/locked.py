@@ -22,8 +22,8 @@ from ..exceptions import (
     LeaseLost,
     LockNotAcquired,
 )
-from ..keys import KeySpec, compile_key
-from ..lock import DEFAULT, Lock
+from ..keys import KeySpec, compile_key, template_of
+from ..lock import DEFAULT, Lock, of_template
 
 __all__ = ["LockedCommand"]
 
@@ -126,7 +126,7 @@ class LockedCommand(BaseCommand):
 
     def _make_lock(self, options: dict[str, Any], wait: float | None) -> Lock:
         module = type(self).__module__
-        name = module
+        name, template = module, ""
         if self.lock_key is not None:
             # Only options with valid parameter names can be arguments of the key.
             known = {
@@ -141,8 +141,8 @@ class LockedCommand(BaseCommand):
                 what=f"lock_key of the command {module}",
                 prefix=module,
             )
-            name = key((), known)
-        return Lock(
+            name, template = key((), known), template_of(key)
+        lock = Lock(
             name,
             ttl=self.lock_ttl,
             wait=self.lock_wait if wait is None else wait,
@@ -151,6 +151,7 @@ class LockedCommand(BaseCommand):
             using=self.lock_using,
             metadata={"path": f"manage.py {module.rpartition('.')[2]}"},
         )
+        return of_template(lock, template)
 
     def _tell_contention(self, error: LockNotAcquired, code: int, options: dict[str, Any]) -> None:
         if code:

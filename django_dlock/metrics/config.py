@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from ..redaction import redacted
 
-__all__ = ["EXPORTERS", "MetricsSettings", "read"]
+__all__ = ["EXPORTERS", "LONGEST_GROUP", "MOST_GROUPS", "MetricsSettings", "read"]
 
 EXPORTERS: dict[str, tuple[str, str | None]] = {
     "admin": ("django_dlock.metrics.admin", None),
@@ -19,7 +19,10 @@ EXPORTERS: dict[str, tuple[str, str | None]] = {
     "opentelemetry": ("django_dlock.metrics.opentelemetry", "opentelemetry"),
 }
 """Name → our module, and the package that the extra of the same name installs, if it needs one."""
-KEYS = ("EXPORTERS", "GROUP", "RECORDS")
+KEYS = ("EXPORTERS", "GROUP", "GROUPS", "RECORDS")
+MOST_GROUPS = 100
+LONGEST_GROUP = 64
+"""Characters."""
 
 
 class MetricsSettings(NamedTuple):
@@ -29,11 +32,13 @@ class MetricsSettings(NamedTuple):
         exporters: Names of ``EXPORTERS``.
         group: Makes a group from the name of a lock; ``None`` for the usual rule.
         records: Whether idempotency records are counted.
+        groups: The groups of names that no template has made.
     """
 
     exporters: tuple[str, ...]
     group: Callable[[str], str] | None
     records: bool
+    groups: tuple[str, ...] = ()
 
 
 def read() -> MetricsSettings:
@@ -64,7 +69,26 @@ def read() -> MetricsSettings:
         raise ImproperlyConfigured(
             f"DLOCK_METRICS['RECORDS'] is {redacted(records)}; it takes True or False"
         )
-    return MetricsSettings(tuple(exporters), _group(value.get("GROUP")), records)
+    group, groups = _group(value.get("GROUP")), _groups(value.get("GROUPS", ()))
+    if group is not None and not groups:
+        raise ImproperlyConfigured(
+            "DLOCK_METRICS has GROUP without GROUPS; name there what the function may return, "
+            "because all else counts as 'other'"
+        )
+    return MetricsSettings(tuple(exporters), group, records, groups)
+
+
+def _groups(value: Any) -> tuple[str, ...]:
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) > MOST_GROUPS
+        or not all(isinstance(group, str) and 0 < len(group) <= LONGEST_GROUP for group in value)
+    ):
+        raise ImproperlyConfigured(
+            f"DLOCK_METRICS['GROUPS'] is {redacted(value)}; it takes a list of at most "
+            f"{MOST_GROUPS} texts of 1 to {LONGEST_GROUP} characters"
+        )
+    return tuple(value)
 
 
 def _group(value: Any) -> Callable[[str], str] | None:

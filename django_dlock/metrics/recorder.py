@@ -131,7 +131,7 @@ def connect(settings: MetricsSettings) -> None:
     if not settings.exporters:
         return
     exporters: list[Exporter] = [module.make(settings) for module in modules(settings)]
-    _connected = Recorder(exporters, Groups(settings.group))
+    _connected = Recorder(exporters, Groups(settings.group, settings.groups))
     _connected.connect()
 
 

@@ -206,7 +206,7 @@ settings.configure(
         "BACKEND": "django_dlock.backends.redis.RedisBackend", "LOCATION": sys.argv[2],
         "KEY_PREFIX": sys.argv[3], "OPTIONS": {"command_timeout": 2.0},
     }},
-    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False},
+    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False, "GROUPS": ["order"]},
 )
 import django
 django.setup()

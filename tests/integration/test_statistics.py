@@ -192,7 +192,7 @@ def test_the_writer_deletes_old_rows_now_and_then(target, monkeypatch):
 def test_a_lock_is_counted_from_its_acquire_to_its_release(target):
     with override_settings(DLOCKS=LOCAL):
         locks.reset()
-        recorder = Recorder([AdminExporter()], Groups())
+        recorder = Recorder([AdminExporter()], Groups(listed=["order"]))
         recorder.connect()
         with Lock("order:1"):
             assert not Lock("order:1", bound=False).acquire(timeout=0.01)

@@ -27,7 +27,8 @@ from django_dlock.exceptions import BackendUnavailable, LeaseLost, LockNotAcquir
 from django_dlock.inspection import break_lease
 from django_dlock.lease import RenewalResult
 from django_dlock.metrics import config, instruments, recorder
-from django_dlock.metrics.groups import MOST, OTHER, Groups
+from django_dlock.metrics.config import LONGEST_GROUP, MOST_GROUPS
+from django_dlock.metrics.groups import OTHER, Groups
 from django_dlock.metrics.opentelemetry import OpenTelemetryExporter
 from django_dlock.metrics.prometheus import PrometheusExporter, StoreCollector, metrics_view
 from django_dlock.metrics.recorder import Recorder
@@ -93,7 +94,7 @@ def seen(request: pytest.FixtureRequest):
     with override_settings(DLOCKS=LOCAL):
         locks.reset()
         made = request.param()
-        connected = Recorder([made.exporter], Groups())
+        connected = Recorder([made.exporter], Groups(listed=["order"]))
         connected.connect()
         yield made
         connected.disconnect()
@@ -258,22 +259,26 @@ def test_an_exporter_that_fails_harms_no_lock(caplog):
         locks.reset()
 
 
-def test_the_number_of_groups_is_limited():
-    groups = Groups()
+def test_only_listed_groups_are_made_from_names(caplog):
+    with caplog.at_level(logging.INFO, "django_dlock"):
+        groups = Groups(listed=["order"])
+        found = {groups.of(f"kind-{number}:x") for number in range(1000)}
+    assert found == {OTHER}
     assert groups.of("order:1") == "order"
     assert groups.of("0b6b0d9a-any-name") == OTHER
-    found = {groups.of(f"kind-{number}:x") for number in range(10_000)}
-    assert len(found) <= MOST + 1
-    assert OTHER in found
-    # Those that were known first stay.
-    assert groups.of("order:2") == "order"
+    # So that whoever misses a group learns where to list it.
+    assert caplog.text.count("not in DLOCK_METRICS['GROUPS']") == 1
+
+
+def test_the_locks_of_idempotent_views_are_a_group():
+    assert Groups().of("idempotent:0b6b0d9a") == "idempotent"
 
 
 def test_a_rule_of_the_project_makes_the_groups(caplog):
     def rule(name):
         return {"a": "first"}[name]
 
-    groups = Groups(rule)
+    groups = Groups(rule, ["first"])
     assert groups.of("a") == "first"
     assert groups.of("b") == groups.of("c") == OTHER
     assert caplog.text.count("DLOCK_METRICS['GROUP'] failed") == 1
@@ -377,6 +382,11 @@ def test_records_are_counted_by_state():
         ({"EXPORTERS": ["statsd"]}, "it takes a list of"),
         ({"GROUP": "nowhere.at_all"}, r"DLOCK_METRICS\['GROUP'\]"),
         ({"GROUP": 7}, "it takes a function"),
+        ({"GROUP": len}, "GROUP without GROUPS"),
+        ({"GROUPS": "order"}, "it takes a list of at most 100 texts"),
+        ({"GROUPS": [7]}, "it takes a list of at most 100 texts"),
+        ({"GROUPS": ["x" * (LONGEST_GROUP + 1)]}, "of 1 to 64 characters"),
+        ({"GROUPS": ["x"] * (MOST_GROUPS + 1)}, "it takes a list of at most 100 texts"),
         ({"RECORDS": 1}, "it takes True or False"),
     ],
 )
@@ -436,7 +446,8 @@ def test_a_missing_library_is_reported_with_the_extra_that_installs_it(name, mon
 def test_the_setting_switches_counting_on_and_off():
     with override_settings(DLOCKS=LOCAL):
         locks.reset()
-        with override_settings(DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False}):
+        wanted = {"EXPORTERS": ["prometheus"], "RECORDS": False, "GROUPS": ["switched"]}
+        with override_settings(DLOCK_METRICS=wanted):
             with Lock("switched:1"):
                 pass
             dispatch.flush()
@@ -490,7 +501,7 @@ settings.configure(
     INSTALLED_APPS=["django_dlock"],
     ALLOWED_HOSTS=["*"],
     DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
-    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False},
+    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False, "GROUPS": ["order"]},
 )
 import django
 django.setup()

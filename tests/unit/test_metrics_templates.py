@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
@@ -15,7 +16,8 @@ from django.views import View
 
 from django_dlock import LeaseLost, Lock, LockNotAcquired, locked, locked_view, locks
 from django_dlock.core import dispatch
-from django_dlock.metrics.groups import MOST, OTHER, Groups
+from django_dlock.management import LockedCommand
+from django_dlock.metrics.groups import OTHER, Groups
 from django_dlock.metrics.recorder import Recorder
 from django_dlock.testing import local_locks
 from tests.support.deliveries import in_memory, task, work
@@ -42,7 +44,7 @@ class Seen:
 @pytest.fixture
 def seen() -> Iterator[Seen]:
     exporter = Seen()
-    recorder = Recorder([exporter], Groups())
+    recorder = Recorder([exporter], Groups(listed=["order"]))
     recorder.connect()
     yield exporter
     recorder.disconnect()
@@ -93,7 +95,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_visitors_cannot_use_up_the_groups(seen, call):
     with local_locks():
-        for number in range(MOST + 20):
+        for number in range(20):
             answer = call(RequestFactory().get("/"), slug=f"visitor-{number}")
             if asyncio.iscoroutine(answer):
                 asyncio.run(answer)
@@ -150,4 +152,34 @@ def test_what_is_before_the_colon_of_a_template(template, group):
 
 
 def test_a_rule_of_the_project_still_gets_the_name():
-    assert Groups(lambda name: name[0]).of("a:1", "{slug}:x") == "a"
+    groups = Groups(lambda name: name[0], ["a"])
+    assert groups.of("a:1", "{slug}:x") == "a"
+    assert groups.of("b:1", "{slug}:x") == OTHER
+
+
+def test_a_list_of_arguments_is_grouped_by_what_it_belongs_to(seen):
+    @locked(["slug"])
+    def edit(slug: str) -> None:
+        pass
+
+    with local_locks():
+        for number in range(3):
+            edit(f"visitor-{number}")
+        assert dispatch.flush()
+    assert seen.all == {f"{__name__}.{edit.__qualname__}"[:64]}
+
+
+def test_a_command_is_grouped_by_its_template(seen):
+    class Import(LockedCommand):
+        lock_key = "{feed}:import"
+
+        def add_arguments(self, parser: Any) -> None:
+            parser.add_argument("feed")
+
+        def handle(self, *args: Any, **options: Any) -> None:
+            pass
+
+    with local_locks():
+        call_command(Import(), "visitor")
+        assert dispatch.flush()
+    assert seen.all == {"{feed}"}
