@@ -55,6 +55,9 @@ class AdminExporter:
         if self._closed or (instrument is ATTEMPTS and labels["outcome"] == "acquired"):
             # Each acquired lock also has a waiting time, and those are counted.
             return
+        if instrument.kind == "counter" and not value:
+            # What has no row counts as 0.
+            return
         with self._lock:
             self._counts.add(instrument, value, labels)
             if self._thread is None or not self._thread.is_alive():

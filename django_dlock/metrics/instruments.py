@@ -20,8 +20,11 @@ class Instrument(NamedTuple):
     """One metric.
 
     Attributes:
-        unit: As in UCUM: ``s``, or what is counted, in braces; ``1`` for yes or no.
+        unit: As in UCUM: ``s``, or what is counted, in braces. Not ``1``: OpenTelemetry's collector
+            and Prometheus take a gauge with that unit for a ratio, and change its name.
         labels: ``group`` is made from the lock's name; see ``groups``.
+        values: All values of the last label, if they are counted from zero; see
+            ``Recorder``.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Instrument(NamedTuple):
     unit: str
     description: str
     labels: tuple[str, ...] = ("alias", "group")
+    values: tuple[str, ...] = ()
 
 
 ATTEMPTS = Instrument(
@@ -37,6 +41,7 @@ ATTEMPTS = Instrument(
     "{attempt}",
     "Acquires that have ended, by outcome: acquired, contended or unavailable",
     ("alias", "group", "outcome"),
+    ("acquired", "contended", "unavailable"),
 )
 CONTENTIONS = Instrument(
     "django_dlock.acquire.contentions", "counter", "{acquire}", "Acquires that found the lock held"
@@ -74,6 +79,10 @@ LOSSES = Instrument(
     "{lock}",
     "Locks that ended while held, by reason",
     ("alias", "group", "reason"),
+    (
+        *("broken", "collected", "exit", "expired", "fork", "holder_ended", "interrupted"),
+        *("max_hold", "refused", "unreachable"),
+    ),
 )
 BREAKS = Instrument(
     "django_dlock.breaks",
@@ -81,6 +90,7 @@ BREAKS = Instrument(
     "{lock}",
     "Locks of other processes that were ended, by reason: operator, command or holder_dead",
     ("alias", "group", "reason"),
+    ("operator", "command", "holder_dead"),
 )
 REQUEUES = Instrument(
     "django_dlock.task.requeues",
@@ -107,7 +117,7 @@ EVENTS = (
 """What a process counts itself."""
 
 STORE_UP = Instrument(
-    "django_dlock.store.up", "gauge", "1", "Whether the store of an alias answers", ("alias",)
+    "django_dlock.store.up", "gauge", "{store}", "Whether the store of an alias answers", ("alias",)
 )
 STORE_LATENCY = Instrument(
     "django_dlock.store.latency", "gauge", "s", "How long it took to answer", ("alias",)

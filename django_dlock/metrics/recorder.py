@@ -5,6 +5,7 @@ Receivers run on the dispatch thread, so no acquire, renewal or release waits fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -25,17 +26,26 @@ class Exporter(Protocol):
     """Counts values in one library."""
 
     def add(self, instrument: Instrument, value: float, labels: Mapping[str, str]) -> None:
-        """Add to a counter, to a sum of all processes, or to a histogram; or set a gauge."""
+        """Add to a counter, to a sum of all processes, or to a histogram; or set a gauge.
+
+        A counter to which 0 is added is exported from then on.
+        """
 
     def close(self) -> None:
         """Count nothing any more."""
 
 
 class Recorder:
-    """The receivers."""
+    """The receivers.
+
+    Once a group of an alias is seen, all of its counters are exported with 0: a series that begins
+    with 1 does not increase in Prometheus, so nobody would be told of the first loss.
+    """
 
     def __init__(self, exporters: Sequence[Exporter], groups: Groups) -> None:
         self._exporters, self._groups = exporters, groups
+        self._begun: set[tuple[str, str]] = set()
+        self._pid = os.getpid()
 
     def connect(self) -> None:
         for signal, receiver in self._receivers():
@@ -68,7 +78,24 @@ class Recorder:
             exporter.add(instrument, value, {**labels, **more})
 
     def _of(self, alias: str, name: str, facts: Mapping[str, Any]) -> dict[str, str]:
-        return {"alias": alias, "group": self._groups.of(name, facts.get("template", ""))}
+        labels = {"alias": alias, "group": self._groups.of(name, facts.get("template", ""))}
+        if self._pid != os.getpid():
+            # A forked child may have exporters of its own, which know of no group yet.
+            self._pid, self._begun = os.getpid(), set()
+        if (alias, labels["group"]) not in self._begun:
+            self._begin(labels)
+            self._begun.add((alias, labels["group"]))
+        return labels
+
+    def _begin(self, labels: Mapping[str, str]) -> None:
+        for instrument in instruments.EVENTS:
+            if instrument.kind != "counter" or "task" in instrument.labels:
+                continue
+            of = {label: labels[label] for label in instrument.labels if label in labels}
+            for value in instrument.values:
+                self._add(instrument, {**of, instrument.labels[-1]: value}, 0)
+            if not instrument.values:
+                self._add(instrument, of, 0)
 
     def _on_acquired(self, *, alias: str, name: str, waited: float, **facts: Any) -> None:
         labels = self._of(alias, name, facts)

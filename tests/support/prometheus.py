@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.parse
 import urllib.request
@@ -10,9 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
+import django_dlock
+from django_dlock.metrics.instruments import Instrument
 from testproject.processes import HOST, OwnProcess, ServerNotFound
 
-__all__ = ["PrometheusServer", "ServerNotFound", "promtool"]
+__all__ = [
+    "ALERTS",
+    "DASHBOARD",
+    "PrometheusServer",
+    "ServerNotFound",
+    "collector_name",
+    "promtool",
+]
+
+FILES = Path(django_dlock.__file__).parent / "metrics" / "monitoring"
+ALERTS, DASHBOARD = FILES / "alerts.yml", FILES / "grafana.json"
 
 
 def program(name: str) -> str:
@@ -31,13 +44,37 @@ def promtool() -> str:
     return program("promtool")
 
 
+def in_seconds(text: str) -> str:
+    """The rules or the query with seconds for minutes, so that a test need not last hours."""
+    return re.sub(r"\b(\d+)m\b", r"\1s", text)
+
+
+def collector_name(instrument: Instrument) -> str:
+    """The name that a metric has in Prometheus if OpenTelemetry brings it there.
+
+    By the rules that are documented for the exporters of OpenTelemetry's collector and for the OTLP
+    receiver of Prometheus 3, with their defaults; neither program can be had from Debian or PyPI.
+    """
+    parts = [part for part in re.split(r"[^a-zA-Z0-9:]+", instrument.name) if part]
+    # An annotation in braces is not a unit.
+    unit = {"s": "seconds", "1": ""}.get(instrument.unit, re.sub(r"\{.*\}", "", instrument.unit))
+    if unit and unit not in parts:
+        parts.append(unit)
+    if instrument.kind == "counter":
+        parts = [*(part for part in parts if part != "total"), "total"]
+    # A sum that can fall is not a gauge to them.
+    if instrument.kind == "gauge" and instrument.unit == "1":
+        parts = [*(part for part in parts if part != "ratio"), "ratio"]
+    return "_".join(parts)
+
+
 @final
 class PrometheusServer(OwnProcess):
-    """Reads metrics every half second; a context manager.
+    """Reads metrics every second, and counts seconds for minutes; a context manager.
 
     Args:
         targets: Job → address of what is read.
-        rules: File of alert rules.
+        rules: File of alert rules; their durations are shortened.
     """
 
     def __init__(self, targets: dict[str, str], rules: Path) -> None:
@@ -51,6 +88,12 @@ class PrometheusServer(OwnProcess):
         ) as answer:
             return json.load(answer)["data"]
 
+    def firing(self) -> list[dict[str, str]]:
+        """The labels of each alert that fires now."""
+        return [
+            each["labels"] for each in self.ask("alerts")["alerts"] if each["state"] == "firing"
+        ]
+
     def values(self, expression: str) -> list[float]:
         """The values of the series that the expression gives."""
         return [float(each["value"][1]) for each in self.ask("query", query=expression)["result"]]
@@ -60,10 +103,12 @@ class PrometheusServer(OwnProcess):
             {"job_name": job, "static_configs": [{"targets": [target]}]}
             for job, target in self._targets.items()
         ]
+        rules = self.directory / "rules.yml"
+        rules.write_text(in_seconds(self._rules.read_text()))
         # JSON is YAML.
         configuration: dict[str, Any] = {
-            "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
-            "rule_files": [str(self._rules)],
+            "global": {"scrape_interval": "1s", "evaluation_interval": "500ms"},
+            "rule_files": [str(rules)],
             "scrape_configs": jobs,
         }
         file = self.directory / "prometheus.yml"
@@ -76,6 +121,7 @@ class PrometheusServer(OwnProcess):
             f"--config.file={file}",
             f"--storage.tsdb.path={self.directory / 'data'}",
             f"--web.listen-address={HOST}:{self.port}",
+            f"--query.lookback-delta={in_seconds('5m')}",
         ]
 
     def _answers(self) -> bool:
