@@ -59,5 +59,6 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# How long a worker waits for the result of a dead child; ten seconds by default.
+# How long a worker waits for the result of a dead child, ten seconds by default; those that read
+# from Redis or RabbitMQ do not wait.
 CELERY_WORKER_LOST_WAIT = 0.5

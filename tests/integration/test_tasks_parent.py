@@ -22,6 +22,9 @@ from tests.support.workers import PATIENCE, Place, Site, eventually, orders, res
 pytestmark = pytest.mark.extended
 
 TTL = 30.0
+LOST_WAIT = 3600.0
+"""Celery's setting, which does not delay the message of a dead child where Redis is the broker:
+each test that waits for such a message would fail."""
 SOON = 10.0
 """Seconds; much less than any TTL and long enough for any machine."""
 
@@ -60,7 +63,11 @@ def site(
         broker,
         tmp_path_factory.mktemp("parent"),
         locks=locks.url,
-        settings={"DLOCKS": {"default": alias}, "CELERY_BROKER_READ_URL": messages.url},
+        settings={
+            "DLOCKS": {"default": alias},
+            "CELERY_BROKER_READ_URL": messages.url,
+            "CELERY_WORKER_LOST_WAIT": LOST_WAIT,
+        },
         tasks="tests.support.tasks_dying",
     ) as site:
         site.worker("prefork")

@@ -36,7 +36,8 @@ pytestmark = [
 ]
 
 SETTINGS = {"CELERY_WORKER_LOST_WAIT": 0.5}
-"""Seconds for which a parent waits for the result of a dead child; by default ten."""
+"""Seconds for which a parent waits for the result of a dead child; by default ten. With Redis and
+RabbitMQ it does not wait."""
 
 
 @dataclass(frozen=True)

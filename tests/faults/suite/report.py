@@ -189,11 +189,10 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
         "",
         (
             "A take-over takes seconds although the lock is free sooner, because the message has "
-            "to come again: Celery redelivers the message of a dead child process after "
-            "`worker_lost_wait`, ten seconds by default, and that of a dead worker when the broker "
-            "notices; then it waits for a child that is free."
+            "to come again, and then to wait for a child that is free: Celery redelivers the "
+            "message of a dead child process within a second, and that of a dead worker when the "
+            "broker notices."
         ),
-        "(The demonstration in the README sets `worker_lost_wait` to half a second.)",
         "If a whole worker dies, its death is noticed when the next task asks for the lock.",
     ]
     answered = [each.title for each in scenarios if each.publish_again]
