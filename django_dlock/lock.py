@@ -50,8 +50,8 @@ class Lock(LockStatus):
         min_hold: Seconds after the acquire for which the name stays taken, even after a release.
         reentrant: The holder may acquire it again, if all its handles have this option.
         bound: Whether the lock belongs to the acquiring thread, or to the task that entered
-            ``async with``; renewal ends when that ends. With ``False`` it belongs to the handle,
-            which you can pass to another thread.
+            ``async with``; renewal ends when that ends. With ``False``, and after ``aacquire``, it
+            belongs to the handle, which you can pass to another thread or task.
         using: Alias in ``DLOCKS``.
         metadata: JSON-serialisable data for operators and signals.
         on_lost: Called as ``on_lost(lock, reason)``, once, on the dispatch thread, after a loss.

@@ -6,8 +6,10 @@ command grows with the number of entries.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +203,32 @@ def test_leases_that_expired_are_removed_from_the_index(backend, own_redis, endi
         assert asking.zcard("{dlock:0}:2:i") < 20
     assert backend.count() == 1
     assert release(backend, lasting) == "released"
+
+
+def documented_bytes(what: str) -> range:
+    """What the reference says in the row that begins like this."""
+    page = Path(__file__).parents[2] / "docs/reference/cost.md"
+    row = re.search(rf"^\| {what}.*\| (\d+) to (\d+) \|$", page.read_text(), re.MULTILINE)
+    assert row, what
+    return range(int(row[1]), int(row[2]) + 1)
+
+
+def test_the_bytes_of_a_lock_are_as_the_reference_says(backend, own_redis):
+    task = {"task_name": "shop.tasks.charge", "task_id": "0" * 36}
+    for number in range(100):
+        grant(backend, request(f"order:{number}", ttl=600))
+        grant(backend, request(f"task:{number}", ttl=600, metadata=task))
+    for name, metadata in (("ended", {}), ("ended task", task)):
+        # Beyond 15 leases, some are forgotten.
+        for _ in range(15):
+            release(backend, grant(backend, request(name, metadata=metadata)))
+    with client(own_redis) as asking:
+        index = asking.memory_usage("{dlock:0}:2:i", samples=0) // 200
+        used = {
+            name: asking.memory_usage(f"{{dlock:0}}:2:l:{name}", samples=0)
+            for name in ("order:7", "task:7", "ended", "ended task")
+        }
+    assert used["order:7"] + index in documented_bytes("a held lock")
+    assert used["task:7"] + index in documented_bytes("the same with more than 64 bytes")
+    assert used["ended"] in documented_bytes("a name with the remembered ends of 14 leases")
+    assert used["ended task"] in documented_bytes("a name with the remembered ends of 14 leases")

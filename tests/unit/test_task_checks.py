@@ -111,6 +111,13 @@ def test_the_hint_names_the_option_that_delays_a_retry(app, options, named):
     assert named in found.hint
 
 
+def test_a_short_contention_timeout_is_told_of_the_visibility_timeout_only_if_it_is_else_right(app):
+    """It is far below the visibility timeout in all three."""
+    assert warned(app, time_limit=60, contention_timeout=29) == ["W108", "W112"]
+    assert warned(app, time_limit=60, contention_timeout=59) == ["W108"]
+    assert warned(app, contention_timeout=60) == ["W116"]
+
+
 def test_g14_retention_shorter_than_the_visibility_timeout_is_a_warning(app):
     options = {**RECORDED, "contention_timeout": 60}
     assert warned(app, idempotency_ttl=3600, **options) == ["W104", "W116"]
