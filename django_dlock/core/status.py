@@ -20,7 +20,11 @@ class LockStatus(LockFlows):
 
     @property
     def state(self) -> LockState:
-        """``free``, ``held``, ``in_doubt`` (nothing confirmed for half the TTL) or ``lost``."""
+        """``free``, ``held``, ``in_doubt`` or ``lost``.
+
+        In doubt is a lease to be renewed for which nothing was confirmed for half the TTL, or whose
+        backend has reported that its store has gone away.
+        """
         held = self._holds.mine()
         return "free" if held is None else held.state
 
