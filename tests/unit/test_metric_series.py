@@ -44,7 +44,7 @@ def registry(request: pytest.FixtureRequest):
     with override_settings(DLOCKS=LOCAL):
         locks.reset()
         shown = CollectorRegistry()
-        connected = Recorder([request.param(shown)], Groups())
+        connected = Recorder([request.param(shown)], Groups(listed=["order"]))
         connected.connect()
         with Lock("order:1"):
             pass
@@ -86,7 +86,7 @@ settings.configure(
     INSTALLED_APPS=["django_dlock"],
     ALLOWED_HOSTS=["*"],
     DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
-    DLOCK_METRICS={"EXPORTERS": ["prometheus", "opentelemetry"], "RECORDS": False},
+    DLOCK_METRICS={"EXPORTERS": ["prometheus", "opentelemetry"], "RECORDS": False, "GROUPS": ["order"]},
 )
 import django
 django.setup()
