@@ -136,6 +136,28 @@ def test_a_token_that_does_not_rise(history: History) -> None:
     assert history.kinds == ["token", "token", "token"]
 
 
+@pytest.mark.parametrize(
+    ("lost_at", "kinds"), [(5.0, []), (None, ["token"]), (7.5, ["token"])], ids=str
+)
+def test_the_time_that_was_ahead_is_forgotten_with_the_data(
+    history: History, lost_at: float | None, kinds: list[str]
+) -> None:
+    history.fault(1.0, 3.0, "clock set ahead", leap=60.0)
+    history.hold(2.0, 4.0, 10)
+    if lost_at is not None:
+        history.fault(lost_at, lost_at, "flushed", excuse=0.0)
+    history.hold(6.0, 7.0, 9, who="two")
+    assert history.kinds == kinds
+
+
+def test_no_clock_was_ahead_for_as_long(history: History) -> None:
+    history.fault(1.0, 3.0, "clock set ahead", leap=1.0)
+    history.hold(2.0, 4.0, 10)
+    history.fault(5.0, 5.0, "flushed", excuse=0.0)
+    history.hold(6.0, 7.0, 9, who="two")
+    assert history.kinds == ["token"]
+
+
 def test_a_lease_lost_without_a_cause(history: History) -> None:
     history.fault(1.5, 1.5, "cut", harmless=True)
     history.hold(1.0, 4.0, 10, how="expired")

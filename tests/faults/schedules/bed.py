@@ -34,6 +34,7 @@ class Fault:
             them end early; ``None`` if it must not.
         lasts: Whether it lasts until ``end``.
         harmless: No lease may be lost by it, except for its own sake.
+        leap: Seconds by which the server's clock, and so its tokens, may be ahead during it.
     """
 
     begin: Callable[[float], str]
@@ -42,6 +43,7 @@ class Fault:
     excuse: float | None = None
     lasts: bool = True
     harmless: bool = False
+    leap: float = 0.0
 
 
 Faults: TypeAlias = dict[str, Fault]

@@ -49,7 +49,7 @@ def _steps(clock: SteppedClock | None, excuse: float | None) -> Faults:
         return begin
 
     back = Fault(step(["-5", "-60", "-3600"]), lambda: clock.step("+0"), 1, excuse)
-    ahead = Fault(step(["+1", "+5", "+60"]), lambda: clock.step("+0"), 1, excuse)
+    ahead = Fault(step(["+1", "+5", "+60"]), lambda: clock.step("+0"), 1, excuse, leap=60.0)
     # Each ends with a step in the other direction.
     return {"clock set back": back, "clock set ahead": ahead}
 

@@ -73,6 +73,7 @@ class _Fault:
     end: float
     excuse: float | None
     harmless: bool
+    leap: float
 
 
 @dataclass
@@ -187,7 +188,7 @@ def _read(events: Collection[Event]) -> _Run:
             run.killed[event["pid"]] = event["at"]
         elif what == "fault":
             end = healed.get(event["id"], math.inf)
-            facts = event["excuse"], event.get("harmless", False)
+            facts = event["excuse"], event.get("harmless", False), event.get("leap", 0.0)
             run.faults.append(_Fault(event["what"], event["at"], end, *facts))
     releases = {
         call["grant"]: run.done[one]["at"]
@@ -254,9 +255,27 @@ def _tokens(run: _Run) -> Iterator[Violation]:
     for one, other in _pairs(run):
         # Surely granted one after the other: asked for later, or granted after the release.
         in_turn = other.asked >= one.start or one.released <= other.start
-        if in_turn and other.token <= one.token:
+        if in_turn and other.token <= one.token and not _forgotten_ahead(run, one, other):
             told = f"{other.name!r}: token {other.token} of {other.call} after {one.token}"
             yield Violation("token", other.start, told)
+
+
+def _forgotten_ahead(run: _Run, one: _Hold, other: _Hold) -> bool:
+    """Whether the clock was ahead before the first grant, and the data was lost before the next.
+
+    What is lost then is the last token, which the time has not reached yet.
+    """
+    lost = any(
+        fault.excuse is not None
+        and not fault.what.startswith("clock")
+        and fault.start <= other.start
+        and fault.end >= one.asked
+        for fault in run.faults
+    )
+    return lost and any(
+        fault.leap and fault.start <= one.start and other.asked <= fault.end + fault.leap + SLACK
+        for fault in run.faults
+    )
 
 
 def _losses(run: _Run) -> Iterator[Violation]:

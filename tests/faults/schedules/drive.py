@@ -141,7 +141,7 @@ class Drive:
     def _make(self, fault: Fault, draw: Draw) -> None:
         self._faults += 1
         one, facts = self._faults, {"excuse": fault.excuse, "harmless": fault.harmless}
-        self._write("fault", id=one, what=draw.what, **facts)
+        self._write("fault", id=one, what=draw.what, leap=fault.leap, **facts)
         try:
             met = fault.begin(draw.aim)
             if fault.lasts:
