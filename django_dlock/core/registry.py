@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from itertools import islice
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from ..backends.base import BaseLockBackend
+from ..process import thread_exists
 
 __all__ = ["HolderKey", "HolderRegistry", "holder_ended"]
 
@@ -54,8 +54,9 @@ def holder_ended(key: HolderKey) -> bool:
         # thread that Python did not start, in some versions; in others, ask the system.
         if key not in threading.enumerate():
             return True
-        if os.path.isdir("/proc/self/task"):
-            return not os.path.exists(f"/proc/self/task/{key.native_id}")
+        exists = thread_exists(key.native_id or 0)
+        if exists is not None:
+            return not exists
     return isinstance(key, threading.Thread) and not key.is_alive()
 
 

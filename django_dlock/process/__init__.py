@@ -2,7 +2,14 @@
 
 from .death import DeathProof, death_proof
 from .exits import at_exit, run_exit_hooks
-from .forks import at_fork, connecting, notice_fork, take_part_in_forks, thread_ends
+from .forks import (
+    at_fork,
+    connecting,
+    notice_fork,
+    take_part_in_forks,
+    thread_ends,
+    thread_exists,
+)
 from .identity import ProcessIdentity, current, identity_of, reset
 
 __all__ = [
@@ -19,4 +26,5 @@ __all__ = [
     "run_exit_hooks",
     "take_part_in_forks",
     "thread_ends",
+    "thread_exists",
 ]

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from .identity import ProcessIdentity, current, proc_stat
+from . import identity
+from .identity import ProcessIdentity, current
 
 __all__ = ["DeathProof", "death_proof"]
 
@@ -35,7 +36,9 @@ def death_proof(other: ProcessIdentity, *, silent: bool = False) -> DeathProof |
     if other.boot_id != me.boot_id:
         same_machine = bool(me.machine_id) and other.machine_id == me.machine_id
         return "rebooted" if same_machine and silent else None
-    if not me.pid_namespace or other.pid_namespace != me.pid_namespace:
+    # Not ``me.pid_namespace``, which a child in another one may have inherited.
+    here = identity.pid_namespace()
+    if not here or other.pid_namespace != here:
         return None
     return "gone" if _is_gone(other) else None
 
@@ -48,8 +51,15 @@ def _is_gone(other: ProcessIdentity) -> bool:
     except OSError:
         # It exists, but belongs to another user, and /proc may hide it.
         pass
-    state, threads, start_time = proc_stat(other.pid)
-    if state and other.start_time and start_time != other.start_time:
-        return True
+    state, threads, started = identity.proc_stat(other.pid)
     # A zombie does not run any more, unless only its first thread has ended.
-    return state in ("Z", "X") and threads <= 1
+    ended = state in ("Z", "X") and threads <= 1
+    return (ended or _is_another(other, started)) and identity.proc_is_ours()
+
+
+def _is_another(other: ProcessIdentity, started: str) -> bool:
+    """Whether the pid was reused, judged by the start of the process that has it now."""
+    if not started or not other.started or started == other.started:
+        return False
+    # The start of one process differs between time namespaces.
+    return bool(other.time_namespace) and other.time_namespace == identity.time_namespace()

@@ -19,7 +19,14 @@ from collections.abc import Callable, Iterator
 
 from .points import reached
 
-__all__ = ["at_fork", "connecting", "notice_fork", "take_part_in_forks", "thread_ends"]
+__all__ = [
+    "at_fork",
+    "connecting",
+    "notice_fork",
+    "take_part_in_forks",
+    "thread_ends",
+    "thread_exists",
+]
 
 PATIENCE = 0.5
 """Seconds for which a fork waits for threads that connect or end. Threads that would connect wait
@@ -199,11 +206,20 @@ def _is_busy(note: _Note) -> bool:
     """Whether it connects, or has not quite ended.
 
     Python says that a thread has ended before its libraries have finished with it, so the system
-    is asked; if it does not say (without Linux's ``/proc``), the time decides.
+    is asked; if it does not say, the time decides.
     """
-    if note.until == math.inf or not os.path.exists(f"{TASKS}/{threading.get_native_id()}"):
-        return True
-    return os.path.exists(f"{TASKS}/{note.thread}")
+    return note.until == math.inf or thread_exists(note.thread) is not False
+
+
+def thread_exists(native_id: int) -> bool | None:
+    """Whether this process has that thread; ``None`` if the system does not say.
+
+    It does not without Linux's ``/proc``, nor with that of another PID namespace, where the threads
+    of this process have other ids.
+    """
+    if not os.path.exists(f"{TASKS}/{threading.get_native_id()}"):
+        return None
+    return os.path.exists(f"{TASKS}/{native_id}")
 
 
 def _forget_earlier_ones() -> None:

@@ -1,7 +1,11 @@
-"""Identifies a process by host name, boot id, PID namespace, pid and start time.
+"""Identifies a process by host name, boot id, PID namespace, pid and start.
 
 The same host name and pid in two containers are two processes, and pids are reused. ``death``
 compares identities to prove that a process is dead.
+
+On Linux, ``/proc`` has the pids of the PID namespace for which it was mounted, and not of the one
+of the process that reads it: ``nsenter`` and ``unshare`` can leave another's in place. When a
+process has started, it says in the time namespace of the reader.
 """
 
 from __future__ import annotations
@@ -13,7 +17,16 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-__all__ = ["ProcessIdentity", "current", "identity_of", "proc_stat", "reset"]
+__all__ = [
+    "ProcessIdentity",
+    "current",
+    "identity_of",
+    "pid_namespace",
+    "proc_is_ours",
+    "proc_stat",
+    "reset",
+    "time_namespace",
+]
 
 # The inode of the first PID namespace of a Linux machine (PROC_PID_INIT_INO in the kernel).
 _FIRST_PID_NAMESPACE = "4026531836"
@@ -27,8 +40,11 @@ class ProcessIdentity(NamedTuple):
 
     Attributes:
         id: Random, new for every process and for every fork.
-        machine_id, boot_id, pid_namespace, start_time: Empty if the system does not provide
-            them; then they prove nothing.
+        machine_id, boot_id, pid_namespace, time_namespace, started: Empty if the system does not
+            provide them; then they prove nothing.
+        started: In clock ticks since the boot, by the clock of ``time_namespace``. Its name is not
+            ``start_time``, as in earlier versions, because these would compare it with what they
+            read in any namespace; and what they wrote under that name may be of any, too.
     """
 
     id: str
@@ -37,7 +53,8 @@ class ProcessIdentity(NamedTuple):
     boot_id: str
     pid_namespace: str
     pid: int
-    start_time: str
+    time_namespace: str
+    started: str
 
     def as_dict(self) -> dict[str, Any]:
         return self._asdict()
@@ -77,25 +94,63 @@ def _sysctl(name: str) -> str:  # pragma: no cover - macOS only
     return answer.stdout.strip()
 
 
-def _machine() -> tuple[str, str, str]:
-    """Machine id, boot id and PID namespace of this process."""
+def _machine() -> tuple[str, str]:
+    """Machine id and boot id of this process."""
     if sys.platform == "darwin":  # pragma: no cover - macOS only
-        return _sysctl("kern.uuid"), _sysctl("kern.bootsessionuuid"), "macos"
-    try:
-        namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]")
-    except OSError:
-        namespace = ""
+        return _sysctl("kern.uuid"), _sysctl("kern.bootsessionuuid")
     # A container's machine id comes from its image, which may run on many machines at once, so
     # that another boot id would prove nothing.
-    machine_id = _read("/etc/machine-id") if namespace == _FIRST_PID_NAMESPACE else ""
-    return machine_id, _read("/proc/sys/kernel/random/boot_id"), namespace
+    machine_id = _read("/etc/machine-id") if pid_namespace() == _FIRST_PID_NAMESPACE else ""
+    return machine_id, _read("/proc/sys/kernel/random/boot_id")
+
+
+def pid_namespace() -> str:
+    """The PID namespace of this process; empty if it cannot be read."""
+    if sys.platform == "darwin":  # pragma: no cover - macOS only
+        return "macos"
+    return _namespace("pid")
+
+
+def time_namespace() -> str:
+    """The time namespace of this process; empty if it cannot be read.
+
+    Not that of its children, which may be another one. Before Linux 5.6 there are none.
+    """
+    try:
+        return _namespace("time") if "time" in os.listdir("/proc/self/ns") else "none"
+    except OSError:
+        return ""
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}").partition("[")[2].rstrip("]")
+    except OSError:
+        return ""
+
+
+def proc_is_ours() -> bool:
+    """Whether a pid is the same process in ``/proc`` as in the calls of this process."""
+    for line in _read("/proc/self/status").splitlines():
+        # The pids of this process: in the namespace of ``/proc``, and in each below that one.
+        if line.startswith("NSpid:"):
+            return line.split()[1:] == [str(os.getpid())]
+    return False
 
 
 def proc_stat(pid: int) -> tuple[str, int, str]:
-    """State letter, number of threads and start time of a process; empty if not known."""
+    """State letter, number of threads and start of a process; empty if not known.
+
+    Only if ``proc_is_ours`` is it that process. The start is one in our ``time_namespace``.
+    """
     # The command's name is in parentheses, and may itself contain spaces and parentheses.
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], int(fields[17]), fields[19]) if fields else ("", 0, "")
+
+
+def _start(pid: int) -> tuple[str, str]:
+    """Time namespace and start of a process; empty if not known."""
+    return (time_namespace(), proc_stat(pid)[2]) if proc_is_ours() else ("", "")
 
 
 _current: ProcessIdentity | None = None
@@ -109,15 +164,17 @@ def current() -> ProcessIdentity:
     # Compare the pid, because a child that was forked without Python's fork hooks must not use
     # its parent's identity.
     if known is None or known.pid != pid:
-        machine_id, boot_id, namespace = _machine()
+        machine_id, boot_id = _machine()
+        time_ns, started = _start(pid)
         known = _current = ProcessIdentity(
             id=secrets.token_hex(8),
             host=socket.gethostname(),
             machine_id=machine_id,
             boot_id=boot_id,
-            pid_namespace=namespace,
+            pid_namespace=pid_namespace(),
             pid=pid,
-            start_time=proc_stat(pid)[2],
+            time_namespace=time_ns,
+            started=started,
         )
     return known
 
@@ -131,6 +188,7 @@ def reset() -> None:
 def identity_of(pid: int) -> ProcessIdentity:
     """The identity of another process in the same PID namespace, such as a child process.
 
-    Its start time is empty if it is already gone.
+    Its start is empty if it is already gone.
     """
-    return current()._replace(id="", pid=pid, start_time=proc_stat(pid)[2])
+    time_ns, started = _start(pid)
+    return current()._replace(id="", pid=pid, time_namespace=time_ns, started=started)

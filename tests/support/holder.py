@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -46,6 +46,7 @@ class Holder:
         dlocks: Its ``DLOCKS``.
         env: Additions to its environment.
         settings: Additions to its settings; by default it has no database and no app.
+        within: The command that starts it, such as ``nsenter`` with its options.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class Holder:
         *,
         env: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self._changed = threading.Condition()
         self._answers: list[dict[str, Any]] = []
         self._said: list[list[Any]] = []
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.support.holder"),
+                *(*within, sys.executable, "-m", "tests.support.holder"),
                 json.dumps(
                     {
                         # With another one, each hand-over would be confirmed.

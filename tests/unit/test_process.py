@@ -21,7 +21,7 @@ def other(**facts: object) -> ProcessIdentity:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ProcessIdentity:
     """This process, on a machine that reports all of its properties."""
-    me = current()._replace(machine_id="m1", boot_id="b1", pid_namespace="ns1")
+    me = current()._replace(machine_id="m1", boot_id="b1")
     monkeypatch.setattr(process.identity, "_current", me)
     return me
 
@@ -46,7 +46,7 @@ def test_a_pid_that_does_not_exist_is_dead(machine: ProcessIdentity) -> None:
 
 @linux
 def test_a_process_whose_pid_was_reused_is_dead(machine: ProcessIdentity) -> None:
-    assert death_proof(other(start_time="1")) == "gone"
+    assert death_proof(other(started="1")) == "gone"
 
 
 @linux
@@ -56,10 +56,77 @@ def test_a_zombie_is_dead_before_it_is_reaped(machine: ProcessIdentity) -> None:
     child.stdout.read()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     try:
-        assert death_proof(other(pid=child.pid, start_time="")) == "gone"
+        assert death_proof(other(pid=child.pid, started="")) == "gone"
     finally:
         child.wait()
         child.stdout.close()
+
+
+def test_an_identity_of_an_earlier_version_proves_nothing_by_its_start(
+    machine: ProcessIdentity,
+) -> None:
+    facts = {**machine.as_dict(), "id": "other", "start_time": "1"}
+    # Earlier versions compare that with what they read in any namespace.
+    assert "start_time" not in machine.as_dict()
+    del facts["time_namespace"], facts["started"]
+    earlier = ProcessIdentity.from_dict(facts)
+    assert death_proof(earlier) is None
+    assert death_proof(earlier._replace(pid=a_dead_pid())) == "gone"
+
+
+@linux
+def test_a_start_of_another_time_namespace_proves_nothing(
+    machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert death_proof(other(started="1", time_namespace="another")) is None
+    unknown = other(started="1", time_namespace="")
+    assert death_proof(unknown) is None
+    monkeypatch.setattr(process.identity, "_namespace", lambda kind: "")
+    monkeypatch.setattr(process.identity, "pid_namespace", lambda: unknown.pid_namespace)
+    assert death_proof(unknown) is None
+
+
+@linux
+def test_without_time_namespaces_a_reused_pid_is_still_a_proof(
+    machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "listdir", lambda path: ["mnt", "pid"])
+    process.reset()
+    me = current()
+    assert me.started
+    assert death_proof(me) is None
+    assert death_proof(me._replace(started="1")) == "gone"
+
+
+@linux
+@pytest.mark.parametrize("status", ["NSpid:\t{pid}\t{pid}", "NSpid:\t7\t{pid}", "Pid:\t{pid}", ""])
+def test_the_proc_of_another_pid_namespace_proves_nothing(
+    status: str, machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if this process has the same pid in both by chance."""
+    read = process.identity._read
+
+    def read_there(path: str) -> str:
+        return status.format(pid=os.getpid()) if path == "/proc/self/status" else read(path)
+
+    assert death_proof(other(started="1")) == "gone"
+    monkeypatch.setattr(process.identity, "_read", read_there)
+    assert death_proof(other(started="1")) is None
+    assert process.identity_of(os.getpid()).started == ""
+    # That needs no /proc.
+    assert death_proof(other(pid=a_dead_pid())) == "gone"
+
+
+@linux
+def test_a_process_that_proc_hides_is_not_dead(
+    machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the mount option ``hidepid``."""
+    read = process.identity._read
+    monkeypatch.setattr(
+        process.identity, "_read", lambda path: "" if path.endswith("/stat") else read(path)
+    )
+    assert death_proof(other(started="1")) is None
 
 
 @pytest.mark.parametrize(
