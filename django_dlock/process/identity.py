@@ -28,8 +28,8 @@ __all__ = [
     "time_namespace",
 ]
 
-# The inode of the first PID namespace of a Linux machine (PROC_PID_INIT_INO in the kernel).
-_FIRST_PID_NAMESPACE = "4026531836"
+# The inodes of a Linux machine's first namespaces (PROC_PID_INIT_INO, PROC_UTS_INIT_INO).
+_FIRST_NAMESPACES = {"pid": "4026531836", "uts": "4026531838"}
 
 LARGEST_PID = 2**31 - 1
 """The largest that any system has room for."""
@@ -99,8 +99,10 @@ def _machine() -> tuple[str, str]:
     if sys.platform == "darwin":  # pragma: no cover - macOS only
         return _sysctl("kern.uuid"), _sysctl("kern.bootsessionuuid")
     # A container's machine id comes from its image, which may run on many machines at once, so
-    # that another boot id would prove nothing.
-    machine_id = _read("/etc/machine-id") if pid_namespace() == _FIRST_PID_NAMESPACE else ""
+    # that another boot id would prove nothing. A container may share the machine's PID namespace;
+    # if it shares its host name, too, that name tells the machines apart.
+    is_machine = all(_namespace(kind) == first for kind, first in _FIRST_NAMESPACES.items())
+    machine_id = _read("/etc/machine-id") if is_machine else ""
     return machine_id, _read("/proc/sys/kernel/random/boot_id")
 
 

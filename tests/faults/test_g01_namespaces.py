@@ -133,6 +133,18 @@ def test_g1_another_time_namespace_proves_no_death(
     assert clear(own_redis, TIME_NAMESPACE) == ["it"]
 
 
+def test_g1_a_container_with_the_machines_pids_is_not_known_by_the_machine_id_of_its_image(
+    new_holder: NewHolder,
+) -> None:
+    """As a pod with ``hostPID``, whose successor on another node has the same host name and image.
+
+    Its other boot id would prove that the first one is dead, which is only cut off.
+    """
+    holder = new_holder(within=("unshare", "--uts"))
+    holder.do("from django_dlock import process")
+    assert holder.do("process.current().machine_id") == ""
+
+
 @pytest.mark.nightly
 def test_g1_a_child_in_another_time_namespace_does_not_take_its_parent_for_dead(
     holder: Holder,
