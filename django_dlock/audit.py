@@ -1,8 +1,7 @@
 """Writes the table of lock events: losses, take-overs, breaks, ``max_hold``, long waits.
 
-The receivers run on the dispatch thread, and leave the writing to another thread, so that a
-database that does not answer, or a table that a migration has locked, delays no other receiver.
-If a row cannot be written, it is lost and a line is logged.
+A thread of its own writes, so that a database that does not answer, or a table that a migration
+has locked, delays nothing else. If a row cannot be written, it is lost and a line is logged.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import Error, close_old_connections, connections, router, transaction
+from django.db import Error, connections, router, transaction
 from django.utils import timezone
 
 from . import clock, process, signals
@@ -58,7 +57,8 @@ def connect() -> None:
     # Registered now, not with the first row: a fork hook that sends signals must be registered
     # after these; see ``dispatch.take_part_in_forks``.
     process.at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)
-    dispatch.slow.take_part_in_forks()
+    dispatch.take_part_in_forks()
+    dispatch.call_receivers_at_once(_on_lost, _on_broken, _on_long_wait)
 
 
 def record(
@@ -143,7 +143,9 @@ class BreakRows:
             return
         self._rows.append(row := _BreakRow(info))
         if not self._is_written_here:
-            dispatch.slow.post_or_call(lambda: self._write_on_another_thread(row))
+            dispatch.rows.post(
+                lambda: self._write(row), f"The lock event 'broken' of lock {info.name!r}"
+            )
 
     def unwritten(self) -> dict[str, list[LeaseInfo]]:
         """Wait for the rows; returns each problem, with the leases whose row may be missing."""
@@ -165,12 +167,9 @@ class BreakRows:
     def _is_written_here(self) -> bool:
         return connections[self._database].vendor == "sqlite"
 
-    def _write_on_another_thread(self, row: _BreakRow) -> None:
-        # Django does this when a request begins or ends, but this thread has no requests.
-        close_old_connections()
+    def _write(self, row: _BreakRow) -> None:
         with _ending(row):
             record_break(row.info, self._reason, user=self._user)
-        close_old_connections()
 
 
 class _BreakRow:
@@ -219,7 +218,10 @@ def _on_long_wait(sender: object, **facts: Any) -> None:
 
 
 def _record_later(event: str, **facts: Any) -> None:
-    dispatch.slow.post_or_call(lambda: _try_to_record(event, **facts))
+    dispatch.rows.post(
+        lambda: _try_to_record(event, **facts),
+        f"The lock event '{event}' of lock {facts['name']!r}",
+    )
 
 
 def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **facts: Any) -> None:
@@ -227,8 +229,6 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
         return
     columns = {key: facts[key] for key in COLUMNS if key in facts}
     times = {key: facts[key] for key in ("held_for", "waited") if facts.get(key) is not None}
-    # Django does this when a request begins or ends, but this thread has no requests.
-    close_old_connections()
     try:
         with not_while_forking(router.db_for_write(LockEvent)):
             place = _place(facts.get("process"))
@@ -242,8 +242,6 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
             task_id=(metadata or {}).get("task_id"),
             **{key: facts.get(key) for key in ("name", "alias", "owner", "token", "reason")},
         )
-    finally:
-        close_old_connections()
 
 
 # If a process forks while SQLite has a file open, the child inherits SQLite's record of its file

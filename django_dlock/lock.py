@@ -54,7 +54,7 @@ class Lock(LockStatus):
             belongs to the handle, which you can pass to another thread or task.
         using: Alias in ``DLOCKS``.
         metadata: JSON-serialisable data for operators and signals.
-        on_lost: Called as ``on_lost(lock, reason)``, once, on the dispatch thread, after a loss.
+        on_lost: Called as ``on_lost(lock, reason)``, once, on another thread, after a loss.
         hold_until: ``"commit"`` releases after the thread's outermost transaction, if any.
         if_unavailable: If the backend does not answer: ``"raise"`` ``BackendUnavailable``; lock
             the name in this process only (``"local"``), without a token; or do not acquire

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from .. import clock, signals
@@ -39,7 +40,7 @@ class HoldOfLease(Protocol):
     max_end: float
     options: LockOptions
 
-    def call_on_lost(self, reason: str) -> None: ...
+    def call_on_lost(self, handle: Any, reason: str) -> None: ...
 
 
 class HeldLease:
@@ -257,7 +258,7 @@ class HeldLease:
         for reference in self.late:
             late = reference()
             if late is not None and late.is_overdue():
-                dispatch.slow.post(late.run)
+                dispatch.late_releases.post(late.run)
 
     def doubt(self, now: float) -> bool:
         """Put it in doubt until the next confirmation; ``False`` for one that is not renewed."""
@@ -363,15 +364,17 @@ class HeldLease:
         )
         # Once for each handle, even if it has entered the lease several times.
         for hold in {id(hold.handle): hold for hold in self.holds.copy().values()}.values():
-            if hold.options.on_lost is not None:
-                dispatch.call(hold.call_on_lost, reason)
+            # Kept until then: its last reference may be gone before its turn has come.
+            on_lost, handle = hold.options.on_lost, hold.handle()
+            if on_lost is not None and handle is not None:
+                dispatch.call_on_lost(on_lost, partial(hold.call_on_lost, handle, reason))
         dispatch.send(
             signals.lost, self.sender, reason=reason, held_for=held_for, **self.signal_kwargs()
         )
         return True
 
     def lose_silently(self, reason: str) -> bool:
-        """Mark it as lost without reporting it: in a forked child, and at exit."""
+        """Mark it as lost without reporting it: in a forked child."""
         return self._finish(reason)
 
     def lose_by_outcome(self, outcome: Outcome) -> None:

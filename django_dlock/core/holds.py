@@ -62,10 +62,9 @@ class Hold:
         self.by, self.handle, self.block = by, weakref.ref(handle), False
         self.max_end = lease.max_end if entry == lease.owner else clock.now() + options.max_hold
 
-    def call_on_lost(self, reason: str) -> None:
-        """Tell its ``Lock``'s ``on_lost``, unless the ``Lock`` is garbage."""
-        handle, on_lost = self.handle(), self.options.on_lost
-        if handle is not None and on_lost is not None:
+    def call_on_lost(self, handle: Any, reason: str) -> None:
+        """Call the ``on_lost`` of its ``Lock``."""
+        if (on_lost := self.options.on_lost) is not None:
             result = on_lost(handle, reason)
             if inspect.iscoroutine(result):
                 result.close()

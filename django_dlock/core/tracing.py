@@ -1,8 +1,8 @@
 """Notes what becomes a span: an acquire, a held lease, its renewals, a step of a record.
 
 Nothing is noted unless ``DLOCK_TRACING`` is on; then ``django_dlock.tracing`` sets the tracer.
-Times and the caller's span are noted where something happens. The spans are made on the dispatch
-thread, because an exporter may block, and no renewal or release may wait for it.
+Times and the caller's span are noted where something happens. The spans are made on a thread of
+their own, because an exporter may block, and nothing may wait for it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LockTrace:
         self._parent = tracer.current()
         self._started = time.time_ns()
         self._facts: dict[str, str | int] = {"dlock.name": name, "dlock.alias": alias}
-        # Belongs to the dispatch thread, which does everything in order.
+        # Belongs to the thread of spans, which makes them in order.
         self._hold: Any = None
 
     def acquired(self, owner: str, token: int | None) -> None:
@@ -71,7 +71,7 @@ class LockTrace:
         self._facts["dlock.owner"] = owner
         if token is not None:
             self._facts["dlock.token"] = token
-        dispatch.call(self._start_hold, held_since)
+        dispatch.spans.post(partial(self._start_hold, held_since))
 
     def contended(self) -> None:
         """The acquire has ended without a lease: somebody else holds the name."""
@@ -86,18 +86,18 @@ class LockTrace:
     def renewed(self, sent_at: float, error: str = "") -> None:
         """A renewal that was sent at ``sent_at`` was confirmed just now, or has failed."""
         sent, now = _nanoseconds(sent_at), time.time_ns()
-        dispatch.call(self._renewal, sent, now, error)
+        dispatch.spans.post(partial(self._renewal, sent, now, error))
 
     def ended(self, how: str) -> None:
         """The lease has ended; ``released``, or the reason of its loss."""
-        dispatch.call(self._end_hold, time.time_ns(), how)
+        dispatch.spans.post(partial(self._end_hold, time.time_ns(), how))
 
     def _end_acquire(self, outcome: str, error: str) -> int:
         now, facts = time.time_ns(), {**self._facts, "dlock.outcome": outcome}
         start = partial(
             self._tracer.start, "django_dlock.acquire", self._parent, self._started, facts
         )
-        dispatch.call(_make, self._tracer, start, now, error)
+        dispatch.spans.post(partial(_make, self._tracer, start, now, error))
         return now
 
     def _start_hold(self, started: int) -> None:
@@ -139,7 +139,7 @@ def step(name: str, **facts: str | int) -> Iterator[Callable[[str], None]]:
         if outcomes:
             noted["dlock.outcome"] = outcomes[-1]
         start = partial(tracer.start, name, parent, started, noted)
-        dispatch.call(_make, tracer, start, time.time_ns(), error)
+        dispatch.spans.post(partial(_make, tracer, start, time.time_ns(), error))
 
 
 def _make(tracer: Tracer, start: Callable[[], Any], ended: int, error: str) -> None:

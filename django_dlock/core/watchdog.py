@@ -33,8 +33,6 @@ PATIENCE = 0.05
 """Seconds that the thread waits for one alias before it turns to the others."""
 LATE = 1.0
 """Seconds of lateness that are worth a line in the log."""
-PATIENCE_AT_EXIT = 1.0
-"""Seconds that the end of the process waits for events."""
 
 _PARTLY = "A part of the backend that has these leases did not answer"
 
@@ -89,11 +87,11 @@ class Watchdog:
         self.lateness = 0.0
         self.schedules: dict[int, BackendSchedule] = {}
         # Reentrant: a signal handler may acquire or release while its own thread does. Entered
-        # directly, not through the condition; see core/dispatch.py.
+        # directly, not through the condition; see core/event_queue.py.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self.thread: threading.Thread | None = None
-        self._woken = False
+        self._woken = self._lent = False
         self.wakes_at = math.inf
 
     # -- called by handles -------------------------------------------------------------
@@ -291,6 +289,9 @@ class Watchdog:
         while True:
             with self._lock:
                 self._woken = False
+                if self._lent:
+                    self._lent, self.thread = False, None
+                    break
             wakes_at = self.tick()
             now = clock.now()
             if wakes_at < math.inf:
@@ -311,6 +312,7 @@ class Watchdog:
                 self._condition.wait(max(0.0, wakes_at - now))
                 self.wakes_at = math.inf
                 self.note_lateness(wakes_at)
+        dispatch.lend_thread()
 
     def note_lateness(self, planned: float) -> None:
         """Note how much later than planned the thread woke."""
@@ -336,11 +338,11 @@ class Watchdog:
         self.__init__()  # type: ignore[misc]
 
     def shutdown(self) -> None:
-        """Mark all leases as lost, then release them, because the process ends."""
+        """Mark and report all leases as lost, then release them, because the process ends."""
         # A thread that still acquires is not part of the process that counts as ended below.
         ending = process.current().id
         process.reset()
-        leases = [held for held in registry.take_all() if held.lose_silently("exit")]
+        leases = [held for held in registry.take_all() if held.lose("exit")]
         schedules, self.schedules = list(self.schedules.values()), {}
         for schedule in schedules:
             backend = schedule.backend
@@ -366,7 +368,16 @@ class Watchdog:
                     "Alias %r: could not release leases", backend.alias, alias=backend.alias
                 )
         # Give receivers time for the last events, but do not let them keep the process from ending.
-        dispatch.settle(PATIENCE_AT_EXIT)
+        if dispatch.is_stranded():
+            self._lend_thread()
+        dispatch.settle(dispatch.PATIENCE_AT_EXIT)
+
+    def _lend_thread(self) -> None:
+        """Let the thread, which has nothing to renew any more, make the calls of other threads."""
+        with self._lock:
+            self._lent = True
+            self._woken = True
+            self._condition.notify()
 
 
 def _close_unused(backend: BaseLockBackend) -> None:

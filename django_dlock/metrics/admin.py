@@ -85,8 +85,8 @@ class AdminExporter:
         dispatch.settle(PATIENCE_AT_EXIT)
         self._finish()
         if self._thread is None and not self._counts.is_idle:
-            # No thread can start any more, but the dispatch thread is still running.
-            dispatch.call(self._flush_or_tell)
+            # No thread can start any more; see ``supervisor``.
+            dispatch.rows.post(self._flush_or_tell, "The lock statistics of the last minute")
             dispatch.settle(PATIENCE_AT_EXIT)
 
     def _finish(self) -> None:

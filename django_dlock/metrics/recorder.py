@@ -1,6 +1,6 @@
 """Receives the signals of locks, and counts them in the exporters.
 
-Receivers run on the dispatch thread, so no acquire, renewal or release waits for an exporter.
+Receivers run on a thread of their own, so nothing waits for an exporter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import signals
-from ..core import watchdog
+from ..core import dispatch, watchdog
 from . import instruments
 from .config import EXPORTERS, MetricsSettings
 from .groups import Groups
@@ -49,6 +49,7 @@ class Recorder:
 
     def connect(self) -> None:
         for signal, receiver in self._receivers():
+            dispatch.assign(receiver.__func__, dispatch.metrics)
             signal.connect(receiver, weak=False, dispatch_uid="django_dlock.metrics")
 
     def disconnect(self) -> None:

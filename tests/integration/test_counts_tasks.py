@@ -18,7 +18,9 @@ from tests.support.proxy import Proxy
 from tests.support.workers import eventually
 
 CROWD = 1000
-DLOCK_THREADS = {"dlock-watchdog", "dlock-dispatch", "dlock-cleanup", "dlock-connect"}
+DLOCK_THREADS = {
+    *("dlock-watchdog", "dlock-log", "dlock-supervisor", "dlock-cleanup", "dlock-connect"),
+}
 
 
 @pytest.fixture

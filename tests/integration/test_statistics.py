@@ -341,7 +341,7 @@ ENDS = {
         """
 import atexit, threading
 gate = threading.Event()
-dispatch.call(gate.wait)
+dispatch.metrics.post(gate.wait)
 use()
 atexit.register(gate.set)
 """,

@@ -18,7 +18,6 @@ from django.utils import timezone
 
 from django_dlock import audit, clock, locks, process, signals
 from django_dlock.backends.local import LocalBackend
-from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest, Renewal
 from django_dlock.management.commands.clear_stale_locks import _is_stale
@@ -370,15 +369,14 @@ def test_clear_stale_locks_needs_no_database(monkeypatch):
 def test_clear_stale_locks_sends_broken_before_it_ends():
     hold("order:1")
     say_goodbye()
-    sent = []
+    sent, gate = [], threading.Event()
 
     def receiver(sender, **facts):
+        # The command must wait for it.
+        gate.wait(30)
         sent.append((sender.__name__, facts["name"], facts["reason"], facts["alias"]))
 
     signals.broken.connect(receiver)
-    # The events thread is busy at first; the command must wait for it.
-    gate = threading.Event()
-    dispatch.call(gate.wait)
     threading.Timer(0.2, gate.set).start()
     try:
         run("clear_stale_locks")

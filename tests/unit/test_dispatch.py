@@ -1,68 +1,203 @@
-"""The events thread delivers in order, survives receivers, and is replaced when one hangs."""
+"""Queues make their calls in order, survive them, and give up those that take too long."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_dlock.core import dispatch
-from django_dlock.core.dispatch import EventQueue
+from django_dlock.core import event_queue, supervisor
+from django_dlock.core.event_queue import EventQueue
+from django_dlock.core.supervisor import Supervisor
 
 
 @pytest.fixture
-def deliverer() -> EventQueue:
-    return EventQueue()
+def watcher() -> Supervisor:
+    return Supervisor()
 
 
-def test_deliveries_are_made_in_order_on_one_thread(deliverer: EventQueue) -> None:
+@pytest.fixture
+def queue(watcher: Supervisor) -> EventQueue:
+    return EventQueue(watcher, "dlock-test", calls_users=True)
+
+
+class Hanging:
+    """A function that hangs until it is freed."""
+
+    def __init__(self) -> None:
+        self.calls = threading.Semaphore(0)
+        self.free = threading.Event()
+        self.made = 0
+
+    def __call__(self) -> None:
+        self.made += 1
+        self.calls.release()
+        self.free.wait(30)
+
+    def wait_for_call(self) -> None:
+        assert self.calls.acquire(timeout=30)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    hanging = Hanging()
+    yield hanging
+    hanging.free.set()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_queue, "HANGING_AFTER", 0.01)
+
+
+def test_calls_are_made_in_order_on_one_thread(queue: EventQueue) -> None:
     told: list[tuple[int, str]] = []
     for i in range(100):
-        deliverer.post(lambda i=i: told.append((i, threading.current_thread().name)))  # type: ignore[misc]
-    assert deliverer.flush(30)
-    assert told == [(i, "dlock-dispatch") for i in range(100)]
+        queue.post(lambda i=i: told.append((i, threading.current_thread().name)))  # type: ignore[misc]
+    assert queue.flush(30)
+    assert told == [(i, "dlock-test") for i in range(100)]
 
 
-def test_the_idle_thread_is_woken_for_what_was_put(deliverer: EventQueue) -> None:
+def test_the_idle_thread_is_woken_for_what_was_put(queue: EventQueue) -> None:
     # Then it waits for as long as nobody wakes it.
-    assert deliverer.flush(30)
+    assert queue.flush(30)
     made = threading.Event()
-    deliverer.put(made.set)
-    deliverer.nudge()
+    queue.put(made.set)
+    queue.nudge()
     assert made.wait(30)
 
 
-def test_a_delivery_that_raises_does_not_stop_the_next(
-    deliverer: EventQueue, caplog: pytest.LogCaptureFixture
+def test_a_call_that_raises_does_not_stop_the_next(
+    queue: EventQueue, watcher: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises() -> None:
         raise SystemExit("receiver")
 
-    deliverer.post(raises)
-    assert deliverer.flush(30)
-    assert "raised" in caplog.text
+    queue.post(raises)
+    assert queue.flush(30)
+    assert watcher.flush(30)
+    (line,) = caplog.messages
+    assert line.startswith("A callback for a lock event raised: ")
+    assert line.endswith(".raises")
 
 
-def test_another_thread_takes_over_from_a_hanging_delivery(
-    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
+def test_a_handler_of_the_log_that_raises_does_not_stop_the_next(
+    watcher: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hangs, free = threading.Event(), threading.Event()
+    def raises() -> None:
+        raise SystemExit("handler")
 
-    def hang() -> None:
-        hangs.set()
-        free.wait(30)
+    watcher.logs.post(raises)
+    assert watcher.logs.flush(30)
+    assert "SystemExit: handler" in capsys.readouterr().err
 
-    deliverer.post(hang)
-    assert hangs.wait(30)
-    monkeypatch.setattr(dispatch, "HANGING_AFTER", 0.0)
+
+@pytest.mark.usefixtures("impatient")
+def test_g2_what_takes_too_long_is_given_up_and_named(
+    queue: EventQueue, watcher: Supervisor, hanging: Hanging, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    queue.post(hanging, hanging, "it")
+    hanging.wait_for_call()
+    queue.post(lambda: told.append("later"), hanging, "it")
+    queue.post(lambda: told.append("other"))
+    assert queue.flush(30), "another thread goes on"
+    assert told == ["other"]
+    assert watcher.flush(30)
+    (line,) = caplog.messages
+    assert "tests.unit.test_dispatch.Hanging has taken" in line
+    # What has waited for it is made when it returns.
+    made = threading.Event()
+    queue.post(made.set, hanging, "it")
+    hanging.free.set()
+    assert made.wait(30)
+    assert told == ["other", "later"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_several_calls_of_one_function_may_be_given_up(watcher: Supervisor) -> None:
+    queue = EventQueue(watcher, "dlock-test", calls_users=True, most_at_once=2)
+    hanging = [Hanging() for _ in range(3)]
+    for each in hanging:
+        queue.post(each, "it", "it")
+    assert queue.flush(30)
     try:
-        assert deliverer.flush(30), "the second thread delivers"
+        assert [each.made for each in hanging] == [1, 1, 0]
     finally:
-        free.set()
-    assert deliverer.flush(30)
+        for each in hanging:
+            each.free.set()
+    hanging[2].wait_for_call()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_threads_are_bounded_and_a_queue_goes_on_when_one_returns(
+    watcher: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_queue, "MOST_HANGING", 2)
+    queue = EventQueue(watcher, "dlock-bounded", calls_users=True)
+    hanging = [Hanging() for _ in range(3)]
+    for number, each in enumerate(hanging):
+        queue.post(each, each, number)
+        each.wait_for_call()
+    try:
+        assert not queue.flush(0.1)
+        assert sum(thread.name == "dlock-bounded" for thread in threading.enumerate()) == 3
+        hanging[0].free.set()
+        assert queue.flush(30)
+    finally:
+        for each in hanging:
+            each.free.set()
+
+
+def test_what_does_not_fit_into_a_queue_is_counted_and_told(
+    queue: EventQueue,
+    watcher: Supervisor,
+    hanging: Hanging,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[int] = []
+    queue.post(hanging)
+    hanging.wait_for_call()
+    with monkeypatch.context() as narrow:
+        narrow.setattr(event_queue, "MAX_QUEUED", 3)
+        for i in range(10):
+            queue.post(lambda i=i: told.append(i), "shop.receive")  # type: ignore[misc]
+    hanging.free.set()
+    assert queue.flush(30)
+    assert told == [0, 1, 2]
+    watcher.end()
+    counts = [int(line.split()[0]) for line in caplog.messages if "were not made" in line]
+    rest = [line for line in caplog.messages if "before the process ended" in line]
+    left = 7 - sum(counts)
+    assert not left or f"shop.receive ({left} times) was not called" in rest[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_waits_for_a_function_that_hangs_is_bounded(
+    queue: EventQueue,
+    watcher: Supervisor,
+    hanging: Hanging,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(event_queue, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(event_queue, "TELL_EVERY", 0.0)
+    queue.post(hanging, "it", "it")
+    hanging.wait_for_call()
+    assert queue.flush(30)
+    for _ in range(3):
+        queue.post(lambda: None, "it", "it")
+        assert queue.flush(30)
+    told = threading.Event()
+    while not told.wait(0.01):
+        assert watcher.flush(30)
+        counts = [int(line.split()[0]) for line in caplog.messages if "were not made" in line]
+        if sum(counts) == 2:
+            told.set()
 
 
 def fork(code: Callable[[], int] = lambda: 0) -> int:
@@ -73,12 +208,12 @@ def fork(code: Callable[[], int] = lambda: 0) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_waits_for_the_current_delivery(
-    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_waits_for_the_current_call(
+    queue: EventQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the child would have half of it forever, for example a lock inside SQLite."""
-    # A busy machine may take longer for a delivery than a fork waits.
-    monkeypatch.setattr(dispatch, "FORK_PATIENCE", 30.0)
+    # A busy machine may take longer for a call than a fork waits.
+    monkeypatch.setattr(supervisor, "FORK_PATIENCE", 30.0)
     began, inside = threading.Event(), [0]
 
     def deliver() -> None:
@@ -88,67 +223,103 @@ def test_a_fork_waits_for_the_current_delivery(
         inside[0] = 0
 
     for _ in range(3):
-        deliverer.post(deliver)
+        queue.post(deliver)
     assert began.wait(30)
     assert fork(lambda: inside[0]) == 0
-    assert deliverer.flush(30)
+    assert queue.flush(30)
 
 
-def test_a_fork_waits_only_briefly_for_a_delivery_that_hangs(
-    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_waits_only_briefly_for_a_call_that_hangs(
+    queue: EventQueue, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "FORK_PATIENCE", 0.05)
-    hangs, free = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        hangs.set()
-        free.wait(30)
-
-    deliverer.post(hang)
-    assert hangs.wait(30)
+    monkeypatch.setattr(supervisor, "FORK_PATIENCE", 0.05)
+    queue.post(hanging)
+    hanging.wait_for_call()
     # The child starts its own thread.
-    assert fork(lambda: not deliverer.flush(30)) == 0
-    free.set()
-    assert deliverer.flush(30)
+    assert fork(lambda: not queue.flush(30)) == 0
+    hanging.free.set()
+    assert queue.flush(30)
 
 
-def test_a_receiver_may_fork(deliverer: EventQueue) -> None:
+def test_a_fork_waits_for_a_call_that_posts_to_another_queue(
+    queue: EventQueue, watcher: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FORK_PATIENCE", 30.0)
+    other = EventQueue(watcher, "dlock-other")
+    began, goes_on, inside = threading.Event(), threading.Event(), [1]
+
+    def deliver() -> None:
+        began.set()
+        goes_on.wait(30)
+        queue.post(lambda: None)
+        other.post(lambda: None)
+        inside[0] = 0
+
+    queue.post(deliver)
+    assert began.wait(30)
+    threading.Timer(0.05, goes_on.set).start()
+    assert fork(lambda: inside[0]) == 0
+    assert watcher.flush(30)
+
+
+def test_a_receiver_may_fork(queue: EventQueue) -> None:
     codes: list[int] = []
-    deliverer.post(lambda: codes.append(fork()))
-    assert deliverer.flush(30)
+    queue.post(lambda: codes.append(fork()))
+    assert queue.flush(30)
     assert codes == [0]
 
 
-def test_the_queue_is_bounded(deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs, free = threading.Event(), threading.Event()
+def test_a_child_makes_no_call_of_its_parent(queue: EventQueue, hanging: Hanging) -> None:
     told: list[int] = []
-
-    def hang() -> None:
-        hangs.set()
-        free.wait(30)
-
-    deliverer.post(hang)
-    assert hangs.wait(30)
-    with monkeypatch.context() as narrow:
-        narrow.setattr(dispatch, "MAX_QUEUED", 3)
-        for i in range(10):
-            deliverer.post(lambda i=i: told.append(i))  # type: ignore[misc]
-    free.set()
-    assert deliverer.flush(30)
-    assert told == [0, 1, 2]
+    queue.post(hanging)
+    hanging.wait_for_call()
+    queue.post(lambda: told.append(1))
+    assert fork(lambda: len(told) if queue.flush(30) else 9) == 0
+    hanging.free.set()
+    assert queue.flush(30)
+    assert told == [1]
 
 
-def test_a_call_is_made_at_once_if_no_thread_can_start(
-    deliverer: EventQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As while the interpreter ends.
+# -- the end of the interpreter, in which no thread can start ---------------------------------
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.usefixtures("ending")
+def test_at_the_end_the_last_thread_makes_the_calls_of_the_package(watcher: Supervisor) -> None:
+    rows = EventQueue(watcher, "dlock-rows")
     told: list[str] = []
-    with monkeypatch.context() as ending:
-        ending.setattr(threading.Thread, "start", refuse)
-        deliverer.post_or_call(lambda: told.append(threading.current_thread().name))
+    rows.post(lambda: told.append(threading.current_thread().name))
+    watcher.settle(30)
     assert told == [threading.current_thread().name]
-    assert deliverer.flush(30)
-    assert len(told) == 1
+
+
+@pytest.mark.usefixtures("ending")
+def test_at_the_end_nobody_waits_for_a_function_of_the_project(
+    queue: EventQueue, watcher: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.post(lambda: None, "shop.receive")
+    watcher.end()
+    assert caplog.messages == [
+        "shop.receive was not called, or did not return, before the process ended"
+    ]
+
+
+def test_at_the_end_a_thread_that_is_left_makes_all_calls(
+    queue: EventQueue, watcher: Supervisor, request: pytest.FixtureRequest
+) -> None:
+    lent = threading.Thread(target=watcher.reserve.serve, daemon=True)
+    lent.start()
+    while not watcher.reserve.is_idle:
+        time.sleep(0.001)
+    request.getfixturevalue("ending")
+    told: list[str] = []
+    queue.post(lambda: told.append(threading.current_thread().name))
+    watcher.settle(30)
+    assert told == [lent.name]

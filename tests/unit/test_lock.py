@@ -409,7 +409,7 @@ def test_on_lost_is_called_once_on_another_thread() -> None:
         with pytest.raises(LeaseLost):
             lock.renew()
     assert dispatch.flush(30)
-    assert calls == [(lock, "broken", "dlock-dispatch")]
+    assert calls == [(lock, "broken", "dlock-on-lost")]
 
 
 def test_a_coroutine_that_on_lost_returns_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from django_dlock.log import FIELDS, LockLogger, logger
 PACKAGE = Path(django_dlock.__file__).parent
 METHODS = {"debug", "info", "warning", "error", "exception", "log", "critical"}
 LATER = {"log_warning", "log_warning_later", "log_error"}
-"""Functions of ``core/dispatch.py``, which log on another thread."""
+"""Functions of ``core/dispatch.py``, which log on another thread; ``tell`` does so below it."""
 FACTS = {"about", "name", "alias", "owner", "token", "task_id", "reason"}
 
 OF_NO_LOCK = {
@@ -33,9 +33,12 @@ OF_NO_LOCK = {
     "%s %s (%s)",
     "A call to the database outlives its deadline",
     "Calls of the database driver %s have no deadline: it tells no socket: %r",
-    "Events are not delivered: %d wait behind a receiver",
-    "A callback for a lock event raised",
-    "A receiver of a lock event hangs for %g s",
+    "A callback for a lock event raised: %s",
+    "%s has taken %g s for a lock event; only its own later calls wait for it",
+    "%s has taken %g s for a lock event; others wait for it",
+    "%d calls of %s for lock events were not made: too many wait",
+    "Could not close a connection: %s",
+    "Could not look at a queue of calls",
     "Receiver %r of a lock signal raised",
     "The watchdog woke %.1f s late: the process was starved or suspended",
     "The thread that listens for released locks met an error",
@@ -83,15 +86,18 @@ def calls() -> Iterator[tuple[str, ast.Call, str]]:
                 continue
             called, of = node.func.attr, node.func.value
             named = of.id if isinstance(of, ast.Name) else ""
-            if (named == "logger" and called in METHODS) or (
-                named == "dispatch" and called in LATER
+            if (
+                (named == "logger" and called in METHODS)
+                or (named == "dispatch" and called in LATER)
+                or (called == "tell" and name.startswith("core/"))
             ):
                 texts = [
                     arg.value
                     for arg in node.args
                     if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
                 ]
-                yield f"{name}:{node.lineno}", node, texts[0]
+                if texts:
+                    yield f"{name}:{node.lineno}", node, texts[0]
 
 
 def test_there_are_calls_to_look_at() -> None:

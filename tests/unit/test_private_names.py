@@ -27,6 +27,7 @@ from django.contrib.auth.models import User
 from django.contrib.messages.storage.base import BaseStorage
 from django.core.handlers import base as handlers
 from django.db import connections, models, transaction
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import TestCase
 from django.utils.functional import LazyObject, empty
@@ -128,6 +129,7 @@ CANARIES: dict[str, Callable[[], object]] = {
     ),
     # -- Django
     "_from_testcase": lambda: "_from_testcase" in source(TestCase) + source(transaction),
+    "_live_receivers": lambda: [*map(len, Signal()._live_receivers(None))] == [0, 0],
     "atomic_blocks": lambda: connections["default"].atomic_blocks is not None,
     "_non_atomic_requests": lambda: (
         "_non_atomic_requests" in source(handlers.BaseHandler.make_view_atomic)

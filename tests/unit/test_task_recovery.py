@@ -369,7 +369,7 @@ def test_g4_a_pool_that_forks_many_children_frees_the_locks_of_children_that_die
     reserved.add(worker.request)
     acquire("order:1", worker.owner)
     # Its own fork hooks would stop the events thread during each fork.
-    dispatch.call(lambda: None)
+    dispatch.metrics.post(lambda: None)
     fork()
     assert owner_of("order:1") == worker.owner
     child.kill()
@@ -500,7 +500,7 @@ def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children
         "from django_dlock import audit, process\n"
         "from django_dlock.core import dispatch\n"
         "hooks = [each.get('before') for each in process.forks._at_fork]\n"
-        "print(dispatch._event_queue.before_fork in hooks, audit._wait in hooks)"
+        "print(dispatch._supervisor.before_fork in hooks, audit._wait in hooks)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     answer = subprocess.run(

@@ -167,7 +167,7 @@ class BodyRunner:
         """The ``on_lost`` of the lock."""
         with self._lock:
             self.reason = reason
-        # Not on the dispatch thread, because the body may take long to notice.
+        # Not on the thread of ``on_lost``, because the body may take long to notice.
         threading.Thread(target=self._keep_interrupting, name="dlock-abort", daemon=True).start()
 
     def _begin(self) -> None:
