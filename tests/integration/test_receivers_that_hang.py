@@ -14,7 +14,7 @@ from django.conf import settings
 settings.configure(
     INSTALLED_APPS=["django_dlock"],
     DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
-    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False},
+    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False, "GROUPS": ["shop"]},
 )
 import django
 django.setup()
