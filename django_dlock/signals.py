@@ -1,9 +1,9 @@
 """Signals about locks; the sender is always the ``Lock`` class.
 
 Every receiver gets ``name``, ``alias``, ``owner``, ``token`` and ``metadata`` and, if they
-apply, ``reason``, ``waited`` and ``held_for`` (seconds). ``core/dispatch.py`` calls the receivers as
-``send_robust`` does, but on a thread of its own, so that none can delay or prevent a renewal or a
-release.
+apply, ``reason``, ``waited`` and ``held_for`` (seconds). ``core/dispatch.py`` calls the receivers
+as ``send_robust`` does, but on a thread of its own, so that none can delay or prevent a renewal or
+a release.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class LocalBackend(BaseLockBackend):
 
     def _forget_all(self) -> None:
         # Reentrant: a finalizer may release on a thread that is inside an acquire. Enter the lock
-        # itself and not the condition, which an interrupt can leave locked; see core/event_queue.py.
+        # itself and not the condition, which an interrupt can leave locked; see
+        # core/event_queue.py.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._entries: dict[str, _Entry] = {}

@@ -15,7 +15,8 @@ from asgiref.sync import async_to_sync
 from django.dispatch import Signal
 
 from ..log import logger
-from .event_queue import EventQueue, key_of
+from .event_call import key_of
+from .event_queue import EventQueue
 from .supervisor import PATIENCE_AT_EXIT, Supervisor
 
 __all__ = [

@@ -10,17 +10,17 @@ returns.
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import math
 import threading
 import traceback
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from .. import clock, process
+from .event_call import Call, close_all_connections, close_old_connections, name_of
 
-__all__ = ["Call", "EventQueue", "Watcher", "key_of"]
+__all__ = ["EventQueue", "Watcher"]
 
 HANGING_AFTER = 10.0
 """Seconds after which the log names the function of a call."""
@@ -36,37 +36,6 @@ LINGER = 1.0
 """Seconds without a call after which a thread closes its connections to databases."""
 IDLE = 60.0
 """Seconds without a call after which a thread ends."""
-
-
-class Call(NamedTuple):
-    """A call to be made.
-
-    Attributes:
-        function: Named if the call takes too long or is not made; a function, or its description.
-        key: Calls with the same key never overtake each other.
-    """
-
-    make: Callable[[], object]
-    function: object
-    key: Hashable
-
-
-def name_of(function: object) -> str:
-    """What the log calls a function."""
-    if isinstance(function, str):
-        return function
-    while isinstance(function, functools.partial):
-        function = function.func
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}.{getattr(kind, '__qualname__', '?')}"
-
-
-def key_of(function: object) -> Hashable:
-    """Equal for all functions that are made from one ``def`` or ``lambda``."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return id(getattr(function, "__code__", function))
 
 
 class Watcher(Protocol):
@@ -389,12 +358,12 @@ class EventQueue:
     def _make(self, call: Call) -> None:
         try:
             if self._uses_databases:
-                _close_old_connections()
+                close_old_connections()
             try:
                 call.make()
             finally:
                 if self._uses_databases:
-                    _close_old_connections()
+                    close_old_connections()
         except BaseException as error:  # noqa: BLE001 - the thread must live
             self._raised(call, error)
 
@@ -412,10 +381,8 @@ class EventQueue:
 
     def _close_connections(self) -> None:
         """Close what ``CONN_MAX_AGE`` keeps open: nobody else can use it."""
-        from django.db import connections
-
         try:
-            connections.close_all()
+            close_all_connections()
         except Exception as error:  # noqa: BLE001 - the thread must live
             self._watcher.tell(
                 logging.ERROR, "Could not close a connection: %s", error, exc_info=error
@@ -431,7 +398,6 @@ class EventQueue:
     def look(self, now: float) -> float:
         """Give up what takes too long, and log it; returns when to look again."""
         slow: list[tuple[Call, bool]] = []
-        dropped: collections.Counter[str] = collections.Counter()
         with self._lock:
             due = math.inf
             if (first := self._leader) is not None and first.call is not None:
@@ -448,12 +414,6 @@ class EventQueue:
                     continue
                 worker.told = True
                 slow.append((worker.call, worker is not self._leader))
-            if self._dropped:
-                if now >= self._told_dropped + TELL_EVERY:
-                    dropped, self._dropped = self._dropped, dropped
-                    self._told_dropped = now
-                else:
-                    due = min(due, self._told_dropped + TELL_EVERY)
         for call, is_given_up in slow:
             name, seconds = name_of(call.function), HANGING_AFTER
             if is_given_up:
@@ -470,6 +430,17 @@ class EventQueue:
                     name,
                     seconds,
                 )
+        return min(due, self._tell_dropped(now))
+
+    def _tell_dropped(self, now: float) -> float:
+        """Log which calls were not made, if that is due; returns when it is due again."""
+        with self._lock:
+            if not self._dropped:
+                return math.inf
+            if now < self._told_dropped + TELL_EVERY:
+                return self._told_dropped + TELL_EVERY
+            dropped, self._dropped = self._dropped, collections.Counter()
+            self._told_dropped = now
         for name, count in dropped.items():
             self._watcher.tell(
                 logging.ERROR,
@@ -477,10 +448,4 @@ class EventQueue:
                 count,
                 name,
             )
-        return due
-
-
-def _close_old_connections() -> None:
-    from django.db import close_old_connections
-
-    close_old_connections()
+        return math.inf
