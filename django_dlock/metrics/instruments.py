@@ -149,6 +149,13 @@ STORE_EPOCH = Instrument(
 RECORDS = Instrument(
     "django_dlock.records", "gauge", "{record}", "Idempotency records, by state", ("state",)
 )
+LEFT_OUT = Instrument(
+    "django_dlock.scrape.left_out",
+    "gauge",
+    "{part}",
+    "1 for a part of these metrics that is left out: store, records or processes did not answer",
+    ("part", "alias"),
+)
 
 STORES = (
     STORE_UP,
@@ -158,6 +165,7 @@ STORES = (
     STORE_WAITING,
     STORE_HOLDERS,
     RECORDS,
+    LEFT_OUT,
 )
 """What is asked for when metrics are read; the same in every process."""
 

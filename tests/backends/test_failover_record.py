@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ from django.db import connections
 from django.db.models import F
 
 from django_dlock import clock
+from django_dlock.backends.failover.own_connection import on_own_connection
 from django_dlock.backends.failover.record import Micros
+from testproject.processes import HOST
 from tests.support.databases import added, until
 from tests.support.failing_over import reads_of, record_of
 from tests.support.points import heard
+from tests.support.postgres import settings_for
 from tests.support.proxy import Proxy
 
 from .test_failover_switch import (
@@ -131,3 +135,25 @@ def test_g10_reads_go_on_soon_after_a_network_has_come_back(shop):
         grant_when_open(one, request("afterwards"))
         assert clock.now() - began < 8.0
         one.close()
+
+
+def test_a_connection_that_goes_silent_while_it_is_set_up_ends_its_thread(
+    postgres_url, django_db_blocker
+):
+    """Django sends a new connection statements of its own."""
+    entry = {**settings_for(postgres_url), "TIME_ZONE": "Asia/Tokyo"}
+    with Proxy(entry["HOST"], int(entry["PORT"]), speaks="postgres") as proxy:
+        proxy.always("swallow", of="SELECT")
+        before = set(threading.enumerate())
+        with added("silent", {**entry, "HOST": HOST, "PORT": proxy.port}):
+            with django_db_blocker.unblock(), pytest.raises(TimeoutError):
+                on_own_connection(lambda: None, "silent", 1.0)
+            # The thread that cuts connections goes on for a while.
+            until(
+                lambda: (
+                    "dlock-failover"
+                    not in {thread.name for thread in set(threading.enumerate()) - before}
+                ),
+                5,
+            )
+        assert proxy.count("SELECT") == 1

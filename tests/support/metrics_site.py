@@ -61,6 +61,7 @@ def site(
 def main() -> None:
     import django
     from django.conf import settings
+    from django.core.management import call_command
 
     settings.configure(
         INSTALLED_APPS=["django_dlock"],
@@ -70,6 +71,9 @@ def main() -> None:
         **json.loads(os.environ["SITE_SETTINGS"]),
     )
     django.setup()
+
+    if "SITE_MIGRATE" in os.environ:
+        call_command("migrate", verbosity=0)
 
     from socketserver import ThreadingMixIn
     from wsgiref.simple_server import WSGIServer, make_server

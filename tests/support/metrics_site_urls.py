@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
@@ -20,7 +21,7 @@ def _note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
     return execute(sql, params, many, context)
 
 
-@connection_created.connect
+@receiver(connection_created)
 def _watch(connection: Any, **_: Any) -> None:
     """Write all statements of all processes into one file."""
     if "SITE_STATEMENTS" in os.environ:

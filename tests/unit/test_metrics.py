@@ -337,16 +337,28 @@ def test_a_store_that_is_away_is_reported_and_hides_no_other(monkeypatch):
     locks.reset()
 
 
-def test_a_child_forked_while_the_stores_are_asked_can_ask_them():
+def test_a_child_forked_while_the_stores_are_asked_can_ask_them(monkeypatch):
+    """In the child, the thread that asks does not exist."""
+    began, go = threading.Event(), threading.Event()
     with local_locks():
         facts = StoreFacts(records=False)
-        with facts._lock:
-            # As if another process had made it: in a child, the thread inside does not exist.
-            facts._pid = -1
-            asked = threading.Thread(target=facts.samples, daemon=True)
-            asked.start()
-            asked.join(30)
-            assert not asked.is_alive()
+
+        def locked(name, *, deadline):
+            began.set()
+            assert go.wait(30)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(locks["default"], "locked", locked)
+            asking = threading.Thread(target=facts.samples)
+            asking.start()
+            assert began.wait(30)
+            patch.undo()
+            pid = os.fork()
+            if not pid:
+                os._exit(len(facts.samples()) == 0)
+            go.set()
+            asking.join(30)
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_project_without_a_database_has_no_records_to_count():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from django.db import connections
 
@@ -34,16 +35,20 @@ class OwnConnection:
     def __init__(self, database: Callable[[], str]) -> None:
         self._database = database
         self._handle: SocketHandle | None = None
+        self._wrapper: Any = None
 
     @contextlib.contextmanager
     def until(self, deadline: float) -> Iterator[None]:
-        """Connect if necessary; statements in the block fail at the deadline."""
-        self._connect()
+        """Connect if necessary; this and statements in the block fail at the deadline."""
+        connected = False
+        # Before it connects, because Django sends a new connection statements of its own.
         deadlines.begin(self, deadline)
         try:
+            self._connect()
+            connected = True
             yield
         finally:
-            if not deadlines.end(self):
+            if not deadlines.end(self) or not connected:
                 self.close()
 
     def _connect(self) -> None:
@@ -51,7 +56,7 @@ class OwnConnection:
         wrapper = connections[database]
         if wrapper.connection is None:
             self._close_handle()
-            connections[database] = wrapper = wrapper_of(database, CONNECT_TIMEOUT)
+            connections[database] = self._wrapper = wrapper = wrapper_of(database, CONNECT_TIMEOUT)
             with process.connecting():
                 wrapper.ensure_connection()
             if wrapper.vendor != "sqlite":
@@ -61,6 +66,12 @@ class OwnConnection:
         """Make the running statement fail; called from another thread."""
         if (handle := self._handle) is not None:
             handle.shut_down()
+        elif (wrapper := self._wrapper) is not None and wrapper.vendor == "postgresql":
+            # It is still being set up. Drivers of MySQL have a time-out for each statement.
+            raw = wrapper.connection
+            if raw is not None and (handle := handle_of(raw, wrapper.Database)) is not None:
+                handle.shut_down()
+                handle.close()
 
     def close(self) -> None:
         # It may be broken, or its alias may no longer be defined.
