@@ -46,6 +46,8 @@ LONG_WAIT = 30.0
 gave_up = Signal()
 """Not public: an acquire has ended without a lease; ``reason`` is ``contended`` or
 ``unavailable``."""
+renewal_due = Signal()
+"""Not public: the renewal thread has turned to leases that were due, ``late`` seconds too late."""
 requeued = Signal()
 """Not public: a delivery was put back into its queue; ``task``, ``task_id`` and ``reason``:
 ``contended``, ``unavailable`` or ``other``."""

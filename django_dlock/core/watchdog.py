@@ -25,7 +25,7 @@ from . import dispatch
 from .held_lease import HeldLease, registry
 from .schedule import Schedule
 
-__all__ = ["Watchdog", "lateness", "shutdown", "unwatch", "watch"]
+__all__ = ["Watchdog", "shutdown", "unwatch", "watch"]
 
 IDLE = 60.0
 """Seconds without a lease after which the thread ends."""
@@ -75,8 +75,6 @@ class Watchdog:
     """The schedule and its thread; ``tick`` is the schedule alone, for tests with a fake clock.
 
     Attributes:
-        lateness: Seconds by which the thread last woke too late; a sign of a starved or
-            suspended process.
         schedules: One for each backend, by the id of the backend.
         thread: The one that renews; ``None`` if there is none.
         wakes_at: When the thread wakes by itself; infinite while it is awake, so that a lease which
@@ -84,7 +82,6 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self.lateness = 0.0
         self.schedules: dict[int, BackendSchedule] = {}
         # Reentrant: a signal handler may acquire or release while its own thread does. Entered
         # directly, not through the condition; see core/event_queue.py.
@@ -292,8 +289,12 @@ class Watchdog:
                 if self._lent:
                     self._lent, self.thread = False, None
                     break
+            began = clock.now()
             wakes_at = self.tick()
             now = clock.now()
+            if now - began > LATE:
+                # Stopped in the middle, when other leases may have come due.
+                self.note_lateness(began)
             if wakes_at < math.inf:
                 idle_since = None
             else:
@@ -311,16 +312,22 @@ class Watchdog:
                 self.wakes_at = wakes_at
                 self._condition.wait(max(0.0, wakes_at - now))
                 self.wakes_at = math.inf
+            if idle_since is None:
                 self.note_lateness(wakes_at)
         dispatch.lend_thread()
 
     def note_lateness(self, planned: float) -> None:
-        """Note how much later than planned the thread woke."""
-        self.lateness = max(0.0, clock.now() - planned)
-        if self.lateness > LATE and not self._woken:
+        """Tell how much later than planned the thread looks after its leases, unless it is early.
+
+        Whether it can still renew them or not: a renewal that comes too late is late, too.
+        """
+        late = clock.now() - planned
+        if late < 0:
+            return
+        dispatch.send(signals.renewal_due, Watchdog, late=late)
+        if late > LATE:
             dispatch.log_warning(
-                "The watchdog woke %.1f s late: the process was starved or suspended",
-                self.lateness,
+                "The watchdog woke %.1f s late: the process was starved or suspended", late
             )
 
     # -- exit and fork -----------------------------------------------------------------
@@ -393,8 +400,3 @@ _watchdog = Watchdog()
 watch = _watchdog.watch
 unwatch = _watchdog.unwatch
 shutdown = _watchdog.shutdown
-
-
-def lateness() -> float:
-    """Seconds by which the renewal thread of this process last woke too late."""
-    return _watchdog.lateness

@@ -25,6 +25,7 @@ class Instrument(NamedTuple):
         labels: ``group`` is made from the lock's name; see ``groups``.
         values: All values of the last label, if they are counted from zero; see
             ``Recorder``.
+        bounds: Of the buckets of a histogram.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Instrument(NamedTuple):
     description: str
     labels: tuple[str, ...] = ("alias", "group")
     values: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = DURATIONS
 
 
 ATTEMPTS = Instrument(
@@ -65,10 +67,11 @@ RENEWALS = Instrument(
 )
 LATENESS = Instrument(
     "django_dlock.renewal.lateness",
-    "gauge",
+    "histogram",
     "s",
-    "By how much the renewal thread of a process last woke too late",
+    "How late the renewal thread of a process turned to leases that were due, in time or not",
     (),
+    bounds=(0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 30.0, 120.0, 600.0),
 )
 DOUBTS = Instrument(
     "django_dlock.doubts", "counter", "{lock}", "Locks that were not confirmed for half their TTL"

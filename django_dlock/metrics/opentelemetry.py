@@ -10,7 +10,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from .config import MetricsSettings
-from .instruments import DURATIONS, EVENTS, STORES, Instrument
+from .instruments import EVENTS, STORES, Instrument
 from .stores import StoreFacts
 
 __all__ = ["OpenTelemetryExporter", "make"]
@@ -48,7 +48,7 @@ def _adder(meter: Meter, instrument: Instrument) -> Callable[[float, dict[str, s
         return meter.create_up_down_counter(name, unit, description).add
     if instrument.kind == "gauge":
         return meter.create_gauge(name, unit, description).set
-    advised = {"explicit_bucket_boundaries_advisory": list(DURATIONS)}
+    advised = {"explicit_bucket_boundaries_advisory": list(instrument.bounds)}
     return meter.create_histogram(name, unit, description, **advised).record
 
 

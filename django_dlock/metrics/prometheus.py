@@ -19,7 +19,7 @@ from .. import process
 from ..log import logger
 from . import config
 from .config import MetricsSettings
-from .instruments import DURATIONS, EVENTS, LEFT_OUT, STORES, Instrument, prometheus_name
+from .instruments import EVENTS, LEFT_OUT, STORES, Instrument, prometheus_name
 from .stores import StoreFacts
 
 __all__ = ["PrometheusExporter", "StoreCollector", "make", "metrics_view", "registry"]
@@ -80,7 +80,7 @@ def _metric(instrument: Instrument, registry: CollectorRegistry) -> Any:
     if instrument.kind == "counter":
         return prometheus_client.Counter(name, instrument.description, **common)
     if instrument.kind == "histogram":
-        common["buckets"] = DURATIONS
+        common["buckets"] = instrument.bounds
         return prometheus_client.Histogram(name, instrument.description, **common)
     # A process that has ended holds nothing.
     mode = "livesum" if instrument.kind == "up_down" else "livemax"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import signals
-from ..core import dispatch, watchdog
+from ..core import dispatch
 from . import instruments
 from .config import EXPORTERS, MetricsSettings
 from .groups import Groups
@@ -67,6 +67,7 @@ class Recorder:
             (signals.in_doubt, self._on_in_doubt),
             (signals.lost, self._on_lost),
             (signals.released, self._on_released),
+            (signals.renewal_due, self._on_renewal_due),
             (signals.renewed, self._on_renewed),
             (signals.requeued, self._on_requeued),
             (signals.stopped_waiting, self._on_stopped_waiting),
@@ -117,7 +118,9 @@ class Recorder:
 
     def _on_renewed(self, *, alias: str, **_: Any) -> None:
         self._add(instruments.RENEWALS, {"alias": alias})
-        self._add(instruments.LATENESS, {}, watchdog.lateness())
+
+    def _on_renewal_due(self, *, late: float, **_: Any) -> None:
+        self._add(instruments.LATENESS, {}, late)
 
     def _on_in_doubt(self, *, alias: str, name: str, **facts: Any) -> None:
         self._add(instruments.DOUBTS, self._of(alias, name, facts))

@@ -101,9 +101,26 @@ CASES: dict[str, list[Case]] = {
     "DlockHeldTooLong": losses(MAX_HOLD, {**ORDER, **WARNING}, REFUSED),
     "DlockRenewalLate": [
         Case(
-            "starved", [(instruments.LATENESS, {}, "0 3x20")], (4,), [{"instance": "i", **WARNING}]
+            "starved, survived or not",
+            [
+                (instruments.LATENESS, {}, "5 5 5 6x20"),
+                (instruments.LATENESS, {"le": bound}, "5x23"),
+            ],
+            (4, 11),
+            [{"instance": "i", **WARNING}],
+        )
+        for bound in ("2.0", "2")
+    ]
+    + [
+        Case(
+            "in time",
+            [
+                (instruments.LATENESS, {}, "5 5 5 6x20"),
+                (instruments.LATENESS, {"le": "2.0"}, "5 5 5 6x20"),
+            ],
+            (4,),
+            [],
         ),
-        Case("in time", [(instruments.LATENESS, {}, "0x20")], (4,), []),
     ],
     "DlockContended": [
         Case(
@@ -185,7 +202,10 @@ def in_yaml(case: Case, alert: str, form: str) -> dict[str, Any]:
         "name": f"{form}: {case.what}",
         "interval": "1m",
         "input_series": [
-            {"series": f"{name(of)}{in_braces({**more, **labels})}", "values": values}
+            {
+                "series": f"{name(of)}{part(of, labels)}{in_braces({**more, **labels})}",
+                "values": values,
+            }
             for of, labels, values in case.series
         ],
         "alert_rule_test": [
@@ -197,6 +217,13 @@ def in_yaml(case: Case, alert: str, form: str) -> dict[str, Any]:
             for at in case.at
         ],
     }
+
+
+def part(of: Instrument, labels: Mapping[str, str]) -> str:
+    """The end of the name of a histogram's series."""
+    if of.kind != "histogram":
+        return ""
+    return "_bucket" if "le" in labels else "_count"
 
 
 def in_braces(labels: Mapping[str, str]) -> str:

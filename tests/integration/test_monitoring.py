@@ -38,7 +38,8 @@ def unknown_in(expression: str) -> set[str]:
             wrong.add(name)
             continue
         labels = set(re.findall(r"(\w+)\s*(?:=|!)", selector))
-        wrong |= {f"{name}.{label}" for label in labels - set(known[name].labels)}
+        bound = {"le"} if name.endswith("_bucket") else set()
+        wrong |= {f"{name}.{label}" for label in labels - bound - set(known[name].labels)}
     allowed = {"le", "instance"}.union(*(set(each.labels) for each in known.values()))
     for labels in re.findall(r"by \(([^)]*)\)", expression):
         wrong |= {label.strip() for label in labels.split(",")} - allowed

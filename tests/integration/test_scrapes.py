@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from testproject.processes import HOST
+from tests.support.databases import until
 from tests.support.metrics_site import LOCAL, read, series, site
 from tests.support.postgres import settings_for
 from tests.support.proxy import Proxy
@@ -134,3 +138,38 @@ def test_a_site_without_its_directory_serves_the_rest(tmp_path):
         page = series(read(port))
     assert left_out(page) == {"processes": 1, "store default": 0}
     assert page['django_dlock_store_up{alias="default"}'] == 1
+
+
+LATENESS = "django_dlock_renewal_lateness_seconds"
+
+
+@pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_suspended_process_is_late_whether_its_lock_survives_or_not(tmp_path, lost):
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    # Renewed every second, or every 4 seconds.
+    locks = {"default": {**LOCAL["default"], "TTL": 3.0 if lost else 12.0}}
+    settings = {
+        "DLOCKS": locks,
+        "DLOCK_METRICS": {"EXPORTERS": ["prometheus"], "RECORDS": False},
+    }
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(counts)}
+
+    def now() -> dict[str, float]:
+        return series(read(reader))
+
+    with site(tmp_path, settings, env=env) as holder, site(tmp_path, settings, env=env) as reader:
+        pid = int(read(holder, "hold/order:1"))
+        until(lambda: now().get('django_dlock_renewals_total{alias="default"}', 0) >= 1)
+        os.kill(pid, signal.SIGSTOP)
+        # The subject is time that passes without the process.
+        time.sleep(3.2 if lost else 6.2)
+        os.kill(pid, signal.SIGCONT)
+        losses = 'django_dlock_losses_total{alias="default",group="other",reason="expired"}'
+        if lost:
+            until(lambda: now().get(losses, 0) == 1)
+        until(lambda: now()[f"{LATENESS}_count"] - now()[f'{LATENESS}_bucket{{le="2.0"}}'] == 1)
+        # Short locks afterwards, of a process that is not late.
+        read(holder, "recycle/1/1")
+        assert now()[f"{LATENESS}_count"] - now()[f'{LATENESS}_bucket{{le="2.0"}}'] == 1
+        assert now().get(losses, 0) == int(lost)

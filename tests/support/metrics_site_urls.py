@@ -50,7 +50,18 @@ def recycle(request: HttpRequest, children: int, names: int) -> HttpResponse:
     return HttpResponse()
 
 
+def hold(request: HttpRequest, name: str) -> HttpResponse:
+    """Hold a lock until the process ends; answers with its pid."""
+    lock = Lock(name, bound=False)
+    assert lock.acquire()
+    HELD.append(lock)
+    return HttpResponse(os.getpid())
+
+
+HELD: list[Lock] = []
+
 urlpatterns = [
+    path("hold/<str:name>", hold),
     path("metrics", metrics_view),
     path("recycle/<int:children>/<int:names>", recycle),
 ]
