@@ -88,12 +88,6 @@ class PrometheusServer(OwnProcess):
         ) as answer:
             return json.load(answer)["data"]
 
-    def firing(self) -> list[dict[str, str]]:
-        """The labels of each alert that fires now."""
-        return [
-            each["labels"] for each in self.ask("alerts")["alerts"] if each["state"] == "firing"
-        ]
-
     def values(self, expression: str) -> list[float]:
         """The values of the series that the expression gives."""
         return [float(each["value"][1]) for each in self.ask("query", query=expression)["result"]]
