@@ -40,6 +40,8 @@ class ClaimRequest:
         worker, message: For operators: the process that runs it, and the text from which its task
             can be published again.
         max_attempts: How many runs may die in the middle before the key fails.
+        stays_exhausted: Whether the key stays failed then, until its record is forgotten, because
+            every run is of the same request. A task may have been sent anew.
         ended: Owner of an earlier run of the same message, which did not die, but whose end could
             not be recorded in an outage of the database; empty if there is none.
     """
@@ -58,6 +60,7 @@ class ClaimRequest:
     worker: str = ""
     message: str | None = None
     max_attempts: int = 5
+    stays_exhausted: bool = False
     ended: str = ""
 
     def error(self, kind: type[E], text: str) -> E:

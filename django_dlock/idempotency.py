@@ -67,7 +67,8 @@ def claim(
         DuplicateRun: Another task did part of the work and replaced itself, and the replacement
             failed.
         RecordedFailure: The run of this task id has failed for good, and this is a copy of it.
-        AttemptsExhausted: ``max_attempts`` runs died in the middle; the record is now failed.
+        AttemptsExhausted: ``max_attempts`` runs died in the middle; the record is now failed. With
+            ``stays_exhausted``, also for every later claim, until the record expires.
         BackendUnavailable: A run is recorded, and the backend does not say whether its owner
             still holds the lock.
     """
@@ -281,6 +282,9 @@ def _answer(record: Any, request: ClaimRequest) -> Finished | InFlight | None:
         raise request.error(PayloadMismatch, "was used with another payload")
     if record.state == State.SUCCEEDED:
         return finished
+    exhausted = record.state == State.FAILED and record.deaths >= request.max_attempts
+    if exhausted and request.stays_exhausted:
+        raise _exhausted(request, record.deaths, "")
     if record.ending != Ending.REPLACED:
         return None
     if record.state == State.FAILED:
@@ -326,6 +330,8 @@ def _give_up(record: IdempotencyRecord, request: ClaimRequest) -> None:
 
 def _exhausted(request: ClaimRequest, deaths: int, reason: str) -> AttemptsExhausted:
     because = f"; the last one: {reason}" if reason else ""
+    if request.stays_exhausted:
+        because += "; forget the record to let it run again"
     return request.error(AttemptsExhausted, f"had {deaths} runs that died in the middle{because}")
 
 

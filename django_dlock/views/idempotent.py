@@ -175,7 +175,7 @@ def idempotent_view(
             response.
         BackendUnavailable: In a request; see ``if_unavailable``.
         AttemptsExhausted: In a request: five runs of the key in a row died in the middle or lost
-            their lease.
+            their lease. The key stays refused until its record is forgotten or expires.
     """
     check_on_disconnect(on_disconnect, "@idempotent_view")
     check_lock_options(if_unavailable, options)

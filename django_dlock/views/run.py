@@ -218,6 +218,7 @@ class _Run:
             lock_name=lock.name,
             owner=lock.owner or "",
             token=lock.token,
+            stays_exhausted=True,
         )
         try:
             claim = idempotency.claim(request, holds=retention.holds, using=rules.using)

@@ -364,6 +364,29 @@ def test_a_key_that_failed_for_good_may_be_claimed_again(database):
     assert begin("run 3", database, max_attempts=1).deaths == 0
 
 
+def test_a_key_of_one_request_stays_failed_until_it_is_forgotten(database):
+    once = {"max_attempts": 2, "stays_exhausted": True}
+    for _ in range(2):
+        begin("dies", database, **once)
+    for _ in range(3):
+        with pytest.raises(AttemptsExhausted, match=r"2 runs .* forget the record"):
+            begin("again", database, **once)
+    with pytest.raises(PayloadMismatch):
+        begin("again", database, payload="other", **once)
+    assert (record(database).state, record(database).attempt) == (State.FAILED, 3)
+    IdempotencyRecord.objects.using(database).all().delete()
+    assert begin("forgotten", database, **once).deaths == 0
+
+
+def test_a_key_that_stays_failed_may_be_claimed_again_after_it_has_expired(database):
+    once = {"max_attempts": 1, "stays_exhausted": True}
+    begin("dies", database, **once)
+    with pytest.raises(AttemptsExhausted):
+        begin("again", database, **once)
+    expire(database)
+    assert begin("later", database, **once).deaths == 0
+
+
 def test_the_count_of_deaths_survives_a_wait_but_not_a_failure(database):
     begin("dies", database)
     idempotency.mark_waiting(begin("waits", database))
