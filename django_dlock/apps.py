@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
     from .backends.base import StoreSwitch
+    from .lease import LeaseInfo
 
 __all__ = ["DjangoDlockConfig"]
 
@@ -36,7 +37,7 @@ class DjangoDlockConfig(AppConfig):
         process.take_part_in_forks()
         audit.connect()
         uwsgi.log_problems()
-        locks.on_switch = _tell_switch
+        locks.on_break, locks.on_switch = _tell_break, _tell_switch
         # Logged and not raised, so that ``manage.py check`` can run and report it.
         try:
             if config.read().exporters:
@@ -48,6 +49,12 @@ class DjangoDlockConfig(AppConfig):
         except ImproperlyConfigured as error:
             logger.error("Tracing is off: %s", error)
         setting_changed.connect(_reset_backends, dispatch_uid="django_dlock.apps")
+
+
+def _tell_break(alias: str, name: str, owner: str, info: LeaseInfo | None) -> None:
+    from .inspection import report_break
+
+    report_break(alias, name, owner, info, reason="code")
 
 
 def _tell_switch(switch: StoreSwitch) -> None:

@@ -206,11 +206,14 @@ def _on_lost(sender: object, *, reason: str, **facts: Any) -> None:
 
 
 def _on_broken(sender: object, *, reason: str, **facts: Any) -> None:
-    if reason not in BY_HAND:
-        if "held_for" not in facts:
-            # Sent by the waiter that takes over; its metadata says nothing of the dead holder.
-            facts["metadata"] = None
-        _record_later(LockEvent.Event.TAKEN_OVER, reason=reason, **facts)
+    if reason in BY_HAND:
+        return
+    if "held_for" not in facts:
+        # Sent by the waiter that takes over; its metadata says nothing of the dead holder.
+        facts["metadata"] = None
+    is_taken_over = reason == "holder_dead"
+    event = LockEvent.Event.TAKEN_OVER if is_taken_over else LockEvent.Event.BROKEN
+    _record_later(event, reason=reason, **facts)
 
 
 def _on_long_wait(sender: object, **facts: Any) -> None:
@@ -228,11 +231,12 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
     if not is_defined(router.db_for_write(LockEvent)):
         return
     columns = {key: facts[key] for key in COLUMNS if key in facts}
-    times = {key: facts[key] for key in ("held_for", "waited") if facts.get(key) is not None}
+    known = ("held_for", "holder_state", "waited")
+    more = {key: facts[key] for key in known if facts.get(key) is not None}
     try:
         with not_while_forking(router.db_for_write(LockEvent)):
             place = _place(facts.get("process"))
-            record(event, **columns, detail={**times, **place, **_context(metadata or {})})
+            record(event, **columns, detail={**more, **place, **_context(metadata or {})})
     except Error as error:
         logger.warning(
             "The lock event '%s' of lock %r was not written: %s",

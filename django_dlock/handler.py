@@ -13,6 +13,7 @@ from django.utils.module_loading import import_string
 
 from . import conf, process
 from .backends.base import BaseLockBackend, StoreSwitch
+from .lease import LeaseInfo
 
 __all__ = ["LockHandler", "locks"]
 
@@ -21,9 +22,12 @@ class LockHandler:
     """``locks["default"]`` is the backend of that alias; it is built on first use.
 
     Attributes:
-        on_switch: What backends call as their ``report_switch``.
+        on_break, on_switch: What backends call as their ``report_break`` and ``report_switch``.
     """
 
+    on_break: Callable[[str, str, str, LeaseInfo | None], object] = staticmethod(
+        lambda alias, name, owner, info: None
+    )
     on_switch: Callable[[StoreSwitch], object] = staticmethod(lambda switch: None)
 
     def __init__(self) -> None:
@@ -66,8 +70,11 @@ class LockHandler:
         options = conf.alias_options(alias)
         backend: BaseLockBackend = import_string(options.backend)(options)
         backend.other = self.__getitem__
-        backend.report_switch = self._tell_switch
+        backend.report_break, backend.report_switch = self._tell_break, self._tell_switch
         return backend
+
+    def _tell_break(self, alias: str, name: str, owner: str, info: LeaseInfo | None) -> None:
+        self.on_break(alias, name, owner, info)
 
     def _tell_switch(self, switch: StoreSwitch) -> None:
         self.on_switch(switch)

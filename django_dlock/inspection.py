@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from . import signals
+from . import process, signals
 from .backends.base import BaseLockBackend
 from .core import dispatch
+from .core.watchdog import PATIENCE_AT_EXIT
 from .exceptions import BackendUnavailable, InvalidLockBackend
 from .handler import locks
 from .lease import LeaseInfo
 from .lock import Lock
 
-__all__ = ["AliasQuery", "break_lease", "duration", "is_running"]
+__all__ = ["AliasQuery", "break_lease", "duration", "is_running", "report_break"]
 
 T = TypeVar("T")
 
@@ -77,23 +78,40 @@ def break_lease(info: LeaseInfo, *, reason: str) -> bool:
     Raises:
         BackendUnavailable: The outcome is unknown; you can repeat the call.
     """
-    if not locks[info.alias].break_(info.name, owner=info.owner):
+    if not locks[info.alias].break_silently(info.name, owner=info.owner):
         return False
+    report_break(info.alias, info.name, info.owner, info, reason=reason)
+    return True
+
+
+def report_break(alias: str, name: str, owner: str, info: LeaseInfo | None, *, reason: str) -> None:
+    """Send ``broken``; metrics and lock events are made of it.
+
+    Args:
+        info: What is known of the lease that was ended.
+        reason: See ``break_lease``; or ``code``, if the project has called ``break_``.
+    """
+    # A script may end right after the break.
+    process.at_exit(_deliver)
     dispatch.send(
         signals.broken,
         Lock,
-        name=info.name,
-        alias=info.alias,
-        owner=info.owner,
-        token=info.token,
-        metadata=info.metadata,
+        name=name,
+        alias=alias,
+        owner=owner,
+        token=info and info.token,
+        metadata=info.metadata if info else {},
         # The store does not keep it.
         template="",
         reason=reason,
-        process=info.process,
-        held_for=info.age,
+        process=info and info.process,
+        held_for=info and info.age,
+        holder_state=info and info.holder_state,
     )
-    return True
+
+
+def _deliver() -> None:
+    dispatch.settle(PATIENCE_AT_EXIT)
 
 
 def duration(seconds: float) -> str:

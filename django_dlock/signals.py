@@ -26,7 +26,7 @@ acquired = Signal()
 contended = Signal()
 """An acquire found the name held; ``owner`` and ``token`` are ``None``."""
 renewed = Signal()
-"""A lease was prolonged."""
+"""A lease was prolonged, in the background or by ``renew()``."""
 in_doubt = Signal()
 """Nothing was confirmed for half the TTL, but the deadline has not passed."""
 lost = Signal()
@@ -35,7 +35,7 @@ released = Signal()
 """The holder released it; ``held_for``. ``reason`` is ``parked`` if it is kept for a retry,
 and ``unanswered`` if the backend gave no answer; then the release is repeated."""
 broken = Signal()
-"""An operator, or a proof of death, ended the lease of another process; ``reason``."""
+"""An operator, ``break_()`` or a proof of death ended somebody's lease; ``reason``."""
 store_switched = Signal()
 """Fail-over keeps the locks of ``alias`` in another store: ``active``, ``previous``, ``epoch``,
 ``reason`` and ``switched_by``. About no lock, so it has none of the arguments above. Sent in each

@@ -208,7 +208,7 @@ class Among(_Clocked):
 
         def break_() -> None:
             request = next(ended)
-            backend.break_(request.name, owner=request.owner)
+            backend.break_silently(request.name, owner=request.owner)
 
         broken = FRESH // 10
         return {

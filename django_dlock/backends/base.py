@@ -114,6 +114,11 @@ class BaseLockBackend(ABC):
     report_doubt: Callable[[], object] = staticmethod(lambda: None)
     """Tells the holders of all renewed leases that the store does not answer; they are renewed as
     soon as it does again. The rules of ``report_end`` apply."""
+    report_break: Callable[[str, str, str, LeaseInfo | None], object] = staticmethod(
+        lambda alias, name, owner, info: None
+    )
+    """Tells the project that ``break_`` has ended the lease of an owner, and what is known of it;
+    set by ``locks``. It never blocks."""
     report_switch: Callable[[StoreSwitch], object] = staticmethod(lambda switch: None)
     """Tells the project that the locks are kept in another store; set by ``locks``. The rules of
     ``report_end`` apply."""
@@ -292,7 +297,7 @@ class BaseLockBackend(ABC):
         return {name: info for name, info in found if info is not None}
 
     @abstractmethod
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         """End the lease of ``owner``; the holder's next renewal gets the outcome ``broken``.
 
         Args:
@@ -301,6 +306,19 @@ class BaseLockBackend(ABC):
         Returns:
             ``False`` if the name is free or has another owner by now; then nothing has changed.
         """
+
+    def break_(self, name: str, *, owner: str) -> bool:
+        """As ``break_silently``, and report it: the signal ``broken``, and a lock event.
+
+        Raises:
+            BackendUnavailable: The outcome is unknown; you can repeat the call.
+        """
+        info = self.get(name)
+        if not self.break_silently(name, owner=owner):
+            return False
+        known = info if info is not None and info.owner == owner else None
+        self.report_break(self.alias, name, owner, known)
+        return True
 
     # -- the end of a process ----------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ..exceptions import ConnectionsBusy
 
 __all__ = ["Calls"]
 
-URGENT = frozenset({"break_", "cancel_acquire", "release", "release_many", "renew"})
+URGENT = frozenset({"break_silently", "cancel_acquire", "release", "release_many", "renew"})
 """Methods that end or prolong a lease."""
 THREADS = 8
 """The most threads for urgent calls, and for others."""

@@ -248,7 +248,7 @@ class LocalBackend(BaseLockBackend):
             for owner, (since, metadata) in found[: max(0, limit)]
         ]
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         now = clock.now()
         with self._lock:
             entry = self._living(name, now)

@@ -131,7 +131,7 @@ def _until_granted(
                 reason="holder_dead",
             )
             end = min(clock.now(), until) + timeout
-            if (yield "break_", (request.name,), {"owner": broken, "deadline": end}):
+            if (yield "break_silently", (request.name,), {"owner": broken, "deadline": end}):
                 broke(request.name, answer)
         elif last:
             return None

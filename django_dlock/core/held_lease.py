@@ -247,6 +247,28 @@ class HeldLease:
         self.doubt_told = self._doubted = False
         self._set_deadline(sent_at, ttl)
 
+    def renewed(self, sent_at: float, ttl: float, now: float) -> None:
+        """Confirm a renewal, by the watchdog or by the holder, and report it."""
+        self.confirm(sent_at, ttl, now)
+        if self.ended:
+            return
+        if self.trace is not None:
+            self.trace.renewed(sent_at)
+        if signals.renewed.receivers:
+            dispatch.send(signals.renewed, self.sender, **self.signal_kwargs())
+
+    def refused(self, sent_at: float, outcome: Outcome) -> None:
+        """Lose it by the backend's answer to a renewal."""
+        if self.trace is not None:
+            self.trace.renewed(sent_at, outcome)
+        self.lose_by_outcome(outcome)
+
+    def unanswered(self, sent_at: float, error: Exception) -> None:
+        """Note that a renewal was not answered."""
+        self.failures += 1
+        if self.trace is not None:
+            self.trace.renewed(sent_at, type(error).__name__)
+
     def stop_renewing(self, reason: str) -> None:
         """Let the lease end with its TTL, and report ``reason`` then."""
         self.renews = False

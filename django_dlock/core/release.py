@@ -54,16 +54,20 @@ class LockFlows(AcquireFlows):
             renewal = held.renewal_by_holder(seconds, sent_at)
             # It may be due, or end, before the watchdog next wakes.
             watchdog.watch(held)
-        (result,) = yield from in_turn(
-            held.backend, "renew", [renewal], process=process.current().id
-        )
+        try:
+            (result,) = yield from in_turn(
+                held.backend, "renew", [renewal], process=process.current().id
+            )
+            if result.outcome == "unanswered":
+                text = "A part of the backend that has this lease did not answer"
+                raise BackendUnavailable(text, held.name, self.alias)
+        except BackendUnavailable as error:
+            held.unanswered(sent_at, error)
+            raise
         if result.outcome == "renewed":
-            held.confirm(sent_at, result.ttl, clock.now())
-        elif result.outcome == "unanswered":
-            text = "A part of the backend that has this lease did not answer"
-            raise BackendUnavailable(text, held.name, self.alias)
+            held.renewed(sent_at, result.ttl, clock.now())
         else:
-            held.lose_by_outcome(result.outcome)
+            held.refused(sent_at, result.outcome)
         held.check()
 
     def _end_within(self, seconds: float) -> None:

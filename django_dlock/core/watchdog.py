@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from functools import partial
 
-from .. import clock, process, signals
+from .. import clock, process
 from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
 from ..exceptions import BackendUnavailable
 from ..lease import Outcome, ReleaseRequest
@@ -213,7 +213,6 @@ class Watchdog:
         self, schedule: BackendSchedule, sent: _SentRenewal, results: RenewalResults
     ) -> None:
         now = clock.now()
-        sender, heard = None, False
         unanswered: list[HeldLease] = []
         for held, (outcome, ttl) in zip(sent.leases, results, strict=True):
             # It was released or lost after the renewal was sent, so the answer does not matter.
@@ -222,20 +221,13 @@ class Watchdog:
             if held.ended:
                 schedule.discard(held)
             elif outcome == "renewed":
-                held.confirm(sent.sent_at, ttl, now)
-                if held.trace is not None:
-                    held.trace.renewed(sent.sent_at)
+                held.renewed(sent.sent_at, ttl, now)
                 schedule.plan(held)
-                if held.sender is not sender:
-                    sender = held.sender
-                    heard = signals.renewed.has_listeners(sender)
-                if heard:
-                    dispatch.send(signals.renewed, sender, **held.signal_kwargs())
             elif outcome == "unanswered":
                 unanswered.append(held)
             else:
                 schedule.leases.pop(held.owner, None)
-                held.lose_by_outcome(outcome)
+                held.refused(sent.sent_at, outcome)
         if unanswered:
             alias = schedule.backend.alias
             error = BackendUnavailable(_PARTLY, "", alias)
@@ -262,9 +254,7 @@ class Watchdog:
             dispatch.log_error(error, "Alias %r: renewal failed", alias, alias=alias)
         now, jitter = clock.now(), random.uniform(0.75, 1.25)
         for held in leases:
-            held.failures += 1
-            if held.trace is not None:
-                held.trace.renewed(sent_at, type(error).__name__)
+            held.unanswered(sent_at, error)
             pause = min(max(held.ttl / 30, 0.02), 1.0) * jitter
             held.due = min(now + pause, held.deadline)
             schedule.plan(held)

@@ -91,7 +91,7 @@ BREAKS = Instrument(
     "django_dlock.breaks",
     "counter",
     "{lock}",
-    "Locks of other processes that were ended, by reason: operator, command or holder_dead",
+    "Locks of other processes that were ended, by reason: operator, command, code or holder_dead",
     ("alias", "group", "reason"),
     ("operator", "command", "holder_dead"),
 )

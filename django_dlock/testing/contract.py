@@ -224,7 +224,7 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         self.outlive(backend, over.name)
         assert self.release(backend, over) == "expired"
         broken = self.grant(backend, self.request(self.name()))
-        backend.break_(broken.name, owner=broken.owner)
+        backend.break_silently(broken.name, owner=broken.owner)
         assert self.release(backend, broken) == "broken"
 
     def test_each_of_many_releases_has_an_outcome_of_its_own(

@@ -385,11 +385,11 @@ class OperatorContract(ContractTools):
     def test_a_break_names_the_owner(self, backend: BaseLockBackend) -> None:
         """On every store: the store's break compares the owner."""
         lease = self.grant(backend, self.request(self.name()))
-        assert not backend.break_(lease.name, owner="another")
+        assert not backend.break_silently(lease.name, owner="another")
         assert self.locked(backend, lease.name)
-        assert backend.break_(lease.name, owner=lease.owner, deadline=self.soon(backend))
+        assert backend.break_silently(lease.name, owner=lease.owner, deadline=self.soon(backend))
         assert not self.locked(backend, lease.name)
-        assert not backend.break_(lease.name, owner=lease.owner)
+        assert not backend.break_silently(lease.name, owner=lease.owner)
         assert self.renew(backend, lease) == [self.outcome(backend, "broken")]
 
     def test_the_kind_of_a_lease_is_kept(self, backend: BaseLockBackend) -> None:

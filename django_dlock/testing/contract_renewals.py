@@ -32,7 +32,7 @@ class RenewalContract(ContractTools):
         over = self.grant(backend, self.request(self.name(), ttl=self.SHORT))
         self.outlive(backend, over.name)
         broken = self.grant(backend, self.request(self.name()))
-        assert backend.break_(broken.name, owner=broken.owner)
+        assert backend.break_silently(broken.name, owner=broken.owner)
         never = Lease(self.name(), "nobody", 1, 30.0, math.inf)
         assert self.renew(backend, held, freed, over, broken, never, held) == [
             "renewed",

@@ -145,8 +145,8 @@ def test_a_lock_of_another_type_is_marked_and_can_be_removed(it, own_redis, kind
     assert it.get("name").ttl is None
     assert it.locked("name", deadline=it.call_deadline())
     assert it.waiters("name") == []
-    assert not it.break_("name", owner="somebody")
-    assert it.break_("name", owner="")
+    assert not it.break_silently("name", owner="somebody")
+    assert it.break_silently("name", owner="")
     assert it.get("name") is None
     grant(it, request())
 
@@ -192,7 +192,7 @@ def test_a_key_of_another_type_stops_nobody(it, own_redis, key, kind):
     later = grant(it, request())
     assert later.token > lease.token
     assert [info.name for info in it.page(LeaseQuery(), offset=0, limit=9).infos] == ["name"]
-    assert it.break_("name", owner=later.owner)
+    assert it.break_silently("name", owner=later.owner)
 
 
 @each_type

@@ -223,7 +223,7 @@ def test_g4_a_waiter_whose_hand_over_ended_unseen_is_told_to_begin_anew(
     assert isinstance(ask(backend, waiter), Contention)
     release(backend, first)
     if how == "broken":
-        assert backend.break_("name", owner=waiter.owner)
+        assert backend.break_silently("name", owner=waiter.owner)
     databases.until(lambda: not backend.locked("name", deadline=backend.call_deadline()))
     holder = grant(backend, request())
     answer = ask(backend, waiter)
@@ -250,10 +250,10 @@ def test_g5_a_break_whose_reply_was_lost_is_a_success(
     if waiting:
         assert isinstance(ask(backend, request(waits=True)), Contention)
     postgres_proxy.drop_replies(of=("UPDATE", "WITH"))
-    assert backend.break_("name", owner=lease.owner)
+    assert backend.break_silently("name", owner=lease.owner)
     assert postgres_proxy.replies_dropped == 1
     # Another one is told that there is nothing to break any more.
-    assert not backend.break_("name", owner=lease.owner)
+    assert not backend.break_silently("name", owner=lease.owner)
 
 
 def used_by_many(backend: DatabaseBackend, times: int = 40) -> None:
@@ -314,7 +314,7 @@ def test_g5_a_repeated_release_of_many_that_are_no_longer_remembered_is_no_loss(
 def test_g5_a_lost_lease_is_reported_as_lost_on_a_busy_name(bed: Bed, database: str) -> None:
     backend = bed.backend(database, command_timeout=20.0)
     lease = grant(backend, request())
-    assert backend.break_(lease.name, owner=lease.owner)
+    assert backend.break_silently(lease.name, owner=lease.owner)
     used_by_many(backend)
     assert release(backend, lease) == "broken"
 

@@ -555,7 +555,7 @@ def test_g8_a_forked_child_reads_the_record_itself(shop):
 def test_a_coroutine_breaks_a_lease_without_giving_a_deadline(shop):
     one = shop.process()
     lease = grant(one, request())
-    assert asyncio.run(one.acall("break_", "name", owner=lease.owner))
+    assert asyncio.run(one.acall("break_silently", "name", owner=lease.owner))
 
 
 def test_operators_see_the_leases_of_the_active_store(shop):

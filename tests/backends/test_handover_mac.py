@@ -279,7 +279,7 @@ def end(backend: Any, lease: Lease, how: str) -> None:
     if how == "release":
         release(backend, lease)
     elif how == "break":
-        assert backend.break_(lease.name, owner=lease.owner)
+        assert backend.break_silently(lease.name, owner=lease.owner)
     else:
         cancelled = LeaseRequest(lease.name, lease.owner, lease.ttl)
         backend.cancel_acquire(cancelled, deadline=backend.call_deadline())

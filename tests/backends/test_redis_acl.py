@@ -53,7 +53,7 @@ def test_the_minimal_rights_in_the_documentation_are_enough(own_redis, direct):
     assert theirs.store_problems() == []
     deadline = theirs.call_deadline()
     assert theirs.release("name", attempt.owner, min_hold=60.0, deadline=deadline) == "released"
-    assert theirs.break_("name", owner=attempt.owner)
+    assert theirs.break_silently("name", owner=attempt.owner)
     theirs.cancel_acquire(request(), deadline=theirs.call_deadline())
     theirs.deregister(current().id, deadline=theirs.call_deadline())
     theirs.close()

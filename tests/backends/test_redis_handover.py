@@ -137,7 +137,7 @@ def test_a_break_hands_over_and_the_holder_learns_of_it(direct, listener):
     lease = grant(direct, request())
     attempt = waiter()
     (met,) = queue(listener, attempt)
-    assert direct.break_("name", owner=lease.owner)
+    assert direct.break_silently("name", owner=lease.owner)
     assert wait(listener, attempt, met, PATIENCE).owner == attempt.owner
     assert renew(direct, lease) == ["broken"]
 
@@ -230,7 +230,7 @@ def test_g5_the_end_of_a_lease_is_remembered_after_later_holders(direct, listene
         attempt = waiter()
         (met,) = queue(listener, attempt)
         if outcome == "broken":
-            direct.break_("name", owner=leases[-1].owner)
+            direct.break_silently("name", owner=leases[-1].owner)
         else:
             release(direct, leases[-1])
         leases.append(wait(listener, attempt, met, PATIENCE))
@@ -246,7 +246,7 @@ def test_g5_the_end_of_a_lease_is_remembered_after_another_acquire(direct, own_r
     if how == "released":
         assert release(direct, first) == how
     elif how == "broken":
-        assert direct.break_("name", owner=first.owner)
+        assert direct.break_silently("name", owner=first.owner)
     else:
         with client(own_redis) as stranger:
             stranger.hset("{dlock:0}:2:l:name", "until", "1")
@@ -301,7 +301,7 @@ def test_g1_a_message_older_than_the_last_request_is_ignored(direct, listener):
     attempt = waiter()
     queue(listener, attempt)
     release(direct, lease)
-    assert direct.break_("name", owner=attempt.owner)
+    assert direct.break_silently("name", owner=attempt.owner)
     other = grant(direct, request())
     met = refuse(listener, attempt)
     assert wait(listener, attempt, met, 0.5) is None
@@ -315,7 +315,7 @@ def test_g1_a_message_about_a_broken_lease_is_ignored(direct, listener):
     attempt = waiter()
     queue(listener, attempt)
     release(direct, lease)
-    assert direct.break_("name", owner=attempt.owner)
+    assert direct.break_silently("name", owner=attempt.owner)
     met = refuse(listener, attempt)
     assert wait(listener, attempt, met, 0.5) is None
 
@@ -347,7 +347,7 @@ def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(direct, l
     all_wait(asleep, attempt)
 
     def break_it(_: object) -> None:
-        broken.append(direct.break_("name", owner=attempt.owner))
+        broken.append(direct.break_silently("name", owner=attempt.owner))
 
     with at("listener.message", break_it, waiter=attempt.owner):
         release(direct, lease)
@@ -791,7 +791,7 @@ def test_g4_a_waiter_whose_hand_over_was_broken_unseen_is_told_to_begin_anew(dir
     lease, attempt = grant(direct, request()), waiter()
     queue(listener, attempt)
     release(direct, lease)
-    assert direct.break_("name", owner=attempt.owner)
+    assert direct.break_silently("name", owner=attempt.owner)
     grant(direct, request())
     # No owner: the caller goes on with a new attempt, which becomes a waiter.
     assert refuse(listener, attempt).owner == ""

@@ -46,24 +46,24 @@ class DownBackend(LocalBackend):
 class UnansweredBreak(LocalBackend):
     """The break is executed, but its answer is lost."""
 
-    def break_(self, name, *, owner):
-        super().break_(name, owner=owner)
+    def break_silently(self, name, *, owner):
+        super().break_silently(name, owner=owner)
         raise BackendUnavailable("no answer", name, self.alias)
 
 
 class ChangesHands(LocalBackend):
     """The lock has another owner just before the break."""
 
-    def break_(self, name, *, owner):
+    def break_silently(self, name, *, owner):
         return False
 
 
 class ReleasedMeanwhile(LocalBackend):
     """The holder releases the lock just before the break."""
 
-    def break_(self, name, *, owner):
+    def break_silently(self, name, *, owner):
         self.release(name, owner, min_hold=0.0, deadline=self.call_deadline())
-        return super().break_(name, owner=owner)
+        return super().break_silently(name, owner=owner)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -85,6 +87,89 @@ def test_a_long_wait_is_recorded_and_a_short_one_is_not(settings, monkeypatch):
 def test_a_break_by_an_operator_is_recorded_by_the_caller(reason):
     send(signals.broken, reason=reason)
     assert not LockEvent.objects.filter(name="order:1").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_break_by_the_projects_code_is_one_event(settings):
+    settings.DLOCKS = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
+    locks.reset()
+    lock = Lock("order:1", metadata={"task_name": "shop.charge"})
+    assert lock.acquire()
+    assert locks["default"].break_("order:1", owner=lock.owner)
+    assert not locks["default"].break_("order:1", owner=lock.owner)
+    assert dispatch.flush(30)
+    event = LockEvent.objects.get(name="order:1")
+    assert (event.event, event.alias, event.owner) == ("broken", "default", lock.owner)
+    assert (event.token, event.reason) == (lock.token, "code")
+    me = process.current()
+    assert event.detail.pop("held_for") >= 0
+    where = {"host": me.host, "pid": me.pid}
+    assert event.detail == {"holder_state": "alive", "task_name": "shop.charge", **where}
+    locks.reset()
+
+
+def test_a_break_waits_for_no_database_of_events(settings, monkeypatch):
+    settings.DLOCKS = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}}
+    locks.reset()
+    free, writing, received = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(*args, **facts):
+        writing.set()
+        free.wait(30)
+        raise DatabaseError("no answer")
+
+    def receive(sender, **facts):
+        received.set()
+
+    monkeypatch.setattr(audit, "record", hang)
+    signals.broken.connect(receive)
+    lock = Lock("order:1")
+    assert lock.acquire()
+    try:
+        # It returns although its event cannot be written before ``free``.
+        assert locks["default"].break_("order:1", owner=lock.owner)
+        assert writing.wait(20)
+        assert received.wait(20)
+    finally:
+        signals.broken.disconnect(receive)
+        free.set()
+    assert dispatch.flush(30)
+    locks.reset()
+
+
+A_SCRIPT = """
+import sys
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_dlock"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}},
+)
+django.setup()
+from django.core.management import call_command
+from django_dlock import Lock, locks
+if sys.argv[2] == "hold":
+    call_command("migrate", verbosity=0)
+    assert Lock("order:1", ttl=600, renew=False).acquire()
+    import os
+    os._exit(0)
+(info,) = locks["default"].list(prefix="order:")
+assert locks["default"].break_(info.name, owner=info.owner)
+"""
+
+
+def test_a_script_that_ends_right_after_its_break_has_left_the_event(tmp_path):
+    file = tmp_path / "project.sqlite3"
+    for step in ("hold", "break"):
+        subprocess.run(
+            [sys.executable, "-c", A_SCRIPT, str(file), step],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            timeout=60,
+            check=True,
+        )
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        found = database.execute("SELECT event, name, reason FROM django_dlock_lockevent")
+        assert found.fetchall() == [("broken", "order:1", "code")]
 
 
 def test_if_the_database_fails_the_row_is_replaced_by_a_log_line(monkeypatch, caplog):

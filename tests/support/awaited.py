@@ -12,7 +12,7 @@ from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
 from django_dlock.backends.redis import RedisBackend
 
-METHODS = ("acquire", "wait", "renew", "release", "cancel_acquire", "locked", "break_")
+METHODS = ("acquire", "wait", "renew", "release", "cancel_acquire", "locked", "break_silently")
 """The methods that coroutines await; the other methods of a backend are for operators."""
 
 

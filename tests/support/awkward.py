@@ -108,8 +108,8 @@ class AwkwardBackend(BaseLockBackend):
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
         self._carry_out("cancel_acquire", lambda now: self._end(request.name, request.owner))
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
-        return self._carry_out("break_", lambda now: self._end(name, owner))
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        return self._carry_out("break_silently", lambda now: self._end(name, owner))
 
     def locked(self, name: str, *, deadline: float) -> bool:
         return self._carry_out("locked", lambda now: name in self.rows)

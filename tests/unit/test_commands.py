@@ -53,7 +53,7 @@ class DownBackend(LocalBackend):
 class BreaksNothing(LocalBackend):
     """Every lock gets another owner between listing and break."""
 
-    def break_(self, name, *, owner):
+    def break_silently(self, name, *, owner):
         return False
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -236,6 +238,46 @@ def test_renewals_and_doubts_are_counted(seen, monkeypatch):
         monkeypatch.setattr(backend, "renew", unanswered)
         until(lambda: seen.counter("doubts", **ORDER) == 1)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("options", [{}, {"renew": False}, {"reentrant": True}], ids=str)
+def test_renewals_by_the_holder_are_counted_as_the_store_counts_them(seen, options):
+    # So long that the watchdog renews nothing meanwhile.
+    with contextlib.ExitStack() as held:
+        for _ in range(2 if options.get("reentrant") else 1):
+            lock = held.enter_context(Lock("order:1", ttl=600, **options))
+        for _ in range(3):
+            lock.renew()
+        asyncio.run(lock.arenew())
+        lock.renew(300)
+        assert locks["default"].get("order:1").renewals == 5
+    dispatch.flush()
+    assert seen.counter("renewals", alias="default") == 5
+
+
+def test_a_refused_renewal_by_the_holder_is_a_loss_and_no_renewal(seen):
+    lock = Lock("order:1", ttl=600)
+    assert lock.acquire()
+    assert locks["default"].break_silently("order:1", owner=lock.owner)
+    with pytest.raises(LeaseLost):
+        lock.renew()
+    dispatch.flush()
+    assert seen.counter("renewals", alias="default") == 0
+    assert seen.counter("losses", **ORDER, reason="broken") == 1
+
+
+@pytest.mark.parametrize("ways", ["a thread", "a coroutine"])
+def test_a_break_by_the_projects_code_is_counted_once(seen, ways):
+    with contextlib.suppress(LeaseLost), Lock("order:1", ttl=600) as lock:
+        break_ = functools.partial(locks["default"].break_, "order:1")
+        if ways == "a coroutine":
+            assert asyncio.run(asyncio.to_thread(break_, owner=lock.owner))
+        else:
+            assert break_(owner=lock.owner)
+        assert not break_(owner=lock.owner)
+    dispatch.flush()
+    assert seen.counter("breaks", **ORDER, reason="code") == 1
+    assert seen.counter("losses", **ORDER, reason="broken") == 1
 
 
 def test_an_exporter_that_fails_harms_no_lock(caplog):

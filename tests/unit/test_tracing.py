@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -24,9 +24,9 @@ from opentelemetry.trace import StatusCode
 
 from django_dlock import Lock, LockNotAcquired, idempotency, locks
 from django_dlock.core import dispatch, tracing
-from django_dlock.exceptions import BackendUnavailable, StaleToken
+from django_dlock.exceptions import BackendUnavailable, LeaseLost, StaleToken
 from django_dlock.inspection import break_lease
-from django_dlock.lease import RenewalResult
+from django_dlock.lease import Renewal, RenewalResult
 from django_dlock.tracing import OpenTelemetryTracer
 from tests.support.databases import until
 
@@ -184,6 +184,38 @@ def test_renewals_are_children_of_the_held_lease(
     assert is_child(confirmed, hold)
     assert failed.status.status_code is StatusCode.ERROR
     assert confirmed.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("by", ["a thread", "a coroutine"])
+def test_renewals_by_the_holder_are_children_of_the_held_lease(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    outcomes: list[Any] = ["renewed", "unanswered", "expired"]
+
+    def renew(renewals: list[Renewal], **_: object) -> list[RenewalResult]:
+        return [RenewalResult(outcomes.pop(0), 600.0) for _ in renewals]
+
+    def renew_again() -> None:
+        if by == "a thread":
+            lock.renew()
+        else:
+            asyncio.run(lock.arenew())
+
+    monkeypatch.setattr(locks["default"], "renew", renew)
+    lock = Lock("it", ttl=600)
+    lock.acquire()
+    renew_again()
+    with pytest.raises(BackendUnavailable):
+        renew_again()
+    with pytest.raises(LeaseLost):
+        renew_again()
+    hold, made = spans.one("django_dlock.hold"), spans.named("django_dlock.renew")
+    assert all(is_child(span, hold) for span in made)
+    assert [(span.status.status_code, span.status.description) for span in made] == [
+        (StatusCode.UNSET, None),
+        (StatusCode.ERROR, "BackendUnavailable"),
+        (StatusCode.ERROR, "expired"),
+    ]
 
 
 @pytest.mark.django_db

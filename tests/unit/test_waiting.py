@@ -70,7 +70,9 @@ def test_g4_a_dead_holder_is_broken_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     met, broken = [dead()], []
     acquire = backend.acquire
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: met.pop() if met else acquire(*a, **k))
-    monkeypatch.setattr(backend, "break_", lambda *a, **k: broken.append((*a, k["owner"])) or True)
+    monkeypatch.setattr(
+        backend, "break_silently", lambda *a, **k: broken.append((*a, k["owner"])) or True
+    )
     assert Lock("it", using="local").acquire(blocking=False)
     assert broken == [("it", "owner")]
 
@@ -82,7 +84,7 @@ def test_a_lease_of_another_kind_is_never_judged_by_a_process(
     backend = locks["local"]
     contention = dead()._replace(kind=kind)
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: contention)
-    monkeypatch.setattr(backend, "break_", lambda *a, **k: pytest.fail("broken"))
+    monkeypatch.setattr(backend, "break_silently", lambda *a, **k: pytest.fail("broken"))
     assert not Lock("it", using="local").acquire(blocking=False)
 
 
@@ -93,7 +95,7 @@ def test_a_break_that_came_too_late_is_not_repeated_forever(
     contention = dead()
     breaks: list[str] = []
     monkeypatch.setattr(backend, "acquire", lambda *a, **k: contention)
-    monkeypatch.setattr(backend, "break_", lambda name, **k: breaks.append(name))
+    monkeypatch.setattr(backend, "break_silently", lambda name, **k: breaks.append(name))
     assert not Lock("it", using="local").acquire(blocking=False)
     assert breaks == ["it"]
 
@@ -124,7 +126,7 @@ def test_g10_a_break_gets_only_the_time_that_is_left(monkeypatch: pytest.MonkeyP
     # The answer took nearly all of the time.
     monkeypatch.setattr(clock, "now", lambda: began + 0.9 * timeout)
     method, _, kwargs = flow.send(dead())
-    assert method == "break_"
+    assert method == "break_silently"
     assert began + timeout <= kwargs["deadline"] < began + 1.5 * timeout
 
 
@@ -154,7 +156,7 @@ def test_g4_a_waiter_breaks_the_lease_when_the_holders_death_is_proven() -> None
     assert kwargs["interrupted"]()
     assert flow.send(None)[0] == "acquire"
     method, _, kwargs = flow.send(dead())
-    assert (method, kwargs["owner"]) == ("break_", "owner")
+    assert (method, kwargs["owner"]) == ("break_silently", "owner")
     # It breaks once; if the name is still taken, it waits as usual.
     assert flow.send(True)[0] == "acquire"
     method, _, kwargs = flow.send(dead())
@@ -202,7 +204,7 @@ def outage(flow: Flow[Any], fake: FakeClock, call: Call) -> float:
     began = fake()
     with pytest.raises(BackendUnavailable):
         while True:
-            assert call[0] in ("acquire", "wait", "break_")
+            assert call[0] in ("acquire", "wait", "break_silently")
             call = flow.throw(NO_ANSWER)
             fake.advance(sleeps(flow, call))
             call = next(flow)
@@ -249,7 +251,7 @@ def test_g10_an_outage_counts_from_the_call_that_was_not_answered(time_: FakeClo
     assert outage(flow, time_, next(flow)) < 2.1
 
 
-@pytest.mark.parametrize("where", ["acquire", "wait", "break_"])
+@pytest.mark.parametrize("where", ["acquire", "wait", "break_silently"])
 def test_g10_an_outage_may_begin_at_any_call_and_each_has_its_own_patience(
     where: str, time_: FakeClock
 ) -> None:
@@ -262,7 +264,7 @@ def test_g10_an_outage_may_begin_at_any_call_and_each_has_its_own_patience(
     call = flow.send(dead())
     if where != "wait":
         call = flow.send(None)
-    if where == "break_":
+    if where == "break_silently":
         call = flow.send(dead())
     assert call[0] == where
     time_.advance(1)
@@ -294,7 +296,7 @@ def broken_on_its_way(held: Lock, monkeypatch: pytest.MonkeyPatch, *, taken: boo
         monkeypatch.undo()
         held.release()
         assert isinstance(backend.acquire(request, deadline=clock.now() + 1), Lease)
-        assert backend.break_("it", owner=request.owner)
+        assert backend.break_silently("it", owner=request.owner)
         owners.append(request.owner)
         if taken:
             held.acquire()

@@ -243,7 +243,7 @@ class DatabaseBackend(BaseLockBackend):
         elif done.owner and is_dead(done.process):
             # The statement cannot know that. The next waiter must not wait for the end of the TTL.
             with contextlib.suppress(BackendUnavailable):
-                self.break_(name, owner=done.owner, deadline=deadline)
+                self.break_silently(name, owner=done.owner, deadline=deadline)
         table.answered(owner)
         return outcome
 
@@ -305,7 +305,7 @@ class DatabaseBackend(BaseLockBackend):
         now, row = self._table.read(name, self.call_deadline())
         return self._listing.waiters(now, row, name, limit)
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         name = plain(name)
 
         def change(row: Row, now: int) -> tuple[bool, list[Message]]:

@@ -281,7 +281,7 @@ class EtcdBackend(BaseLockBackend):
     def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
         return self._listing.page(query, offset, limit)
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         key, deadline = self._store.key(name), deadline or self.call_deadline()
         (entry,) = entries_of(self._store.transaction([read(key)], deadline))
         if entry is None or entry.owner != owner:

@@ -38,7 +38,7 @@ from .trial import check_token
 
 __all__ = ["FailoverBackend"]
 
-AWAITED = frozenset({"acquire", "break_", "cancel_acquire", "get", "locked", "release"})
+AWAITED = frozenset({"acquire", "break_silently", "cancel_acquire", "get", "locked", "release"})
 """Methods that coroutines can await without a thread, if the store can."""
 
 

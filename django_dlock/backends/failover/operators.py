@@ -55,10 +55,10 @@ class OperatorCalls(BaseLockBackend):
         _, term = self._active.open_term(name, self.call_deadline())
         return term.store.waiters(name, limit=limit)
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
-        return bool(self._ask("break_", name, owner=owner, deadline=deadline))
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+        return bool(self._ask("break_silently", name, owner=owner, deadline=deadline))
 
-    def _break_(self, name: str, *, owner: str, deadline: float | None = None) -> TermCall:
+    def _break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> TermCall:
         deadline = deadline or self.call_deadline()
         _, term = self._active.open_term(name, deadline)
         return TermCall(term, (name,), {"owner": owner, "deadline": deadline}, as_it_is)

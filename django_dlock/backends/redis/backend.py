@@ -275,7 +275,7 @@ class RedisBackend(ServerQuestions):
     def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
         return read_waiters(self.alias, self._commands.keys, self._ask, name, limit)
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         name = plain(name)
         deadline = deadline or self.call_deadline()
         return self._run(self._commands.break_(name, owner), deadline, urgent=True)

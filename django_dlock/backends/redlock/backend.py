@@ -298,7 +298,7 @@ class RedlockBackend(BaseLockBackend):
         answers = self._settled(sent, self.call_deadline(), name)
         return self._votes.waiters(answers)[: max(0, limit)]
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         name = plain(name)
         command, until = self._commands.break_(name, owner), clock.now() + self.max_ttl
         sent = self._send(self._same(command), self._votes.has_quorum, until, keep=True)

@@ -316,7 +316,7 @@ class ZooKeeperBackend(BaseLockBackend):
     def waiters(self, name: str, *, limit: int = 100) -> list[Waiter]:
         return self._listing.waiters(name, limit)
 
-    def break_(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
+    def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
         asked = False
 
         def step(session: Session) -> bool:
