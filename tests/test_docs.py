@@ -737,41 +737,6 @@ def test_the_reference_lists_exactly_the_check_ids_of_the_code() -> None:
     assert told == check_ids_in_code()
 
 
-def texts_in_code() -> set[str]:
-    """Patterns of all texts of the package, with a wildcard for each field."""
-    found: set[str] = set()
-    for file in (ROOT / "django_dlock").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = [
-                    re.escape(part.value) if isinstance(part, ast.Constant) else ".+"
-                    for part in node.values
-                ]
-                found.add("".join(parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(re.sub(r"%[-.\d]*[a-z]", ".+", re.escape(node.value).replace("\\.", ".")))
-    # A text with hardly anything but fields would match everything.
-    return {text for text in found if len(re.sub(r"[^a-z]", "", text)) >= 12}
-
-
-def log_lines() -> list[str]:
-    page = (DOCS / "howto" / "troubleshooting.md").read_text()
-    table = page.partition("## Log lines\n")[2]
-    shown = [
-        line
-        for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-        for line in block.splitlines()
-    ]
-    return shown + re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
-
-
-@pytest.mark.parametrize("line", log_lines())
-def test_the_log_lines_of_the_guide_are_those_of_the_code(line: str) -> None:
-    # Another part of the code appends this.
-    told = re.sub(r" \(\S+ s left(; created at \S+)?\)$", "", line)
-    assert any(re.fullmatch(text, told) for text in texts_in_code()), line
-
-
 def test_the_production_checklist_names_only_existing_checks() -> None:
     for page in ("production.md", "troubleshooting.md"):
         told = set(re.findall(r"\b([EW]\d{3})\b", (DOCS / "howto" / page).read_text()))
