@@ -45,8 +45,10 @@ from rest_framework.test import force_authenticate
 
 import django_dlock
 from django_dlock import Lock, LockNotAcquired, conf, exceptions, locks, signals
+from django_dlock.backends.base import BaseLockBackend
 from django_dlock.celery.options import TaskWithOptions
 from django_dlock.checks import check_shared_caches
+from django_dlock.lease import Contention, LeaseInfo, Waiter
 from django_dlock.management import LockedCommand
 from django_dlock.models import IdempotencyRecord
 from django_dlock.testing import local_locks
@@ -688,6 +690,61 @@ def test_every_option_of_locked_task_is_in_the_reference() -> None:
     options = set(inspect.get_annotations(TaskWithOptions))
     assert "if_contended" in options
     assert not_told(options, "tasks.md") == set()
+
+
+@pytest.mark.parametrize("described", [Contention, LeaseInfo, Waiter])
+def test_every_attribute_of_what_operators_get_is_in_the_reference(described: type) -> None:
+    of_tuple = set(dir(tuple)) if issubclass(described, tuple) else set()
+    public = {*dir(described), *inspect.get_annotations(described)}
+    assert not_told({n for n in public - of_tuple if not n.startswith("_")}, "api.md") == set()
+
+
+def test_every_member_of_a_backend_is_in_the_reference() -> None:
+    members = {*dir(BaseLockBackend), *inspect.get_annotations(BaseLockBackend)}
+    members = {name for name in members if not name.startswith("_")}
+    missing = not_told(members, "backends.md")
+    assert missing <= {"alias", "capabilities", "command_timeout", "options", "list", "count"}
+    assert not_told({"list", "count"}, "api.md") == set()
+
+
+def test_every_attribute_of_an_error_is_in_the_reference() -> None:
+    for name in exceptions.__all__:
+        error = getattr(exceptions, name)
+        given = set(inspect.signature(error.__init__).parameters) | set(
+            inspect.get_annotations(error)
+        )
+        for attribute in given - {"self", "args", "kwargs", "message"}:
+            assert f".{attribute}" in reference("errors.md"), (name, attribute)
+
+
+def test_every_extra_is_in_the_reference() -> None:
+    ours = {"bench", "demo", "dev", "docs", "test"}
+    table = reference("settings.md").partition("## Extras\n")[2]
+    told = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`([\w-]+)`", row)
+    }
+    assert told == defined_extras() - ours
+
+
+IN_THE_GLOSSARY = {
+    "capability",
+    "czxid",
+    "ensemble",
+    "errback",
+    "prefetch",
+    "session",
+    "shutdown (warm, soft, cold)",
+    "take-over",
+}
+"""Terms of other packages, and of ours, that pages use without an explanation."""
+
+
+def test_the_glossary_has_its_terms_in_order() -> None:
+    terms = re.findall(r"^(\S.*)\n: ", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert terms == sorted(terms, key=str.casefold)
+    assert set(terms) >= IN_THE_GLOSSARY
 
 
 def test_every_public_name_is_in_the_reference() -> None:
