@@ -14,7 +14,7 @@ from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.faketime import LIBRARY, clock_ahead, library
 from tests.support.tasks_beat import INTERVAL
-from tests.support.workers import ROOT, Place, Site, eventually
+from tests.support.workers import PATIENCE, ROOT, Place, Site, eventually
 
 pytestmark = pytest.mark.extended
 
@@ -25,11 +25,14 @@ AHEAD = 2
 class Beat:
     """One ``celery beat``."""
 
-    def __init__(self, site: Site, directory: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, site: Site, directory: Path, env: dict[str, str], command: list[str] | None = None
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self.log = directory / "log"
-        command = [sys.executable, "-m", "celery", "-A", site.tasks, "beat", "-l", "INFO"]
-        command += ["--pidfile", "", "-s", str(directory / "schedule")]
+        if command is None:
+            command = [sys.executable, "-m", "celery", "-A", site.tasks, "beat", "-l", "INFO"]
+            command += ["--pidfile", "", "-s", str(directory / "schedule")]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -39,6 +42,17 @@ class Beat:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    @classmethod
+    def locked(cls, site: Site, directory: Path) -> Beat:
+        """One that waits for its lock, as in the guide."""
+        directory.mkdir(exist_ok=True)
+        guide = (ROOT / "docs/howto/one-run-per-tick.md").read_text()
+        _, _, sample = guide.partition("```python\n# shop/management/commands/locked_beat.py\n")
+        script = sample.partition("```")[0].replace("shop.celery", site.tasks)
+        # The app of the tests sets Django up when it is imported.
+        script = f"import {site.tasks}\n{script}\nCommand().handle()\n"
+        return cls(site, directory, {}, [sys.executable, "-c", script])
 
     def sent(self, task: str) -> int:
         return self.log.read_text(errors="replace").count(f"Sending due task {task} ")
@@ -116,10 +130,45 @@ def test_a_run_longer_than_the_interval_skips_ticks_and_doubles_none(place):
     assert all(float(end) < float(begin) for end, begin in zip(ended, began[1:], strict=False))
 
 
-def test_without_min_hold_a_short_task_runs_once_per_beat(place):
+@pytest.mark.parametrize("task", ["plain", "requeued", "hasty", "unique"])
+def test_without_min_hold_a_short_task_runs_once_per_beat(place, task):
     """So the clocks did differ, and both beats did send."""
-    assert 2 in runs_per_tick(place, "hasty")
+    assert 2 in runs_per_tick(place, task)
+
+
+def test_a_record_under_one_key_lets_only_the_first_tick_run(place):
+    assert sum(runs_per_tick(place, "recorded")) == 1
 
 
 def test_the_second_message_of_a_tick_is_never_requeued_to_run_late(site, place):
     assert "is requeued" not in site.workers[0].output
+
+
+def test_only_one_beat_in_a_lock_publishes_and_another_takes_over(site):
+    site.env["TASKS_PLACE"] = str(site.place())
+    first = Beat.locked(site, site.directory / "first")
+    try:
+        eventually(lambda: site.locks.get("celery-beat"), why="the first one begins")
+        second = Beat.locked(site, site.directory / "second")
+        third = None
+        try:
+            eventually(lambda: site.locks.get("celery-beat").waiting, why="the second one waits")
+            eventually(lambda: first.sent("often") >= 2)
+            assert second.log.read_text() == ""
+            first.kill()
+            eventually(lambda: second.sent("often") >= 2, why="it takes over")
+            third = Beat.locked(site, site.directory / "third")
+            eventually(lambda: site.locks.get("celery-beat").waiting, why="the third one waits")
+            # As if the backend had lost it.
+            site.locks.break_("celery-beat", owner=site.locks.get("celery-beat").owner)
+            assert second.process.wait(PATIENCE) != 0
+            eventually(lambda: third.sent("often"), why="it takes over")
+            third.process.terminate()
+            assert third.process.wait(PATIENCE) == 0
+            assert site.locks.get("celery-beat") is None
+        finally:
+            second.kill()
+            if third:
+                third.kill()
+    finally:
+        first.kill()

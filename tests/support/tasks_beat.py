@@ -53,6 +53,36 @@ def hasty() -> None:
     run("hasty")
 
 
+@shared_task
+def plain() -> None:
+    """A task of Celery."""
+    run("plain")
+
+
+@shared_task(base=LockedTask)
+def requeued() -> None:
+    """With the default, ``if_contended="requeue"``."""
+    run("requeued")
+
+
+@shared_task(base=LockedTask, unique_until="done")
+def unique() -> None:
+    """Is not published while it is pending."""
+    run("unique")
+
+
+@shared_task(base=LockedTask, idempotency_key="a tick")
+def recorded() -> None:
+    """Has the same key at each tick."""
+    run("recorded")
+
+
+@shared_task
+def often() -> None:
+    """Due so often that a test need not wait."""
+
+
+tasks = (short, long, hasty, plain, requeued, unique, recorded)
 app.conf.beat_schedule = {
-    task.__name__: {"task": task.name, "schedule": At(INTERVAL)} for task in (short, long, hasty)
-}
+    task.__name__: {"task": task.name, "schedule": At(INTERVAL)} for task in tasks
+} | {"often": {"task": often.name, "schedule": At(0.5)}}
