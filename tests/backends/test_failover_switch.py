@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -729,7 +731,13 @@ def test_the_command_shows_switches_and_waits(shop):
             assert lock.token >> TOKEN_BITS == 2
         out = io.StringIO()
         call_command("switch_locks", "--to", "redis", stdout=out)
-        assert "default: redis is active (epoch 3; switched" in out.getvalue()
+        page = (Path(__file__).parents[2] / "docs/howto/failover.md").read_text()
+        shown = "default: zookeeper is active (epoch 2; switched by deploy: switch_locks)."
+        assert f"$ python manage.py switch_locks --to zookeeper --wait\n{shown}\n" in page
+        here = {"zookeeper": "redis", "epoch 2": "epoch 3", "deploy": getpass.getuser()}
+        for there, name in here.items():
+            shown = shown.replace(there, name)
+        assert shown in out.getvalue().splitlines()
         assert re.search(r"Nothing is granted for another [1-4] s\.", out.getvalue())
 
 

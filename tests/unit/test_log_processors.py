@@ -93,3 +93,7 @@ def test_json(heading: str, module: str, message: str, level: str) -> None:
     assert contended["reason"] == "contended"
     assert contended["lock_name"] == "order:7"
     assert contended[level].lower() == "info"
+    if message == "message":
+        shown = re.search(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        assert shown
+        assert list(json.loads(shown[1])) == list(lost)
