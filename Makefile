@@ -27,7 +27,7 @@ CYCLES ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-rest test-nightly backend-matrix coverage fuzz celery-own mutants faults failover-load soak schedules nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
+.PHONY: help demo serve test test-all test-rest test-nightly record backend-matrix coverage fuzz celery-own mutants faults failover-load soak schedules nightly bench bench-bloat bench-compare bench-docs pictures lint types docs package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -47,6 +47,10 @@ test-all: $(VENV)/.dev ## Run make test, and the tests of every store, fault, br
 # What test-all adds to test, for those who run both.
 test-rest: $(VENV)/.dev
 	@$(RUN) --level rest $(ARGS)
+
+record: $(VENV)/.dev ## Run make test, and store what it ran on: make record PYTHON=python3.13 VENV=.venv-3.13
+	@$(BIN)/python -m tests.supported record -n $(JOBS) --dist loadscope --no-loadscope-reorder --level quick $(ARGS)
+	@$(BIN)/python -m tests.supported
 
 # make failover-load runs the file that is left out.
 test-nightly: $(VENV)/.dev
