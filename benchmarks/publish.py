@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import pictures, store, tables
+from . import pictures, readme, store, tables
 from .model import OURS, Result
 
 __all__ = ["IMAGES", "KEPT", "digest", "kept", "main"]
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         written = [
             _write(KEPT / f"{name}.md", text) for name, text in tables.all_tables(results).items()
         ]
+        text = readme.with_times(readme.README.read_text(), results[newest])
+        written.append(_write(readme.README, text.removesuffix("\n")))
         written += pictures.draw(results[newest], IMAGES, source(newest))
     except (OSError, ValueError, KeyError, ImportError) as error:
         print(f"cannot publish: {type(error).__name__}: {error}", file=sys.stderr)

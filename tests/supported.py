@@ -50,7 +50,7 @@ class Run(NamedTuple):
     Attributes:
         tests: A level of ``tests/levels.py``, or the files and options that chose the tests.
         packages: Column → version.
-        stores: Name → version.
+        stores: Name and version of each.
         passed: How many tests passed; ``None`` for a run from before this was counted.
         note: What else a reader must know.
     """
@@ -59,7 +59,7 @@ class Run(NamedTuple):
     system: str
     python: str
     packages: Mapping[str, str]
-    stores: Mapping[str, str]
+    stores: Sequence[str]
     tests: str
     passed: int | None
     skipped: int | None
@@ -97,11 +97,9 @@ def record(arguments: Sequence[str]) -> int:
             for name, column in PACKAGES.items()
             if any(importlib.metadata.distributions(name=name))
         },
-        stores={
-            name: version()
-            for name, version in STORES.items()
-            if any(ran_on(name, test) for test in passed)
-        },
+        stores=[
+            asked() for name, asked in STORES.items() if any(ran_on(name, test) for test in passed)
+        ],
         tests=chosen(arguments),
         passed=len(passed),
         skipped=len(recorder.skipped),
@@ -136,8 +134,8 @@ def ran_on(store: str, test: str) -> bool:
     """Whether a test that passed had this store, which its parameters or its file tell."""
     name = store.removesuffix("QL")
     found = re.search(rf"\[[^]]*{name}|^tests/backends/test_{name}", test, re.IGNORECASE)
-    # The project of the tests keeps its rows in SQLite.
-    return bool(found) or store == "SQLite"
+    # Unit tests start no server; the project of all tests keeps its rows in SQLite.
+    return (bool(found) and not test.startswith("tests/unit/")) or store == "SQLite"
 
 
 def _postgresql() -> str:
@@ -146,7 +144,8 @@ def _postgresql() -> str:
     from tests.support import postgres
 
     with postgres.database() as url, psycopg.connect(url) as connection:
-        return connection.info.parameter_status("server_version") or ""
+        version = connection.info.parameter_status("server_version") or ""
+        return f"PostgreSQL {version.split()[0]}"
 
 
 def _mariadb() -> str:
@@ -163,7 +162,8 @@ def _mariadb() -> str:
 
         with connections[alias].cursor() as cursor:
             cursor.execute("SELECT version()")
-            return str(cursor.fetchone()[0])
+            version, _, kind = str(cursor.fetchone()[0]).partition("-")
+            return f"{'MariaDB' if kind.startswith('MariaDB') else 'MySQL'} {version}"
 
 
 def _redis() -> str:
@@ -175,18 +175,19 @@ def _redis() -> str:
     try:
         with redis.Redis.from_url(server.url) as client:
             about: Any = client.info("server")
-            return str(about.get("valkey_version") or about["redis_version"])
+            valkey = about.get("valkey_version")
+            return f"Valkey {valkey}" if valkey else f"Redis {about['redis_version']}"
     finally:
         server.stop()
 
 
 STORES: dict[str, Callable[[], str]] = {
-    "SQLite": lambda: sqlite3.sqlite_version,
+    "SQLite": lambda: f"SQLite {sqlite3.sqlite_version}",
     "Redis": _redis,
     "PostgreSQL": _postgresql,
     "MariaDB": _mariadb,
 }
-"""Store → asks a running server for its version."""
+"""Store → asks a running server what it is."""
 
 
 def what_ran(run: Run) -> Collection[object]:
@@ -262,11 +263,15 @@ def section() -> str:
     ]
     for run in sorted(runs(), key=lambda run: [int(part) for part in run.python.split(".")]):
         packages = [run.packages.get(column, "–") for column in PACKAGES.values()]
-        stores = ", ".join(f"{name} {version}" for name, version in run.stores.items())
         passed = "" if run.passed is None else f": {run.passed} passed, {run.skipped} skipped"
         note = f"; {run.note}" if run.note else ""
         tests = f"`{run.tests}`" if not run.whole else run.tests
-        cells = [f"{run.python}, {run.system}", *packages, stores, f"{tests}{passed}{note}"]
+        cells = [
+            f"{run.python}, {run.system}",
+            *packages,
+            ", ".join(run.stores),
+            f"{tests}{passed}{note}",
+        ]
         table.append(f"| {' | '.join(cells)} |")
     return "\n".join(
         [

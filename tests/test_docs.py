@@ -59,7 +59,7 @@ from tests import fates, guarantees
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "DESCRIPTION.md", *DOCS.rglob("*.md")])
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -303,9 +303,8 @@ def test_the_readme_charges_an_order_once(read: Read) -> None:
 def test_the_readme_shows_the_table_of_the_demonstration() -> None:
     from testproject.demo.report import ROWS, TITLES
 
-    table = re.search(
-        r"^\| \|(.*)\|\n\| --- .*\n((?:\|.*\n)+)", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
+    shown = (ROOT / "README.md").read_text().partition("<!-- demonstration -->")[2]
+    table = re.match(r"\n\n\| \|(.*)\|\n\| --- .*\n((?:\|.*\n)+)\n<!-- end of the demon", shown)
     assert table
     assert [cell.strip() for cell in table[1].split("|")] == list(TITLES.values())
     assert re.findall(r"^\| ([^|]+) \|", table[2], re.MULTILINE) == [row.name for row in ROWS]
@@ -626,10 +625,18 @@ def test_links_have_targets(page: str) -> None:
     assert [link for link in targets if not (file.parent / link).exists()] == []
 
 
-def test_the_readme_has_no_links_to_files() -> None:
-    """It is also the page on the package index, which has no other files."""
-    targets = LINK.findall((ROOT / "README.md").read_text())
-    assert [link for link in targets if "://" not in link] == []
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
+def test_the_readme_shows_the_admin_in_light_and_dark() -> None:
+    """A code host picks by the reader's theme; both pictures are those of the documentation."""
+    (picture,) = re.findall(r"<picture>.*?</picture>", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.findall(r'(?:srcset|src)="([^"]+)"', picture)
+    assert shown == ["docs/images/held-locks-dark.png", "docs/images/held-locks-light.png"]
+    assert all((ROOT / file).exists() for file in shown)
+    assert '(prefers-color-scheme: dark)" srcset="docs/images/held-locks-dark.png"' in picture
+    assert re.search(r'alt="[^"]{20,}"', picture)
 
 
 @pytest.mark.project

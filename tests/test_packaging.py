@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import email
 import importlib.metadata
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import django_dlock
+from tests.conftest import missing
 from tests.support.workers import eventually
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +49,7 @@ def succeeds(
 def tool(name: str) -> str:
     path = BIN / name
     if not path.exists():
-        pytest.skip(f"{name} is not installed beside {sys.executable}")
+        missing(f"{name} is not installed beside {sys.executable}")
     return str(path)
 
 
@@ -167,6 +169,28 @@ def test_the_wheel_contains_files_that_are_not_python(wheel: Path) -> None:
     assert {name.split("/")[0] for name in inside - wanted} == {
         f"django_dlock-{django_dlock.__version__}.dist-info"
     }
+
+
+def test_a_package_index_accepts_what_is_built(wheel: Path) -> None:
+    built = [str(file) for file in wheel.parent.iterdir()]
+    assert {Path(file).suffix for file in built} == {".whl", ".gz"}
+    succeeds(tool("twine"), "check", "--strict", *built)
+
+
+def test_the_page_on_a_package_index_needs_no_other_file(wheel: Path) -> None:
+    """An index shows one file: links and pictures that are relative lead nowhere there."""
+    try:
+        from readme_renderer import markdown
+    except ImportError:
+        missing("readme-renderer is not installed")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = markdown.render(metadata.get_payload(decode=True).decode())
+    assert page
+    assert "<h1" in page
+    assert re.findall(r'(?:href|src)="(?!https://|#)[^"]*"', page) == []
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pictures, publish, tables
+from benchmarks import pictures, publish, readme, tables
 from benchmarks.beds import BEDS
 from benchmarks.budgets import BUDGETS, Verdict, judge
-from benchmarks.model import Metric, Result, RowResult, Series, SubjectResult
+from benchmarks.model import OURS, Metric, Result, RowResult, Series, SubjectResult
 from benchmarks.reasons import WHY
 
 PAGE = publish.DOCS / "explanation" / "speed.md"
@@ -46,6 +46,33 @@ def test_a_picture_matches_the_stored_result(picture: str, theme: str, file: str
 
 def test_there_are_no_other_pictures() -> None:
     assert {path.name for path in publish.IMAGES.glob("speed-*")} == {file for *_, file in FILES}
+
+
+def test_the_times_in_the_readme_match_the_stored_result() -> None:
+    text = readme.README.read_text()
+    assert re.search(r"\| django-dlock \|.* µs Redis, .* PostgreSQL, .* task \|", text)
+    assert readme.with_times(text, RESULTS[NEWEST]) == text, "run: make bench-docs ARGS=--again"
+
+
+def test_the_readme_compares_the_versions_that_were_measured() -> None:
+    measured = RESULTS[NEWEST].environment["packages"]
+    told = dict(re.findall(r"^\| ([a-z-]+) (\d[\d.]+)", readme.README.read_text(), re.MULTILINE))
+    told["redis"] = told.pop("redis-py")
+    assert len(told) == 6
+    assert {name: measured[name] for name in told} == told
+
+
+@pytest.mark.parametrize("told", readme.AHEAD)
+def test_the_readme_says_where_others_are_better(told: str) -> None:
+    assert told in readme.README.read_text()
+    for row, metric, subject, times in readme.AHEAD[told]:
+        measured = RESULTS[NEWEST].rows[row]
+        ours, theirs = (measured.series(name, metric) for name in (OURS, subject))
+        assert ours
+        assert theirs
+        ratio = ours.spread.median / theirs.spread.median
+        lower = measured.metric(metric).better == "lower"
+        assert (ratio if lower else 1 / ratio) >= times, (row, metric)
 
 
 def test_no_measured_figure_is_written_by_hand() -> None:

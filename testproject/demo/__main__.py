@@ -1,10 +1,11 @@
-"""``python -m testproject.demo [serve | --database [postgresql] | --metrics]``."""
+"""``python -m testproject.demo [serve | --database [postgresql] | --metrics | --write PAGE]``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import sys
+from pathlib import Path
 
 from testproject.servers import ServerNotFound
 
@@ -26,6 +27,12 @@ def main() -> int:
         action="store_true",
         help="count for Prometheus, too, and compare that with what the demonstration counts",
     )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="put the table into a page, such as README.md, if everything was shown",
+    )
     arguments = parser.parse_args()
     what = arguments.what
     if what == "serve" and arguments.database:
@@ -40,7 +47,7 @@ def main() -> int:
             return serve()
         from .run import run
 
-        return run(arguments.database or "redis", metrics=arguments.metrics)
+        return run(arguments.database or "redis", metrics=arguments.metrics, page=arguments.write)
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130

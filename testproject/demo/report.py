@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ __all__ = [
     "Tally",
     "conclusion",
     "legend",
+    "markdown",
     "overlaps",
     "spans",
     "table",
     "takeovers",
     "verdict",
+    "with_table",
 ]
 
 PLAIN, LOCKED, RECORD = "plain", "locked", "record"
@@ -198,11 +201,16 @@ def _longest(seconds: Sequence[float]) -> str:
 
 
 class Row(NamedTuple):
-    """One line of the table, and its meaning in plain words."""
+    """One line of the table, and its meaning in plain words.
+
+    Attributes:
+        fault: Whether anything but 0 should not have happened.
+    """
 
     name: str
     value: Callable[[Tally], object]
     meaning: str
+    fault: bool = False
 
 
 ROWS = (
@@ -214,12 +222,18 @@ ROWS = (
     ),
     Row("bodies run", lambda tally: tally.bodies, "times the task's own code began"),
     Row("effects", lambda tally: tally.effects, "charges in the database"),
-    Row("double effects", lambda tally: tally.doubles, "charges beyond the first of an order"),
-    Row("lost orders", lambda tally: tally.lost, "orders that were never charged"),
+    Row(
+        "double effects",
+        lambda tally: tally.doubles,
+        "charges beyond the first of an order",
+        fault=True,
+    ),
+    Row("lost orders", lambda tally: tally.lost, "orders that were never charged", fault=True),
     Row(
         "two runs of one order at once",
         lambda tally: tally.overlaps,
         "how often that happened",
+        fault=True,
     ),
     Row(
         "next run after a child is killed",
@@ -242,6 +256,26 @@ def table(tallies: Mapping[str, Tally]) -> str:
     return "\n".join(
         "  ".join([name.ljust(names), *(cell.rjust(WIDTH) for cell in cells)])
         for name, cells in rows
+    )
+
+
+def markdown(tallies: Mapping[str, Tally]) -> str:
+    """The same for a page of the documentation; what went wrong is in bold."""
+
+    def cell(row: Row, column: str) -> str:
+        value = row.value(tallies[column])
+        return f"**{value}**" if row.fault and value else str(value)
+
+    lines = [["", *TITLES.values()], ["---", *["---:"] * len(TITLES)]]
+    lines += [[row.name, *(cell(row, column) for column in TITLES)] for row in ROWS]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("|  |", "| |")
+
+
+def with_table(page: str, tallies: Mapping[str, Tally]) -> str:
+    """A page with this table in place of the one between its two comments."""
+    table = f"<!-- demonstration -->\n\n{markdown(tallies)}\n\n<!-- end of the demonstration -->"
+    return re.sub(
+        r"<!-- demonstration -->.*<!-- end of the demonstration -->", table, page, flags=re.DOTALL
     )
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from django_dlock import clock
 
@@ -15,7 +16,7 @@ from .interrupt import pause
 from .journal import Event, Kind
 from .metrics import compare
 from .metrics import table as comparison
-from .report import COLUMNS, TITLES, Tally, conclusion, legend, table, verdict
+from .report import COLUMNS, TITLES, Tally, conclusion, legend, table, verdict, with_table
 from .stage import Stage
 from .stream import LONG, SHORT, Fault, Order, orders
 
@@ -293,11 +294,12 @@ def _clear_line() -> None:
         print("\r\033[K", end="")
 
 
-def run(kind: str = "redis", *, metrics: bool = False) -> int:
+def run(kind: str = "redis", *, metrics: bool = False, page: Path | None = None) -> int:
     """The demonstration from beginning to end; its exit code.
 
     Args:
         metrics: Whether to count for Prometheus, too, and to compare that.
+        page: Gets the table between its comments, if nothing failed.
 
     Raises:
         ServerNotFound: There is nothing of that kind to keep the locks.
@@ -320,6 +322,8 @@ def run(kind: str = "redis", *, metrics: bool = False) -> int:
         print(logs, file=sys.stderr)
         return 1
     print(conclusion(tallies))
+    if page is not None:
+        page.write_text(with_table(page.read_text(), tallies))
     return 0
 
 

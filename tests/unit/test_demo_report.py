@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from testproject.demo.report import (
     table,
     takeovers,
     verdict,
+    with_table,
 )
 
 
@@ -163,6 +165,19 @@ def test_the_table_has_a_line_for_every_count_and_fits_a_terminal() -> None:
         "next run after a worker is killed",
     ]
     assert lines[6].split()[-len(COLUMNS) :] == ["2", "1", "0"]
+
+
+def test_the_table_of_a_run_takes_the_place_of_the_one_in_a_page() -> None:
+    page = "a\n<!-- demonstration -->\nold\n<!-- end of the demonstration -->\nb\n"
+    written = with_table(page, SHOWN)
+    assert written.startswith("a\n<!-- demonstration -->\n\n| | plain Celery |")
+    assert written.endswith("\n\n<!-- end of the demonstration -->\nb\n")
+    assert "old" not in written
+    lines = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|", written, re.MULTILINE))
+    assert list(lines)[1:] == [row.name for row in ROWS]
+    assert lines["double effects"] == f"**{SHOWN[PLAIN].doubles}**"
+    assert lines["lost orders"] == str(SHOWN[PLAIN].lost)
+    assert with_table(written, SHOWN) == written
 
 
 def test_every_row_is_explained_within_the_width_of_a_terminal() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_only_a_level_without_other_choices_is_whole(arguments: list[str], tests
     ("store", "test", "used"),
     [
         ("PostgreSQL", "tests/backends/test_awkward.py::test_a_name[postgres-1]", True),
-        ("PostgreSQL", "tests/unit/test_checks.py::test_postgres_is_named", False),
+        ("PostgreSQL", "tests/unit/test_checks.py::test_it[postgres]", False),
         ("Redis", "tests/backends/test_redis_acl.py::test_it", True),
         ("MariaDB", "tests/backends/test_redis_acl.py::test_it", False),
     ],
@@ -87,7 +88,7 @@ def test_only_a_run_without_a_failure_is_recorded(body: str, times: int, tmp_pat
     assert (done.returncode == 0) == bool(times)
     for run in stored:
         assert (run["passed"], run["python"]) == (1, platform.python_version())
-        assert list(run["stores"]) == ["SQLite"]
+        assert run["stores"] == [f"SQLite {sqlite3.sqlite_version}"]
 
 
 def outside() -> dict[str, str]:
