@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from django_dlock import clock
-from tests.support import mariadb
 
 from ..suite.journal import Journal
 
@@ -216,8 +215,6 @@ def main(configuration: dict[str, Any]) -> None:
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         USE_TZ=True,
     )
-    if "mysql" in json.dumps(configuration["databases"]):
-        mariadb.install_driver()
     django.setup()
     logging.disable(logging.CRITICAL)
     if "command" in configuration:
