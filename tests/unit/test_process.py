@@ -90,12 +90,28 @@ def test_a_start_of_another_time_namespace_proves_nothing(
 def test_without_time_namespaces_a_reused_pid_is_still_a_proof(
     machine: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "listdir", lambda path: ["mnt", "pid"])
+    monkeypatch.setattr(os.path, "lexists", lambda path: path != "/proc/self/ns/time")
     process.reset()
     me = current()
     assert me.started
     assert death_proof(me) is None
     assert death_proof(me._replace(started="1")) == "gone"
+
+
+@linux
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_process_that_has_changed_its_user_proves_what_others_prove() -> None:
+    """As a worker with ``--uid``, to which ``/proc`` shows less of itself."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setuid(65534)
+        me = current()
+        os.write(writer, f"{death_proof(me)} {death_proof(me._replace(started='1'))}".encode())
+        os._exit(0)
+    os.wait()
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        assert answer.read() == "None gone"
 
 
 @linux
