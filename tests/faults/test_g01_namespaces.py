@@ -24,13 +24,15 @@ PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
 CONTAINER = (*PID_NAMESPACE, "--mount-proc")
 TIME_NAMESPACE = ("unshare", "--time", "--boottime", "1000", "--fork", "--kill-child")
 
+LAST_PID = "/proc/sys/kernel/ns_last_pid"
+
 UNSHARE_TIME = """
 import ctypes
 assert ctypes.CDLL(None).unshare(0x80) == 0
 with open("/proc/self/timens_offsets", "w") as offsets:
     offsets.write("7 1000 0")
 """
-"""The children of the process are in another time namespace from then on, itself is not."""
+"""From then on, its children are in another time namespace, and the process itself is not."""
 
 FOREIGN_THREAD = """
 import _thread
@@ -43,7 +45,7 @@ def hold():
 signals.renewed.connect(lambda **facts: say('renewed'), weak=False)
 _thread.start_new_thread(hold, ())
 """
-"""Python's list of threads has no entry for it, as for those of uWSGI."""
+"""Python does not know when it ends, as with those of uWSGI."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,8 +67,10 @@ def entering(holder: Holder) -> tuple[str, ...]:
 
 def with_pid(pid: int) -> tuple[str, ...]:
     """The command that starts a process with this pid, if no other has it."""
-    last = f"exec 3<&0; echo {pid - 1} > /proc/sys/kernel/ns_last_pid"
-    return ("sh", "-c", last + '; "$0" "$@" <&3 & wait')
+    if not os.path.exists(LAST_PID):
+        missing(f"this kernel lets nobody choose a pid: it has no {LAST_PID}")
+    # A shell closes the standard input of what it starts in the background.
+    return ("sh", "-c", f'exec 3<&0; echo {pid - 1} > {LAST_PID}; "$0" "$@" <&3 & wait')
 
 
 def clear(server: RedisServer, within: tuple[str, ...]) -> list[str]:
