@@ -11,7 +11,6 @@ from typing import TypeVar
 from . import process, signals
 from .backends.base import BaseLockBackend
 from .core import dispatch
-from .core.watchdog import PATIENCE_AT_EXIT
 from .exceptions import BackendUnavailable, InvalidLockBackend
 from .handler import locks
 from .lease import LeaseInfo
@@ -111,7 +110,7 @@ def report_break(alias: str, name: str, owner: str, info: LeaseInfo | None, *, r
 
 
 def _deliver() -> None:
-    dispatch.settle(PATIENCE_AT_EXIT)
+    dispatch.settle(dispatch.PATIENCE_AT_EXIT)
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from functools import partial
 
-from .. import clock, process
+from .. import clock, process, signals
 from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
 from ..exceptions import BackendUnavailable
 from ..lease import Outcome, ReleaseRequest

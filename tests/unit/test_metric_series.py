@@ -86,7 +86,9 @@ settings.configure(
     INSTALLED_APPS=["django_dlock"],
     ALLOWED_HOSTS=["*"],
     DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
-    DLOCK_METRICS={"EXPORTERS": ["prometheus", "opentelemetry"], "RECORDS": False, "GROUPS": ["order"]},
+    DLOCK_METRICS={
+        "EXPORTERS": ["prometheus", "opentelemetry"], "RECORDS": False, "GROUPS": ["order"],
+    },
 )
 import django
 django.setup()
