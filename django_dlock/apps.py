@@ -73,10 +73,10 @@ def _connect_metrics() -> None:
 
 
 def _connect_tracing() -> None:
-    from . import conf
+    from . import tracing_setting
     from .core import tracing
 
-    tracer = conf.tracer_class()
+    tracer = tracing_setting.tracer_class()
     tracing.use(None if tracer is None else tracer())
 
 

@@ -12,13 +12,19 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from . import conf, task_url, tenancy
+from . import conf
 from .backends.base import AliasOptions, Problem
-from .backends.redis.config import is_redis_cache
+from .backends.redis.config import cache_entry, is_redis_cache
 from .database_checks import check_databases, check_migrations, check_records
 from .exceptions import BackendRefused, BackendUnavailable
 from .handler import locks
-from .metrics import config
+from .setting_checks import (
+    check_admin,
+    check_metrics,
+    check_names,
+    check_scope,
+    check_tracing,
+)
 from .uwsgi import check_uwsgi
 
 __all__ = [
@@ -28,6 +34,7 @@ __all__ = [
     "check_deployment",
     "check_metrics",
     "check_migrations",
+    "check_names",
     "check_project",
     "check_records",
     "check_scope",
@@ -45,6 +52,7 @@ __all__ = [
 def register() -> None:
     """Register the checks; called once, when the apps are ready."""
     checks.register(check_settings)
+    checks.register(check_names)
     checks.register(check_admin)
     checks.register(check_metrics)
     checks.register(check_tracing)
@@ -61,60 +69,31 @@ def register() -> None:
 
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCKS``, E001 to E009; W014: it has no alias ``default``."""
+    """Errors in ``DLOCKS``, E001 to E009; W014: it has no alias ``default``; W027."""
     if found := list(map(_error, conf.problems())):
         return found
     aliases = conf.aliases()
-    return [*_without_default(aliases), *(error for alias in aliases for error in _refused(alias))]
+    of_aliases = (message for alias in aliases for message in check_settings_of(alias))
+    return [*_without_default(aliases), *of_aliases]
 
 
 def check_settings_of(alias: str) -> list[checks.CheckMessage]:
-    """Errors in the entry of one alias."""
-    return list(map(_error, conf.problems_of(alias))) or list(_refused(alias))
+    """Errors in the entry of one alias, or W027: its locks are never renewed."""
+    found = list(map(_error, conf.problems_of(alias))) or list(_refused(alias))
+    return found or list(_never_renewed(conf.alias_options(alias)))
 
 
-def check_admin(**_: Any) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCK_ADMIN``, E013."""
-    try:
-        task_url.read()
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_ADMIN in the settings; until then, the admin has no links to tasks."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E013")]
-    return []
-
-
-def check_metrics(**_: Any) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCK_METRICS``, E014."""
-    try:
-        if (wanted := config.read()).exporters:
-            # Imported here, because a project without metrics does not need it.
-            from .metrics import recorder
-
-            recorder.modules(wanted)
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_METRICS in the settings; until then, nothing is counted."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E014")]
-    return []
-
-
-def check_tracing(**_: Any) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCK_TRACING``, E015."""
-    try:
-        conf.tracer_class()
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_TRACING in the settings; until then, nothing is traced."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E015")]
-    return []
-
-
-def check_scope(**_: Any) -> list[checks.CheckMessage]:
-    """Errors in ``DLOCK_SCOPE``, E016."""
-    try:
-        tenancy.read()
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_SCOPE in the settings; until then, every lock and record raises this."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E016")]
-    return []
+def _never_renewed(options: AliasOptions) -> Iterator[checks.CheckMessage]:
+    if options.max_hold < options.ttl:
+        place = f"DLOCKS[{options.alias!r}]"
+        yield checks.Warning(
+            f"{place}['MAX_HOLD'] is {options.max_hold:g} s, less than its TTL of "
+            f"{options.ttl:g} s: a lock is lost after that time, although its holder works, and is "
+            "never renewed.",
+            hint="MAX_HOLD limits how long a lock is renewed. Raise it above the longest work, or "
+            "lower TTL.",
+            id="django_dlock.W027",
+        )
 
 
 def _error(problem: Problem) -> checks.CheckMessage:
@@ -141,9 +120,12 @@ def _refused(alias: str) -> Iterator[checks.CheckMessage]:
     try:
         # Builds the backend, which does not connect.
         locks[alias]
-    except ImproperlyConfigured as error:
+    except Exception as error:  # noqa: BLE001 - of a backend that is not prepared for a value
+        # Any other text may contain a password.
+        known = isinstance(error, ImproperlyConfigured)
+        what = f"DLOCKS[{alias!r}]: its backend cannot be made ({type(error).__name__})"
         yield checks.Error(
-            str(error),
+            str(error) if known else what,
             hint=f"Correct DLOCKS[{alias!r}] in the settings.",
             id="django_dlock.E008",
         )
@@ -163,7 +145,8 @@ def check_shared_caches(**_: Any) -> list[checks.CheckMessage]:
 def check_shared_caches_of(options: AliasOptions) -> Iterator[checks.CheckMessage]:
     """W001 of one alias."""
     caches: dict[str, RedisLocation] = {}
-    for name, cache in settings.CACHES.items():
+    for name in settings.CACHES:
+        cache = cache_entry(name)
         location = _location_of_cache(cache) if is_redis_cache(cache.get("BACKEND", "")) else None
         if location is not None:
             caches[name] = location
@@ -224,7 +207,7 @@ def _cure(options: AliasOptions, kept: str | None, server: str, database: int) -
 
 def _locations_of_locks(options: AliasOptions) -> Iterator[RedisLocation]:
     if options.cache is not None:
-        locations = [_location_of_cache(settings.CACHES[options.cache])]
+        locations = [_location_of_cache(cache_entry(options.cache))]
     else:
         given = options.location or ()
         locations = [_location(url, {}) for url in ([given] if isinstance(given, str) else given)]
@@ -237,9 +220,18 @@ def _location_of_cache(cache: Mapping[str, Any]) -> RedisLocation | None:
     location = cache.get("LOCATION") or ""
     if isinstance(location, str):
         location = location.replace(";", ",").split(",")
-    options = cache.get("OPTIONS") or {}
     # Writes, including clear(), go to the first one.
-    return _location(location[0].strip(), {**options, **options.get("CONNECTION_POOL_KWARGS", {})})
+    first = location[0] if isinstance(location, list | tuple) and location else None
+    if not isinstance(first, str):
+        return None
+    options = _dict(cache.get("OPTIONS"))
+    kwargs = {**options, **_dict(options.get("CONNECTION_POOL_KWARGS"))}
+    return _location(first.strip(), kwargs)
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    """What a client reports if it is no dict."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _location(url: str, kwargs: Mapping[str, Any]) -> RedisLocation | None:
@@ -283,7 +275,7 @@ def check_project() -> Iterator[checks.CheckMessage]:
 
 
 def _chosen() -> Iterator[checks.CheckMessage]:
-    if conf.configured() is None and not conf.problems():
+    if not conf.problems() and conf.configured() is None:
         options = conf.alias_options(conf.DEFAULT_ALIAS)
         if options.backend == conf.DATABASE_BACKEND:
             yield checks.Info(
@@ -299,8 +291,8 @@ def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
     """What ``check_deployment`` finds out about one alias."""
     try:
         backend = locks[options.alias]
-    except ImproperlyConfigured:
-        return  # E008 reports it.
+    except Exception:  # noqa: BLE001 - E008 reports it
+        return
     if not backend.is_shared:
         yield checks.Warning(
             f"The locks of alias {options.alias!r} exist in one process only: other workers and "

@@ -1,7 +1,4 @@
-"""Reads the setting ``DLOCKS``: makes one frozen ``AliasOptions`` per alias.
-
-Reads ``DLOCK_TRACING``, too.
-"""
+"""Reads the setting ``DLOCKS``: makes one frozen ``AliasOptions`` per alias."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from . import clock
 from .backends.base import AliasOptions, BaseLockBackend, Problem
-from .backends.redis.config import is_redis_cache
+from .backends.redis.config import cache_entry, is_redis_cache
 from .exceptions import InvalidLockBackend
 from .names import plain
 from .redaction import redacted
@@ -29,7 +25,6 @@ __all__ = [
     "problems",
     "problems_of",
     "seconds",
-    "tracer_class",
 ]
 
 DEFAULT_ALIAS = "default"
@@ -82,12 +77,10 @@ def seconds(
     large_enough = value > minimum if above else value >= minimum
     # An integer may be too large for a float. Comparisons with NaN are false.
     if not large_enough or not value <= maximum:
-        is_long = isinstance(value, int) and abs(value) > 10**18
-        # Python refuses to write integers of thousands of digits.
-        shown = f"an integer of {int(value).bit_length()} bits" if is_long else repr(given)
         bound = "more than" if above else "at least"
         raise ValueError(
-            f"{what} is {shown}; it must be {bound} {minimum:g} and at most {maximum} seconds"
+            f"{what} is {redacted(given)}; it must be {bound} {minimum:g} and at most {maximum} "
+            "seconds"
         )
     return float(value)
 
@@ -109,6 +102,11 @@ def configured() -> Mapping[str, Any] | None:
             f"DLOCKS is {shown}; it must be a dict of aliases, such as "
             "{'default': {'BACKEND': ...}}"
         )
+    for alias in value or ():
+        if not (isinstance(alias, str) and alias):
+            shown = redacted(alias)
+            del value, alias
+            raise InvalidLockBackend(f"DLOCKS has the alias {shown}; it must be a string")
     return value
 
 
@@ -159,7 +157,19 @@ def _checked(alias: str) -> tuple[list[Problem], AliasOptions | None]:
     backend = _backend_class(options)
     if isinstance(backend, Problem):
         return [backend], options
-    return [*backend.problems(options), *_wrongly_named(alias)], options
+    return [*_problems_of(backend, options), *_wrongly_named(alias)], options
+
+
+def _problems_of(backend: type[BaseLockBackend], options: AliasOptions) -> list[Problem]:
+    try:
+        return backend.problems(options)
+    except Exception as error:  # noqa: BLE001 - of a backend that is not prepared for a value
+        # Its text may contain a password.
+        message = (
+            f"DLOCKS[{options.alias!r}]: {options.backend} cannot check the entry "
+            f"({type(error).__name__})."
+        )
+        return [Problem("E008", message, "Correct the types of its values.")]
 
 
 def _backend_class(options: AliasOptions) -> type[BaseLockBackend] | Problem:
@@ -171,9 +181,10 @@ def _backend_class(options: AliasOptions) -> type[BaseLockBackend] | Problem:
         return Problem("E008", message, f"Set it to such a path, for example {REDIS_BACKEND!r}.")
     try:
         found: Any = import_string(options.backend)
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001 - whatever a module of the project raises
         message = f"{place}: cannot import {options.backend!r}: {error}."
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        missing = error.name if isinstance(error, ImportError) else None
+        extra = EXTRAS.get((missing or "").partition(".")[0])
         hint = f'pip install "django-dlock[{extra}]"' if extra else "Correct the path."
         return Problem("E008", message, hint)
     if isinstance(found, type) and issubclass(found, BaseLockBackend):
@@ -245,7 +256,7 @@ def _entry(alias: str) -> Mapping[str, Any]:
 
 def _default_entry() -> Mapping[str, Any]:
     """The entry of ``default`` without ``DLOCKS``: a Redis cache, else the database."""
-    cache = settings.CACHES.get("default", {}).get("BACKEND", "")
+    cache = cache_entry("default").get("BACKEND", "")
     if is_redis_cache(cache):
         return {"BACKEND": REDIS_BACKEND, "CACHE": "default"}
     engine = (settings.DATABASES.get("default") or {}).get("ENGINE", DUMMY_ENGINE)
@@ -254,7 +265,7 @@ def _default_entry() -> Mapping[str, Any]:
     # In-process locks are never chosen silently: they lock nothing between workers.
     raise InvalidLockBackend(
         "django_dlock has nowhere to keep its locks: DLOCKS is not set, CACHES['default'] is "
-        f"{cache or 'not set'!r}, not a Redis cache, and DATABASES['default'] is not "
+        f"{redacted(cache or 'not set')}, not a Redis cache, and DATABASES['default'] is not "
         f"set. Define DATABASES['default'], or set DLOCKS = {{'default': {{'BACKEND': "
         f"{REDIS_BACKEND!r}, 'LOCATION': 'redis://localhost:6379/0'}}}}"
     )
@@ -352,28 +363,3 @@ def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOpt
         return read.found, None
     values["options"] = {key: value for key, value in given.items() if key not in _OPTIONS}
     return [], AliasOptions(alias, **values)
-
-
-# -- tracing -------------------------------------------------------------------------------
-
-
-def tracer_class() -> Any:
-    """The class of the tracer that ``DLOCK_TRACING`` asks for; ``None`` without tracing.
-
-    Raises:
-        ImproperlyConfigured: Its value is wrong, or OpenTelemetry is not installed.
-    """
-    wanted: Any = getattr(settings, "DLOCK_TRACING", False)
-    if not isinstance(wanted, bool):
-        raise ImproperlyConfigured(f"DLOCK_TRACING is {redacted(wanted)}; it takes True or False")
-    if not wanted:
-        return None
-    try:
-        return import_string("django_dlock.tracing.OpenTelemetryTracer")
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        raise ImproperlyConfigured(
-            "DLOCK_TRACING is True, but opentelemetry-api is not installed: "
-            'pip install "django-dlock[opentelemetry]"'
-        ) from error

@@ -10,6 +10,8 @@ __all__ = ["HIDDEN", "SecretBytes", "SecretText", "redacted"]
 HIDDEN = "********"
 """Shown in the place of a secret; as in Django's error reports, it does not tell how long it is."""
 
+LARGE = 10**18
+
 _WORDS = (
     r"pass|pwd|(?<![a-z])pw(?![a-z])|secret|token|credential|auth|sasl|digest|signature|api_?key"
     r"|private"
@@ -45,6 +47,9 @@ def redacted(value: object) -> str:
         return repr(_without_credentials(bytes(value).decode("latin-1")).encode("latin-1"))
     if isinstance(value, str):
         return repr(_without_credentials(str(value)))
+    if isinstance(value, int) and abs(value) > LARGE:
+        # Python refuses to write integers of thousands of digits.
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     return _without_credentials(repr(value))

@@ -24,7 +24,8 @@ def read() -> str | None:
     Raises:
         ImproperlyConfigured: Something is wrong; the message names it and what is allowed.
     """
-    value: Any = getattr(settings, "DLOCK_ADMIN", None) or {}
+    value: Any = getattr(settings, "DLOCK_ADMIN", None)
+    value = {} if value is None else value
     if not isinstance(value, Mapping):
         raise ImproperlyConfigured(
             f"DLOCK_ADMIN is {redacted(value)}; it takes a dict, such as "

@@ -64,17 +64,19 @@ def read() -> Callable[[], str] | None:
     from django.core.exceptions import ImproperlyConfigured
     from django.utils.module_loading import import_string
 
+    from .redaction import redacted
+
     path: Any = getattr(settings, "DLOCK_SCOPE", None)
     if path is None:
         return None
     if not isinstance(path, str):
         raise ImproperlyConfigured(
-            f"DLOCK_SCOPE is {path!r}; it takes the dotted path of a function, such as "
+            f"DLOCK_SCOPE is {redacted(path)}; it takes the dotted path of a function, such as "
             "'shop.tenants.scope'"
         )
     try:
         found: Any = import_string(path)
-    except ImportError as error:
+    except Exception as error:
         raise ImproperlyConfigured(f"DLOCK_SCOPE: cannot import {path!r}: {error}") from error
     if not callable(found) or isinstance(found, type) or inspect.iscoroutinefunction(found):
         raise ImproperlyConfigured(

@@ -47,6 +47,7 @@ def diagnose_alias(alias: str, *, read_only: bool = False) -> list[Finding]:
                 return
         if isinstance(backend, FailoverBackend) and not read_only:
             found.append(_standby_of(backend))
+        found.extend(_of_messages(alias, checks.check_settings_of(alias)))
         found.extend(_of_messages(alias, checks.check_alias(backend.options)))
         found.extend(_of_messages(alias, checks.check_shared_caches_of(backend.options)))
 
@@ -74,6 +75,7 @@ def _standby_of(backend: FailoverBackend) -> Finding:
 
 def diagnose_project() -> Iterator[Finding]:
     """Check what belongs to no alias: settings, tasks, and the databases of the records."""
+    yield from _of_messages("", checks.check_names())
     yield from _of_messages("", checks.check_project())
     yield from _of_messages("", checks.check_tasks())
     databases = {router.db_for_write(model) for model in (IdempotencyRecord, LockEvent)}

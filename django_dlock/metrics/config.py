@@ -47,7 +47,8 @@ def read() -> MetricsSettings:
     Raises:
         ImproperlyConfigured: Something is wrong; the message names it and what is allowed.
     """
-    value: Any = getattr(settings, "DLOCK_METRICS", None) or {}
+    value: Any = getattr(settings, "DLOCK_METRICS", None)
+    value = {} if value is None else value
     if not isinstance(value, Mapping):
         raise ImproperlyConfigured(
             f"DLOCK_METRICS is {redacted(value)}; it takes a dict, such as "
@@ -95,7 +96,7 @@ def _group(value: Any) -> Callable[[str], str] | None:
     if isinstance(value, str):
         try:
             value = import_string(value)
-        except ImportError as error:
+        except Exception as error:
             raise ImproperlyConfigured(f"DLOCK_METRICS['GROUP']: {error}") from error
     if value is not None and not callable(value):
         raise ImproperlyConfigured(

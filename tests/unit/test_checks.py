@@ -365,3 +365,79 @@ def test_changed_settings_are_used_at_once() -> None:
         assert type(locks["default"]).__name__ == "LocalBackend"
     assert type(locks["default"]) is type(before)
     assert locks["default"].options.location == settings.DLOCKS["default"]["LOCATION"]
+
+
+# -- names, and what does not fit together --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("DLOCK_METRIC", "DLOCK_METRICS"),
+        ("DLOCK_TRACE", "DLOCK_TRACING"),
+        ("DLOCK_SCOPES", "DLOCK_SCOPE"),
+        ("DLOCK_", "DLOCKS"),
+    ],
+)
+def test_w026_a_misspelt_setting(name: str, nearest: str) -> None:
+    with override_settings(**{name: {}}):
+        (warning,) = checks.check_names()
+    assert warning.id == "django_dlock.W026"
+    assert warning.msg.startswith(f"{name} is no setting of django_dlock")
+    assert warning.msg.endswith(f"nearest name is {nearest}.")
+
+
+def test_settings_of_others_are_no_misspelt_settings() -> None:
+    with override_settings(DLOCKING=1, MY_DLOCK_METRIC=1, DLOCK_METRICS={}, DLOCK_SCOPE=None):
+        assert checks.check_names() == []
+
+
+@pytest.mark.parametrize(("max_hold", "found"), [(29, ["W027"]), (30, []), (31, [])])
+def test_w027_locks_that_are_never_renewed(max_hold: int, found: list[str]) -> None:
+    with override_settings(DLOCKS=entry(TTL=30, MAX_HOLD=max_hold)):
+        messages = checks.check_settings()
+        locks.reset()
+    assert ids(messages) == found
+    assert all("DLOCKS['default']['MAX_HOLD'] is 29 s" in message.msg for message in messages)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("value", [{}, [], "redis://h/0", {"default": None}, {1: {}}])
+def test_check_deploy_tells_of_wrong_settings(value: Any) -> None:
+    with (
+        override_settings(DLOCKS=value),
+        pytest.raises(SystemCheckError, match=r"django_dlock\.E00[12]"),
+    ):
+        call_command("check", deploy=True)
+
+
+class Unprepared(LocalBackend):
+    """A backend of a project that does not expect every value."""
+
+    def __init__(self, options: AliasOptions) -> None:
+        super().__init__(options)
+        int(options.options["size"])
+
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return []
+
+
+class UnpreparedCheck(LocalBackend):
+    @classmethod
+    def problems(cls, options: AliasOptions) -> list[Problem]:
+        return [Problem("E008", "large", "") for _ in range(int(options.options["size"]))]
+
+
+@pytest.mark.parametrize("backend", ["Unprepared", "UnpreparedCheck"])
+def test_e008_a_backend_of_a_project_that_raises(backend: str) -> None:
+    alias = {"BACKEND": f"{__name__}.{backend}", "OPTIONS": {"size": "secret"}}
+    with override_settings(DLOCKS={"default": alias}):
+        (error,) = checks.check_settings()
+        # It says nothing of the alias, and does not raise.
+        checks.check_deployment()
+        locks.reset()
+    assert error.id == "django_dlock.E008"
+    assert "DLOCKS['default']" in error.msg
+    assert "ValueError" in error.msg
+    assert "secret" not in error.msg

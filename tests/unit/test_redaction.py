@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory, override_settings
 from django.views.debug import ExceptionReporter
 
-from django_dlock import BackendUnavailable, checks, clock, conf, locks, task_url
+from django_dlock import BackendUnavailable, checks, clock, conf, locks, task_url, tracing_setting
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.backends.etcd.client import Client
@@ -178,7 +178,7 @@ def test_no_message_about_other_settings_has_a_password(value):
     for setting, read in [
         ("DLOCK_ADMIN", task_url.read),
         ("DLOCK_METRICS", config.read),
-        ("DLOCK_TRACING", conf.tracer_class),
+        ("DLOCK_TRACING", tracing_setting.tracer_class),
     ]:
         with pytest.raises(ImproperlyConfigured) as caught, override_settings(**{setting: value}):
             read()

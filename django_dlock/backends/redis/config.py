@@ -13,7 +13,14 @@ from django.utils.module_loading import import_string
 from ...redaction import redacted
 from ..base import AliasOptions, Problem
 
-__all__ = ["REDIS_CACHES", "is_redis_cache", "problems", "replica_problems", "store_problems"]
+__all__ = [
+    "REDIS_CACHES",
+    "cache_entry",
+    "is_redis_cache",
+    "problems",
+    "replica_problems",
+    "store_problems",
+]
 
 REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
 
@@ -21,13 +28,21 @@ SCHEMES = ("redis://", "rediss://", "unix://")
 ESCAPES = "If the password contains / ? # or @, write %2F %3F %23 or %40 instead."
 
 
-def is_redis_cache(path: str) -> bool:
+def cache_entry(alias: str) -> Mapping[str, Any]:
+    """The entry of a cache; empty if there is none, or if it is no dict."""
+    entry = settings.CACHES.get(alias)
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def is_redis_cache(path: object) -> bool:
     """Whether a cache's ``BACKEND`` is a Redis cache, Django's own or django-redis'."""
     if path in REDIS_CACHES:
         return True
+    if not isinstance(path, str):
+        return False
     try:
         cache_class = import_string(path)
-    except ImportError:
+    except Exception:  # noqa: BLE001 - whatever a module of the project raises
         return False
     bases = getattr(cache_class, "__mro__", ())
     return any(f"{base.__module__}.{base.__qualname__}" in REDIS_CACHES for base in bases)
@@ -57,13 +72,13 @@ def problems(options: AliasOptions) -> list[Problem]:
     elif cache is not None and cache not in caches:
         message = f"{place}['CACHE'] is {redacted(cache)}, which CACHES does not define."
         hint = f"CACHES defines {sorted(caches)}."
-    elif cache is not None and not is_redis_cache(backend := caches[cache].get("BACKEND", "")):
+    elif cache is not None and not is_redis_cache(backend := cache_entry(cache).get("BACKEND", "")):
         message = (
             f"{place}['CACHE'] names CACHES[{cache!r}], which is {redacted(backend)}, not a Redis "
             "cache."
         )
         hint = f"Use one of {list(REDIS_CACHES)} there, or LOCATION here."
-    elif cache is not None and not _has_ports(caches[cache].get("LOCATION")):
+    elif cache is not None and not _has_ports(cache_entry(cache).get("LOCATION")):
         # The client's own error would repeat a part of the password.
         message = f"CACHES[{cache!r}]['LOCATION'] has a port that is not a number."
         hint = f"A URL is redis://host:6379/0. {ESCAPES}"

@@ -1,0 +1,81 @@
+"""System checks of the settings whose names begin with ``DLOCK_``."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+
+from . import task_url, tenancy, tracing_setting
+from .metrics import config
+
+__all__ = ["check_admin", "check_metrics", "check_names", "check_scope", "check_tracing"]
+
+PREFIX = "DLOCK_"
+NAMES = ("DLOCK_ADMIN", "DLOCK_METRICS", "DLOCK_SCOPE", "DLOCK_TRACING")
+
+
+def check_names(**_: Any) -> list[checks.CheckMessage]:
+    """W026: a setting that looks like one of ours, and is none."""
+    found: list[checks.CheckMessage] = []
+    known = ["DLOCKS", *NAMES]
+    for name in sorted(dir(settings)):
+        if name.startswith(PREFIX) and name not in NAMES:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            found.append(
+                checks.Warning(
+                    f"{name} is no setting of django_dlock, and has no effect; the one with the "
+                    f"nearest name is {nearest}.",
+                    hint=f"Known: {', '.join(known)}. If {name} is a setting of your own, give it "
+                    f"a name that does not begin with {PREFIX}, or silence this check.",
+                    id="django_dlock.W026",
+                )
+            )
+    return found
+
+
+def check_admin(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_ADMIN``, E013."""
+    try:
+        task_url.read()
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_ADMIN in the settings; until then, the admin has no links to tasks."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E013")]
+    return []
+
+
+def check_metrics(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_METRICS``, E014."""
+    try:
+        if (wanted := config.read()).exporters:
+            # Imported here, because a project without metrics does not need it.
+            from .metrics import recorder
+
+            recorder.modules(wanted)
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_METRICS in the settings; until then, nothing is counted."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E014")]
+    return []
+
+
+def check_tracing(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_TRACING``, E015."""
+    try:
+        tracing_setting.tracer_class()
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_TRACING in the settings; until then, nothing is traced."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E015")]
+    return []
+
+
+def check_scope(**_: Any) -> list[checks.CheckMessage]:
+    """Errors in ``DLOCK_SCOPE``, E016."""
+    try:
+        tenancy.read()
+    except ImproperlyConfigured as error:
+        hint = "Correct DLOCK_SCOPE in the settings; until then, every lock and record raises this."
+        return [checks.Error(str(error), hint=hint, id="django_dlock.E016")]
+    return []
