@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.run import Recorder, repeated
+from tests.support.etcd import EtcdServer
+from tests.support.zookeeper import ZooKeeperServer
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "tests" / "runs.json"
@@ -181,11 +183,32 @@ def _redis() -> str:
         server.stop()
 
 
+def _etcd() -> str:
+    server = EtcdServer()
+    server.start()
+    try:
+        return f"etcd {server.call('maintenance/status')['version']}"
+    finally:
+        server.stop()
+
+
+def _zookeeper() -> str:
+    server = ZooKeeperServer()
+    server.start()
+    try:
+        # "Zookeeper version: 3.8.0-5a02a05eddb59aee6ac762f7ea82e92a68eb9c0f, built on …"
+        return f"ZooKeeper {re.split('[:-]', server.ask('srvr'))[1].strip()}"
+    finally:
+        server.stop()
+
+
 STORES: dict[str, Callable[[], str]] = {
     "SQLite": lambda: f"SQLite {sqlite3.sqlite_version}",
     "Redis": _redis,
     "PostgreSQL": _postgresql,
     "MariaDB": _mariadb,
+    "etcd": _etcd,
+    "ZooKeeper": _zookeeper,
 }
 """Store → asks a running server what it is."""
 
