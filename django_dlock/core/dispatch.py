@@ -34,6 +34,7 @@ __all__ = [
     "log_warning_later",
     "metrics",
     "nudge",
+    "prepare",
     "rows",
     "send",
     "settle",
@@ -78,6 +79,7 @@ _queues: dict[int, EventQueue | None] = {}
 
 flush = _supervisor.flush
 settle = _supervisor.settle
+prepare = _supervisor.prepare
 take_part_in_forks = _supervisor.take_part_in_forks
 lend_thread = _supervisor.reserve.serve
 

@@ -61,7 +61,7 @@ class Supervisor:
         self.queues.insert(max(0, len(self.queues) - 1), queue)
 
     def prepare(self) -> None:
-        """A thread is about to start: take part in forks and in the end of the process."""
+        """Take part in forks and in the end of the process; before the first thread starts."""
         self.take_part_in_forks()
         process.at_exit(self.end)
 

@@ -325,6 +325,8 @@ class Watchdog:
     def _arm(self) -> None:
         """Make this process release its leases when it ends; repeated in each forked child."""
         process.at_fork(after_in_child=self.after_fork)
+        # Before ``shutdown``, because exit hooks run in reverse: what that reports is told, too.
+        dispatch.prepare()
         process.at_exit(self.shutdown)
 
     def after_fork(self) -> None:

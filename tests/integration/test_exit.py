@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, multiprocess
 
 from django_dlock import clock, locks
 from django_dlock.lease import Renewal
@@ -23,11 +25,25 @@ from django_dlock import Lock
 def hold():
     # The module keeps it alive, as in a careless program.
     global lock
-    lock = Lock("exit")
+    lock = Lock("exit:1", on_lost=lambda lock, reason: print("on_lost", reason, flush=True))
     # A new process may take long to connect.
     assert lock.acquire(timeout=20), "taken"
     print(lock.owner, flush=True)
 
+"""
+
+LISTENING = """
+import logging
+from django.test import override_settings
+from django_dlock import signals
+logging.basicConfig(stream=sys.stderr, format="%(message)s")
+override_settings(DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False}).enable()
+
+def receive(name, reason, **facts):
+    if name == "exit:1":
+        print("received", reason, flush=True)
+
+signals.lost.connect(receive)
 """
 
 ENDS = {
@@ -36,6 +52,21 @@ ENDS = {
     "a thread's lock": """
 import threading
 thread = threading.Thread(target=hold); thread.start(); thread.join()
+""",
+    "a daemon thread's lock": """
+import threading
+held = threading.Event()
+def work():
+    hold(); held.set(); threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
+held.wait()
+""",
+    "a worker of gunicorn, which is forked and calls sys.exit": """
+pid = os.fork()
+if not pid:
+    hold(); sys.exit(0)
+os.waitpid(pid, 0)
+os._exit(0)
 """,
     "a forked child of multiprocessing": """
 import multiprocessing
@@ -60,22 +91,30 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_process_that_ends_normally_releases_its_leases(
-    how: str, redis_server: RedisServer
+def test_g2_a_process_that_ends_normally_releases_and_reports_its_leases(
+    how: str, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    backend = locks["default"]
+    backend, metrics = locks["default"], {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     process = subprocess.run(
-        [sys.executable, "-c", HEAD + ENDS[how]],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        [sys.executable, "-c", HEAD + LISTENING + ENDS[how]],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), **metrics},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert process.returncode in (0, 3), process.stderr
-    renewal = Renewal("exit", process.stdout.split()[-1], 30.0)
-    (told,) = backend.renew([renewal], process="p", deadline=clock.now() + 20)
-    assert told.outcome == "released", process.stderr
+    owner, *told = process.stdout.splitlines()
+    renewal = Renewal("exit:1", owner, 30.0)
+    (answer,) = backend.renew([renewal], process="p", deadline=clock.now() + 20)
+    assert answer.outcome == "released", process.stderr
+    assert sorted(told) == ["on_lost exit", "received exit"]
+    assert process.stderr.count("Lock 'exit:1' (alias 'default') was lost after") == 1
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, path=str(tmp_path))
+    labels = {"alias": "default", "group": "exit"}
+    assert registry.get_sample_value("django_dlock_held", labels) == 0
+    assert registry.get_sample_value("django_dlock_losses_total", {**labels, "reason": "exit"}) == 1
 
 
 def test_g2_a_loss_just_before_the_end_of_the_process_is_reported(

@@ -234,6 +234,50 @@ def test_a_project_without_a_database_has_no_rows_and_no_errors():
     assert "was lost after" in line
 
 
+SILENT_AT_THE_END = """
+import sys
+import django
+from django.conf import settings
+local = {"BACKEND": "django_dlock.backends.local.LocalBackend"}
+settings.configure(
+    INSTALLED_APPS=["django_dlock"],
+    DLOCKS={"default": local},
+    DATABASES={"default": {
+        "ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1], "OPTIONS": {"timeout": 60},
+    }},
+)
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+print(flush=True)
+sys.stdin.readline()
+from django_dlock import Lock
+kept = [Lock(f"shop:{number}") for number in range(3)]
+for lock in kept:
+    assert lock.acquire()
+"""
+
+
+def test_g2_rows_that_a_database_has_not_taken_when_the_process_ends_are_named(tmp_path):
+    path = tmp_path / "events.sqlite3"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SILENT_AT_THE_END, str(path)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        process.stdout.readline()
+        other.execute("BEGIN EXCLUSIVE")
+        _, told = process.communicate("now", timeout=50)
+    assert process.returncode == 0, told
+    for number in range(3):
+        line = f"The lock event 'lost' of lock 'shop:{number}' was not written before the process"
+        assert told.count(line) == 1, told
+
+
 @pytest.mark.django_db(transaction=True)
 def test_connecting_the_receiver_twice_writes_one_row():
     audit.connect()

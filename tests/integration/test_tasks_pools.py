@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import re
 from collections.abc import Iterator
 
 import psycopg
@@ -230,6 +231,9 @@ def test_each_replacement_of_a_child_renews_and_releases(site, place):
     for why in options:
         # Its TTL is a minute.
         eventually(lambda why=why: site.locks.get(why) is None)
+    for worker, why in zip(workers, options, strict=True):
+        told = re.compile(rf"Lock '{why}' \(alias 'default'\) was lost after .*: exit")
+        eventually(lambda told=told, worker=worker: told.search(worker.output))
     at_work = [next(orders) for _ in options]
     sent = [
         site.send("charge", order, str(place), "go", queue=why)
