@@ -89,7 +89,7 @@ def of_signature(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("call", shown(), ids=str)
+@pytest.mark.parametrize("call", list(shown()), ids=str)
 def test_a_call_in_the_reference_has_its_signature(call: Shown) -> None:
     assert of_text(call.arguments) == of_signature(public(call))
 

@@ -105,7 +105,7 @@ def samples() -> Iterator[str]:
     yield from re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", samples())
+@pytest.mark.parametrize("line", list(samples()))
 def test_the_messages_of_the_guide_are_those_of_the_code(line: str) -> None:
     assert is_said(line), line
 
