@@ -133,11 +133,11 @@ def facts(figures: Figures) -> list[tuple[Any, str, str]]:
     return [
         (_("Acquired"), amount(figures.waits.count), ""),
         (
-            _("Found held"),
+            _("Contended"),
             amount(contended),
             percent(min(1.0, contended / max(1, attempts))),
         ),
-        (_("Gave up"), amount(figures.total(instruments.ATTEMPTS)), ""),
+        (_("Not acquired"), amount(figures.total(instruments.ATTEMPTS)), ""),
         (_("Lost"), amount(lost), ""),
         (_("Requeued"), amount(figures.total(instruments.REQUEUES)), gettext("tasks")),
     ]
@@ -313,9 +313,9 @@ def _contention(figures: Figures) -> Card:
     groups = figures.groups()
     contended = [group for group in groups if group.contended]
     lead = (
-        gettext("Most often found held: %s.") % contended[0].name
+        gettext("Most often contended: %s.") % contended[0].name
         if contended
-        else gettext("No acquire found its lock held.")
+        else gettext("No acquire was contended.")
     )
     listed, others = groups[:MOST_LISTED], groups[MOST_LISTED:]
     several = len({group.alias for group in groups}) > 1
@@ -327,10 +327,10 @@ def _contention(figures: Figures) -> Card:
         rows.append(_rest(others))
     heads = [
         _("names"),
-        _("found held"),
+        _("contended"),
         _("share"),
         _("acquired"),
-        _("gave up"),
+        _("not acquired"),
         _("lost"),
         _("mean wait"),
         _("longest wait"),

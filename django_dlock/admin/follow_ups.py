@@ -113,9 +113,9 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
-        titles = {"yes": _("Published follow-ups"), "all": _("Follow-ups")}
+        titles = {"yes": _("Published outbox messages"), "all": _("Outbox messages")}
         chosen = request.GET.get(PublishedFilter.parameter_name, "")
-        title = titles.get(chosen, _("Pending follow-ups"))
+        title = titles.get(chosen, _("Pending outbox messages"))
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
@@ -132,7 +132,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
         # Django looks for whatever was posted, and fails if it is no number, or a huge one.
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if not all(key.isdecimal() and len(key) < LONGEST_ID for key in chosen):
-            raise BadRequest("The id of a selected follow-up is no number")
+            raise BadRequest("The id of a selected outbox message is no number")
         return super().response_action(request, queryset, *args, **kwargs)
 
     def has_publish_permission(self, request: HttpRequest) -> bool:
@@ -157,7 +157,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
     def failure(self, follow_up: FollowUp) -> str:
         return long_text(follow_up.error) if follow_up.error else self.get_empty_value_display()
 
-    @admin.action(description=_("Publish selected follow-ups now"), permissions=["publish"])
+    @admin.action(description=_("Publish selected outbox messages now"), permissions=["publish"])
     def publish_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Publish what is pending; harmless if a worker does the same, as the task id stays."""
         # Imported here, because it imports Celery.
@@ -172,7 +172,9 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
         except (Error, follow_ups.Unpublished) as error:
             outage = error
         text = ngettext(
-            "%(count)d follow-up was published.", "%(count)d follow-ups were published.", published
+            "%(count)d outbox message was published.",
+            "%(count)d outbox messages were published.",
+            published,
         )
         self.message_user(request, text % {"count": published}, messages.SUCCESS)
         if outage is not None:

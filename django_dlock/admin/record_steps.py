@@ -132,7 +132,7 @@ class RecordSteps(GuardedAdmin):
             if committing:
                 text = gettext(
                     "“%(record)s” may or may not have been forgotten. If it was, its task is a "
-                    "pending follow-up, which runs when it is published. %(error)s"
+                    "pending outbox message, which runs when it is published. %(error)s"
                 )
             else:
                 text = gettext(
@@ -161,9 +161,9 @@ class RecordSteps(GuardedAdmin):
                 return
             level = messages.WARNING
             text = gettext(
-                "“%(record)s” was forgotten, and its task is not published yet: the follow-up of "
-                "task %(id)s is pending. Publish it from the page of follow-ups, or with "
-                "publish_pending_followups. %(error)s"
+                "“%(record)s” was forgotten, and its task is not published yet: the outbox "
+                "message of task %(id)s is pending. Publish it from the page of outbox messages, "
+                "or with publish_pending_followups. %(error)s"
             )
             facts.setdefault("error", "")
 
@@ -222,6 +222,6 @@ def obstacle_to(step: str, record: IdempotencyRecord) -> str | None:
     if step == "forget" and retention.has_pending(record):
         return gettext(
             "Messages that its run has sent are not published yet, and would be deleted. Publish "
-            "them first, from the page of follow-ups."
+            "them first, from the page of outbox messages."
         )
     return None

@@ -26,7 +26,7 @@ CRITERIA = ("name", "key", "user", "argument")
 
 KINDS = {
     "records": "idempotency records",
-    "follow_ups": "follow-ups",
+    "follow_ups": "outbox messages",
     "lock_events": "lock events",
     "lock_statistics": "rows of lock statistics",
     "admin_log": "entries of the admin's log, which stay without the name",
@@ -45,7 +45,7 @@ KEPT = {
     "fences": "fences: they refuse the writes of late holders; purge_fences deletes old ones",
     "leases": "leases in the database: they end with their TTL, and the rows go soon after",
     "pending_follow_ups_without_record": (
-        "pending follow-ups whose record is gone, so nobody knows whose they are: run "
+        "pending outbox messages whose record is gone, so nobody knows whose they are: run "
         "publish_pending_followups"
     ),
 }

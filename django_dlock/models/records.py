@@ -225,8 +225,8 @@ class FollowUp(models.Model):
     class Meta:
         default_permissions = ("view",)
         permissions = (("publish_followup", "Can publish follow-up"),)
-        verbose_name = _("follow-up")
-        verbose_name_plural = _("follow-ups")
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
         indexes = (models.Index(fields=["published_at", "expires_at"], name="dlock_followup_due"),)
 
     def __str__(self) -> str:

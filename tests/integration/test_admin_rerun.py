@@ -526,7 +526,7 @@ def test_chosen_follow_ups_are_published_and_logged(app, operator):
     make_follow_up(app, task_id="not chosen")
     done = make_follow_up(app, task_id="done", published_at=timezone.now())
     response = publish(operator, chosen, done)
-    assert messages_on(response) == ["1 follow-up was published."]
+    assert messages_on(response) == ["1 outbox message was published."]
     assert waiting(app).headers["id"] == "chosen"
     assert waiting(app) is None
     chosen.refresh_from_db()
@@ -554,7 +554,7 @@ def test_without_the_permission_follow_ups_are_not_published(app):
 
 @pytest.mark.parametrize(
     ("query", "title"),
-    [("", "Pending"), ("?published=yes", "Published"), ("?published=all", "Follow-ups")],
+    [("", "Pending"), ("?published=yes", "Published"), ("?published=all", "Outbox messages")],
 )
 def test_the_list_of_follow_ups_says_which_it_shows(app, query, title):
     page = visitor("view_followup").get(FOLLOW_UPS + query).content.decode()

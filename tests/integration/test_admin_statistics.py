@@ -95,14 +95,14 @@ def test_the_page_shows_what_was_counted(admin_client):
     response = admin_client.get(PAGE)
     text = text_of(response)
     for expected in (
-        "Acquired 3 Found held 2 50 % Gave up 1 Lost 1 Requeued 5 tasks",
+        "Acquired 3 Contended 2 50 % Not acquired 1 Lost 1 Requeued 5 tasks",
         "Averages over a minute: at most 1.5 held, 0.5 waiting.",
         "Half within 5 ms, 95 % within 3 s, the longest 3 s.",
         "Half within 4 s, 95 % within 4 s, the longest 4 s.",
         "1 lock ended while held.",
         "7 renewals; the renewal thread woke at most 250 ms too late.",
         "5 deliveries of tasks were requeued. 1 lock was kept for a retry.",
-        "Most often found held: order.",
+        "Most often contended: order.",
     ):
         assert expected in text, text
     found = tables_of(response)

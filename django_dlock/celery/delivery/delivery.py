@@ -109,8 +109,8 @@ class Delivery:
     def _leave_pending(self, error: Error, using: str) -> None:
         """Log that follow-ups are left to the command; the work is done, so it must not fail."""
         logger.error(
-            "Task %s[%s]: its follow-ups are not published: %s. They are pending; run manage.py "
-            "publish_pending_followups --database %s",
+            "Task %s[%s]: its outbox messages are not published: %s. They are pending; run "
+            "manage.py publish_pending_followups --database %s",
             *self._named,
             error,
             using,

@@ -271,7 +271,9 @@ def _publish(app: Celery, follow_up: FollowUp, using: str) -> bool:
         away = is_outage(app, error) or database_errors.is_away_or_busy(error)
         if away or isinstance(error, SoftTimeLimitExceeded):
             raise Unpublished(f"{follow_up} is not published: {error}") from error
-        logger.exception("Follow-up %s cannot be published", follow_up, task_id=follow_up.task_id)
+        logger.exception(
+            "Outbox message %s cannot be published", follow_up, task_id=follow_up.task_id
+        )
         return False
     # The broker has the arguments now; keep no copy of them.
     _mark(follow_up, using, error="", message="", published_at=Now())
@@ -285,7 +287,7 @@ def _mark(follow_up: FollowUp, using: str, **facts: Any) -> None:
     except Error as error:
         # It will be published again, with the same id.
         logger.warning(
-            "Follow-up %s: its state was not written: %s",
+            "Outbox message %s: its state was not written: %s",
             follow_up,
             error,
             task_id=follow_up.task_id,

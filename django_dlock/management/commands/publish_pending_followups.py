@@ -36,7 +36,7 @@ class Command(RecordCommand):
             if error.name != "celery":
                 raise
             raise CommandError(
-                "Celery is not installed. Only Celery tasks send follow-ups, so without Celery "
+                "Celery is not installed. Only Celery tasks send outbox messages, so without it "
                 "there is nothing to publish; to publish those of workers elsewhere, install "
                 "django-dlock[celery] here, too.",
                 returncode=FAILED,
@@ -55,4 +55,6 @@ class Command(RecordCommand):
         if options["format"] == "json":
             self.print_json({"published": published, "pending": left})
         else:
-            self.stdout.write(f"{published} follow-ups were published; {left} are still pending.")
+            self.stdout.write(
+                f"{published} outbox messages were published; {left} are still pending."
+            )
