@@ -116,6 +116,22 @@ def test_a_pipe_gets_one_table_per_interval(turns):
     assert out.count("NAME ") == 2
 
 
+def test_a_pipe_gets_a_line_for_an_alias_that_is_down_or_cannot_list(turns, monkeypatch):
+    turns += [go_down]
+    hold("a")
+    told = run(watch=1.0)
+    first, second = told.out.split("1 lock at ")[1:]
+    assert "DOWN" not in first
+    assert second.splitlines()[1].startswith("DOWN: alias 'two' since ")
+    assert "NAME " in second
+    come_back()
+    monkeypatch.setattr(Changing, "capabilities", frozenset())
+    told = run(watch=1.0)
+    assert "DOWN: alias 'two' since " in told.out
+    assert told.out.splitlines()[1].endswith(": Alias 'two' cannot list its locks.")
+    assert "Alias 'two' cannot list its locks." in told.err
+
+
 def test_a_terminal_is_redrawn_and_given_back(turns, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("LINES", "20")
