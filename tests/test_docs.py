@@ -754,6 +754,14 @@ def test_the_glossary_has_its_terms_in_order() -> None:
     assert set(terms) >= IN_THE_GLOSSARY
 
 
+@pytest.mark.parametrize("page", ["tasks.md", "commands.md"])
+def test_an_option_with_the_default_of_its_alias_is_a_setting(page: str) -> None:
+    rows = re.findall(r"^\| (`lock_.*?) \| [^|]*the alias's", reference(page), re.MULTILINE)
+    options = [name for row in rows for name in re.findall(r"`lock_(\w+)`", row)]
+    assert "ttl" in options
+    assert {option.upper() for option in options} <= {*conf.KEYS}
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     text = "".join(page.read_text() for page in REFERENCE.glob("*.md"))
     public = set(django_dlock.__all__)
