@@ -17,18 +17,18 @@ from django.dispatch import Signal
 from ..log import logger
 from .event_call import key_of
 from .event_queue import EventQueue
-from .supervisor import PATIENCE_AT_EXIT, Supervisor
+from .supervisor import LOG_HANDLER, PATIENCE_AT_EXIT, Supervisor
 
 __all__ = [
     "PATIENCE_AT_EXIT",
     "assign",
     "call_on_lost",
     "call_receivers_at_once",
+    "drain",
     "flush",
     "has_receivers",
     "is_stranded",
     "late_releases",
-    "lend_thread",
     "log_error",
     "log_warning",
     "log_warning_later",
@@ -77,11 +77,11 @@ rows = EventQueue(
 _queues: dict[int, EventQueue | None] = {}
 """The package's own receivers, and where they are called; ``None``: at once."""
 
+drain = _supervisor.drain
 flush = _supervisor.flush
 settle = _supervisor.settle
 prepare = _supervisor.prepare
 take_part_in_forks = _supervisor.take_part_in_forks
-lend_thread = _supervisor.reserve.serve
 
 
 def is_stranded() -> bool:
@@ -109,7 +109,7 @@ def log_warning_later(message: str, *args: Any, **facts: Any) -> None:
     For code that runs during garbage collection, where starting a thread would let others run.
     """
     line = logger.line(logging.WARNING, message, *args, **facts)
-    _supervisor.logs.put(lambda: logger.write(line))
+    _supervisor.logs.put(lambda: logger.write(line), LOG_HANDLER)
 
 
 def log_error(error: BaseException, message: str, *args: Any, **facts: Any) -> None:

@@ -144,9 +144,9 @@ class EventQueue:
             self._ready.notify()
             self._ensure_worker()
 
-    def put(self, make: Callable[[], object]) -> None:
+    def put(self, make: Callable[[], object], function: object) -> None:
         """Queue a call for the thread that is there, or for the next one."""
-        self._calls.append(Call(make, make, None))
+        self._calls.append(Call(make, function, None))
 
     def nudge(self) -> None:
         """Wake the thread for what was ``put``."""
@@ -200,15 +200,6 @@ class EventQueue:
             me = self._leader = _Worker()
         while (call := self._next(me, waits=False)) is not None:
             self._make(call)
-
-    def serve(self) -> None:
-        """Let this thread make the calls, until there has been none for a minute."""
-        me = _Worker()
-        with self._lock:
-            if self._has_worker():
-                return
-            self._leader = me
-        self._run(me)
 
     def take_undone(self) -> collections.Counter[str]:
         """How many calls of each function were not made, or have not returned; each only once."""
@@ -391,9 +382,11 @@ class EventQueue:
     # -- what takes too long, or is too much -------------------------------------------
 
     def _drop(self, call: Call) -> None:
+        if not (name := name_of(call.function)):
+            return
         if not self._dropped:
             self._watcher.expect(self, self._told_dropped + TELL_EVERY)
-        self._dropped[name_of(call.function)] += 1
+        self._dropped[name] += 1
 
     def look(self, now: float) -> float:
         """Give up what takes too long, and log it; returns when to look again."""

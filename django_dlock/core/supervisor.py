@@ -18,8 +18,10 @@ from .. import clock, process
 from ..log import Line, logger
 from .event_queue import EventQueue
 
-__all__ = ["PATIENCE_AT_EXIT", "Supervisor"]
+__all__ = ["LOG_HANDLER", "PATIENCE_AT_EXIT", "Supervisor"]
 
+LOG_HANDLER = "A handler of the logger django_dlock"
+"""What is named if a log line cannot be written."""
 FORK_PATIENCE = 0.5
 """Seconds that a fork waits for calls that are under way."""
 POLL_INTERVAL = 0.001
@@ -37,14 +39,12 @@ class Supervisor:
     Attributes:
         queues: In the order in which they post to each other.
         logs: That of log lines.
-        reserve: Has a thread only while the interpreter ends, if some thread serves it.
     """
 
     def __init__(self) -> None:
         self.queues: list[EventQueue] = []
         self._begin()
         self.logs = EventQueue(self, "dlock-log", is_log=True)
-        self.reserve = EventQueue(self, "dlock-reserve")
 
     def _begin(self) -> None:
         # Entered directly; see ``EventQueue``.
@@ -68,7 +68,7 @@ class Supervisor:
     def tell(self, level: int, message: str, *args: Any, **facts: Any) -> None:
         """Log on the thread of ``logs``, because a handler may hang; as ``LockLogger`` does."""
         line = logger.line(level, message, *args, **facts)
-        self.logs.post(lambda: logger.write(line), "A handler of the logger django_dlock")
+        self.logs.post(lambda: logger.write(line), LOG_HANDLER)
 
     def expect(self, queue: EventQueue, at: float) -> None:
         """Look at this queue then; usually only compares two numbers."""
@@ -175,10 +175,9 @@ class Supervisor:
         """Wait for the calls that are queued or under way, if any; at the end of the process."""
         give_up_at = clock.now() + timeout
         if self.is_stranded:
-            # The first one that is idle helps out; the reserve is the first of all.
-            for queue in (self.reserve, *self.queues):
+            for queue in self.queues:
                 if queue.is_idle:
-                    queue.post(self._drain_all, "")
+                    queue.post(self.drain, "")
                     queue.flush(timeout)
                     break
             else:
@@ -193,7 +192,8 @@ class Supervisor:
         """Whether calls wait and no thread could start, as at the end of the interpreter."""
         return any(queue.is_stranded for queue in self.queues)
 
-    def _drain_all(self) -> None:
+    def drain(self) -> None:
+        """Make all calls that no other thread makes on this one, which may hang in them."""
         for queue in (self.logs, *self.queues):
             queue.drain()
 

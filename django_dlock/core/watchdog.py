@@ -88,7 +88,8 @@ class Watchdog:
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self.thread: threading.Thread | None = None
-        self._woken = self._lent = False
+        self._woken = False
+        self._lent: threading.Event | None = None
         self.wakes_at = math.inf
 
     # -- called by handles -------------------------------------------------------------
@@ -276,8 +277,9 @@ class Watchdog:
         while True:
             with self._lock:
                 self._woken = False
-                if self._lent:
-                    self._lent, self.thread = False, None
+                lent = self._lent
+                if lent is not None:
+                    self._lent = self.thread = None
                     break
             began = clock.now()
             wakes_at = self.tick()
@@ -304,7 +306,8 @@ class Watchdog:
                 self.wakes_at = math.inf
             if idle_since is None:
                 self.note_lateness(wakes_at)
-        dispatch.lend_thread()
+        dispatch.drain()
+        lent.set()
 
     def note_lateness(self, planned: float) -> None:
         """Tell how much later than planned the thread looks after its leases, unless it is early.
@@ -341,7 +344,8 @@ class Watchdog:
         # A thread that still acquires is not part of the process that counts as ended below.
         ending = process.current().id
         process.reset()
-        leases = [held for held in registry.take_all() if held.lose("exit")]
+        # ``active`` reports one that has ended by itself.
+        leases = [held for held in registry.take_all() if held.active and held.lose("exit")]
         schedules, self.schedules = list(self.schedules.values()), {}
         for schedule in schedules:
             backend = schedule.backend
@@ -373,10 +377,12 @@ class Watchdog:
 
     def _lend_thread(self) -> None:
         """Let the thread, which has nothing to renew any more, make the calls of other threads."""
+        done = threading.Event()
         with self._lock:
-            self._lent = True
+            self._lent = done
             self._woken = True
             self._condition.notify()
+        done.wait(dispatch.PATIENCE_AT_EXIT)
 
 
 def _close_unused(backend: BaseLockBackend) -> None:

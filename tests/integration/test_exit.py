@@ -49,6 +49,18 @@ signals.lost.connect(receive)
 ENDS = {
     "a main process": "hold()",
     "an exception": "hold(); raise SystemExit(3)",
+    "a main process of Python 3.12, in which no thread starts any more": """
+import atexit, threading
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+from django_dlock.core import event_queue
+event_queue.IDLE = 0.001
+hold()
+# Only the thread that renews is left.
+while [each for each in threading.enumerate() if each.name == "dlock-metrics"]:
+    threading.Event().wait(0.01)
+atexit.register(setattr, threading.Thread, "start", refuse)
+""",
     "a thread's lock": """
 import threading
 thread = threading.Thread(target=hold); thread.start(); thread.join()
