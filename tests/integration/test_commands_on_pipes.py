@@ -27,8 +27,10 @@ LOCALE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def environment(redis: RedisServer, **more: str) -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONIOENCODING"}
-    return {**env, "REDIS_URL": redis.url, "COLUMNS": "60", **more}
+    changed = {"PYTHONIOENCODING", "PYTHONUNBUFFERED"}
+    env = {key: value for key, value in os.environ.items() if key not in changed}
+    database = str(redis.directory / "empty.sqlite3")
+    return {**env, "REDIS_URL": redis.url, "DLOCK_DB": database, "COLUMNS": "60", **more}
 
 
 def hold(*names: str) -> None:
