@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any, TextIO, cast
 
+from django.core.management.base import OutputWrapper
+
 __all__ = ["Output", "encodable", "encoding_of", "error_of", "open_output"]
 
 
@@ -57,6 +59,9 @@ class Output:
 
 def open_output(out: Any) -> TextIO:
     """The output for a stream, or the stream itself if it is one already."""
+    while type(out) is OutputWrapper:
+        # A command of the project has passed its own. The wrapper does not tell the encoding.
+        out = out._out
     return cast(TextIO, out if isinstance(out, Output) else Output(out))
 
 

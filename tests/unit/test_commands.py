@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
 from django.db import DatabaseError
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
@@ -18,6 +19,7 @@ from django.utils import timezone
 
 from django_dlock import audit, clock, locks, process, signals
 from django_dlock.backends.local import LocalBackend
+from django_dlock.erasure import Erasure
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest, Renewal
 from django_dlock.management.commands.clear_stale_locks import _is_stale
@@ -658,6 +660,14 @@ def test_purging_lock_events_refuses_wrong_usage(days):
     assert exit_code("purge_lock_events", older_than=days) == 2
 
 
+def test_a_command_that_another_one_calls_escapes_for_the_output_of_that_one():
+    hold("café")
+    raw = io.BytesIO()
+    ascii_only = io.TextIOWrapper(raw, "ascii", write_through=True)
+    call_command("list_locks", stdout=OutputWrapper(OutputWrapper(ascii_only)))
+    assert b"caf\\xe9 " in raw.getvalue()
+
+
 # -- errors as JSON -----------------------------------------------------------------------
 
 
@@ -707,6 +717,26 @@ def test_an_error_of_the_database_is_told_as_json(capsys, monkeypatch, command):
     out, err = capsys.readouterr()
     assert "gone" in json.loads(out)["error"]
     assert "gone" in err
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"), [(None, "Not everything was erased."), (DatabaseError("x"), "Stopped: x")]
+)
+def test_what_is_not_erased_is_told_as_json(capsys, monkeypatch, raised, told):
+    def erase(*args, **options):
+        done = Erasure()
+        done.kept["records_in_progress"] += 1
+        yield done
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr("django_dlock.management.erasing.erase", erase)
+    assert shell("purge_idempotency_records", "--key", "x", "--format", "json") == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["error"] == told
+    assert report["kept"]["records_in_progress"] == 1
+    assert told in err
 
 
 @pytest.mark.parametrize("command", ["list_locks", "diagnose_locks", "switch_locks"])
