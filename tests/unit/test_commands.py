@@ -731,7 +731,7 @@ def test_what_is_not_erased_is_told_as_json(capsys, monkeypatch, raised, told):
             raise raised
 
     monkeypatch.setattr("django_dlock.management.erasing.erase", erase)
-    assert shell("purge_idempotency_records", "--key", "x", "--format", "json") == 1
+    assert shell("purge_idempotency_records", "--name", "x", "--format", "json") == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["error"] == told
