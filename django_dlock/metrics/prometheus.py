@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from .. import process
+from ..core import dispatch
 from ..log import logger
 from . import config
 from .config import MetricsSettings
@@ -25,6 +26,8 @@ from .stores import StoreFacts
 __all__ = ["PrometheusExporter", "StoreCollector", "make", "metrics_view", "registry"]
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+PATIENCE_AT_EXIT = 1.0
+"""Seconds that the end of the process waits for events."""
 
 
 class PrometheusExporter:
@@ -39,6 +42,10 @@ class PrometheusExporter:
         self._metrics: dict[str, Any] | None = None
         if stores is not None:
             registry.register(stores)
+        if _directory():
+            # Before the first event, which may still be in the queue when the process ends.
+            process.at_fork(after_in_child=_end_gauges_at_exit)
+            _end_gauges_at_exit()
 
     def add(self, instrument: Instrument, value: float, labels: Mapping[str, str]) -> None:
         if self._metrics is None:
@@ -56,9 +63,6 @@ class PrometheusExporter:
             metric.inc(value)
 
     def _made(self) -> dict[str, Any]:
-        if _directory():
-            process.at_fork(after_in_child=_end_gauges_at_exit)
-            _end_gauges_at_exit()
         made: dict[str, Any] = {}
         try:
             for each in EVENTS:
@@ -94,6 +98,7 @@ def _end_gauges_at_exit() -> None:
 
 def _end_gauges() -> None:
     """Remove the files of what this process holds and waits for."""
+    dispatch.settle(PATIENCE_AT_EXIT)
     try:
         multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
     except OSError as error:
@@ -171,12 +176,18 @@ def registry() -> CollectorRegistry:
     """What a page of metrics shows: those of all processes if there are several.
 
     For a server of your own, such as that of a Celery worker.
+
+    Raises:
+        ImproperlyConfigured: ``DLOCK_METRICS`` is wrong.
     """
+    global _facts
     if (directory := _directory()) is None:
         return prometheus_client.REGISTRY
-    facts = _facts or StoreFacts(config.read().records, directory)
+    if _facts is None:
+        # This process counts nothing, but others may.
+        _facts = StoreFacts(config.read().records, directory)
     made = CollectorRegistry()
-    made.register(StoreCollector(facts, processes=True))
+    made.register(StoreCollector(_facts, processes=True))
     return made
 
 

@@ -1,20 +1,21 @@
-"""A worker whose parent serves the metrics of its children, as the guide on metrics shows.
+"""A worker that serves its metrics with what the guide on metrics prints.
 
 Run by ``celery -A tests.support.tasks_metrics worker``.
 """
 
 from __future__ import annotations
 
-import os
+import re
+from pathlib import Path
 
 from celery import shared_task
-from celery.signals import worker_init
-from prometheus_client import CollectorRegistry, multiprocess, start_http_server
 
 # Imported from there, because Django must be set up first.
 from tests.support.tasks_app import LockedTask, app, body
 
 __all__ = ["app"]
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "metrics.md"
 
 
 @shared_task(base=LockedTask, bind=True, lock_key="order:{order}")
@@ -23,10 +24,6 @@ def locked(self: LockedTask, order: int, place: str, gate: str = "") -> int:
     return body(self, order, place, gate=gate)
 
 
-@worker_init.connect
-def serve_metrics(**_: object) -> None:
-    registry = CollectorRegistry()
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        multiprocess.MultiProcessCollector(registry)
-    port = int(os.environ.get("METRICS_PORT", "9100"))
-    start_http_server(port, os.environ.get("METRICS_HOST", "127.0.0.1"), registry=registry)
+RECIPE = re.compile(r"```python\n(# celery\.py, beside the app\n.*?)```", re.DOTALL)
+(recipe,) = RECIPE.findall(GUIDE.read_text())
+exec(recipe)

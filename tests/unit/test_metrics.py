@@ -590,3 +590,55 @@ print(metrics_view(RequestFactory().get("/")).content.decode())
     line = 'attempts_total{alias="default",group="order",outcome="acquired"} 3.0'
     assert line in done.stdout, done.stderr
     assert 'django_dlock_held{alias="default",group="order"} 0.0' in done.stdout
+
+
+COMMAND = """
+import sys
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_dlock"],
+    DLOCKS={"default": {"BACKEND": "django_dlock.backends.local.LocalBackend"}},
+    DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False},
+)
+import django
+django.setup()
+from django.core.management import call_command
+call_command("list_locks")
+if sys.argv[1:] == ["lock"]:
+    from django_dlock import Lock
+    with Lock("order:1"):
+        pass
+"""
+
+
+def run_command(directory: Any, *arguments: str) -> str:
+    """Run a command of a project in a process of its own; returns what it logs."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("what", ["missing", "a file"])
+def test_without_its_directory_a_process_starts_and_logs_that(tmp_path, what):
+    directory = tmp_path / "counts"
+    if what == "a file":
+        directory.write_text("")
+    logged = run_command(directory, "lock")
+    assert f"Metrics are off: PROMETHEUS_MULTIPROC_DIR is '{directory}'" in logged
+    assert "Traceback" not in logged
+
+
+def test_a_command_leaves_no_file_behind_unless_it_locks(tmp_path):
+    run_command(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    run_command(tmp_path, "lock")
+    # Totals count after the end of a process, but it holds nothing.
+    kinds = {file.name.rpartition("_")[0] for file in tmp_path.iterdir()}
+    assert kinds == {"counter", "histogram"}
