@@ -379,6 +379,21 @@ def test_a_store_that_is_away_is_reported_and_hides_no_other(monkeypatch):
     locks.reset()
 
 
+def test_what_a_store_said_before_it_went_away_is_told_once(monkeypatch):
+    with local_locks():
+
+        def listed(*args, **kwargs):
+            raise BackendUnavailable("gone", "", "default")
+
+        monkeypatch.setattr(locks["default"], "list", listed)
+        samples = StoreFacts(records=False).samples()
+    values = [(sample.instrument, sample.value) for sample in samples]
+    assert values.count((instruments.STORE_UP, 1)) == 1
+    assert (instruments.STORE_UP, 0) not in values
+    assert (instruments.STORE_LEASES, 0) in values
+    assert (instruments.LEFT_OUT, 1) in values
+
+
 def test_a_child_forked_while_the_stores_are_asked_can_ask_them(monkeypatch):
     """In the child, the thread that asks does not exist."""
     began, go = threading.Event(), threading.Event()
