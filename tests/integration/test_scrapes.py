@@ -64,7 +64,7 @@ def left_out(page: dict[str, float]) -> dict[str, float]:
     return {f"{match[2]} {match[1]}".strip(): value for match, value in found if match}
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_silent_database_holds_up_no_scrape(tmp_path, silent, several):
     settings = {
         "DATABASES": {"default": postgres_at(silent.getsockname()[1])},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,19 +15,24 @@ from tests.support.workers import Site, result
 pytestmark = pytest.mark.extended
 
 
-@pytest.fixture
-def site(redis_server: RedisServer, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def site(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     settings = {"DLOCK_METRICS": {"EXPORTERS": ["prometheus"], "RECORDS": False}}
     tasks = "tests.support.tasks_metrics"
-    with Site(redis_server, tmp_path / "site", settings=settings, tasks=tasks) as made:
-        made.env.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    place = tmp_path_factory.mktemp("workers") / "site"
+    with Site(redis_server, place, settings=settings, tasks=tasks) as made:
         yield made
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+# A Prometheus reads a worker of prefork in test_monitoring.py.
+PREFORK = pytest.param("prefork", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("pool", [PREFORK, "solo", "threads"])
 def test_a_worker_of_each_pool_serves_its_metrics(site, tmp_path, pool):
     port, place = free_port(), site.place()
     site.env["METRICS_PORT"] = str(port)
+    site.env.pop("PROMETHEUS_MULTIPROC_DIR", None)
     if pool == "prefork":
         counts = tmp_path / "counts"
         counts.mkdir()
