@@ -99,7 +99,8 @@ class Web:
             )
 
     def __enter__(self) -> Web:
-        eventually(lambda: self.get("attempt/default/a:1"), why=f"an answer; see {self.log}")
+        # With this alias, so that its epoch is known when the stores are asked for the first time.
+        eventually(lambda: self.get("attempt/both/a:1"), why=f"an answer; see {self.log}")
         return self
 
     def __exit__(self, *exc: object) -> None:

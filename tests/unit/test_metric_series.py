@@ -13,7 +13,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
-from django_dlock import Lock, locks
+from django_dlock import locked, locks
 from django_dlock.core import dispatch
 from django_dlock.metrics import instruments
 from django_dlock.metrics.groups import Groups
@@ -46,8 +46,7 @@ def registry(request: pytest.FixtureRequest):
         shown = CollectorRegistry()
         connected = Recorder([request.param(shown)], Groups(listed=["order"]))
         connected.connect()
-        with Lock("order:1"):
-            pass
+        locked("order:{number}")(lambda number: None)(1)
         dispatch.flush()
         yield shown
         connected.disconnect()
@@ -92,10 +91,12 @@ settings.configure(
 )
 import django
 django.setup()
-from django_dlock import Lock
+from django_dlock import locked
 from django_dlock.core import dispatch
-with Lock("order:1"):
+@locked("order:{number}")
+def run(number):
     pass
+run(1)
 dispatch.flush()
 pid = os.fork()
 if pid:
@@ -111,8 +112,7 @@ else:
     registry = CollectorRegistry()
     # As the guide says: in each child.
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader(registry=registry)]))
-    with Lock("order:2"):
-        pass
+    run(2)
     dispatch.flush()
     print("child:", generate_latest(registry).decode().replace("django_", "child_"), flush=True)
     os._exit(0)
