@@ -15,9 +15,14 @@ from ..lease_info import KINDS
 from ..process import ProcessIdentity
 from .holder_state import SILENT_AFTER, holder_state, process_state
 
-__all__ = ["Judge", "lease_row", "waiter_row"]
+__all__ = ["Judge", "known_kind", "lease_row", "waiter_row"]
 
 Judge: TypeAlias = Callable[[Kind, ProcessIdentity | None, bool, bool], HolderState]
+
+
+def known_kind(kind: object) -> Kind:
+    """The kind that is stored; anything but one of ``KINDS`` counts as ``held``."""
+    return next((each for each in KINDS if each == kind), "held")
 
 
 def lease_row(
@@ -45,7 +50,7 @@ def lease_row(
     """One lease.
 
     Args:
-        kind: Anything but one of ``KINDS`` counts as ``held``.
+        kind: See ``known_kind``.
         now, at: When it was read and when it was granted: seconds since the epoch, by the store's
             clock.
         silent_for: ``None`` if the store has no heartbeats: then a holder is never silent.
@@ -55,7 +60,7 @@ def lease_row(
         judge: ``holder_state``, or a cached one for a list with many leases of one process.
     """
     at = max(0.0, min(at, now))
-    known: Kind = next((each for each in KINDS if each == kind), "held")
+    known = known_kind(kind)
     silent = silent_for is not None and silent_for > SILENT_AFTER
     state = judge(known, process, silent, deregistered)
     return LeaseInfo(

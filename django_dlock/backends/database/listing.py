@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
-from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
+from ...lease import HolderState, Kind, LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
 from ...lease_info import KINDS
-from ..holder_state import SILENT_AFTER, damaged, process_from_json, stored_object
-from ..operator_rows import lease_row, waiter_row
+from ...process import ProcessIdentity
+from ..holder_state import (
+    SILENT_AFTER,
+    damaged,
+    holder_state,
+    json_object,
+    process_from_json,
+    stored_object,
+)
+from ..operator_rows import Judge, known_kind, lease_row, waiter_row
 from .connection import Connection
 from .rows import COLUMNS, SECOND, Row, Ticket
 from .statements import LEASES, Dialect
 
 __all__ = ["DatabaseListing"]
 
+STATE = ("kind", "process", "ttl", "granted_at", "ends_at")
+JUDGED = {"holder": ("process",), "holder_state": STATE, "waiting": ("queue",)}
+"""Fields that this process judges, and the columns from which it does."""
 SORTED_BY = {
     "name": "name",
     "kind": "kind",
@@ -25,11 +39,52 @@ SORTED_BY = {
     "renewals": "renewals",
     "token": "token",
 }
-"""Fields that the database can sort by; this process sorts by all others."""
+"""Fields that the database can sort by."""
 
 NAMES_PER_STATEMENT = 500
 
 Heartbeats = dict[str, tuple[int, bool]]
+
+DAMAGE = (AttributeError, OverflowError, TypeError, ValueError)
+"""Errors of a row in which another program has written."""
+
+
+CANDIDATE = ("name", "kind", "process", "ttl", "granted_at", "ends_at", "queue", "metadata")
+"""The columns of a ``Candidate``, after the time."""
+PROCESS = 1 + CANDIDATE.index("process")
+
+
+class Candidate:
+    """As much of a lease as a query asks about; the attributes are those of ``LeaseInfo``."""
+
+    __slots__ = ("_text", "holder_state", "name", "process", "waiting")
+
+    kind: Kind = "held"
+    unknown = ()
+
+    def __init__(self, row: Sequence[Any], beats: Heartbeats, judge: Judge) -> None:
+        now, name, kind, process, ttl, granted_at, ends_at, queue, self._text = row
+        self.name = str(name)
+        self.process: ProcessIdentity | None = None
+        self.holder_state: HolderState = "unknown"
+        self.waiting = 0
+        try:
+            if process is not None:
+                self.process = process_from_json(process)
+            if ttl is not None:
+                beat, gone = beats.get(self.process.id if self.process else "", (0, False))
+                silent = _silent_for(int(now), beat, ttl, granted_at, ends_at) > SILENT_AFTER
+                self.holder_state = judge(known_kind(kind), self.process, silent, gone)
+            if queue:
+                self.waiting = len(Row(version=0, queue=queue).tickets(int(now)))
+        except DAMAGE:
+            # What is left says nothing, as with a whole row.
+            pass
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        # Often the name decides.
+        return json_object(self._text)
 
 
 class DatabaseListing:
@@ -42,7 +97,7 @@ class DatabaseListing:
         now, row = dialect.read(one, key)
         if row is None or not row.lives(now):
             return None
-        return self._info(name, row, now, dialect.heartbeats(one, _processes([row])))
+        return self._info(name, row, now, dialect.heartbeats(one, _processes([row.process])))
 
     def get_many(
         self, one: Connection, dialect: Dialect, names: Sequence[str]
@@ -81,14 +136,24 @@ class DatabaseListing:
         self, one: Connection, dialect: Dialect, query: LeaseQuery, offset: int, limit: int | None
     ) -> LeasePage:
         where, values = self._where(dialect, query)
-        order = _order(dialect, query.sort)
-        checked_here = query.contains or query.holder_state or query.host or query.task
-        if order is None or checked_here:
-            # The database cannot do this alone: this process filters, sorts and cuts the result.
+        keys = [key for key in query.sort if key.removeprefix("-") != "alias"]
+        judged = [*takewhile(lambda key: key.removeprefix("-") in JUDGED, keys)]
+        order = _order(dialect, keys[len(judged) :])
+        checked = query.contains or query.holder_state or query.host or query.task
+        # What the database cannot do alone, this process does: it filters, sorts and cuts.
+        if order is None or (limit is None and (judged or checked)):
             infos = self._infos(one, dialect, f"{where} ORDER BY l.token", values)
             found = in_order(filter(query.matches, infos), query.sort)
             end = None if limit is None else offset + limit
             return LeasePage(found[offset:end], len(found))
+        if limit is not None and (judged or checked):
+            clause = f"{where} ORDER BY {order}"
+            candidates = self._candidates(one, dialect, query, clause, values)
+            names = [it.name for it in in_order(candidates, judged)]
+            held = self.get_many(one, dialect, names[offset : offset + limit])
+            infos = [held[name] for name in names[offset : offset + limit] if name in held]
+            # A name may have got another holder between the two statements.
+            return LeasePage([info for info in infos if query.matches(info)], len(names))
         ((total,),) = one.rows(f"SELECT count(*) FROM {LEASES} l WHERE {where}", values)
         infos = []
         if limit != 0:
@@ -98,6 +163,30 @@ class DatabaseListing:
             infos = self._infos(one, dialect, clause, values)
         return LeasePage(infos, int(total))
 
+    def _candidates(
+        self,
+        one: Connection,
+        dialect: Dialect,
+        query: LeaseQuery,
+        clause: str,
+        values: Sequence[Any],
+    ) -> list[Any]:
+        """A ``Candidate`` for each lease that the query finds, from the columns that it asks about.
+
+        The whole rows of all leases would take several times as long to read and to judge.
+        """
+        asked = _columns_for(query)
+        columns = ", ".join(f"l.{it}" if it in asked else "NULL" for it in CANDIDATE)
+        rows = one.rows(f"SELECT {_now(dialect)}, {columns} FROM {LEASES} l WHERE {clause}", values)
+        beats: Heartbeats = {}
+        if "ttl" in asked:
+            beats = dialect.heartbeats(one, _processes({row[PROCESS] for row in rows}))
+        # The database has checked the rest.
+        checked = dataclasses.replace(query, prefix="", kind="", older_than=0.0)
+        judge = functools.cache(holder_state)
+        found: Iterable[Any] = (Candidate(row, beats, judge) for row in rows)
+        return [*filter(checked.matches, found)]
+
     def _where(self, dialect: Dialect, query: LeaseQuery) -> tuple[str, list[Any]]:
         prefix = self._key_prefix
         exact, name = dialect.EXACT.format, dialect.EXACT.format("l.name")
@@ -105,7 +194,7 @@ class DatabaseListing:
             "l.key_prefix = %s",
             f"{exact('l.key_prefix')} = {exact('%s')}",
             "l.ended = ''",
-            f"l.ends_at > {dialect.NOW}",
+            f"l.ends_at > {_now(dialect)}",
         ]
         values: list[Any] = [prefix, prefix]
         if query.prefix:
@@ -126,7 +215,7 @@ class DatabaseListing:
                 where.append(f"{dialect.POSITION}(l.{column}, %s) > 0")
                 values.append(json.dumps(text)[1:-1])
         if query.older_than:
-            where.append(f"l.granted_at + %s <= {dialect.NOW}")
+            where.append(f"l.granted_at + %s <= {_now(dialect)}")
             values.append(int(query.older_than * SECOND))
         return " AND ".join(where), values
 
@@ -135,16 +224,19 @@ class DatabaseListing:
     ) -> list[LeaseInfo]:
         columns = ", ".join(f"l.{column}" for column in COLUMNS)
         rows = one.rows(
-            f"SELECT {dialect.NOW}, l.name, {columns} FROM {LEASES} l WHERE {clause}", values
+            f"SELECT {_now(dialect)}, l.name, {columns} FROM {LEASES} l WHERE {clause}", values
         )
         found = [(int(now), name, Row(*rest)) for now, name, *rest in rows]
-        beats = dialect.heartbeats(one, _processes(row for _, _, row in found))
-        return [self._info(name, row, now, beats) for now, name, row in found]
+        beats = dialect.heartbeats(one, _processes({row.process for _, _, row in found}))
+        judge = functools.cache(holder_state)
+        return [self._info(name, row, now, beats, judge) for now, name, row in found]
 
-    def _info(self, name: str, row: Row, now: int, beats: Heartbeats) -> LeaseInfo:
+    def _info(
+        self, name: str, row: Row, now: int, beats: Heartbeats, judge: Judge = holder_state
+    ) -> LeaseInfo:
         try:
-            return self._sound_info(name, row, now, beats)
-        except (AttributeError, OverflowError, TypeError, ValueError):
+            return self._sound_info(name, row, now, beats, judge)
+        except DAMAGE:
             # SQLite stores a value of any type in any column. It must not hide the other rows.
             return lease_row(
                 name=str(name),
@@ -163,12 +255,12 @@ class DatabaseListing:
                 damaged=("type",),
             )
 
-    def _sound_info(self, name: str, row: Row, now: int, beats: Heartbeats) -> LeaseInfo:
+    def _sound_info(
+        self, name: str, row: Row, now: int, beats: Heartbeats, judge: Judge
+    ) -> LeaseInfo:
         facts = stored_object(row.metadata)
         process = process_from_json(row.process)
         beat, gone = beats.get(process.id if process else "", (0, False))
-        # A renewal proves the process alive as well as a heartbeat does.
-        heard = max(beat, row.ends_at - row.ttl, row.granted_at)
         return lease_row(
             name=name,
             alias=self._alias,
@@ -183,8 +275,9 @@ class DatabaseListing:
             waiting=len(row.tickets(now)),
             process=process,
             metadata=facts.value,
-            silent_for=max(0, now - heard) / SECOND,
+            silent_for=_silent_for(now, beat, row.ttl, row.granted_at, row.ends_at),
             deregistered=gone,
+            judge=judge,
             damaged=damaged(
                 kind=row.kind not in KINDS,
                 process=bool(row.process) and process is None,
@@ -198,8 +291,6 @@ def _order(dialect: Dialect, sort: Sequence[str]) -> str | None:
     terms = []
     for key in sort:
         plain = key.removeprefix("-")
-        if plain == "alias":
-            continue
         if plain not in SORTED_BY:
             return None
         column = SORTED_BY[plain]
@@ -211,5 +302,23 @@ def _order(dialect: Dialect, sort: Sequence[str]) -> str | None:
     return ", ".join([*terms, "l.token"])
 
 
-def _processes(rows: Iterable[Row]) -> list[str]:
-    return sorted({process.id for row in rows if (process := process_from_json(row.process))})
+def _processes(texts: Iterable[object]) -> list[str]:
+    return sorted({process.id for text in texts if (process := process_from_json(text))})
+
+
+def _now(dialect: Dialect) -> str:
+    """The database's time, read once in a statement and not once for each row."""
+    return f"(SELECT {dialect.NOW})"
+
+
+def _silent_for(now: int, beat: int, ttl: int, granted_at: int, ends_at: int) -> float:
+    # A renewal proves the process alive as well as a heartbeat does.
+    return max(0, now - max(beat, ends_at - ttl, granted_at)) / SECOND
+
+
+def _columns_for(query: LeaseQuery) -> set[str]:
+    """What this process must read of each row to find and to sort what the query wants."""
+    columns = {column for key in query.sort for column in JUDGED.get(key.removeprefix("-"), ())}
+    columns |= {*(STATE if query.holder_state else ()), *(("process",) if query.host else ())}
+    columns |= {*(("metadata",) if query.contains or query.task else ())}
+    return columns | {"name"}
