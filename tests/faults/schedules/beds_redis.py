@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 
 import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
+from django_dlock import clock
 from testproject.servers import RedisServer
 from tests.support.aliases import Dlocks
 from tests.support.faketime import SteppedClock, library, redis_server
@@ -332,17 +334,31 @@ class ClusterBed(Bed):
         return "no replica"
 
     def _move(self, aim: float) -> str:
-        ask, slot, source = self._cluster.ask, self._cluster.slot, self.owner()
+        source = self.owner()
         others = [one for one in self._primaries() if one is not source]
         target = others[int(aim * len(others))]
-        ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._cluster.id_of(source))
-        ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._cluster.id_of(target))
-        while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 20):
-            for key in keys:
-                ask(source, "MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
-        for node in (target, source, *others):
+        # A slot that is left between two nodes would refuse scripts for ever.
+        give_up_at = clock.now() + self.settles
+        while True:
+            try:
+                self._hand_over(source, target)
+                return f"port {source.port} to {target.port}"
+            except RedisError:  # noqa: PERF203 - it may take a while
+                if clock.now() >= give_up_at:
+                    raise
+                time.sleep(0.2)
+
+    def _hand_over(self, source: RedisServer, target: RedisServer) -> None:
+        """May be repeated."""
+        ask, slot = self._cluster.ask, self._cluster.slot
+        if self.owner() is source:
+            ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._cluster.id_of(source))
+            ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._cluster.id_of(target))
+            while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 20):
+                for key in keys:
+                    ask(source, "MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+        for node in (target, source, *self._primaries()):
             ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._cluster.id_of(target))
-        return f"port {source.port} to {target.port}"
 
     @property
     def versions(self) -> str:
