@@ -19,7 +19,7 @@ from .. import clock, process
 from ..backends.base import BaseLockBackend
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..lease import LeaseRequest
-from ..log import logger
+from . import dispatch
 
 __all__ = ["MOST_QUEUED", "cancel_later", "cancel_unanswered"]
 
@@ -51,8 +51,9 @@ class _Job:
         except InvalidLockBackend:
             # It has granted nothing, and the acquire has raised the same error.
             pass
-        except BaseException:
-            logger.exception(
+        except BaseException as error:  # noqa: BLE001 - the thread must live
+            dispatch.log_error(
+                error,
                 "Lock %r (alias %r): cleanup failed",
                 name,
                 backend.alias,
@@ -79,7 +80,7 @@ class _Line:
         self.jobs.popleft()
         if not self.is_full:
             self.is_full = True
-            logger.warning(
+            dispatch.log_warning(
                 "Alias %r: more than %d requests were not answered; the oldest are not cancelled: "
                 "their leases end with their TTL",
                 self.backend.alias,
@@ -97,7 +98,7 @@ class _Line:
         for each in late:
             self.jobs.remove(each)
         if late:
-            logger.warning(
+            dispatch.log_warning(
                 "Alias %r: could not cancel %d unanswered acquires or releases, whose leases end "
                 "with their TTL: %s",
                 self.backend.alias,

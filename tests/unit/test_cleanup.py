@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
 import pytest
 
 from django_dlock import Lock, locks
-from django_dlock.core import cleanup
+from django_dlock.core import cleanup, dispatch
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseRequest
 
@@ -33,11 +34,15 @@ def test_a_cancellation_is_repeated_until_the_backend_answers(
     assert tries == ["me", "me", "me"]
 
 
-def test_an_unexpected_error_does_not_stop_the_next_cancellation(
+def test_an_error_and_a_handler_that_hangs_do_not_stop_the_next_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = locks["local"]
     done = threading.Event()
+
+    class Hanging(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            done.wait(60)
 
     def answer(request: LeaseRequest, **_: Any) -> None:
         if request.owner == "first":
@@ -45,9 +50,15 @@ def test_an_unexpected_error_does_not_stop_the_next_cancellation(
         done.set()
 
     monkeypatch.setattr(backend, "cancel_acquire", answer)
-    cleanup.cancel_later(backend, LeaseRequest("it", "first", 30))
-    cleanup.cancel_later(backend, LeaseRequest("it", "second", 30))
-    assert done.wait(30)
+    handler = Hanging()
+    logging.getLogger("django_dlock").addHandler(handler)
+    try:
+        cleanup.cancel_later(backend, LeaseRequest("it", "first", 30))
+        cleanup.cancel_later(backend, LeaseRequest("it", "second", 30))
+        assert done.wait(10)
+    finally:
+        done.set()
+        logging.getLogger("django_dlock").removeHandler(handler)
 
 
 def test_an_outage_is_probed_with_one_request_by_one_thread(
@@ -102,6 +113,7 @@ def test_of_too_many_requests_the_oldest_are_dropped_and_that_is_told(
     goes_on.set()
     assert done.wait(30)
     assert cancelled == ["n0", "n3", "n4", "n5"]
+    assert dispatch.flush(30)
     assert caplog.text.count("their leases end with their TTL") == 1
 
 
