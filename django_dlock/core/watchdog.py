@@ -20,7 +20,6 @@ from .. import clock, process, signals
 from ..backends.base import BaseLockBackend, PendingRenewal, RenewalResults
 from ..exceptions import BackendUnavailable
 from ..lease import Outcome, ReleaseRequest
-from ..log import logger
 from . import dispatch
 from .held_lease import HeldLease, registry
 from .schedule import Schedule
@@ -360,15 +359,18 @@ class Watchdog:
                     backend.release_many(batch, deadline=backend.call_deadline())
                 backend.deregister(ending, deadline=backend.call_deadline())
             except BackendUnavailable as error:
-                logger.warning(
+                dispatch.log_warning(
                     "Alias %r: leases end with their TTL: %s",
                     backend.alias,
                     error,
                     alias=backend.alias,
                 )
-            except Exception:
-                logger.exception(
-                    "Alias %r: could not release leases", backend.alias, alias=backend.alias
+            except Exception as error:
+                dispatch.log_error(
+                    error,
+                    "Alias %r: could not release leases",
+                    backend.alias,
+                    alias=backend.alias,
                 )
         # Give receivers time for the last events, but do not let them keep the process from ending.
         if dispatch.is_stranded():
