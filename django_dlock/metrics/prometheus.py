@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -105,6 +106,23 @@ def _end_gauges() -> None:
         logger.info("Gauges of an ended process are not removed: %s", error)
 
 
+def _counted_by_processes() -> Iterable[Metric]:
+    """What is in their files.
+
+    Raises:
+        OSError: The directory is not there, or may not be read.
+    """
+    files = []
+    for path in Path(os.environ[DIRECTORY]).iterdir():
+        # The gauges of a process are removed when it ends. A file is empty if its process was
+        # killed while it made it; the library would then read none of the others.
+        with contextlib.suppress(FileNotFoundError):
+            if path.suffix == ".db" and path.stat().st_size:
+                files.append(str(path))
+    merged: Iterable[Metric] = multiprocess.MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    return merged
+
+
 class StoreCollector(Collector):
     """What the stores say, asked for when metrics are read; and what all processes have counted.
 
@@ -125,7 +143,7 @@ class StoreCollector(Collector):
         if self._processes:
             labels, left_out = ["processes", ""], 0
             try:
-                counted += multiprocess.MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
+                counted += _counted_by_processes()
             except Exception as error:  # noqa: BLE001 - the rest of the page is still true
                 logger.warning("What processes have counted cannot be read: %s", error)
                 left_out = 1

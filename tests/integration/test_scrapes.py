@@ -128,6 +128,19 @@ def test_all_processes_of_a_site_share_what_was_asked(tmp_path):
     assert left_out(pages[0]) == {"processes": 0, "records": 0, "store default": 0}
 
 
+def test_a_process_that_is_killed_while_it_makes_its_file_hides_no_other(tmp_path):
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    # As prometheus-client leaves it.
+    (counts / "counter_1.db").touch()
+    settings = {"DLOCKS": LOCAL, "DLOCK_METRICS": {"EXPORTERS": ["prometheus"], "RECORDS": False}}
+    with site(tmp_path, settings, env={"PROMETHEUS_MULTIPROC_DIR": str(counts)}) as port:
+        read(port, "recycle/1/1")
+        page = series(read(port))
+    assert page['django_dlock_wait_duration_seconds_count{alias="default",group="{slug}"}'] == 1
+    assert left_out(page) == {"processes": 0, "store default": 0}
+
+
 def test_a_site_without_its_directory_serves_the_rest(tmp_path):
     settings = {
         "DLOCKS": LOCAL,
