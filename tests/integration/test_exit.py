@@ -22,10 +22,14 @@ import django
 django.setup()
 from django_dlock import Lock
 
+def say(*words):
+    # At once, because two threads speak.
+    os.write(1, f"{' '.join(words)}\\n".encode())
+
 def hold():
     # The module keeps it alive, as in a careless program.
     global lock
-    lock = Lock("exit:1", on_lost=lambda lock, reason: print("on_lost", reason, flush=True))
+    lock = Lock("exit:1", on_lost=lambda lock, reason: say("on_lost", reason))
     # A new process may take long to connect.
     assert lock.acquire(timeout=20), "taken"
     print(lock.owner, flush=True)
@@ -41,7 +45,7 @@ override_settings(DLOCK_METRICS={"EXPORTERS": ["prometheus"], "RECORDS": False})
 
 def receive(name, reason, **facts):
     if name == "exit:1":
-        print("received", reason, flush=True)
+        say("received", reason)
 
 signals.lost.connect(receive)
 """
