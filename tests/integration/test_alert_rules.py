@@ -47,6 +47,7 @@ A = {"alias": "a"}
 ORDER = {**A, "group": "order"}
 REFUSED = {**ORDER, "reason": "refused"}
 MAX_HOLD = {**ORDER, "reason": "max_hold"}
+ENDED = {**ORDER, "reason": "exit"}
 ACQUIRED = {**ORDER, "outcome": "acquired"}
 CONTENDED = {**ORDER, "outcome": "contended"}
 UNAVAILABLE = {**ORDER, "outcome": "unavailable"}
@@ -69,6 +70,7 @@ def losses(labels: dict[str, str], fires: dict[str, str], other: dict[str, str])
         case("one that is long past", "0 1x60", 30, expected=False),
         case("a restart", "7x20 0x20", 23, expected=False),
         Case("of another kind", [(instruments.LOSSES, other, "0 0 0 1x20")], (5,), []),
+        Case("of a process that ended", [(instruments.LOSSES, ENDED, "0 0 0 1x20")], (5,), []),
     ]
 
 
