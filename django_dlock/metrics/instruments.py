@@ -93,7 +93,7 @@ BREAKS = Instrument(
     "{lock}",
     "Locks of other processes that were ended, by reason: operator, command, code or holder_dead",
     ("alias", "group", "reason"),
-    ("operator", "command", "holder_dead"),
+    ("operator", "command", "code", "holder_dead"),
 )
 REQUEUES = Instrument(
     "django_dlock.task.requeues",

@@ -7,6 +7,7 @@ and the site one thread of each process; and it hides no other part.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import threading
 import time
@@ -145,48 +146,78 @@ class Round:
         return asked_at
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[IO[str] | None]:
-        """Only one process of the site asks at a time; yields the file with its answer."""
+    def _turn(self) -> Iterator[IO[bytes] | None]:
+        """Only one process of the site asks at a time; yields the file with its answer.
+
+        ``None`` if this process asks for itself, because there is no such file, or no lock on it.
+        """
         file = None if self.part.file is None or fcntl is None else _opened(self.part.file)
         if file is None:
             yield None
             return
+        with file:
+            yield file if self._is_locked(file) else None
+
+    def _is_locked(self, file: IO[bytes]) -> bool:
+        """Wait for the turn; ``False`` if there are no locks, as on some network file systems.
+
+        Raises:
+            TimeoutError: Another process has not finished.
+        """
         # Tried again and again: a thread that waits in the call would wait as long as the process
         # that asks. And not ``flock``, which a forked child would keep.
-        with file:
-            while True:
-                try:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if clock.now() >= self.began + PATIENCE:
-                        raise TimeoutError("another process is still asking") from error
-                time.sleep(TURN)
-            yield file
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    _tell_not_kept(error)
+                    return False
+                if clock.now() >= self.began + PATIENCE:
+                    raise TimeoutError("another process is still asking") from error
+            time.sleep(TURN)
 
 
-def _opened(path: Path) -> IO[str] | None:
+def _opened(path: Path) -> IO[bytes] | None:
     try:
-        return path.open("a+", encoding="utf-8")
+        # Without a buffer, which would be written once more when the file is closed.
+        return path.open("a+b", buffering=0)
     except OSError as error:
-        logger.info("Answers for metrics are not kept for other processes: %s", error)
+        _tell_not_kept(error)
         return None
 
 
-def _read(file: IO[str], every: float) -> tuple[float, list[Sample]] | None:
+def _tell_not_kept(error: OSError) -> None:
+    logger.info("Answers for metrics are not kept for other processes: %s", error)
+
+
+def _read(file: IO[bytes], every: float) -> tuple[float, list[Sample]] | None:
     """The answer that another process has kept, if it still counts."""
-    file.seek(0)
     try:
-        asked_at, rows = json.load(file)
-        found = [Sample(_BY_NAME[name], value, labels) for name, value, labels in rows]
-    except (KeyError, TypeError, ValueError):
-        # Nothing yet, or of another version.
+        file.seek(0)
+        asked_at, rows = json.loads(file.read())
+        found = [_sample(*row) for row in rows]
+        # The clock begins anew with the machine.
+        counts = asked_at <= clock.now() < asked_at + every
+    except (KeyError, OSError, RecursionError, TypeError, ValueError):
+        # Nothing yet, half of one, or of another version.
         return None
-    # The clock begins anew with the machine.
-    return (asked_at, found) if asked_at <= clock.now() < asked_at + every else None
+    return (asked_at, found) if counts else None
 
 
-def _write(file: IO[str], asked_at: float, found: list[Sample]) -> None:
-    file.truncate(0)
+def _sample(name: str, value: float, labels: dict[str, str]) -> Sample:
+    instrument = _BY_NAME[name]
+    if sorted(labels) != sorted(instrument.labels) or not isinstance(value, int | float):
+        raise ValueError("of another version")
+    return Sample(instrument, value, {label: str(labels[label]) for label in labels})
+
+
+def _write(file: IO[bytes], asked_at: float, found: list[Sample]) -> None:
     rows: list[Any] = [[of.name, value, labels] for of, value, labels in found]
-    json.dump([asked_at, rows], file)
+    try:
+        file.truncate(0)
+        file.write(json.dumps([asked_at, rows]).encode())
+    except OSError as error:
+        # As on a full disk; the answer itself is known.
+        _tell_not_kept(error)

@@ -78,6 +78,13 @@ def test_every_reason_of_a_loss_begins_with_zero():
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(instruments.LOSSES.values)
 
 
+def test_every_reason_of_a_break_begins_with_zero():
+    page = (ROOT / "docs" / "reference" / "signals.md").read_text()
+    told = re.search(r"^\| `broken` \| (.*?) \|", page, re.MULTILINE)[1].partition("`reason` is")[2]
+    reasons = re.findall(r"`(\w+)` \(", told)
+    assert set(reasons) == set(instruments.BREAKS.values)
+
+
 CHILD = """
 import os
 from django.conf import settings
