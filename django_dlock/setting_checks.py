@@ -1,8 +1,9 @@
-"""System checks of the settings whose names begin with ``DLOCK_``."""
+"""System checks of the settings other than ``DLOCKS``."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from django.conf import settings
@@ -14,7 +15,7 @@ from .metrics import config
 
 __all__ = ["check_admin", "check_metrics", "check_names", "check_scope", "check_tracing"]
 
-PREFIX = "DLOCK_"
+LIKE_OURS = re.compile("DLOCK$|DLOCKS?_")
 NAMES = ("DLOCK_ADMIN", "DLOCK_METRICS", "DLOCK_SCOPE", "DLOCK_TRACING")
 
 
@@ -23,14 +24,14 @@ def check_names(**_: Any) -> list[checks.CheckMessage]:
     found: list[checks.CheckMessage] = []
     known = ["DLOCKS", *NAMES]
     for name in sorted(dir(settings)):
-        if name.startswith(PREFIX) and name not in NAMES:
+        if LIKE_OURS.match(name) and name not in NAMES:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
             found.append(
                 checks.Warning(
                     f"{name} is no setting of django_dlock, and has no effect; the one with the "
                     f"nearest name is {nearest}.",
                     hint=f"Known: {', '.join(known)}. If {name} is a setting of your own, give it "
-                    f"a name that does not begin with {PREFIX}, or silence this check.",
+                    "another name, or silence this check.",
                     id="django_dlock.W026",
                 )
             )

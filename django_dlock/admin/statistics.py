@@ -13,6 +13,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
 from ..metrics import config
+from ..metrics.groups import OTHER
 from ..models import LockStatistics
 from .base import ReadOnlyAdmin
 from .cards import cards, clock_time, facts
@@ -66,6 +67,7 @@ class LockStatisticsAdmin(ReadOnlyAdmin):
             context["until"] = clock_time(figures.now)
             if not figures.is_empty:
                 context |= {"facts": facts(figures), "cards": cards(figures)}
+                context["has_other"] = any(group.name == OTHER for group in figures.groups())
         request.current_app = self.admin_site.name
         return TemplateResponse(request, self.change_list_template, context)
 

@@ -23,9 +23,10 @@ class Output:
         error: Why nothing can be written any more.
     """
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self.error: OSError | None = None
+    def __init__(self, out: TextIO | None) -> None:
+        self._out: Any = out
+        # ``None`` is what Python has for a file that was closed when it began.
+        self.error: OSError | None = BrokenPipeError("closed") if out is None else None
 
     @property
     def charset(self) -> str:

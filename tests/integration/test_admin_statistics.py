@@ -219,6 +219,13 @@ def test_names_are_only_text(admin_client):
     assert "<bdi>קבוצה</bdi>" in body
 
 
+@pytest.mark.parametrize(("group", "told"), [("other", True), ("order", False)])
+def test_the_page_says_how_names_leave_the_group_other(admin_client, group, told):
+    write({series(instruments.WAITS, group=group): point(0, 0.0, 0.1)})
+    page = admin_client.get(PAGE).content.decode()
+    assert ("other: names " in page and 'DLOCK_METRICS["GROUPS"]' in page) == told
+
+
 def test_many_groups_are_added_up(admin_client):
     write(
         {

@@ -173,6 +173,21 @@ def test_nobody_reads_errors_either(redis: RedisServer) -> None:
     assert told.returncode == 2
 
 
+def test_a_closed_output_changes_nothing_of_what_is_done(redis: RedisServer) -> None:
+    hold("order:1")
+    command = [*MANAGE, "clear_stale_locks", "--force", "--name", "order:1"]
+    told = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        env=environment(redis),
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    # The database of lock events has no tables.
+    assert told.stderr.startswith(b"CommandError: The locks are free, but lock events")
+    assert locks["default"].list() == []
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_in_one_line(redis: RedisServer) -> None:
     with open("/dev/full", "wb") as full:

@@ -377,6 +377,8 @@ def test_changed_settings_are_used_at_once() -> None:
         ("DLOCK_TRACE", "DLOCK_TRACING"),
         ("DLOCK_SCOPES", "DLOCK_SCOPE"),
         ("DLOCK_", "DLOCKS"),
+        ("DLOCK", "DLOCKS"),
+        ("DLOCKS_METRICS", "DLOCK_METRICS"),
     ],
 )
 def test_w026_a_misspelt_setting(name: str, nearest: str) -> None:
