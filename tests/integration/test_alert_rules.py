@@ -69,6 +69,8 @@ def losses(labels: dict[str, str], fires: dict[str, str], other: dict[str, str])
         case("none", "0x60", 5, 30, expected=False),
         case("one that is long past", "0 1x60", 30, expected=False),
         case("a restart", "7x20 0x20", 23, expected=False),
+        case("no scrapes for 4 minutes", "7x20 _x3 7x20", *range(21, 40), expected=False),
+        case("no scrapes for 8 minutes", "7x20 _x7 7x20", 37),
         Case("of another kind", [(instruments.LOSSES, other, "0 0 0 1x20")], (5,), []),
         Case("of a process that ended", [(instruments.LOSSES, ENDED, "0 0 0 1x20")], (5,), []),
     ]
