@@ -69,7 +69,7 @@ LATENESS = Instrument(
     "django_dlock.renewal.lateness",
     "histogram",
     "s",
-    "How late the renewal thread of a process turned to leases that were due, in time or not",
+    "How late the renewal thread of a process turned to leases that were due",
     (),
     bounds=(0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 30.0, 120.0, 600.0),
 )
@@ -156,7 +156,7 @@ LEFT_OUT = Instrument(
     "django_dlock.scrape.left_out",
     "gauge",
     "{part}",
-    "1 for a part of these metrics that is left out: store, records or processes did not answer",
+    "1 if this part of the metrics is left out because it did not answer, else 0",
     ("part", "alias"),
 )
 
