@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from . import process, signals
+from . import signals
 from .backends.base import BaseLockBackend
 from .core import dispatch
 from .exceptions import BackendUnavailable, InvalidLockBackend
@@ -84,14 +84,12 @@ def break_lease(info: LeaseInfo, *, reason: str) -> bool:
 
 
 def report_break(alias: str, name: str, owner: str, info: LeaseInfo | None, *, reason: str) -> None:
-    """Send ``broken``; metrics and lock events are made of it.
+    """Send ``broken``, of which metrics and lock events are made; never blocks.
 
     Args:
         info: What is known of the lease that was ended.
         reason: See ``break_lease``; or ``code``, if the project has called ``break_``.
     """
-    # A script may end right after the break.
-    process.at_exit(_deliver)
     dispatch.send(
         signals.broken,
         Lock,
@@ -107,10 +105,6 @@ def report_break(alias: str, name: str, owner: str, info: LeaseInfo | None, *, r
         held_for=info and info.age,
         holder_state=info and info.holder_state,
     )
-
-
-def _deliver() -> None:
-    dispatch.settle(dispatch.PATIENCE_AT_EXIT)
 
 
 def duration(seconds: float) -> str:

@@ -30,7 +30,6 @@ EVERY = (30.0, 60.0)
 PURGED_ONCE_IN = 100
 """On average, one statement in this many is followed by the deletion of old rows. By chance, so
 that no process keeps count, and processes that live for seconds take part."""
-PATIENCE_AT_EXIT = 1.0
 
 
 class AdminExporter:
@@ -82,19 +81,19 @@ class AdminExporter:
 
     def _end_of_process(self) -> None:
         # The last events may not have been counted yet.
-        dispatch.settle(PATIENCE_AT_EXIT)
+        dispatch.settle(dispatch.PATIENCE_AT_EXIT)
         self._finish()
         if self._thread is None and not self._counts.is_idle:
             # No thread can start any more; see ``supervisor``.
             dispatch.rows.post(self._flush_or_tell, "The lock statistics of the last minute")
-            dispatch.settle(PATIENCE_AT_EXIT)
+            dispatch.settle(dispatch.PATIENCE_AT_EXIT)
 
     def _finish(self) -> None:
-        """Let the thread write what there is, and end; not for longer than ``PATIENCE_AT_EXIT``."""
+        """Let the thread write what there is, and end; in a second at most."""
         thread = self._thread
         self._due.set()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(PATIENCE_AT_EXIT)
+            thread.join(dispatch.PATIENCE_AT_EXIT)
 
     def _run(self) -> None:
         while True:

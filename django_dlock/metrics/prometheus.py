@@ -27,8 +27,6 @@ from .stores import StoreFacts
 __all__ = ["PrometheusExporter", "StoreCollector", "make", "metrics_view", "registry"]
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-PATIENCE_AT_EXIT = 1.0
-"""Seconds that the end of the process waits for events."""
 
 
 class PrometheusExporter:
@@ -99,7 +97,7 @@ def _end_gauges_at_exit() -> None:
 
 def _end_gauges() -> None:
     """Remove the files of what this process holds and waits for."""
-    dispatch.settle(PATIENCE_AT_EXIT)
+    dispatch.settle(dispatch.PATIENCE_AT_EXIT)
     try:
         multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
     except OSError as error:

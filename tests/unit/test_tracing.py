@@ -266,7 +266,7 @@ def test_an_exporter_that_raises_or_blocks_delays_no_caller(spans: Spans) -> Non
     try:
         with Lock("it"):
             pass
-        # The first span still blocks the dispatch thread.
+        # The first span still blocks the thread of spans.
         assert not goes_on.is_set()
     finally:
         goes_on.set()
