@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
             name="followup",
             options={
                 "default_permissions": ("view",),
-                "permissions": (("publish_followup", "Can publish follow-up"),),
+                "permissions": (("publish_followup", "Can publish outbox message"),),
                 "verbose_name": "outbox message",
                 "verbose_name_plural": "outbox messages",
             },

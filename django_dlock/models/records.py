@@ -224,7 +224,7 @@ class FollowUp(models.Model):
 
     class Meta:
         default_permissions = ("view",)
-        permissions = (("publish_followup", "Can publish follow-up"),)
+        permissions = (("publish_followup", "Can publish outbox message"),)
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
         indexes = (models.Index(fields=["published_at", "expires_at"], name="dlock_followup_due"),)
