@@ -51,7 +51,7 @@ class _Workers:
         self._threads = self._idle = 0
         self.answered_at = float("-inf")
         # Reentrant: a finalizer may call this on a thread that is inside it. Enter the lock
-        # itself and not the condition; see core/event_queue.py.
+        # itself and not the condition; see core/supervisor.py.
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
 

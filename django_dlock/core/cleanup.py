@@ -118,7 +118,7 @@ class _Canceller:
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
         # Reentrant: a signal handler may interrupt this very thread while it schedules. Entered
-        # directly, not through the condition; see core/event_queue.py.
+        # directly, not through the condition; see core/supervisor.py.
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
         self._worker: threading.Thread | None = None

@@ -41,6 +41,8 @@ IDLE = 60.0
 class Watcher(Protocol):
     """What a queue needs; see ``supervisor``."""
 
+    lock: threading.RLock
+
     def adopt(self, queue: EventQueue) -> object: ...
 
     def prepare(self) -> object: ...
@@ -90,7 +92,6 @@ class EventQueue:
             function.
     """
 
-    _lock: threading.RLock
     _calls: collections.deque[Call]
     _leader: _Worker | None
     """The thread that takes the next call."""
@@ -100,7 +101,6 @@ class EventQueue:
     """Calls that wait for one of them, by key."""
     _dropped: collections.Counter[str]
     """Calls that were not made, since the log last told."""
-    _paused_by: int | None
     _waited_for: tuple[_Worker, float] | None
     """For which call ``settle`` has waited in vain."""
 
@@ -161,7 +161,7 @@ class EventQueue:
     def is_busy(self) -> bool:
         """Whether anything is queued or under way, but for what was given up."""
         with self._lock:
-            return bool(self._calls) or self._is_calling()
+            return bool(self._calls) or self.is_calling
 
     @property
     def is_idle(self) -> bool:
@@ -219,39 +219,9 @@ class EventQueue:
 
     # -- forks -------------------------------------------------------------------------
 
-    def pause(self) -> bool:
-        """Let no call begin until ``go_on``; false if one is under way on another thread."""
-        self._lock.acquire()
-        if self._is_calling():
-            self._lock.release()
-            return False
-        self._paused_by = threading.get_ident()
-        return True
-
-    def go_on(self) -> None:
-        """Let calls begin again, if this thread has paused them."""
-        if self._paused_by == threading.get_ident():
-            self._paused_by = None
-            self._lock.release()
-
-    def after_fork(self) -> None:
-        """Forget threads, lock and calls of the parent."""
-        self._calls = collections.deque()
-        # Reentrant: a signal handler or a finalizer may post while its own thread posts. Always
-        # entered directly, not through the condition, whose ``__exit__`` is Python code: a signal
-        # handler that raises at its start would leave the lock locked for ever.
-        self._lock = threading.RLock()
-        self._ready = threading.Condition(self._lock)
-        self._leader = self._paused_by = self._waited_for = None
-        self._given_up, self._set_aside = [], {}
-        self._dropped, self._told_dropped = collections.Counter(), -math.inf
-
-    # -- the threads -------------------------------------------------------------------
-
-    def _has_worker(self) -> bool:
-        return self._leader is not None and self._leader.is_alive
-
-    def _is_calling(self) -> bool:
+    @property
+    def is_calling(self) -> bool:
+        """Whether a call is under way on another thread, but for what was given up."""
         worker = self._leader
         return (
             worker is not None
@@ -259,6 +229,20 @@ class EventQueue:
             and worker.is_alive
             and worker.thread is not threading.current_thread()
         )
+
+    def after_fork(self) -> None:
+        """Forget threads and calls of the parent, and take the new lock."""
+        self._calls = collections.deque()
+        self._lock = self._watcher.lock
+        self._ready = threading.Condition(self._lock)
+        self._leader = self._waited_for = None
+        self._given_up, self._set_aside = [], {}
+        self._dropped, self._told_dropped = collections.Counter(), -math.inf
+
+    # -- the threads -------------------------------------------------------------------
+
+    def _has_worker(self) -> bool:
+        return self._leader is not None and self._leader.is_alive
 
     def _ensure_worker(self) -> None:
         if not self._has_worker():

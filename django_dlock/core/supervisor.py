@@ -7,6 +7,7 @@ functions, which may hang.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -37,6 +38,11 @@ class Supervisor:
     """See the module.
 
     Attributes:
+        lock: That of all queues, because a signal handler or a finalizer may post to any queue
+            while its thread posts to another; with a lock for each, two threads could wait for
+            each other. Reentrant for the same reason. Always entered directly, not through a
+            condition, whose ``__exit__`` is Python code: a signal handler that raises at its start
+            would leave it locked for ever.
         queues: In the order in which they post to each other.
         logs: That of log lines.
     """
@@ -47,9 +53,9 @@ class Supervisor:
         self.logs = EventQueue(self, "dlock-log", is_log=True)
 
     def _begin(self) -> None:
-        # Entered directly; see ``EventQueue``.
-        self._lock = threading.RLock()
-        self._woken = threading.Condition(self._lock)
+        self.lock = threading.RLock()
+        self._forking: set[int] = set()
+        self._woken = threading.Condition(self.lock)
         self._expected: set[EventQueue] = set()
         self._thread: threading.Thread | None = None
         self._wakes_at = math.inf
@@ -75,7 +81,7 @@ class Supervisor:
         self._expected.add(queue)
         if at >= self._wakes_at:
             return
-        with self._lock:
+        with self.lock:
             self._wakes_at = min(self._wakes_at, at)
             self._woken.notify()
             if self._thread is None or not self._thread.is_alive():
@@ -92,7 +98,7 @@ class Supervisor:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self.lock:
                 pause = min(self._wakes_at - clock.now(), IDLE)
                 if pause > 0:
                     if not self._woken.wait(pause) and self._wakes_at == math.inf:
@@ -101,7 +107,7 @@ class Supervisor:
                     continue
                 self._wakes_at = math.inf
             wakes_at = self._look()
-            with self._lock:
+            with self.lock:
                 self._wakes_at = min(self._wakes_at, wakes_at)
 
     def _look(self) -> float:
@@ -142,17 +148,22 @@ class Supervisor:
         """
         give_up_at = clock.now() + FORK_PATIENCE
         while True:
-            paused = [queue.pause() for queue in self.queues]
-            if all(paused) or clock.now() >= give_up_at:
+            # Noted first, because an interrupt may come between any two lines.
+            self._forking.add(threading.get_ident())
+            self.lock.acquire()
+            if clock.now() >= give_up_at or not any(queue.is_calling for queue in self.queues):
                 return
-            # A call that is under way may post to a queue that is paused.
+            # The call may post, and needs the lock for that.
             self.after_fork_in_parent()
             time.sleep(POLL_INTERVAL)
 
     def after_fork_in_parent(self) -> None:
         """Let calls begin again."""
-        for queue in self.queues:
-            queue.go_on()
+        if (me := threading.get_ident()) in self._forking:
+            # Not if an interrupt came before it was acquired.
+            with contextlib.suppress(RuntimeError):
+                self.lock.release()
+            self._forking.discard(me)
 
     def after_fork(self) -> None:
         """Forget the threads, locks and calls of the parent."""

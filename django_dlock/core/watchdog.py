@@ -83,7 +83,7 @@ class Watchdog:
     def __init__(self) -> None:
         self.schedules: dict[int, BackendSchedule] = {}
         # Reentrant: a signal handler may acquire or release while its own thread does. Entered
-        # directly, not through the condition; see core/event_queue.py.
+        # directly, not through the condition; see core/supervisor.py.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self.thread: threading.Thread | None = None

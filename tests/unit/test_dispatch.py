@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -200,6 +204,35 @@ def test_what_waits_for_a_function_that_hangs_is_bounded(
             told.set()
 
 
+def test_what_interrupts_a_post_may_post_to_any_queue() -> None:
+    """A signal handler or a finalizer may, in several threads at once."""
+    both = threading.Barrier(2)
+
+    class Interrupted(Supervisor):
+        def prepare(self) -> None:
+            # In the middle of a post.
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            posts = other.pop(threading.current_thread().name, None)
+            if posts is not None:
+                posts.post(lambda: None)
+            super().prepare()
+
+    watcher = Interrupted()
+    one, two = (EventQueue(watcher, f"dlock-{name}") for name in ("one", "two"))
+    other = {"posts-one": two, "posts-two": one}
+    threads = [
+        threading.Thread(target=queue.post, args=(lambda: None,), name=name, daemon=True)
+        for name, queue in (("posts-one", one), ("posts-two", two))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+    assert watcher.flush(30)
+
+
 def fork(code: Callable[[], int] = lambda: 0) -> int:
     """Fork; return the child's exit code, which is its result."""
     pid = os.fork()
@@ -260,6 +293,43 @@ def test_a_fork_waits_for_a_call_that_posts_to_another_queue(
     threading.Timer(0.05, goes_on.set).start()
     assert fork(lambda: inside[0]) == 0
     assert watcher.flush(30)
+
+
+def test_an_interrupt_anywhere_before_a_fork_leaves_nothing_locked(
+    queue: EventQueue, watcher: Supervisor
+) -> None:
+    lines, raises_at = 0, 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if "django_dlock/core" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == raises_at:
+                raise KeyboardInterrupt
+        return trace
+
+    earlier = sys.gettrace()
+    interrupted = True
+    while interrupted:
+        interrupted, lines = False, 0
+        raises_at += 1
+        sys.settrace(trace)
+        try:
+            watcher.before_fork()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(earlier)
+        # Python forks nevertheless.
+        watcher.after_fork_in_parent()
+        posting = threading.Thread(target=queue.post, args=(lambda: None,), daemon=True)
+        posting.start()
+        posting.join(5)
+        assert not posting.is_alive(), f"interrupted at line {raises_at}"
+    assert raises_at > 5
+    assert queue.flush(30)
 
 
 def test_a_receiver_may_fork(queue: EventQueue) -> None:
