@@ -20,25 +20,39 @@ SlotQueue: TypeAlias = "queue.SimpleQueue[Slot]"
 
 
 class Slot:
-    """The right to use one connection; it is returned even if an interrupt drops it."""
+    """The right to use one connection; it is returned even if an interrupt drops it.
 
-    __slots__ = ("_kind", "_slots")
+    Each caller gets an object of its own. The traceback of an error keeps the object of the call
+    that failed; were it the next caller's, too, the finalizer would not return it.
 
-    def __init__(self, slots: weakref.ref[Slots], kind: int) -> None:
+    Args:
+        right: One item, the number of the only object that can return the right.
+    """
+
+    __slots__ = ("_kind", "_number", "_right", "_slots")
+
+    def __init__(self, slots: weakref.ref[Slots], kind: int, right: list[int], number: int) -> None:
         # Weak, so that slots do not return to a pool that a forked child has discarded.
         self._slots, self._kind = slots, kind
+        self._right, self._number = right, number
 
     def release(self) -> None:
+        """Return the right; only the first call has an effect."""
         slots = self._slots()
-        if slots is not None:
-            slots.free[self._kind].put(self)
+        if slots is not None and self._right[0] == self._number:
+            slots.free[self._kind].put(self._successor())
             # Only now: a call that begins to wait from here on finds the slot by itself.
             if any(slots.users[self._kind]):
                 slots.serve(self._kind)
 
-    def __del__(self) -> None:
-        if self._slots() is not None:
-            Slot(self._slots, self._kind).release()
+    __del__ = release
+
+    def _successor(self) -> Slot:
+        """The object of the next caller; this one has lost the right."""
+        new = Slot(self._slots, self._kind, self._right, self._number + 1)
+        # One step: an interrupt before or after it leaves one object that returns the right.
+        self._right[0] = new._number
+        return new
 
 
 class Slots:
@@ -62,7 +76,7 @@ class Slots:
         self.users = [self._waiting[kind:][::-1] for kind in range(len(counts))]
         for kind, count in enumerate(counts):
             for _ in range(count):
-                self.free[kind].put(Slot(weakref.ref(self), kind))
+                self.free[kind].put(Slot(weakref.ref(self), kind, [0], 0))
 
     def take_now(self, urgency: int) -> Slot | None:
         """A slot that is free now."""
@@ -94,6 +108,8 @@ class Slots:
         finally:
             with contextlib.suppress(ValueError):
                 waiting.remove(mine)
+            # The traceback of an interrupt would keep it.
+            del mine
 
     def serve(self, kind: int) -> None:
         """Give free slots of this kind to the calls that wait for one, the most urgent first."""

@@ -8,7 +8,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -129,6 +129,48 @@ def test_g7_a_slot_that_an_interrupted_call_was_given_serves_the_next(slots: Slo
     Waiter(slots, ORDINARY, served)
     taken.clear()
     until(lambda: bool(served))
+
+
+@pytest.mark.parametrize("how", [queue.Empty, KeyboardInterrupt])
+def test_g10_what_kept_errors_refer_to_takes_no_slot_away(how: type[BaseException]) -> None:
+    def end_when_served(*_: object, **facts: object) -> None:
+        """The call that waits ends at the moment when it is given a slot."""
+        taken.pop().release()
+        raise how
+
+    def call(then: Callable[[], object]) -> None:
+        slot = slots.take(ORDINARY, clock.now() + PATIENCE)
+        if slot is None:
+            return
+        try:
+            then()
+        finally:
+            slot.release()
+
+    slots = Slots(1)
+    taken, errors = list[Slot](), list[BaseException]()
+    with pytest.raises(ZeroDivisionError) as failed:
+        call(lambda: 1 / 0)
+    # Its traceback keeps the call's variables, as does a cycle of references.
+    errors.append(failed.value)
+    taken += filter(None, [slots.take_now(ORDINARY)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "reached", end_when_served)
+        try:
+            call(lambda: None)
+        except KeyboardInterrupt as error:
+            errors.append(error)
+    assert count_free(slots) == 1
+
+
+def test_a_slot_that_was_returned_twice_is_there_once() -> None:
+    slots = Slots(1)
+    taken = slots.take_now(ORDINARY)
+    assert taken is not None
+    taken.release()
+    taken.release()
+    del taken
+    assert count_free(slots) == 1
 
 
 def test_no_slot_is_lost_and_none_is_used_twice_by_many_threads(slots: Slots) -> None:
