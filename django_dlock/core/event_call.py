@@ -41,7 +41,7 @@ def key_of(function: object) -> Hashable:
 
 
 def close_old_connections() -> None:
-    """Close connections of this thread that are broken or too old, as before a request."""
+    """Close connections of this thread that are broken or too old, as after a request."""
     # Here, because whoever imports ``Lock`` may not need a database.
     from django.db import close_old_connections
 

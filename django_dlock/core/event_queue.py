@@ -32,6 +32,8 @@ MOST_OF_ONE = 10_000
 """The same for the calls of a function that was given up."""
 TELL_EVERY = 60.0
 """Seconds between two lines about calls that are not made."""
+RETRY_EVERY = 1.0
+"""Seconds between two attempts to start a thread in place of one that hangs."""
 LINGER = 1.0
 """Seconds without a call after which a thread closes its connections to databases."""
 IDLE = 60.0
@@ -258,7 +260,7 @@ class EventQueue:
         try:
             worker.thread.start()
         except RuntimeError:
-            # The interpreter is ending; see ``supervisor``.
+            # The interpreter is ending, see ``supervisor``, or the system has too many threads.
             self._leader = earlier
             return False
         return True
@@ -271,8 +273,10 @@ class EventQueue:
             elif me is not self._leader:
                 break
             else:
-                self._close_connections()
+                self._close(close_all_connections)
         if self._uses_databases:
+            # One whose call was given up has them still.
+            self._close(close_all_connections)
             process.thread_ends()
 
     def _next(self, me: _Worker, *, waits: bool = True) -> Call | None:
@@ -332,15 +336,12 @@ class EventQueue:
 
     def _make(self, call: Call) -> None:
         try:
-            if self._uses_databases:
-                close_old_connections()
-            try:
-                call.make()
-            finally:
-                if self._uses_databases:
-                    close_old_connections()
+            call.make()
         except BaseException as error:  # noqa: BLE001 - the thread must live
             self._raised(call, error)
+        if self._uses_databases:
+            # Not before a call, too: a thread that has nothing to do soon closes all of them.
+            self._close(close_old_connections)
 
     def _raised(self, call: Call, error: BaseException) -> None:
         if self.is_log:
@@ -354,10 +355,9 @@ class EventQueue:
             exc_info=error,
         )
 
-    def _close_connections(self) -> None:
-        """Close what ``CONN_MAX_AGE`` keeps open: nobody else can use it."""
+    def _close(self, close_connections: Callable[[], None]) -> None:
         try:
-            close_all_connections()
+            close_connections()
         except Exception as error:  # noqa: BLE001 - the thread must live
             self._watcher.tell(
                 logging.ERROR, "Could not close a connection: %s", error, exc_info=error
@@ -381,8 +381,12 @@ class EventQueue:
                 due = first.since + self._patience
                 if now >= due:
                     due = math.inf
-                    if len(self._given_up) < MOST_HANGING and self._start_worker():
-                        self._given_up.append(first)
+                    if len(self._given_up) < MOST_HANGING:
+                        if self._start_worker():
+                            self._given_up.append(first)
+                        else:
+                            # The system may have too many threads just now.
+                            due = now + RETRY_EVERY
             for worker in (self._leader, *self._given_up):
                 if worker is None or worker.call is None or worker.told:
                     continue

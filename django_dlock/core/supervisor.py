@@ -82,8 +82,6 @@ class Supervisor:
         if at >= self._wakes_at:
             return
         with self.lock:
-            self._wakes_at = min(self._wakes_at, at)
-            self._woken.notify()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="dlock-supervisor", daemon=True
@@ -91,8 +89,11 @@ class Supervisor:
                 try:
                     self._thread.start()
                 except RuntimeError:
-                    # The interpreter is ending.
-                    self._thread = None
+                    # The interpreter is ending, or the system has too many threads just now.
+                    return
+            # Only now, so that the next call tries again, also after an interrupt.
+            self._wakes_at = min(self._wakes_at, at)
+            self._woken.notify()
 
     # -- the thread --------------------------------------------------------------------
 

@@ -156,6 +156,78 @@ def test_the_threads_are_bounded_and_a_queue_goes_on_when_one_returns(
             each.free.set()
 
 
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Let no thread of this name start while it is in the list, which is returned."""
+    names, start = [name], threading.Thread.start
+
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if thread.name in names:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
+    return names
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", ["dlock-supervisor", "dlock-test"])
+def test_a_system_with_too_many_threads_is_asked_again(
+    queue: EventQueue, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(event_queue, "RETRY_EVERY", 0.01)
+    if name == "dlock-test":
+        assert queue.flush(30)
+    names = refuse_threads(monkeypatch, name)
+    queue.post(hanging, hanging, "it")
+    hanging.wait_for_call()
+    assert not queue.flush(0.1)
+    names.clear()
+    if name == "dlock-supervisor":
+        # Asked with the next call that begins.
+        hanging.free.set()
+        assert queue.flush(30)
+        hanging.free.clear()
+        queue.post(hanging, hanging, "it")
+        hanging.wait_for_call()
+    assert queue.flush(30), "another thread goes on"
+
+
+def test_a_call_is_made_although_a_connection_cannot_be_closed(
+    watcher: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise OSError("gone away")
+
+    monkeypatch.setattr(event_queue, "close_old_connections", fails)
+    queue = EventQueue(watcher, "dlock-test", calls_users=True, uses_databases=True)
+    told: list[int] = []
+    queue.post(lambda: told.append(1))
+    assert queue.flush(30)
+    assert told == [1]
+    assert watcher.flush(30)
+    assert "Could not close a connection: gone away" in caplog.messages
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_thread_that_returns_late_closes_its_connections(
+    watcher: Supervisor, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed_by: list[threading.Thread] = []
+    monkeypatch.setattr(
+        event_queue,
+        "close_all_connections",
+        lambda: closed_by.append(threading.current_thread()),
+    )
+    queue = EventQueue(watcher, "dlock-test", calls_users=True, uses_databases=True)
+    called_by: list[threading.Thread] = []
+    queue.post(lambda: (called_by.append(threading.current_thread()), hanging()), hanging, "it")
+    hanging.wait_for_call()
+    assert queue.flush(30)
+    hanging.free.set()
+    called_by[0].join(30)
+    assert called_by[0] in closed_by
+
+
 def test_what_does_not_fit_into_a_queue_is_counted_and_told(
     queue: EventQueue,
     watcher: Supervisor,
