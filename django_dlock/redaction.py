@@ -52,7 +52,14 @@ def redacted(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
-    return _without_credentials(repr(value))
+    return _without_credentials(_repr(value))
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - of a class of the project
+        return f"{type(value).__name__}() without a repr"
 
 
 def _of_key(key: object, value: object) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from .names import plain
 from .redaction import redacted
 
 __all__ = ["read", "url_of_task"]
@@ -35,6 +36,7 @@ def read() -> str | None:
     if unknown:
         raise ImproperlyConfigured(f"DLOCK_ADMIN has {redacted(unknown)}; it takes {list(KEYS)}")
     url = value.get("TASK_URL")
+    url = plain(url) if isinstance(url, str) else url
     if url is not None and not _is_template(url):
         raise ImproperlyConfigured(
             f"DLOCK_ADMIN['TASK_URL'] is {redacted(url)}; it takes an http or https URL with "

@@ -16,12 +16,14 @@ from django.core.management.base import SystemCheckError
 from django.db import OperationalError, connection, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
 import django_dlock
 from django_dlock import checks, database_checks, idempotency, locks
 from django_dlock.backends.base import AliasOptions, Problem
 from django_dlock.backends.local import LocalBackend
 from django_dlock.idempotency import ClaimRequest
+from django_dlock.task_url import url_of_task
 
 REDIS = "django_dlock.backends.redis.RedisBackend"
 LOCAL = "django_dlock.backends.local.LocalBackend"
@@ -443,3 +445,42 @@ def test_e008_a_backend_of_a_project_that_raises(backend: str) -> None:
     assert "DLOCKS['default']" in error.msg
     assert "ValueError" in error.msg
     assert "secret" not in error.msg
+
+
+class Unshowable:
+    """A value whose text cannot be made."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "id_"),
+    [
+        ("DLOCKS", checks.check_settings, "E001"),
+        ("DLOCK_ADMIN", checks.check_admin, "E013"),
+        ("DLOCK_METRICS", checks.check_metrics, "E014"),
+        ("DLOCK_TRACING", checks.check_tracing, "E015"),
+        ("DLOCK_SCOPE", checks.check_scope, "E016"),
+    ],
+)
+def test_a_value_that_cannot_be_shown_is_reported(
+    monkeypatch: pytest.MonkeyPatch, name: str, check: Any, id_: str
+) -> None:
+    monkeypatch.setattr(settings, name, Unshowable(), raising=False)
+    messages = check()
+    assert ids(messages) == [id_]
+    assert "Unshowable() without a repr" in messages[0].msg
+
+
+def test_texts_that_are_read_later_are_texts() -> None:
+    def later(text: str) -> Any:
+        return SimpleLazyObject(lambda: text)
+
+    url = "https://flower.example.com/{task_id}"
+    alias = {"BACKEND": later(LOCAL), "KEY_PREFIX": later("shop")}
+    with override_settings(DLOCKS={"default": alias}, DLOCK_ADMIN={"TASK_URL": later(url)}):
+        assert [*checks.check_settings(), *checks.check_admin()] == []
+        assert url_of_task("1") == "https://flower.example.com/1"
+        assert locks["default"].options.key_prefix == "shop"
+        locks.reset()
