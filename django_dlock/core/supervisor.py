@@ -206,6 +206,7 @@ class Supervisor:
 
     def drain(self) -> None:
         """Make all calls that no other thread makes on this one, which may hang in them."""
+        # Log lines first, because they hang less often; and again, for those of the other calls.
         for queue in (self.logs, *self.queues):
             queue.drain()
 

@@ -101,8 +101,7 @@ def _group(value: Any) -> Callable[[str], str] | None:
     if value is not None and not callable(value):
         raise ImproperlyConfigured(
             f"DLOCK_METRICS['GROUP'] is {redacted(value)}; it takes a function of a lock's name, "
-            "or the "
-            "dotted path of one"
+            "or the dotted path of one"
         )
     group: Callable[[str], str] | None = value
     return group

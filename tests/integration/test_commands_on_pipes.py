@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -47,11 +48,18 @@ def redis(own_redis: RedisServer) -> Iterator[RedisServer]:
         yield own_redis
 
 
-def run(redis: RedisServer, *arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+def run(
+    redis: RedisServer,
+    *arguments: str,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int | IO[bytes] = subprocess.PIPE,
+    **env: str,
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*MANAGE, *arguments],
         env=environment(redis, **env),
-        capture_output=True,
+        stdout=stdout,
+        stderr=stderr,
         timeout=60,
         check=False,
     )
@@ -135,41 +143,20 @@ def test_nobody_reads_list_locks(redis: RedisServer, more: list[str]) -> None:
     # More than the buffers of Python and of the pipe, so that the error comes while it prints.
     hold(*(f"{number:0200}" for number in range(100)))
     with unread() as pipe:
-        told = subprocess.run(
-            [*MANAGE, "list_locks", *more],
-            env=environment(redis),
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
+        told = run(redis, "list_locks", *more, stdout=pipe)
     assert (told.returncode, told.stderr) == (0, b"")
 
 
 def test_nobody_reads_a_short_list(redis: RedisServer) -> None:
     # The error comes when the output is flushed at the end.
     with unread() as pipe:
-        told = subprocess.run(
-            [*MANAGE, "list_locks"],
-            env=environment(redis),
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
+        told = run(redis, "list_locks", stdout=pipe)
     assert (told.returncode, told.stderr) == (0, b"")
 
 
 def test_nobody_reads_errors_either(redis: RedisServer) -> None:
     with unread() as pipe:
-        told = subprocess.run(
-            [*MANAGE, "list_locks", "--using", "nowhere"],
-            env=environment(redis),
-            stdout=pipe,
-            stderr=pipe,
-            timeout=60,
-            check=False,
-        )
+        told = run(redis, "list_locks", "--using", "nowhere", stdout=pipe, stderr=pipe)
     assert told.returncode == 2
 
 
@@ -191,14 +178,7 @@ def test_a_closed_output_changes_nothing_of_what_is_done(redis: RedisServer) -> 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_in_one_line(redis: RedisServer) -> None:
     with open("/dev/full", "wb") as full:
-        told = subprocess.run(
-            [*MANAGE, "list_locks"],
-            env=environment(redis),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
+        told = run(redis, "list_locks", stdout=full)
     assert told.returncode == 1
     assert told.stderr.startswith(b"CommandError: The output is not complete: ")
     assert told.stderr.count(b"\n") == 1

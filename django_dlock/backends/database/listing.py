@@ -48,7 +48,6 @@ Heartbeats = dict[str, tuple[int, bool]]
 DAMAGE = (AttributeError, OverflowError, TypeError, ValueError)
 """Errors of a row in which another program has written."""
 
-
 CANDIDATE = ("name", "kind", "process", "ttl", "granted_at", "ends_at", "queue", "metadata")
 """The columns of a ``Candidate``, after the time."""
 PROCESS = 1 + CANDIDATE.index("process")
@@ -139,19 +138,20 @@ class DatabaseListing:
         keys = [key for key in query.sort if key.removeprefix("-") != "alias"]
         judged = [*takewhile(lambda key: key.removeprefix("-") in JUDGED, keys)]
         order = _order(dialect, keys[len(judged) :])
-        checked = query.contains or query.holder_state or query.host or query.task
         # What the database cannot do alone, this process does: it filters, sorts and cuts.
-        if order is None or (limit is None and (judged or checked)):
+        helps = bool(judged or query.contains or query.holder_state or query.host or query.task)
+        if order is None or (helps and limit is None):
             infos = self._infos(one, dialect, f"{where} ORDER BY l.token", values)
             found = in_order(filter(query.matches, infos), query.sort)
             end = None if limit is None else offset + limit
             return LeasePage(found[offset:end], len(found))
-        if limit is not None and (judged or checked):
+        if helps and limit is not None:
             clause = f"{where} ORDER BY {order}"
             candidates = self._candidates(one, dialect, query, clause, values)
-            names = [it.name for it in in_order(candidates, judged)]
-            held = self.get_many(one, dialect, names[offset : offset + limit])
-            infos = [held[name] for name in names[offset : offset + limit] if name in held]
+            names = [each.name for each in in_order(candidates, judged)]
+            shown = names[offset : offset + limit]
+            held = self.get_many(one, dialect, shown)
+            infos = [held[name] for name in shown if name in held]
             # A name may have got another holder between the two statements.
             return LeasePage([info for info in infos if query.matches(info)], len(names))
         ((total,),) = one.rows(f"SELECT count(*) FROM {LEASES} l WHERE {where}", values)
@@ -176,7 +176,7 @@ class DatabaseListing:
         The whole rows of all leases would take several times as long to read and to judge.
         """
         asked = _columns_for(query)
-        columns = ", ".join(f"l.{it}" if it in asked else "NULL" for it in CANDIDATE)
+        columns = ", ".join(f"l.{each}" if each in asked else "NULL" for each in CANDIDATE)
         rows = one.rows(f"SELECT {_now(dialect)}, {columns} FROM {LEASES} l WHERE {clause}", values)
         beats: Heartbeats = {}
         if "ttl" in asked:
