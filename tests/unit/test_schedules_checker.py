@@ -181,6 +181,47 @@ def test_an_outage_that_was_none(history: History) -> None:
     assert history.kinds == ["outage"]
 
 
+@pytest.mark.parametrize(
+    ("longest", "answered", "last", "kinds"),
+    [
+        (0.0, 2.0, 13.0, ["stuck"]),
+        # Not yet.
+        (0.0, 2.0, 11.0, []),
+        # Nobody knows that the store would have answered.
+        (0.0, None, 13.0, []),
+        (0.0, 6.0, 13.0, []),
+        # Three faults in a row may explain it.
+        (4.0, 2.0, 23.0, []),
+        (4.0, 2.0, 26.0, ["stuck"]),
+    ],
+)
+def test_a_process_that_gets_no_answer_while_another_one_does(
+    history: History, longest: float, answered: float | None, last: float, kinds: list[str]
+) -> None:
+    history.fault(0.5, 0.5 + longest, "refused")
+    history.hold(0.2, 0.3, 10)
+    history.hold(0.2, 0.3, 11, who="two")
+    if answered is not None:
+        history.call(answered, answered + 0.1, who="two")
+    for tenth in range(10, round(10 * last), 5):
+        history.call(tenth / 10, tenth / 10 + 0.4, "unavailable")
+    found = [one for one in check(history.events) if one.kind == "stuck"]
+    assert [one.kind for one in found] == kinds
+    assert all(one.fault == "refused" and one.at == 1.0 for one in found)
+
+
+def test_a_process_that_stood_still_or_got_an_answer_is_not_stuck(history: History) -> None:
+    history.fault(0.5, 0.5, "cut", harmless=True)
+    history.call(1.0, 1.1, who="two")
+    history.events.append({"event": "stall", "at": 1.2, "pid": 1, "until": 8.0})
+    for second in range(1, 17):
+        history.call(float(second), second + 0.4, "unavailable")
+    for second in range(17, 34):
+        outcome = "contended" if second == 26 else "unavailable"
+        history.call(float(second), second + 0.4, outcome)
+    assert "stuck" not in [one.kind for one in check(history.events)]
+
+
 def test_a_call_beyond_its_bound(history: History) -> None:
     history.call(1.0, 3.9, patience=1.0)
     history.call(1.0, 4.1, patience=1.0)

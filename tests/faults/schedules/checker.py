@@ -30,7 +30,8 @@ __all__ = ["CALM", "Row", "Violation", "check", "tally"]
 
 SLACK = 1.0
 """Seconds by which a busy machine may be late."""
-EXPECTED = {"granted", "contended", "unavailable", "released", "lost"}
+ANSWERS = {"granted", "contended", "released"}
+EXPECTED = {*ANSWERS, "unavailable", "lost"}
 CALM = "no fault"
 
 
@@ -40,8 +41,9 @@ class Violation:
 
     Attributes:
         kind: ``overlap``, ``told late``, ``token``, ``loss`` (of a lease that nothing endangered),
-            ``outage`` (told to a caller that had the time to see that there is none), ``bound``,
-            ``liveness``, ``progress`` or ``error``.
+            ``outage`` (told to a caller that had the time to see that there is none), ``stuck``
+            (a process alone had no answer for long), ``bound``, ``liveness``, ``progress`` or
+            ``error``.
         fault: The latest fault before it.
     """
 
@@ -121,6 +123,7 @@ def check(events: Collection[Event]) -> list[Violation]:
         *_tokens(run),
         *_losses(run),
         *_outages(run),
+        *_stuck(run),
         *_bounds(run),
         *_liveness(run),
         *_progress(run),
@@ -311,6 +314,30 @@ def _outages(run: _Run) -> Iterator[Violation]:
             yield Violation("outage", done["at"], f"{told}{took:.1f} s, though it could have one")
 
 
+def _stuck(run: _Run) -> Iterator[Violation]:
+    """Processes that got no answer for long after another one had got one."""
+    faults = [fault.end - fault.start for fault in run.faults if fault.end < math.inf]
+    # Several faults in a row may have met each call of a process, and none of another's.
+    allowed = run.recovery + 3 * max(faults, default=0.0)
+    silent: dict[int, tuple[float, float]] = {}
+    told: set[int] = set()
+    for one, done in sorted(run.done.items(), key=lambda item: float(item[1]["at"])):
+        pid, at = run.calls[one]["pid"], done["at"]
+        if done["outcome"] in ANSWERS:
+            silent.pop(pid, None)
+            told.discard(pid)
+            # The others could have had an answer from now on.
+            for other, (began, since) in silent.items():
+                silent[other] = began, min(since, at)
+        elif done["outcome"] == "unavailable":
+            began, since = silent.setdefault(pid, (run.calls[one]["at"], math.inf))
+            took = at - since - run.stalled(pid, since, at)
+            if took > allowed and pid not in told:
+                told.add(pid)
+                text = f"process {pid} got no answer for {took:.1f} s and more, another one did"
+                yield Violation("stuck", began, text)
+
+
 # -- bounds and liveness -------------------------------------------------------------------------
 
 
@@ -369,7 +396,7 @@ def _progress(run: _Run) -> Iterator[Violation]:
     answered = {
         run.calls[one]["who"]
         for one, done in run.done.items()
-        if done["at"] >= last[0] and done["outcome"] in ("granted", "contended", "released")
+        if done["at"] >= last[0] and done["outcome"] in ANSWERS
     }
     alive = {call["who"] for call in run.calls.values() if call["pid"] not in run.killed}
     if last[1] - last[0] < run.recovery:

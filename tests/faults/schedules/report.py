@@ -65,6 +65,7 @@ def table(outcomes: Sequence[Outcome], crew: str) -> str:
         "| token | a later grant has no higher token |",
         "| loss | a lease was lost though nothing kept its renewals from the store |",
         "| outage | a caller with patience was told of an outage, though there was none |",
+        "| stuck | a process got no answer for long, while another one did |",
         "| bound | a call took longer than its patience, `command_timeout` and a second |",
         "| liveness | the fault was over, and a name was not granted in time |",
         "| progress | a client never got a lock, or no answer after the last fault |",
