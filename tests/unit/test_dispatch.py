@@ -220,7 +220,12 @@ def test_a_thread_that_returns_late_closes_its_connections(
     )
     queue = EventQueue(watcher, "dlock-test", calls_users=True, uses_databases=True)
     called_by: list[threading.Thread] = []
-    queue.post(lambda: (called_by.append(threading.current_thread()), hanging()), hanging, "it")
+
+    def call() -> None:
+        called_by.append(threading.current_thread())
+        hanging()
+
+    queue.post(call, hanging, "it")
     hanging.wait_for_call()
     assert queue.flush(30)
     hanging.free.set()
