@@ -381,6 +381,8 @@ class Watchdog:
         """Let the thread, which has nothing to renew any more, make the calls of other threads."""
         done = threading.Event()
         with self._lock:
+            if self.thread is None or not self.thread.is_alive():
+                return
             self._lent = done
             self._woken = True
             self._condition.notify()

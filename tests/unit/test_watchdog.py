@@ -683,3 +683,21 @@ def test_g1_a_thread_that_sleeps_too_long_is_woken(dog, time, monkeypatch):
     time.seconds += 100
     with Lock("it", using="local"):
         assert wakes == [time.seconds]
+
+
+def test_at_exit_nobody_waits_for_a_thread_that_has_ended(
+    dog: Watchdog, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "is_stranded", lambda: True)
+    waits: list[float | None] = []
+    wait = threading.Event.wait
+
+    def noted(event: threading.Event, timeout: float | None = None) -> bool:
+        waits.append(timeout)
+        return wait(event, timeout)
+
+    assert dog.thread is None
+    monkeypatch.setattr(dispatch, "settle", lambda timeout: None)
+    monkeypatch.setattr(threading.Event, "wait", noted)
+    dog.shutdown()
+    assert dispatch.PATIENCE_AT_EXIT not in waits
