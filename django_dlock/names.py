@@ -31,10 +31,10 @@ def plain(text: str) -> str:
 
     Such a member may show its own name in an f-string, and have another hash than its value.
     """
-    if type(text) is str:
-        return text
-    # A lazy object, such as ``SimpleLazyObject``, only says that it is one.
-    return str.__str__(text) if issubclass(type(text), str) else plain(str(text))
+    if not issubclass(type(text), str):
+        # A lazy object, such as ``SimpleLazyObject``, only says that it is one.
+        text = str(text)
+    return text if type(text) is str else str.__str__(text)
 
 
 def check_name(name: str) -> str:
