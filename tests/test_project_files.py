@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from tests.test_docs import defined_extras
 ROOT = Path(__file__).resolve().parent.parent
 GITHUB = ROOT / ".github"
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+
+AS_ROOT = ("sudo", "-E", "env", "PATH=$PATH")
+"""Words before a command that do not change what it is."""
 
 pytestmark = pytest.mark.project
 
@@ -61,8 +65,8 @@ ALL = {
 
 def words(command: str) -> Iterator[list[str]]:
     for part in re.split(r"&&|;|\n", command):
-        if found := shlex.split(part):
-            yield found[1:] if found[0] == "sudo" else found
+        if found := [*dropwhile(AS_ROOT.__contains__, shlex.split(part))]:
+            yield found
 
 
 def targets() -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from django_dlock import process
 from testproject.servers import RedisServer
 from tests.conftest import missing
 from tests.faults.conftest import NewHolder
@@ -144,6 +145,8 @@ def test_g1_a_container_with_the_machines_pids_is_not_known_by_the_machine_id_of
 
     Its other boot id would prove that the first one is dead, which is only cut off.
     """
+    if not process.current().machine_id:
+        pytest.skip("no machine id counts within a container, where this test runs itself")
     holder = new_holder(within=("unshare", "--uts"))
     holder.do("from django_dlock import process")
     assert holder.do("process.current().machine_id") == ""

@@ -1,4 +1,4 @@
-"""The connection to the database of the row, which belongs to one thread of the backend.
+"""A connection to a database that belongs to one thread: for the row, and for counting records.
 
 It is neither the caller's, so a transaction of the caller changes nothing, nor does it wait for
 ever: connecting has a time-out, and statements have a deadline. After a time without a network, a
