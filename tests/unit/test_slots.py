@@ -216,6 +216,24 @@ def test_g8_a_slot_of_the_parent_does_not_return_in_a_child(slots: Slots) -> Non
     del slot
 
 
+def test_g10_a_call_is_answered_though_another_one_takes_its_connection_at_once() -> None:
+    class Fake:
+        def close(self) -> None:
+            pass
+
+    class Idle(collections.deque):  # type: ignore[type-arg]
+        """Another thread takes each connection as soon as it is there."""
+
+        def append(self, connection: object) -> None:
+            super().append(connection)
+            taken.append(self.pop())
+
+    pool, taken = Pool(Fake, 4), list[object]()  # type: ignore[arg-type]
+    pool.idle._connections = Idle()
+    assert pool.run(lambda _: "answer", clock.now() + PATIENCE, "ordinary") == "answer"
+    assert len(taken) == 1
+
+
 def test_a_database_call_that_ends_a_lease_gets_the_connection_of_an_acquire() -> None:
     class Fake:
         def close(self) -> None:
