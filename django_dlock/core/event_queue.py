@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from .. import clock, process
 from .event_call import Call, close_all_connections, close_old_connections, name_of
 
-__all__ = ["EventQueue", "Watcher"]
+__all__ = ["MOST_NAMED", "EventQueue", "Watcher"]
 
 HANGING_AFTER = 10.0
 """Seconds after which the log names the function of a call."""
@@ -30,6 +30,8 @@ MAX_QUEUED = 100_000
 """Calls that may wait in one queue; further ones are not made, but counted and logged."""
 MOST_OF_ONE = 10_000
 """The same for the calls of a function that was given up."""
+MOST_NAMED = 20
+"""Functions that the log names at a time, if their calls are not made."""
 TELL_EVERY = 60.0
 """Seconds between two lines about calls that are not made."""
 RETRY_EVERY = 1.0
@@ -422,7 +424,11 @@ class EventQueue:
                 return self._told_dropped + TELL_EVERY
             dropped, self._dropped = self._dropped, collections.Counter()
             self._told_dropped = now
-        for name, count in dropped.items():
+        named = dropped.most_common(MOST_NAMED)
+        if rest := dropped.total() - sum(count for _, count in named):
+            # Each row has a name of its own.
+            named.append(("others", rest))
+        for name, count in named:
             self._watcher.tell(
                 logging.ERROR,
                 "%d calls of %s for lock events were not made: too many wait",

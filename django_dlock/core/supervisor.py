@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import clock, process
 from ..log import Line, logger
-from .event_queue import EventQueue
+from .event_queue import MOST_NAMED, EventQueue
 
 __all__ = ["LOG_HANDLER", "PATIENCE_AT_EXIT", "Supervisor"]
 
@@ -28,8 +28,6 @@ FORK_PATIENCE = 0.5
 POLL_INTERVAL = 0.001
 PATIENCE_AT_EXIT = 1.0
 """Seconds that the end of the process waits for events."""
-MOST_NAMED = 20
-"""Lines about what was not done when the process ends."""
 IDLE = 60.0
 """Seconds with nothing to look at after which the thread ends."""
 

@@ -257,6 +257,29 @@ def test_what_does_not_fit_into_a_queue_is_counted_and_told(
     assert not left or f"shop.receive ({left} times) was not called" in rest[0]
 
 
+def test_the_names_of_calls_that_are_not_made_fill_no_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each lock event has a name of its own."""
+    told: list[tuple[Any, ...]] = []
+
+    class Watcher(Supervisor):
+        def expect(self, queue: EventQueue, at: float) -> None:
+            pass
+
+        def tell(self, level: int, message: str, *args: Any, **facts: Any) -> None:
+            told.append(args)
+
+    queue = EventQueue(Watcher(), "dlock-test")
+    monkeypatch.setattr(event_queue, "MAX_QUEUED", 0)
+    for i in range(100):
+        queue.post(lambda: None, f"The lock event 'lost' of lock {i}")
+    queue.look(0.0)
+    assert sum(count for count, _ in told) == 100
+    assert len(told) == event_queue.MOST_NAMED + 1
+    assert told[-1] == (100 - event_queue.MOST_NAMED, "others")
+
+
 @pytest.mark.usefixtures("impatient")
 def test_what_waits_for_a_function_that_hangs_is_bounded(
     queue: EventQueue,
