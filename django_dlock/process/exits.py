@@ -46,9 +46,9 @@ def run_exit_hooks() -> None:
 def _run_as_finalizer() -> None:
     """Run the hooks once the other threads have ended, without waiting for them here.
 
-    A child of ``multiprocessing`` runs its finalizers when its main function returns, and only then
-    waits for its threads, which may still work under their locks. A child of billiard does not
-    wait for them.
+    Before Python 3.13, a child of ``multiprocessing`` runs its finalizers when its main function
+    returns, and only then waits for its threads, which may still work under their locks. A child of
+    billiard does not wait for them.
     """
     is_child = sys.modules["multiprocessing.process"].parent_process() is not None
     if is_child and _working_threads():
