@@ -45,7 +45,10 @@ class Slot:
             if any(slots.users[self._kind]):
                 slots.serve(self._kind)
 
-    __del__ = release
+    def __del__(self) -> None:
+        # An interrupt may have left it without attributes: then another object has the right.
+        with contextlib.suppress(AttributeError):
+            self.release()
 
     def _successor(self) -> Slot:
         """The object of the next caller; this one has lost the right."""

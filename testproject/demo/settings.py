@@ -40,7 +40,8 @@ if KIND == "postgresql":
     DATABASES["default"] = settings_for(os.environ["DLOCK_DEMO_POSTGRES"])
 
 if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-    DLOCK_METRICS = {"EXPORTERS": ["prometheus"]}
+    # What the keys of both tasks begin with: whoever ends a dead child's lock knows its name only.
+    DLOCK_METRICS = {"EXPORTERS": ["prometheus"], "GROUPS": ["locked", "order"]}
 
 CELERY_IMPORTS = ["testproject.demo.tasks"]
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"visibility_timeout": 4}

@@ -357,6 +357,9 @@ def test_g1_a_planned_fail_over_lets_nobody_in():
         lock = Lock("name")
         assert lock.acquire()
         until(lambda: asking.sentinel_slaves("mymaster")[0]["master-link-status"] == "ok")
+        # What a Sentinel says of the link is some seconds old.
+        with client(sentinel.replica) as replica:
+            until(lambda: replica.keys("*l:name"))
         asking.execute_command("SENTINEL FAILOVER mymaster")
         until(lambda: sentinel.master_port == sentinel.replica.port)
         before = scripts(sentinel.replica)

@@ -83,9 +83,11 @@ def clear(server: RedisServer, within: tuple[str, ...]) -> list[str]:
         env={**os.environ, "REDIS_URL": server.url},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    return [lock["name"] for lock in json.loads(done.stdout)]
+    # The event of a lock that was cleared may be missing, where nobody has migrated the project.
+    assert done.returncode in (0, 1), done.stderr
+    return [lock["name"] for lock in json.loads(done.stdout) if "name" in lock]
 
 
 def assert_nobody_gets_it(

@@ -25,6 +25,7 @@ class _Rewriting:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self._open: list[socket.socket] = []
+        self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def rewriter(self) -> Callable[[bytes], bytes]:
@@ -35,7 +36,12 @@ class _Rewriting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in [self._server, *self._open]:
+        self._closed = True
+        self._close(self._server, *self._open)
+
+    @staticmethod
+    def _close(*sockets: socket.socket) -> None:
+        for one in sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -48,6 +54,10 @@ class _Rewriting:
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._open += [client, server]
+                if self._closed:
+                    # Accepted while the others were closed.
+                    self._close(client, server)
+                    return
                 for source, target, change in (
                     (client, server, self.rewriter()),
                     (server, client, bytes),
