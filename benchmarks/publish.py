@@ -1,6 +1,6 @@
 """Turns a result into what the documentation shows; ``python -m benchmarks.publish [FILE]``.
 
-The result is stored with the documentation under the version that it measured. Tables and
+The result is stored in ``benchmarks/results`` under the version that it measured. Tables and
 pictures are then made from the stored results.
 """
 
@@ -20,8 +20,9 @@ from .model import OURS, Result
 
 __all__ = ["IMAGES", "KEPT", "digest", "kept", "main"]
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-KEPT, IMAGES = DOCS / "benchmarks", DOCS / "images"
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent / "docs"
+KEPT, IMAGES = HERE / "results", DOCS / "images"
 DIGITS = 5
 ADDED = (
     "started",
@@ -38,7 +39,7 @@ ADDED = (
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.publish",
-        description="Store a result with the documentation; make its tables and pictures again.",
+        description="Store a result; make the tables and pictures of the documentation again.",
     )
     parser.add_argument("file", nargs="?", type=Path, help="default: the latest")
     parser.add_argument("--add", action="store_true", help="add its rows to the stored ones")
@@ -99,7 +100,7 @@ def digest(version: str) -> str:
 
 
 def source(version: str) -> str:
-    return f"docs/benchmarks/{version}.json {digest(version)}"
+    return f"benchmarks/results/{version}.json {digest(version)}"
 
 
 def _order(version: str) -> list[tuple[int, str]]:

@@ -13,8 +13,7 @@ author = copyright = "django-dlock contributors"
 release = version = _setup["metadata"]["version"]
 
 extensions = ["myst_parser"]
-# The tables of a benchmark are included by the page that tells what they mean.
-exclude_patterns = ["_build", "benchmarks"]
+exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
 
