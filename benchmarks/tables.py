@@ -19,7 +19,7 @@ from .report import amount
 from .rows.cycle import NAMES, row_name
 from .rows.scale import OPERATIONS, SIZES
 
-__all__ = ["TABLES", "all_tables", "growth"]
+__all__ = ["TABLES", "TITLES", "all_tables", "growth"]
 
 _IMPORTED = "its module had already been imported, or is the only one of its package"
 
@@ -449,9 +449,25 @@ TABLES = {
 }
 """Made from the newest release; ``releases`` is made from all."""
 
+TITLES = {
+    "budgets": "Figures and their limits",
+    "beds": "One cycle on each bed",
+    "rows": "All rows on Redis",
+    "scale": "The cost with many locks",
+    "database": "Leases in a database",
+    "stores": "Leases in other stores",
+    "releases": "Release by release",
+}
+"""Of the tables that are pages; pages of the documentation include the others."""
+
 
 def all_tables(results: Mapping[str, Result]) -> dict[str, str]:
-    """By name; ``results`` by version, the newest last."""
+    """By name, pages with their titles; ``results`` by version, the newest last."""
     newest = list(results.values())[-1]
-    told = {name: make(newest) for name, make in TABLES.items()}
-    return {**told, "releases": releases(results)}
+    told = {name: make(newest) for name, make in TABLES.items()} | {"releases": releases(results)}
+    return {name: _titled(name, text) for name, text in told.items()}
+
+
+def _titled(name: str, text: str) -> str:
+    title = TITLES.get(name)
+    return f"# {title}\n\n[How to read it](README.md)\n\n{text}" if title else text

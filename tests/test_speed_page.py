@@ -1,4 +1,4 @@
-"""The page about speed agrees with the stored result: tables and pictures."""
+"""Pages about speed agree with the stored result: tables and pictures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.reasons import WHY
 
 PAGE = publish.DOCS / "explanation" / "speed.md"
 COST_PAGE = publish.DOCS / "reference" / "cost.md"
+GUIDE = publish.KEPT / "README.md"
 RESULTS = publish.kept()
 NEWEST = list(RESULTS)[-1]
 TABLES = tables.all_tables(RESULTS)
@@ -23,12 +24,19 @@ TABLES = tables.all_tables(RESULTS)
 @pytest.mark.parametrize("table", sorted(TABLES))
 def test_a_table_matches_the_stored_result(table: str) -> None:
     assert (publish.KEPT / f"{table}.md").read_text() == f"{TABLES[table]}\n"
-    page = COST_PAGE if table == "costs" else PAGE
-    assert f"```{{include}} ../../benchmarks/results/{table}.md\n```" in page.read_text()
+    assert f"({table}.md)" in GUIDE.read_text()
+    if table not in tables.TITLES:
+        page = COST_PAGE if table == "costs" else PAGE
+        assert f"```{{include}} ../../benchmarks/results/{table}.md\n```" in page.read_text()
 
 
-def test_every_stored_file_is_used_by_a_table() -> None:
-    assert {path.stem for path in publish.KEPT.glob("*.md")} == set(TABLES)
+def test_every_stored_page_is_a_table() -> None:
+    assert {path.stem for path in publish.KEPT.glob("*.md")} - {GUIDE.stem} == set(TABLES)
+
+
+def test_the_links_of_the_guide_to_the_results_have_targets() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", GUIDE.read_text())
+    assert [link for link in links if not (GUIDE.parent / link).exists()] == []
 
 
 FILES = [
@@ -41,7 +49,11 @@ FILES = [
 @pytest.mark.parametrize(("picture", "theme", "file"), FILES)
 def test_a_picture_matches_the_stored_result(picture: str, theme: str, file: str) -> None:
     assert f"{publish.source(NEWEST)}<" in (publish.IMAGES / file).read_text()
-    assert f"```{{image}} ../images/{file}\n:class: only-{theme}\n:alt: " in PAGE.read_text()
+    if picture == "cycle":
+        shown = f"```{{image}} ../images/{file}\n:class: only-{theme}\n:alt: "
+        assert shown in PAGE.read_text()
+    else:
+        assert f'="../../docs/images/{file}"' in GUIDE.read_text()
 
 
 def test_there_are_no_other_pictures() -> None:
