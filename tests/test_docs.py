@@ -60,6 +60,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = sorted([ROOT / "README.md", ROOT / "DESCRIPTION.md", *DOCS.rglob("*.md")])
+FOR_CONTRIBUTORS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "contributing").glob("*.md"))]
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -618,7 +619,7 @@ def test_the_tutorial_charges_twice_with_the_lock_alone(read: Read) -> None:
 # -- links and build -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", names(PAGES))
+@pytest.mark.parametrize("page", names([*PAGES, *FOR_CONTRIBUTORS]))
 def test_links_have_targets(page: str) -> None:
     file = ROOT / page
     targets = [link for link in LINK.findall(file.read_text()) if "://" not in link]

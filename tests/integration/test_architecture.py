@@ -19,7 +19,7 @@ from tests.support.aliases import alias, configured
 from tests.support.deliveries import in_memory, recorded, states, work
 
 PACKAGE = Path(django_dlock.__file__).parent
-PAGE = PACKAGE.parent / "docs" / "explanation" / "architecture.md"
+PAGE = PACKAGE.parent / "contributing" / "architecture.md"
 MOST = 12
 """Files on the longest way of an acquire; a delivery may have as many of its own."""
 
