@@ -69,7 +69,7 @@ fuzz: $(VENV)/.dev ## Run the tests with values made at random, TIMES=20 as many
 celery-own: $(VENV)/.dev ## Run Celery's own integration tests, plain, under the lock and with records; half an hour
 	@$(BIN)/python -m tests.celery_own $(ARGS)
 
-backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, for the documentation; 5 minutes
+backend-matrix: $(VENV)/.dev ## Count the tests of each guarantee on each backend, and write the table; 5 minutes
 	@$(BIN)/python -m tests.backends.matrix --jobs $(JOBS) $(ARGS)
 
 mutants: $(VENV)/.dev ## Take out 120 mechanisms, one at a time, and check that a test fails; ARGS=--all
@@ -78,8 +78,8 @@ mutants: $(VENV)/.dev ## Take out 120 mechanisms, one at a time, and check that 
 mutants-all: $(VENV)/.dev
 	@$(BIN)/python -m tests.mutants --jobs $(MUTANT_JOBS) --all
 
-faults: $(VENV)/.dev ## Run the whole fault suite and write its table; most of an hour
-	@$(BIN)/python -m tests.faults.suite --table docs/explanation/faults-table.md $(ARGS)
+faults: $(VENV)/.dev ## Run the whole fault suite and write its tables; most of an hour
+	@$(BIN)/python -m tests.faults.suite --table contributing/faults-table.md --overview docs/explanation/faults-table.md $(ARGS)
 
 soak: $(VENV)/.dev ## Run faults chosen at random for MINUTES=10; SEED=… repeats a run
 	@$(BIN)/python -m tests.faults.suite.soak --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)

@@ -1,7 +1,7 @@
 """``python -m tests.backends.matrix``: which guarantee is tested on which backend, as a table.
 
 Runs the tests of the backends whose names begin with a guarantee (``test_g1_…``), counts those that
-passed on each backend, and writes ``docs/reference/backend-matrix.md``. A failed test makes the
+passed on each backend, and writes ``contributing/backend-matrix.md``. A failed test makes the
 command fail, and writes nothing.
 """
 
@@ -22,7 +22,7 @@ from django_dlock.backends.redlock import RedlockBackend
 from django_dlock.backends.zookeeper import ZooKeeperBackend
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reference" / "backend-matrix.md"
+PAGE = ROOT / "contributing" / "backend-matrix.md"
 
 BACKENDS = (
     "local",
@@ -182,7 +182,7 @@ The tests use real servers, which they kill, pause and restart, and whose connec
 
 ## Guarantees
 
-The numbers count the tests whose names begin with the [guarantee](guarantees.md).
+The numbers count the tests whose names begin with the [guarantee](../docs/reference/guarantees.md).
 A `–` means that no test of this backend has that number.
 The note says whether the guarantee holds ("yes") or not ("no"), and why.
 G12 to G15 are about tasks and transactions, and are the same for all backends.
@@ -192,7 +192,7 @@ G12 to G15 are about tasks and transactions, and are the same for all backends.
 ## Features
 
 `no` means that the backend does not have the capability, and refuses the options that need it.
-See [Backends](backends.md#what-a-backend-is-capable-of).
+See [Backends](../docs/reference/backends.md#what-a-backend-is-capable-of).
 
 {features}
 

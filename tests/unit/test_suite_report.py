@@ -13,7 +13,7 @@ from tests.faults.suite.__main__ import main
 from tests.faults.suite.checker import FollowUps, Tally
 from tests.faults.suite.journal import Journal
 from tests.faults.suite.outcome import Outcome
-from tests.faults.suite.report import table
+from tests.faults.suite.report import overview, table
 from tests.faults.suite.scenarios import SCENARIOS
 
 
@@ -122,6 +122,24 @@ def test_the_reasons_of_a_scenario_come_before_the_tables() -> None:
     assert scenario.overlaps not in table([outcome()], keys=1, versions={})
 
 
+def test_the_overview_adds_up_all_brokers_and_pools() -> None:
+    def dead(*freed: float) -> dict[str, Tally]:
+        return {"guarded": tally(hit=3, lost=1, freed=[*freed]), "plain": tally(doubles=7)}
+
+    outcomes = [
+        outcome(tallies=dead(0.2, 0.9), follow_ups=FollowUps(lost=8, hook_lost=11)),
+        outcome(broker="rabbitmq", pool="solo", tallies=dead(0.4), problems=["1 lost keys"]),
+    ]
+    text = overview(outcomes, keys=200, versions={"Django": "5.2"})
+    assert cells(text, "child SIGKILL before the commit") == [
+        "child SIGKILL before the commit **failed**",
+        *("6", "14", "0", "", "", "0", "2"),
+        *("0", "8", "11", "0", "0.90 s"),
+    ]
+    assert "brokers (redis, rabbitmq) and pools (prefork, solo)" in text
+    assert "Versions: Django 5.2." in text
+
+
 @pytest.mark.parametrize(("effects", "code"), [(1, 0), (2, 1), (0, 1)])
 def test_stored_journals_can_be_judged_again(tmp_path: Path, effects: int, code: int) -> None:
     (tmp_path / "redis-solo").mkdir()
@@ -133,7 +151,10 @@ def test_stored_journals_can_be_judged_again(tmp_path: Path, effects: int, code:
     known = {"keys": 1, "versions": {"Django": "5.2"}, "seconds": 60}
     (tmp_path / "results.json").write_text(json.dumps(known))
     table = tmp_path / "table.md"
-    assert main(["--again", "--directory", str(tmp_path), "--table", str(table)]) == code
+    summed = tmp_path / "overview.md"
+    files = ["--table", str(table), "--overview", str(summed)]
+    assert main(["--again", "--directory", str(tmp_path), *files]) == code
+    assert cells(summed.read_text(), "late duplicates")[2] == "1"
     row = cells(table.read_text(), "late duplicates")
     assert (row[2], row[6]) == ("1", str(max(0, effects - 1)))
     assert ("**failed**" in row[0]) == bool(code)

@@ -1,6 +1,6 @@
 """``python -m tests.faults.suite``: all scenarios on real workers and servers.
 
-Writes journals, workers' logs and ``results.json`` into a directory, and the table of the
+Writes journals, workers' logs and ``results.json`` into a directory, and the tables of the
 documentation. The exit code is 0 only if no guarded task was doubled or lost anywhere, and other
 tasks were.
 """
@@ -28,7 +28,7 @@ from .brokers import BROKERS
 from .journal import Journal
 from .locks import BACKENDS
 from .outcome import Outcome, outcome, play
-from .report import table, versions
+from .report import overview, table, versions
 from .scenarios import SCENARIOS, Scenario
 from .stage import POOLS, Stage
 
@@ -55,7 +55,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--busy", type=float, default=8.0, help="seconds for which long bodies keep workers busy"
     )
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "faults")
-    parser.add_argument("--table", type=Path, help="Markdown file to write")
+    parser.add_argument("--table", type=Path, help="write a table for each broker and pool here")
+    parser.add_argument("--overview", type=Path, help="write a row for each fault here")
     parser.add_argument(
         "--again", action="store_true", help="run nothing; only judge the journals in --directory"
     )
@@ -177,9 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
         "outcomes": [asdict(each) for each in outcomes],
     }
     results.write_text(json.dumps(facts, indent=1))
+    facts = {"keys": options.keys, "versions": options.versions, "backend": options.backend}
     if options.table:
-        facts = {"keys": options.keys, "versions": options.versions, "backend": options.backend}
         options.table.write_text(table(outcomes, **facts))
+    if options.overview:
+        options.overview.write_text(overview(outcomes, **facts))
     failed = [each for each in outcomes if each.problems]
     print(f"{len(outcomes)} scenarios in {seconds / 60:.0f} min, {len(failed)} failed")
     print(f"Journals, logs and results are in {options.directory}")

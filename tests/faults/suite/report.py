@@ -1,4 +1,4 @@
-"""Makes the documentation's table from the outcomes."""
+"""Makes the tables from the outcomes: one for each broker and pool, and one of all together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .outcome import Outcome
 from .scenarios import SCENARIOS, Scenario
 from .stage import Stage
 
-__all__ = ["table", "versions"]
+__all__ = ["overview", "table", "versions"]
 
 HEAD = (
     "fault",
@@ -35,6 +35,21 @@ HEAD = (
     "stale writes",
     "overlaps",
     "take-over",
+    "lock free",
+)
+OVERVIEW_HEAD = (
+    "fault",
+    "keys hit",
+    "plain: doubled",
+    "lost",
+    "early acks: doubled",
+    "lost",
+    "guarded: doubled",
+    "lost",
+    "outbox: doubled",
+    "lost",
+    "`on_commit()`: lost",
+    "overlaps",
     "lock free",
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -59,7 +74,7 @@ def table(
     versions: Mapping[str, str],
     backend: str = "redis",
 ) -> str:
-    """Markdown: how the suite ran, and one table per broker and pool.
+    """Markdown for contributors: how the suite ran, and one table per broker and pool.
 
     Args:
         backend: Where the locks are kept.
@@ -68,6 +83,99 @@ def table(
     parts = [_preface(keys, versions, backend), _notes(outcomes)]
     parts += [_stage(broker, pool, list(mine), backend) for (broker, pool), mine in stages]
     return "\n".join(part for part in parts if part)
+
+
+def overview(
+    outcomes: Sequence[Outcome],
+    *,
+    keys: int,
+    versions: Mapping[str, str],
+    backend: str = "redis",
+) -> str:
+    """Markdown for the manual: one row for each fault, which adds up all brokers and pools."""
+    brokers, pools = (
+        ", ".join(dict.fromkeys(names))
+        for names in ([one.broker for one in outcomes], [one.pool for one in outcomes])
+    )
+    stale = sum(one.tallies[GUARDED].stale_writes for one in outcomes)
+    present = [each for each in SCENARIOS if each.name in {one.scenario for one in outcomes}]
+    lines = [
+        "<!-- Written by `make faults`; do not edit. -->",
+        "",
+        "# What the fault suite measured",
+        "",
+        f"Each fault was made to happen to {keys} keys of each kind of task, on real workers.",
+        f"A row adds up the brokers ({brokers}) and pools ({pools}) in which it can happen.",
+        "All bodies are the same: some work, an INSERT without a unique constraint, some work.",
+        *_where(backend),
+        "",
+        "| column | what it counts |",
+        "| --- | --- |",
+        "| keys hit | keys whose body was running when the fault happened |",
+        "| plain | a Celery task with late acknowledgement; early acks: with Celery's default |",
+        "| guarded | a `LockedTask` with `idempotency_key` and `atomic` |",
+        "| doubled, lost | extra INSERTs of a key; keys without an INSERT |",
+        (
+            "| outbox | of two messages that each body sends with `current_run.send()`: those that "
+            "came under a second id as well, or took effect twice in spite of their record; those "
+            "that never came |"
+        ),
+        "| `on_commit()`: lost | of what the same body sent with `on_commit()` |",
+        "| overlaps | pairs of guarded runs of one key at the same time |",
+        (
+            "| lock free | the longest time from the death of a holder until its lock was free; "
+            "that of a whole worker is noticed when the next task asks for the lock |"
+        ),
+        "",
+        "| " + " | ".join(OVERVIEW_HEAD) + " |",
+        "| --- |" + " ---: |" * (len(OVERVIEW_HEAD) - 1),
+        *(
+            _sum(each, [one for one in outcomes if one.scenario == each.name], backend)
+            for each in present
+        ),
+        "",
+        (
+            f"Guarded tasks made {stale} stale writes: commits with a lower fencing token than one "
+            "that the key had seen."
+        ),
+        *_remarks(present),
+        "",
+        "Versions: " + ", ".join(f"{name} {number}" for name, number in _named(versions)) + ".",
+        "`contributing/faults-table.md` in the repository has a table for each broker and pool.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _sum(scenario: Scenario, outcomes: Sequence[Outcome], backend: str) -> str:
+    def added(kind: str, what: str) -> str:
+        found = [getattr(one.tallies[kind], what) for one in outcomes if kind in one.tallies]
+        return str(sum(found)) if found else ""
+
+    sent = [one.follow_ups for one in outcomes]
+    hooks = [each.hook_lost for each in sent if each.hook_lost is not None]
+    free = [seconds for one in outcomes for seconds in one.tallies[GUARDED].freed]
+    cells = [
+        _title(scenario, backend, any(one.problems for one in outcomes)),
+        added(GUARDED, "hit"),
+        *(added(kind, what) for kind in (PLAIN, EARLY, GUARDED) for what in ("doubles", "lost")),
+        str(sum(each.doubled for each in sent)),
+        str(sum(each.lost for each in sent)),
+        str(sum(hooks)) if hooks else "",
+        added(GUARDED, "overlaps"),
+        _longest(free),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _title(scenario: Scenario, backend: str, failed: bool) -> str:
+    title = (backend == DATABASE and scenario.on_database) or scenario.title
+    return title + (" **failed**" if failed else "")
+
+
+def _where(backend: str) -> list[str]:
+    told = "The locks are in the same PostgreSQL as everything else."
+    return [told] if backend == DATABASE else []
 
 
 def _preface(keys: int, versions: Mapping[str, str], backend: str) -> str:
@@ -82,11 +190,7 @@ def _preface(keys: int, versions: Mapping[str, str], backend: str) -> str:
         "All bodies are the same: some work, an INSERT without a unique constraint, some work.",
         "A guarded body runs in a transaction, in which it sends two follow-ups.",
         "A plain task commits at once, so the kill may come before or after its INSERT.",
-        *(
-            ["The locks are in the same PostgreSQL as everything else."]
-            if backend == DATABASE
-            else []
-        ),
+        *_where(backend),
         "",
         "| task | acknowledgement | TTL of the lock |",
         "| --- | --- | --- |",
@@ -121,11 +225,9 @@ def _stage(broker: str, pool: str, outcomes: Sequence[Outcome], backend: str) ->
 
 
 def _row(outcome: Outcome, backend: str) -> str:
-    scenario = BY_NAME[outcome.scenario]
-    title = (backend == DATABASE and scenario.on_database) or scenario.title
     guarded = outcome.tallies[GUARDED]
     cells = [
-        title + (" **failed**" if outcome.problems else ""),
+        _title(BY_NAME[outcome.scenario], backend, bool(outcome.problems)),
         str(guarded.hit),
         *_damage(outcome.tallies.get(PLAIN)),
         *_damage(outcome.tallies.get(EARLY)),
@@ -195,7 +297,21 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
         ),
         "If a whole worker dies, its death is noticed when the next task asks for the lock.",
     ]
+    lines += _remarks(scenarios)
+    lines += [
+        f"In the row “{each.title}” of {where.replace(' ', ', ')}, plain tasks are not damaged "
+        f"because {why}."
+        for each in scenarios
+        for where, why in each.harmless.items()
+        if where in {f"{outcome.broker} {outcome.pool}" for outcome in outcomes}
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _remarks(scenarios: Sequence[Scenario]) -> list[str]:
+    """What a reader must know of some rows."""
     answered = [each.title for each in scenarios if each.publish_again]
+    lines = []
     if answered:
         lines.append(
             f"In these rows, a message whose task fails is published again, for every kind of "
@@ -209,11 +325,4 @@ def _notes(outcomes: Sequence[Outcome]) -> str:
     lines += [
         f"In the row “{each.title}”, {each.explained}." for each in scenarios if each.explained
     ]
-    lines += [
-        f"In the row “{each.title}” of {where.replace(' ', ', ')}, plain tasks are not damaged "
-        f"because {why}."
-        for each in scenarios
-        for where, why in each.harmless.items()
-        if where in {f"{outcome.broker} {outcome.pool}" for outcome in outcomes}
-    ]
-    return "\n".join([*lines, ""])
+    return lines
