@@ -30,6 +30,7 @@ HEADING = "## The tables of the code\n"
 REQUEUED = "requeued"
 FAILS = "fails"
 DIES = "requeued, and counted if the database answers"
+OTHERS = "any other `OperationalError` or `InterfaceError`"
 
 
 KINDS = {
@@ -56,13 +57,11 @@ def of_fate(fate: str, verdict: Verdict) -> str:
 
 
 def of_driver(title: str, what: str, known: Iterable[tuple[str, Known]]) -> list[str]:
-    return [
-        "",
-        f"### {title}",
-        "",
-        *table(what, "meaning", "kind"),
-        *(f"| {code} | {each.text} | {each.fate} |" for code, each in known),
-    ]
+    codes: dict[str, list[str]] = {fate: [] for fate in FATES}
+    for code, each in known:
+        codes[each.fate].append(code)
+    rows = (f"| {fate} | {', '.join(alike)} |" for fate, alike in codes.items() if alike)
+    return ["", f"### {title}", "", *table("kind", what), *rows]
 
 
 def coded(known: Mapping[str, Known]) -> list[tuple[str, Known]]:
@@ -140,14 +139,18 @@ def section() -> str:
         *of_driver(
             "PostgreSQL (psycopg, psycopg2)",
             "SQLSTATE",
-            [*states(), ("none", NO_ANSWER), ("any other", UNKNOWN)],
+            [*states(), ("none, because the server did not answer", NO_ANSWER), (OTHERS, UNKNOWN)],
         ),
         *of_driver(
             "MySQL and MariaDB (mysqlclient, PyMySQL)",
             "number",
-            [*mysql, ("`2000` to `2999`", OF_CLIENT), ("any other", UNKNOWN)],
+            [*mysql, ("`2000` to `2999`", OF_CLIENT), (OTHERS, UNKNOWN)],
         ),
-        *of_driver("SQLite", "part of the text", [*coded(SQLITE), ("any other", UNKNOWN)]),
+        *of_driver(
+            "SQLite",
+            "part of the text (the longest counts)",
+            [*coded(SQLITE), (OTHERS, UNKNOWN)],
+        ),
         *of_the_lock(),
         *of_the_broker(),
     ]

@@ -18,11 +18,12 @@ PAGE = ROOT / "docs" / "reference" / "frameworks.md"
 HEADING = "## What works where\n"
 
 INTRODUCTION = """
-Each row is a test in `tests/integration/test_frameworks.py`.
+Each of these places is a test in `tests/integration/test_frameworks.py`.
 `.venv/bin/python -m tests.frameworks` writes this part of the page.
 
-"Before the authentication" means that a stranger can take the lock, or get a stored answer.
-If the key of the lock contains the user, or keys belong to users, a stranger is refused anyway.
+* **early**: it works before the authentication, so a stranger can take the lock, or get a stored
+  answer, unless the key of the lock contains the user, or keys belong to users.
+* **refused**: at import.
 """
 
 
@@ -41,14 +42,14 @@ def section() -> str:
         lines += [
             f"### Places in {framework}",
             "",
-            "| where the decorator stands | `locked_view` | `idempotent_view` |",
+            "| `locked_view` | `idempotent_view` | where the decorator stands |",
             "| --- | --- | --- |",
         ]
-        lines += [
-            f"| {place.where} | {place.locked} | {place.idempotent} |"
-            for place in PLACES
-            if place.framework == framework
-        ]
+        where: dict[tuple[str, str], list[str]] = {}
+        for place in PLACES:
+            if place.framework == framework:
+                where.setdefault((place.locked, place.idempotent), []).append(place.where)
+        lines += [f"| {' | '.join(both)} | {'; '.join(alike)} |" for both, alike in where.items()]
         lines.append("")
     return "\n".join(lines)
 

@@ -39,8 +39,8 @@ from django_dlock import Lock
 Decorator = Callable[[Any], Any]
 
 WORKS = "works"
-EARLY = "works, before the authentication"
-REFUSED = "refused at import"
+EARLY = "early"
+REFUSED = "refused"
 
 TOKEN = "secret-of-user-1"
 NAME = "placement:7"
