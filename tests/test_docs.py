@@ -851,4 +851,4 @@ def test_the_tests_of_each_guarantee_are_on_the_page() -> None:
 @pytest.mark.project
 def test_the_license_and_the_changelog_exist() -> None:
     assert "BSD 3-Clause" in (ROOT / "LICENSE").read_text()
-    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
+    assert "## 0.1.0" in (ROOT / "CHANGELOG.md").read_text()
