@@ -571,7 +571,7 @@ def test_the_tests_of_the_testing_guide_pass(read: Read) -> None:
         result = unittest.TestResult()
         unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
         assert result.wasSuccessful(), result.errors + result.failures
-    assert (len(functions), len(cases)) == (6, 2)
+    assert (len(functions), len(cases)) == (4, 2)
 
 
 @pytest.mark.parametrize("page", ["from-celery-once", "from-celery-singleton"])
