@@ -19,7 +19,16 @@ __all__ = ["Slot", "Slots"]
 SlotQueue: TypeAlias = "queue.SimpleQueue[Slot]"
 
 
-class Slot:
+class _Returned:
+    """A slot that was returned."""
+
+    __slots__ = ("_kind", "_number", "_right", "_slots")
+
+    def release(self) -> None:
+        """No effect: only the first call has one."""
+
+
+class Slot(_Returned):
     """The right to use one connection; it is returned even if an interrupt drops it.
 
     Each caller gets an object of its own. The traceback of an error keeps the object of the call
@@ -29,7 +38,7 @@ class Slot:
         right: One item, the number of the only object that can return the right.
     """
 
-    __slots__ = ("_kind", "_number", "_right", "_slots")
+    __slots__ = ()
 
     def __init__(self, slots: weakref.ref[Slots], kind: int, right: list[int], number: int) -> None:
         # Weak, so that slots do not return to a pool that a forked child has discarded.
@@ -41,6 +50,8 @@ class Slot:
         slots = self._slots()
         if slots is not None and self._right[0] == self._number:
             slots.free[self._kind].put(self._successor())
+            # Without a finalizer, in which Python would swallow an interrupt.
+            self.__class__ = _Returned  # type: ignore[assignment]
             # Only now: a call that begins to wait from here on finds the slot by itself.
             if any(slots.users[self._kind]):
                 slots.serve(self._kind)

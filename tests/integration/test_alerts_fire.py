@@ -138,6 +138,8 @@ class Scene:
             self._repeat(f"attempt/{lock}")
         self._work()
         self.place.wait("holds-late:1")
+        # Only what is added to a known number is an increase.
+        self._see("django_dlock_renewal_lateness_seconds_count{job='threads'}")
         threads.pause()
         until = time.monotonic() + LATE
         self._see("django_dlock_acquire_attempts_total{alias='both'}")
