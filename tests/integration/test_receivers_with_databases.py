@@ -42,6 +42,8 @@ def lose(
         with pytest.raises(LeaseLost):
             lock.renew()
         assert dispatch.flush(30)
+        # No call of ``on_lost`` is waited for that takes longer than half a second.
+        until(lambda: told)
         return told.pop()
 
     if request.param != "on_lost":
