@@ -142,6 +142,25 @@ def test_a_test_that_is_skipped_when_it_is_repeated_has_not_passed(tmp_path: Pat
     assert "failed twice: test_0.py::test_fails_once" in output
 
 
+LEAVES_A_SOCKET = """
+import pathlib, socket
+
+def test_meets_it():
+    left = pathlib.Path(__file__).with_name("left")
+    if not left.exists():
+        left.touch()
+        socket.socket()
+"""
+
+
+def test_a_test_that_met_a_socket_that_was_not_closed_is_repeated(tmp_path: Path) -> None:
+    warnings = ("-W", "error::ResourceWarning")
+    warnings += ("-W", "error::pytest.PytestUnraisableExceptionWarning")
+    code, output = pytest_says(tmp_path, LEAVES_A_SOCKET, options=("-n", "0", *warnings))
+    assert code == 0, output
+    assert "unstable: test_0.py::test_meets_it" in output
+
+
 @pytest.mark.parametrize(
     ("source", "options"),
     [
