@@ -27,8 +27,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.run import Recorder, repeated
-from tests.support.etcd import EtcdServer
-from tests.support.zookeeper import ZooKeeperServer
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "tests" / "runs.json"
@@ -184,6 +182,9 @@ def _redis() -> str:
 
 
 def _etcd() -> str:
+    # Here, because it chooses Django's settings, which pytest must find unchosen.
+    from tests.support.etcd import EtcdServer
+
     server = EtcdServer()
     server.start()
     try:
@@ -193,6 +194,8 @@ def _etcd() -> str:
 
 
 def _zookeeper() -> str:
+    from tests.support.zookeeper import ZooKeeperServer
+
     server = ZooKeeperServer()
     server.start()
     try:

@@ -27,6 +27,15 @@ def test_the_classifiers_are_those_of_recorded_runs() -> None:
     assert supported.claimed() == supported.earned()
 
 
+def test_the_command_leaves_the_choice_of_settings_to_pytest() -> None:
+    code = "import os, tests.supported; print(os.environ.get('DJANGO_SETTINGS_MODULE'))"
+    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    told = subprocess.check_output(
+        [sys.executable, "-c", code], text=True, cwd=supported.ROOT, env=environment
+    )
+    assert told.strip() == "None"
+
+
 def test_environments_of_tox_are_told_apart() -> None:
     assert "py310-django52-celery57" in supported.environments()
     assert "py311-django52-celery55-redis52" in supported.environments()
