@@ -6,14 +6,14 @@ Django passes the databases: those of ``check --database``, from Django 6.1 on a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import apps
 from django.core import checks
 from django.core.management.base import BaseCommand
 from django.db import Error, connections, router
-from django.db.models import Max
+from django.db.models import Max, Model
 
 from . import conf
 from .audit import is_defined
@@ -26,9 +26,11 @@ APP = "django_dlock"
 
 
 def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """W005; W015: a database does not answer, which must not end the other checks."""
-    if not databases or _is_migrating():
+    """W005, E017; W015: a database does not answer, which must not end the other checks."""
+    if not databases:
         return []
+    if _is_migrating():
+        return [message for alias in databases for message in _refused(alias)]
     return [message for alias in databases for message in _migrations_of(alias)]
 
 
@@ -65,8 +67,19 @@ def _migrations_of(alias: str) -> list[checks.CheckMessage]:
         ]
 
 
+def _refused(alias: str) -> list[checks.CheckMessage]:
+    """Only what ``migrate`` must not do; of what it cannot, it tells itself."""
+    try:
+        return [message for message in check_migrations([alias]) if message.is_serious()]
+    except Error:
+        return []
+
+
 def check_migrations(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """W005: migrations of django_dlock are not applied, where routers allow any of its tables."""
+    """W005: migrations of django_dlock are not applied, where routers allow any of its tables.
+
+    E017: they are said to be applied, but the tables are not what they make.
+    """
     defined = filter(is_defined, databases or ())
     return [message for alias in defined for message in _unapplied(alias)]
 
@@ -75,14 +88,13 @@ def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
     # Imported here, because serving processes do not need it.
     from django.db.migrations.executor import MigrationExecutor
 
-    models = apps.get_app_config(APP).get_models()
     # Asked for each, because a router may send the events to another database than the records.
-    tables = {
-        model._meta.db_table
-        for model in models
+    models = {
+        model._meta.db_table: model
+        for model in apps.get_app_config(APP).get_models()
         if model._meta.managed and router.allow_migrate_model(alias, model)
     }
-    if not tables:
+    if not models:
         return
     connection = connections[alias]
     executor = MigrationExecutor(connection)
@@ -90,10 +102,11 @@ def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
     plan = executor.migration_plan(ours)
     missing = [migration.name for migration, _ in plan if migration.app_label == APP]
     if not missing:
+        yield from _incomplete(alias, models)
         return
     applied = {node for node in executor.loader.applied_migrations if node[0] == APP}
     # A test database that was made without migrations has the tables, and no record of them.
-    if not applied and tables <= set(connection.introspection.table_names()):
+    if not applied and models.keys() <= set(connection.introspection.table_names()):
         return
     yield checks.Warning(
         f"Database {alias!r} lacks the migrations {missing} of django_dlock: records "
@@ -101,6 +114,31 @@ def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
         hint=f"python manage.py migrate django_dlock --database {alias}; if nothing of "
         "django_dlock is kept there, let allow_migrate() of a database router say so.",
         id="django_dlock.W005",
+    )
+
+
+def _incomplete(alias: str, models: Mapping[str, type[Model]]) -> Iterator[checks.CheckMessage]:
+    """Before 0.1.0, the first migration had the name of today's, and made less."""
+    connection, lacking = connections[alias], list[str]()
+    with connection.cursor() as cursor:
+        there = set(connection.introspection.table_names(cursor))
+        for table, model in models.items():
+            if table not in there:
+                lacking.append(table)
+                continue
+            described = connection.introspection.get_table_description(cursor, table)
+            columns = {column.name for column in described}
+            fields = (field.column for field in model._meta.concrete_fields)
+            lacking += [f"{table}.{column}" for column in fields if column not in columns]
+    if not lacking:
+        return
+    yield checks.Error(
+        f"Database {alias!r} says that all migrations of django_dlock are applied, but it lacks "
+        f"{', '.join(lacking)}: its tables were made before 0.1.0, or by hand.",
+        hint="Run migrate with the last state of the package before 0.1.0, and install this "
+        "version again. Or, if nothing in them is needed, delete the tables of django_dlock and "
+        "its rows in django_migrations, and run migrate.",
+        id="django_dlock.E017",
     )
 
 

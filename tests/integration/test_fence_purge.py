@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import io
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.models.signals import post_delete
@@ -170,25 +167,3 @@ def test_g3_a_good_holder_whose_row_is_purged_meanwhile_is_not_refused(database)
         Fence.objects.using(database).all().delete()
     assert not transaction.get_connection(database).in_atomic_block
     lock.release()
-
-
-def test_the_migration_that_touches_all_rows_locks_few_of_them_at_a_time(database, monkeypatch):
-    """While a row is locked, ``lock.atomic()`` waits for it."""
-    for number in range(5):
-        fence(database, str(number), age=100 * DAY)
-    migration = importlib.import_module("django_dlock.migrations.0010_fences_touched")
-    monkeypatch.setattr(migration, "BATCH", 2, raising=False)
-    connection, changed = connections[database], list[int]()
-
-    def note(execute, sql, params, many, context):
-        answer = execute(sql, params, many, context)
-        if sql.startswith("UPDATE"):
-            assert not connection.in_atomic_block
-            changed.append(context["cursor"].rowcount)
-        return answer
-
-    with connection.execute_wrapper(note):
-        migration.touch(apps, SimpleNamespace(connection=connection))
-    assert changed == [2, 2, 1]
-    assert not migration.Migration.atomic
-    assert purge(database, verbosity=0) == "0 fences were deleted.\n"

@@ -301,11 +301,6 @@ def test_w004_sqlite_with_deferred_transactions(monkeypatch: pytest.MonkeyPatch)
 def test_w005_migrations_that_are_not_applied() -> None:
     assert checks.check_migrations(databases=["default"]) == []
     assert checks.check_migrations() == []
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE name = '0012_outbox_messages'")
-    (warning,) = checks.check_migrations(databases=["default"])
-    assert warning.id == "django_dlock.W005"
-    assert "['0012_outbox_messages']" in warning.msg
     # A test database that was made without migrations has the tables, and no record of them.
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM django_migrations WHERE app = 'django_dlock'")
@@ -313,6 +308,7 @@ def test_w005_migrations_that_are_not_applied() -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE django_dlock_fence RENAME TO elsewhere")
     (warning,) = checks.check_migrations(databases=["default"])
+    assert warning.id == "django_dlock.W005"
     assert "0001_initial" in warning.msg
 
 
