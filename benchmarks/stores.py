@@ -103,7 +103,7 @@ class Stores:
         """Let the nodes vote at once, as nodes do that have been up for longer than a lease."""
         from redis import Redis
 
-        from django_dlock.backends.redis.commands import Keys
+        from django_dlock.backends.redis.keys import Keys
 
         for node in self._nodes:
             with Redis.from_url(node.url) as client:

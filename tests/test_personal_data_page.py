@@ -10,7 +10,7 @@ import pytest
 from django.apps import apps
 from django.contrib.auth.models import Permission
 
-from django_dlock.backends.redis import script_parts
+from django_dlock.backends.redis import keys as redis_keys
 from django_dlock.celery.publishing.header import HEADER, RequeueHeader
 from django_dlock.log import FIELDS
 from django_dlock.models import LockStatistics
@@ -53,7 +53,7 @@ def test_every_column_of_the_page_exists(model):
 
 
 def test_every_key_of_redis_is_on_the_page():
-    keys = set(re.findall(r"``…(:[\w:<>]+)``", script_parts.__doc__ or ""))
+    keys = set(re.findall(r"``…(:[\w:<>]+)``", redis_keys.__doc__ or ""))
     assert len(keys) >= 6
     assert {f"…{key}" for key in keys} <= NAMED
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_dlock.backends.redis.commands import Keys
+from django_dlock.backends.redis.keys import Keys
 from django_dlock.lease import LeaseQuery
 from tests.support.nodes import Nodes
 from tests.support.redis_calls import client, grant, refuse, release, renew, request

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_dlock.backends.redis import RedisBackend
-from django_dlock.backends.redis.commands import Keys
+from django_dlock.backends.redis.keys import Keys
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from testproject.servers import RedisServer
 from tests.backends.test_redis_acl import LEAST

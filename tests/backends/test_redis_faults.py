@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_dlock import clock
-from django_dlock.backends.redis.script_parts import MEMORY_MS
+from django_dlock.backends.redis.lua_source import MEMORY_MS
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease, ReleaseRequest, RenewalResult
 from django_dlock.process import current

@@ -15,7 +15,7 @@ import pytest
 
 from django_dlock import LeaseLost, Lock, clock, locks
 from django_dlock.backends.redis import RedisBackend
-from django_dlock.backends.redis.commands import Keys
+from django_dlock.backends.redis.keys import Keys
 from django_dlock.backends.redlock import RedlockBackend
 from django_dlock.backends.redlock import backend as redlock
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, QuorumNotReached

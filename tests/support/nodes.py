@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 import redis
 
 from django_dlock.backends.base import AliasOptions
-from django_dlock.backends.redis.commands import Keys
+from django_dlock.backends.redis.keys import Keys
 from django_dlock.backends.redlock import RedlockBackend
 from testproject.servers import RedisServer
 from tests.support.proxy import Proxy

@@ -12,7 +12,7 @@ import redis
 from redis.crc import key_slot
 from typing_extensions import Self
 
-from django_dlock.backends.redis.commands import Keys
+from django_dlock.backends.redis.keys import Keys
 from testproject.servers import RedisServer, free_port
 from tests.support.databases import until
 

@@ -40,12 +40,12 @@ from .commands import Command, Commands, HandoverMessage
 from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
 from .handover import HandoverListener
 from .listing import RedisListing
+from .lua_source import Script
 from .parameters import connection_maker, max_connections, replicas
 from .pending import PendingReply
 from .pool import ORDINARY, URGENT, Pool
 from .processes import Holders
 from .questions import ServerQuestions
-from .script_parts import Script
 from .sentinels import Sentinels
 from .waiters import read_waiters
 

@@ -16,7 +16,8 @@ from ...process import ProcessIdentity, current
 from .. import handover_mac
 from ..base import RenewalResults
 from . import scripts
-from .script_parts import FORMAT, Script
+from .keys import Keys
+from .lua_source import Script
 from .scripts import OUTCOMES
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "Command",
     "Commands",
     "HandoverMessage",
-    "Keys",
     "Ticket",
     "as_it_is",
     "pack",
@@ -107,25 +107,6 @@ def read_message(data: bytes) -> HandoverMessage | None:
     # ``int`` takes more than digits, such as "1_0".
     number = int(token) if token.isascii() and token.isdecimal() and len(token) < 20 else 0
     return HandoverMessage(owner, number, clock.now(), mac)
-
-
-class Keys:
-    """The names of all keys of one alias, which are in one slot of a cluster."""
-
-    def __init__(self, prefix: str) -> None:
-        base = self.base = f"{{{prefix}:0}}:{FORMAT}:"
-        self.locks, self.waiters, self.processes = f"{base}l:", f"{base}q:", f"{base}p:"
-        self.channels, self.cancelled, self.tries = f"{base}m:", f"{base}u:", f"{base}w:"
-        self.index, self.clock = f"{base}i", f"{base}clock"
-
-    def of(self, name: str) -> list[str]:
-        """The keys that granting or ending a lease needs, in the scripts' order."""
-        return [self.locks + name, self.waiters + name, self.index, self.clock]
-
-    @property
-    def channel(self) -> str:
-        """The channel for leases that are handed over to this process."""
-        return self.channels + current().id
 
 
 class Command(Generic[T]):
@@ -228,7 +209,7 @@ class Commands:
         return (make or self._make)(scripts.ACQUIRE, words, args, read, name)
 
     def _locks_to_sweep(self) -> list[str]:
-        """The keys for ``SWEEP``; other threads get others."""
+        """The keys that the next script sweeps; other threads get others."""
         names, self._to_sweep = self._to_sweep, ()
         return [self.keys.locks + name for name in names]
 

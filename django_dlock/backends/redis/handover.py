@@ -1,6 +1,6 @@
 """Notifies the waiters of this process when a lease is handed over to them.
 
-``script_parts.py`` describes what the server does. In this process, for threads and coroutines:
+``scripts.py`` describes what the server does. In this process, for threads and coroutines:
 
 * A process has one channel, and one connection subscribed to it, for all its waiters.
 * A waiter is sure to get its message only if it sent its request after the subscription began;
@@ -40,8 +40,9 @@ from ... import clock
 from ...lease import Contention
 from ...process.points import reached
 from ..loop_event import LoopEvent
-from .commands import HandoverMessage, Keys, Ticket, read_message
+from .commands import HandoverMessage, Ticket, read_message
 from .connection import Connection, ConnectionBroken, ErrorReply
+from .keys import Keys
 from .pool import Pool
 
 __all__ = ["REFUSED", "HandoverListener"]

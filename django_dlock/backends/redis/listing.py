@@ -20,10 +20,11 @@ from typing import Any, cast
 
 from ...lease import SORT_KEYS, LeaseInfo, LeasePage, LeaseQuery
 from ..base import LeaseInfos
-from .commands import EXACTLY, Ask, Keys, as_it_is, text
-from .listing_scripts import CLEAN, NAMES, ROWS
+from .commands import EXACTLY, Ask, as_it_is, text
+from .keys import Keys
 from .processes import read_processes
 from .rows import ALL_FACTS, FACTS, Reader, Row
+from .scripts import CLEAN_INDEX, LIST_LEASES, LIST_NAMES
 
 __all__ = ["RedisListing"]
 
@@ -122,7 +123,7 @@ class RedisListing:
         """Names from the index; the cursor for the next ones, if there may be any; how many all
         are."""
         args = [cursor, rank, size, "1" if newest_first else "0"]
-        cursor_, total, *names = self._ask(NAMES, [self._keys.index], args, as_it_is)
+        cursor_, total, *names = self._ask(LIST_NAMES, [self._keys.index], args, as_it_is)
         return [name.decode(*EXACTLY) for name in names], text(cursor_), total
 
     def _clean(self) -> bool:
@@ -130,7 +131,7 @@ class RedisListing:
         names, _, _ = self._names("", False, size=NAMES_PER_CALL)
         keys = self._keys
         locks = [keys.locks + name for name in names]
-        return bool(self._ask(CLEAN, [keys.index, *locks], [keys.base], as_it_is))
+        return bool(self._ask(CLEAN_INDEX, [keys.index, *locks], [keys.base], as_it_is))
 
     def _rows(
         self,
@@ -148,7 +149,7 @@ class RedisListing:
         if "@waiting" in facts:
             words += [keys.waiters + each for each in names]
         args = [keys.base, *(part for text in sought for part in (text, _quoted(text))), *facts]
-        answer = self._ask(ROWS, words, args, as_it_is, name)
+        answer = self._ask(LIST_LEASES, words, args, as_it_is, name)
         rows, processes = reader.rows(facts, *answer)
         if processes:
             reader.learn(read_processes(self._ask, keys, processes))

@@ -13,28 +13,12 @@ from typing import Any, NamedTuple, cast
 from ... import clock
 from ...lease import Contention
 from ...process import ProcessIdentity, current
-from ..holder_state import LONGEST, process_from_json
-from .commands import EXACTLY, Ask, Command, Keys, Ticket
-from .script_parts import READ, Script
+from ..holder_state import process_from_json
+from .commands import EXACTLY, Ask, Command, Ticket
+from .keys import Keys
+from .scripts import READ_PROCESSES
 
-__all__ = ["PROCESSES", "Holders", "StoredProcess", "read_processes"]
-
-PROCESSES = Script(
-    READ
-    + """
--- KEYS: process...
--- ARGV: channel of each, or nothing if its subscriptions do not matter
--- Returns for each one its heartbeat and identity, cut if they are huge, and how many
--- subscriptions it has.
-local found = {}
-for i, key in ipairs(KEYS) do
-  found[#found + 1] = string.sub(read('GET', key) or '', 1, LONGEST)
-  -- A user without the permission to ask must still see the others.
-  found[#found + 1] = ARGV[i] and redis.pcall('PUBSUB', 'NUMSUB', ARGV[i])[2] or 0
-end
-return found
-""".replace("LONGEST", str(LONGEST))
-)
+__all__ = ["Holders", "StoredProcess", "read_processes"]
 
 MOST_HOLDERS = 1000
 """Identities that are remembered; beyond that, all are forgotten."""
@@ -66,7 +50,7 @@ def read_processes(ask: Ask, keys: Keys, processes: Sequence[str]) -> dict[str, 
 
     words = [keys.processes + process for process in processes]
     channels = [keys.channels + process for process in processes]
-    found: dict[str, StoredProcess] = ask(PROCESSES, words, channels, read)
+    found: dict[str, StoredProcess] = ask(READ_PROCESSES, words, channels, read)
     return found
 
 
@@ -109,7 +93,7 @@ class Holders:
             if known is not None or self._known.get(process, (None, 0.0))[0] is None:
                 self._known[process] = known, sent_at
 
-        return Command(PROCESSES, [self._keys.processes + process], [], read)
+        return Command(READ_PROCESSES, [self._keys.processes + process], [], read)
 
 
 def _stored(said: bytes, listeners: int) -> StoredProcess:

@@ -14,13 +14,10 @@ from ...lease_info import KINDS
 from ...process import ProcessIdentity
 from ..holder_state import SILENT_AFTER, damaged, holder_state, process_from_json, stored_object
 from .commands import EXACTLY
+from .lua_source import EXACT, WRONG_TYPE
 from .processes import StoredProcess
-from .script_parts import EXACT
 
-__all__ = ["ALL_FACTS", "FACTS", "WRONG_TYPE", "Reader", "Row"]
-
-WRONG_TYPE = "!type"
-"""The kind of a row whose key has a value of another type."""
+__all__ = ["ALL_FACTS", "FACTS", "Reader", "Row"]
 
 FACTS: dict[str, tuple[str, ...]] = {
     "name": (),

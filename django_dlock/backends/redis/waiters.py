@@ -1,4 +1,4 @@
-"""Who waits for a name, for operators; ``script_parts.py`` describes the queue."""
+"""Who waits for a name, for operators; ``keys.py`` describes the queue."""
 
 from __future__ import annotations
 
@@ -9,44 +9,25 @@ from typing import Any
 
 from ...lease import Waiter
 from ..holder_state import (
-    LONGEST,
     SILENT_AFTER,
     damaged,
     process_from_json,
     process_state,
     stored_object,
 )
-from .commands import EXACTLY, Ask, Keys, as_it_is
+from .commands import EXACTLY, Ask, as_it_is
+from .keys import Keys
 from .processes import StoredProcess, read_processes
-from .script_parts import NOW, READ, Script
+from .scripts import LIST_WAITERS
 
 __all__ = ["read_waiters"]
-
-# The answer is JSON, as that of a listing.
-WAITERS = Script(
-    READ
-    + NOW
-    + """
--- KEYS: waiters
--- ARGV: how many waiters to return at most
--- Returns {now ms, [[request, arrival in µs, process], ...]}.
-local found = {}
-local queue = read('ZRANGE', KEYS[1], 0, tonumber(ARGV[1]) - 1, 'WITHSCORES') or {}
-for i = 1, #queue, 2 do
-  local process = string.match(queue[i], '^.-\\n.-\\n.-\\n(.-)\\n') or ''
-  -- A huge request would take the time and the memory of everybody who reads the page.
-  found[#found + 1] = {string.sub(queue[i], 1, LONGEST), queue[i + 1], process}
-end
-return {moment, cjson.encode(found)}
-""".replace("LONGEST", str(LONGEST))
-)
 
 
 def read_waiters(alias: str, keys: Keys, ask: Ask, name: str, limit: int) -> list[Waiter]:
     """The first ``limit`` waiters for a name."""
     if limit < 1:
         return []
-    moment, answer = ask(WAITERS, [keys.waiters + name], [limit], as_it_is, name)
+    moment, answer = ask(LIST_WAITERS, [keys.waiters + name], [limit], as_it_is, name)
     now = int(moment) / 1000
     # An empty list and an empty object are the same for Lua.
     found = json.loads(answer.decode(*EXACTLY)) or []

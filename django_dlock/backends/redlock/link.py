@@ -12,9 +12,9 @@ from ... import clock
 from ...lease import LeaseRequest
 from ..redis.commands import Command, Commands, text
 from ..redis.connection import Connection, ConnectionBroken, parse_reply
+from ..redis.lua_source import Script
 from ..redis.polling import Spin
 from ..redis.route import Route
-from ..redis.script_parts import Script
 from .scripts import ACQUIRE_AGAIN, GUARDED
 from .tries import late_ms
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from ... import clock
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
-from ..redis.commands import Ask, Keys
+from ..redis.commands import Ask
+from ..redis.keys import Keys
 from ..redis.listing import RedisListing
 from .broadcast import PENDING, Answers, Broadcast, Decided
 from .votes import Votes
