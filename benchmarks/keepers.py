@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import peers
+from . import catalogue, peers
 from .database_peers import connect
 from .model import OURS
 from .peers import DIRECT, STORES, ZOOKEEPER, Route
@@ -211,7 +211,7 @@ class _Sessions(Keeper):
     """django-pglock: one session's locks; nothing to renew."""
 
     def hold(self) -> None:
-        make = peers.maker("django-pglock", self._route)
+        make = catalogue.maker("django-pglock", self._route)
         self._locks = [make(name) for name in self._names]
         for lock in self._locks:
             lock.acquire()

@@ -7,7 +7,6 @@ decorator does.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import logging
@@ -46,13 +45,9 @@ __all__ = [
     "Kind",
     "Route",
     "client",
-    "cycling",
-    "kind",
-    "maker",
     "need",
     "no_handle",
     "no_postgres",
-    "prime",
 ]
 
 LEASE = 30
@@ -371,32 +366,6 @@ KINDS: tuple[Kind, ...] = (
         _pglock,
     ),
 )
-
-
-def kind(name: str) -> Kind:
-    from .database_peers import DATABASE_KINDS
-    from .store_peers import STORE_KINDS
-
-    return next(kind for kind in (*KINDS, *DATABASE_KINDS, *STORE_KINDS) if kind.name == name)
-
-
-@functools.cache
-def maker(name: str, route: Route) -> Callable[[str], Handle]:
-    """Makes handles of a kind in this process; connects at first use."""
-    return kind(name).make(route)
-
-
-@functools.cache
-def cycling(name: str, route: Route) -> Callable[[str], None]:
-    """Acquires and releases a name in this process; connects at first use."""
-    return kind(name).cycling(route)
-
-
-def prime(kind: Kind, name: str) -> None:
-    """Prepare a name for its first acquire, which needs a token."""
-    if kind.name == TOKEN:
-        with client(DIRECT) as asking:
-            asking.rpush(name, "token")
 
 
 # -- coroutines --------------------------------------------------------------------------------

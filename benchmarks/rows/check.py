@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .. import peers
+from .. import catalogue
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
 from ..peers import DIRECT, Handle
 
@@ -22,7 +22,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     def subject(name: str, role: Role, options: str, questions: Questions) -> Subject:
         @contextmanager
         def open_() -> Iterator[Session]:
-            lock = peers.kind(name).make(DIRECT)(f"check:{name}")
+            lock = catalogue.kind(name).make(DIRECT)(f"check:{name}")
             lock.acquire()
             yield _Asked(lock, questions, bench.size(10_000 if role == "ours" else 30))
             lock.release()

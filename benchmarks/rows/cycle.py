@@ -17,7 +17,7 @@ from functools import cache
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from .. import peers
+from .. import catalogue, peers
 from ..beds import BEDS, IDLE, Bed
 from ..counting import server_commands
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject
@@ -101,7 +101,7 @@ def row(bench: Bench, name: str, title: str, ways: Mapping[str, Way], floor: str
 
 
 def _subject(bench: Bench, name: str, way: Way, floor: str) -> Subject:
-    kind = peers.kind(way.kind)
+    kind = catalogue.kind(way.kind)
 
     @contextmanager
     def open_() -> Iterator[Session]:
@@ -163,7 +163,7 @@ _numbers = itertools.count()
 
 def turn(kind: str, route: Route, fresh: bool, count: int) -> tuple[float, float]:
     """Run ``count`` cycles; return their seconds, and the seconds of processor time."""
-    cycle, names = peers.cycling(kind, route), _names(kind, fresh, count)
+    cycle, names = catalogue.cycling(kind, route), _names(kind, fresh, count)
     spent, began = process_time(), perf_counter()
     for name in names:
         cycle(name)

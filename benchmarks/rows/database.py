@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .. import peers
+from .. import catalogue, peers
 from ..database_peers import ADVISORY, BARE_SQL, BARE_SQLITE, NOTIFY, PREPARED, ROW
 from ..keepers import UPDATE
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject, Unavailable
@@ -95,13 +95,13 @@ def _over(floor: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
 
 
 def _handovers(bench: Bench) -> Iterator[Row]:
-    kinds = [peers.kind(name) for name in (NOTIFY, OURS, PGLOCK, ROW)]
+    kinds = [catalogue.kind(name) for name in (NOTIFY, OURS, PGLOCK, ROW)]
     metrics = (handover.LATENCY, handover.CPU, handover.ROUND_TRIPS, handover.COMMANDS_WAITING)
     for slept, title in (
         (False, "release() in one process to acquire() in another, taking turns"),
         (True, "the same, where the waiter has slept for 50 to 250 ms"),
     ):
-        more = [peers.kind(peers.CONFIRMED)] if slept else []
+        more = [catalogue.kind(peers.CONFIRMED)] if slept else []
         yield Row(
             "db.handover.slept" if slept else "db.handover",
             f"PostgreSQL: {title}",
@@ -127,7 +127,7 @@ def _throughputs(bench: Bench) -> Iterator[Row]:
             "db.throughput.8" + (".sqlite" if store == "sqlite" else ""),
             f"{title}: 8 processes on one name, without a pause",
             tuple(replace(one, floor=one.floor and floor) for one in throughput.METRICS),
-            tuple(throughput.subject(bench, peers.kind(name), load, store) for name in names),
+            tuple(throughput.subject(bench, catalogue.kind(name), load, store) for name in names),
             rounds=7,
             seconds=40,
         )
@@ -276,7 +276,7 @@ def _idle(bench: Bench) -> Readings:
 
 def cycles(route: peers.Route, count: int) -> float:
     """Acquire and release the names in turn; return the seconds per cycle."""
-    one, began = peers.cycling(OURS, route), time.perf_counter()
+    one, began = catalogue.cycling(OURS, route), time.perf_counter()
     for number in range(count):
         one(f"hot:{number % HOT_NAMES}")
     return (time.perf_counter() - began) / count

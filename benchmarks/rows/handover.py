@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from time import process_time
 from typing import TYPE_CHECKING, Any
 
-from .. import peers
+from .. import catalogue
 from ..counting import server_commands
 from ..model import OURS, Metric, Readings, Row, Session, Subject
 from ..peers import CONFIRMED, COUNTED, DIRECT, TOKEN, Handle, Kind, Route
@@ -60,7 +60,7 @@ COMMANDS_WAITING = Metric("commands_waiting")
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    kinds = [peers.kind(name) for name in CONTENDERS]
+    kinds = [catalogue.kind(name) for name in CONTENDERS]
     yield Row(
         "handover",
         "call of release() in one process to acquire() returning in another, taking turns",
@@ -73,7 +73,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         "handover.slept",
         "the same, where the holder never waited and the waiter has slept for 50 to 250 ms",
         (LATENCY, CPU, ROUND_TRIPS, AT_SERVER),
-        tuple(subject(bench, kind, slept=True) for kind in [*kinds, peers.kind(CONFIRMED)]),
+        tuple(subject(bench, kind, slept=True) for kind in [*kinds, catalogue.kind(CONFIRMED)]),
         rounds=10,
         passes=bench.size(6),
         seconds=65,
@@ -121,7 +121,7 @@ class _Pair(Session):
             self._do(worker, "make", route)
 
     def begin(self) -> None:
-        peers.prime(self._kind, self._name)
+        catalogue.prime(self._kind, self._name)
         self._do(self._holder, "acquire")
         self._connect()
 
@@ -217,7 +217,7 @@ class _SleptPair(_Pair):
         self._pauses, self._samples = SLEPT, 1
 
     def begin(self) -> None:
-        peers.prime(self._kind, self._name)
+        catalogue.prime(self._kind, self._name)
         self._connect()
 
     def end(self) -> None:
@@ -240,12 +240,12 @@ _held: dict[str, Handle] = {}
 
 def make(kind: str, route: Route, name: str) -> None:
     """Connect, and listen where a kind does so."""
-    peers.maker(kind, route)(name)
+    catalogue.maker(kind, route)(name)
 
 
 def acquire(kind: str, route: Route, name: str) -> tuple[float, float, float]:
     """Return when it began, when it acquired, and the processor time of this process for it."""
-    handle, before = peers.maker(kind, route)(name), process_time()
+    handle, before = catalogue.maker(kind, route)(name), process_time()
     asked_at = time.monotonic()
     handle.acquire()
     acquired_at = time.monotonic()

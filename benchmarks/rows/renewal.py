@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .. import keepers, peers
+from .. import catalogue, keepers, peers
 from ..keepers import NODE_SCRIPTS, SCRIPT, UPDATE
 from ..model import OURS, Metric, Readings, Role, Row, Session, Subject, Unavailable
 from ..peers import COUNTED, DIRECT, STORES, Route
@@ -94,7 +94,7 @@ def subject(bench: Bench, name: str, many: Many, store: str = "redis") -> Subjec
     @contextmanager
     def open_() -> Iterator[Session]:
         # Raises if it is not installed, or there is no server.
-        peers.kind(OURS if name in FLOORS else name).make(replace(DIRECT, store=store))
+        catalogue.kind(OURS if name in FLOORS else name).make(replace(DIRECT, store=store))
         yield _Keeping(bench, name, many, store)
 
     return Subject(name, *OPTIONS[name], open_)

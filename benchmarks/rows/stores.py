@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .. import peers
+from .. import catalogue
 from ..keepers import NODE_SCRIPTS
 from ..model import OURS, Row, Session, Subject
 from ..peers import ETCD, FAILOVER, REDLOCK, TOKEN, ZOOKEEPER
@@ -93,7 +93,7 @@ def _handover(bench: Bench, store: str, names: tuple[str, ...]) -> Row:
 def _handing(bench: Bench, name: str, store: str) -> Subject:
     # The floor of Redlock is a token on one Redis.
     store = "redis" if name == TOKEN else store
-    return handover.subject(bench, peers.kind(name), slept=True, store=store)
+    return handover.subject(bench, catalogue.kind(name), slept=True, store=store)
 
 
 def _renewal(bench: Bench, store: str, names: tuple[str, ...]) -> Row:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .. import peers
+from .. import catalogue
 from ..model import OURS, Metric, Readings, Row, Session, Subject
 from ..peers import COUNTED, DIRECT, TOKEN, Kind, Route
 from ..processes import sleep_until
@@ -52,7 +52,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             f"throughput.{processes}",
             f"{processes} process{'es' * (processes > 1)} on one name, without a pause",
             METRICS,
-            tuple(subject(bench, peers.kind(name), load) for name in CONTENDERS),
+            tuple(subject(bench, catalogue.kind(name), load) for name in CONTENDERS),
             rounds=12 if budgeted else 3 if processes < 8 else 2,
             seconds=50 if budgeted else 11,
             family="throughput",
@@ -63,7 +63,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         "pause.8",
         "8 processes on one name, which hold it for 2 ms and pause for 5 ms",
         METRICS,
-        tuple(subject(bench, peers.kind(name), load) for name in CONTENDERS),
+        tuple(subject(bench, catalogue.kind(name), load) for name in CONTENDERS),
         rounds=7,
         seconds=38,
     )
@@ -97,7 +97,7 @@ class _Contenders(Session):
     def __init__(self, bench: Bench, kind: Kind, load: Load, store: str) -> None:
         self._bench, self._kind, self._load, self._store = bench, kind, load, store
         self._name = f"contended:{kind.name}"
-        peers.prime(kind, self._name)
+        catalogue.prime(kind, self._name)
         self._contend(DIRECT, 0.05)
 
     def once(self) -> Readings:
@@ -152,7 +152,7 @@ class _Turn:
 
 def contend(_number: int, turn: _Turn) -> _Gained:
     """Acquire and release until the time is over."""
-    make, load = peers.maker(turn.kind, turn.route), turn.load
+    make, load = catalogue.maker(turn.kind, turn.route), turn.load
     in_time = in_all = 0
     worst_wait = 0.0
     sleep_until(turn.start_at)

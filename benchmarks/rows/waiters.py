@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import peers, processor
+from .. import catalogue, peers, processor
 from ..counting import server_commands
 from ..model import OURS, Metric, Readings, Row, Session, Subject
 from ..peers import DIRECT
@@ -68,7 +68,7 @@ def _subject(bench: Bench, name: str, kind: str, options: str, *, names: int = 1
     def ready() -> Iterator[Session]:
         if kind != TASKS:
             # Raises if it is not installed.
-            peers.kind(kind).make(DIRECT)
+            catalogue.kind(kind).make(DIRECT)
         yield _Waiting(bench, kind, names)
 
     return Subject(name, "ours" if name.startswith(OURS) else "peer", options, ready)
@@ -108,7 +108,7 @@ class _Waiting(Session):
 
 def wait(kind: str, names: int) -> None:
     """Hold the names, and begin to wait for them; called in a worker, which is killed later."""
-    make = peers.maker(OURS if kind == TASKS else kind, DIRECT)
+    make = catalogue.maker(OURS if kind == TASKS else kind, DIRECT)
     for number in range(names):
         handle = make(f"waited:{number}")
         handle.acquire()
