@@ -12,7 +12,7 @@ from asgiref.sync import markcoroutinefunction
 from . import conf, process
 from .core import transactions
 from .core.acquire import this_task, this_thread
-from .core.flow import Flow, adrive, drive, in_turn
+from .core.flow import Flow, adrive, call, drive, in_turn
 from .core.holds import Caller, HandleHolds, this_caller
 from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
 from .core.status import LockStatus
@@ -166,7 +166,7 @@ class Lock(LockStatus):
             transactions.refuse_manual()
         requests = [self._request(patience, this_thread)]
         try:
-            return drive(flow(caller, patience, requests), self._backend)
+            return drive(flow(caller, patience, requests))
         except BaseException as error:
             self._cancel(requests[-1], error)
             raise
@@ -207,7 +207,7 @@ class Lock(LockStatus):
             TypeError, ValueError: ``ttl`` is wrong, or too short to be renewed.
         """
         held = self._current("renewed").lease
-        drive(self._renew_flow(held, ttl), held.backend)
+        drive(self._renew_flow(held, ttl))
 
     async def arenew(self, ttl: Seconds | None = None) -> None:
         """As ``renew``, for coroutines."""
@@ -228,7 +228,7 @@ class Lock(LockStatus):
         hold = None
         try:
             hold = self._current("released")
-            drive(self._release_flow(hold), hold.lease.backend)
+            drive(self._release_flow(hold))
         except BaseException as error:
             self._stop(hold, error)
             raise
@@ -252,9 +252,8 @@ class Lock(LockStatus):
         hold = None
         try:
             hold, lost = self._holds.of_block()
-            ends = hold or lost
-            if ends is not None:
-                drive(self._exit_flow(hold, lost, error), ends.lease.backend)
+            if hold is not None or lost is not None:
+                drive(self._exit_flow(hold, lost, error))
         except BaseException as interrupt:
             self._stop(hold, interrupt)
             raise
@@ -348,15 +347,16 @@ class Lock(LockStatus):
             BackendUnavailable: No answer.
         """
         process.notice_fork()
-        answer: bool = drive(in_turn(self._backend, "locked", self._full_name()), self._backend)
-        return answer
+        return drive(self._locked_flow())
 
     async def alocked(self) -> bool:
         """As ``locked``, for coroutines."""
         process.notice_fork()
-        asks = in_turn(self._backend, "locked", self._full_name())
-        answer: bool = await adrive(asks, self._backend)
-        return answer
+        return await adrive(self._locked_flow(), self._backend)
+
+    def _locked_flow(self) -> Flow[bool]:
+        backend, name = self._backend, self._full_name()
+        return in_turn(lambda: call(backend.locked, name, deadline=backend.call_deadline()))
 
 
 LockStatus._sender = Lock

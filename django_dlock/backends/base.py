@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Literal, get_args
+from functools import partial
+from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, cast, get_args
 
 from .. import clock
 from ..exceptions import BackendUnavailable, ConnectionsBusy
@@ -62,6 +62,9 @@ __all__ = [
     "RenewalResults",
     "StoreSwitch",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Named here because inside the class ``list`` is a method.
 LeaseInfos = list[LeaseInfo]
@@ -229,7 +232,8 @@ class BaseLockBackend(ABC):
         This default uses another thread. Override it if the client can send a command and read
         its reply separately.
         """
-        return SubmittedRenewal(self._submit("renew", renewals, process=process, deadline=deadline))
+        call = self._submit(self.renew, renewals, process=process, deadline=deadline)
+        return SubmittedRenewal(call)
 
     @abstractmethod
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
@@ -423,8 +427,8 @@ class BaseLockBackend(ABC):
 
     # -- coroutines --------------------------------------------------------------------
 
-    async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Await one of the methods above, by its name; ``wait`` has its own, ``async_wait``.
+    async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await one of the methods above, such as ``self.acquire``; but see ``async_wait``.
 
         This default runs it on one of a few threads; urgent calls, such as releases, never
         queue behind others. A call that is cancelled before it begins is not made. One that has
@@ -434,7 +438,7 @@ class BaseLockBackend(ABC):
             ConnectionsBusy: No thread became free by the deadline, but other calls were answered.
             BackendUnavailable: No answer by the call's deadline.
         """
-        deadline = kwargs.get("deadline") or self.call_deadline()
+        deadline = cast(float | None, kwargs.get("deadline")) or self.call_deadline()
         answered: asyncio.Future[None] = (loop := asyncio.get_running_loop()).create_future()
 
         def tell(_: Future[Any]) -> None:
@@ -474,9 +478,10 @@ class BaseLockBackend(ABC):
         await asyncio.sleep(pause(request, contention, until))
         return None
 
-    def _no_thread(self, method: str, began_at: float) -> BackendUnavailable:
+    def _no_thread(self, method: Callable[..., object], began_at: float) -> BackendUnavailable:
         """The error of a call for which no thread became free, so that nothing was sent."""
-        busy = self._calls is not None and self._calls.answered_at(method) >= began_at
+        urgent = self._is_urgent(method)
+        busy = self._calls is not None and self._calls.answered_at(urgent=urgent) >= began_at
         kind = ConnectionsBusy if busy else BackendUnavailable
         what = "all threads that make calls" if busy else "calls that got no answer"
         error = kind(f"Nothing was sent: it waited behind {what}", "", self.alias)
@@ -485,13 +490,19 @@ class BaseLockBackend(ABC):
 
     def _abandon(self, request: LeaseRequest) -> None:
         """Cancel, on another thread, an acquire whose coroutine never runs again."""
-        self._submit("cancel_acquire", request, deadline=self.call_deadline())
+        self._submit(self.cancel_acquire, request, deadline=self.call_deadline())
 
-    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+    def _is_urgent(self, method: Callable[..., object]) -> bool:
+        """Whether it ends or prolongs a lease."""
+        urgent = self.break_silently, self.cancel_acquire, self.release, self.release_many
+        return method in (*urgent, self.renew)
+
+    def _submit(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._calls is None or self._calls.pid != os.getpid():
             # A forked child has none of its parent's threads.
             self._calls = Calls()
-        return self._calls.submit(method, functools.partial(getattr(self, method), *args, **kwargs))
+        call = partial(method, *args, **kwargs)
+        return self._calls.submit(call, urgent=self._is_urgent(method))
 
     # -- housekeeping ------------------------------------------------------------------
 

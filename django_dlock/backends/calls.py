@@ -7,19 +7,19 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import clock
 from ..exceptions import ConnectionsBusy
 
 __all__ = ["Calls"]
 
-URGENT = frozenset({"break_silently", "cancel_acquire", "release", "release_many", "renew"})
-"""Methods that end or prolong a lease."""
 THREADS = 8
 """The most threads for urgent calls, and for others."""
 IDLE = 10.0
 """Seconds without a call after which a thread ends."""
+
+T = TypeVar("T")
 
 Job = tuple[Callable[[], Any], "Future[Any]"]
 
@@ -27,21 +27,22 @@ Job = tuple[Callable[[], Any], "Future[Any]"]
 class Calls:
     """The threads of one backend in one process.
 
-    Urgent calls have separate threads, so that they never queue behind others.
+    Urgent calls, which end or prolong a lease, have separate threads, so that they never queue
+    behind others.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._urgent, self._ordinary = _Workers(), _Workers()
 
-    def answered_at(self, method: str) -> float:
+    def answered_at(self, *, urgent: bool) -> float:
         """When a call of this kind last ended with an answer, on ``clock.now()``."""
-        return (self._urgent if method in URGENT else self._ordinary).answered_at
+        return (self._urgent if urgent else self._ordinary).answered_at
 
-    def submit(self, method: str, call: Callable[[], Any]) -> Future[Any]:
+    def submit(self, call: Callable[[], T], *, urgent: bool = False) -> Future[T]:
         """Let a thread make the call, unless its future is cancelled before that."""
-        future: Future[Any] = Future()
-        (self._urgent if method in URGENT else self._ordinary).add((call, future))
+        future: Future[T] = Future()
+        (self._urgent if urgent else self._ordinary).add((call, future))
         return future
 
 

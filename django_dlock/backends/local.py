@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import ParamSpec, TypeVar, get_args
 
 from .. import clock
 from ..lease import (
@@ -33,6 +33,9 @@ from .holder_state import json_object
 from .operator_rows import lease_row, waiter_row
 
 __all__ = ["LocalBackend"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MEMORY = 60.0
 """Seconds in addition to the TTL for which ends and cancelled requests are remembered."""
@@ -194,9 +197,9 @@ class LocalBackend(BaseLockBackend):
                 self._end(name, "released", now)
             self._remember(name, owner, "released", now + request.ttl)
 
-    async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         # Nothing here blocks.
-        return getattr(self, method)(*args, **kwargs)
+        return method(*args, **kwargs)
 
     def locked(self, name: str, *, deadline: float) -> bool:
         with self._lock:

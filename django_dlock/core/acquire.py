@@ -22,10 +22,10 @@ from ..exceptions import (
     ConnectionsBusy,
     LockNotAcquired,
 )
-from ..lease import Contention, Lease, LeaseInfo, LeaseRequest
+from ..lease import Contention, Lease, LeaseRequest
 from ..log import logger
 from . import cleanup, dispatch, fallback, tracing, transactions
-from .flow import Flow
+from .flow import Flow, call
 from .granting import Met, grant_flow
 from .held_lease import HeldLease, registry
 from .holds import Caller, HandleHolds, this_caller
@@ -151,7 +151,7 @@ class AcquireFlows:
                 "It is held by this very thread, task or handle", name, self.alias
             )
         try:
-            info: LeaseInfo | None = yield "get", (name,), {}
+            info = yield from call(self._backend.get, name)
         except BackendUnavailable:
             info = None
         holder = "" if info is None else info.holder

@@ -15,7 +15,7 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import BackendRefused, BackendUnavailable, LockNotAcquired
 from ..lease import Lease, LeaseRequest
 from ..log import logger
-from .flow import SLEEP, Flow
+from .flow import Flow, pause
 from .held_lease import registry
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ def grant_flow(
                 return answer
         if clock.now() >= until:
             return None
-        yield SLEEP, (PAUSE,), {}
+        yield from pause(PAUSE)

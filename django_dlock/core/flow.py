@@ -1,6 +1,6 @@
 """Flows: what a lock does, written once for threads and coroutines.
 
-A flow is a generator that yields the calls of the backend: ``drive`` makes them on this thread and
+A flow is a generator that yields the calls which it needs: ``drive`` makes them on this thread and
 ``adrive`` awaits them. A flow owns nothing that must be released, so an interrupt may leave it at
 any point.
 """
@@ -9,52 +9,84 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+from .. import process
 from ..backends.base import BaseLockBackend
 from ..exceptions import ConnectionsBusy
+from ..lease import Renewal, RenewalResult
 
-__all__ = ["SLEEP", "Call", "Flow", "adrive", "drive", "in_turn"]
+__all__ = ["Call", "Flow", "adrive", "call", "drive", "either", "in_turn", "pause", "renew_flow"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-Call: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""Method of a backend, or ``SLEEP``, its arguments and its keyword arguments."""
+Call: TypeAlias = tuple[
+    Callable[..., Any], Callable[..., Awaitable[Any]] | None, tuple[Any, ...], dict[str, Any]
+]
+"""A function that blocks; its counterpart for coroutines, ``None`` for the backend's ``acall`` of
+the function; and the arguments."""
 Flow: TypeAlias = Generator[Call, Any, T]
 
-SLEEP = "sleep"
-"""Pause; the argument is the number of seconds."""
+
+def call(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Flow[T]:
+    """Call a method of the backend: ``answer = yield from call(backend.acquire, …)``.
+
+    What it raises is raised here.
+    """
+    answer: T = yield method, None, args, kwargs
+    return answer
 
 
-def in_turn(backend: BaseLockBackend, method: str, *args: Any, **kwargs: Any) -> Flow[Any]:
-    """A call that waits for a connection of this process for as long as the store answers others.
+def either(
+    blocking: Callable[P, T], awaited: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> Flow[T]:
+    """Call the first function on a thread, and await the second one in a coroutine."""
+    answer: T = yield blocking, awaited, args, kwargs
+    return answer
+
+
+def pause(seconds: float) -> Flow[None]:
+    yield time.sleep, asyncio.sleep, (seconds,), {}
+
+
+def in_turn(attempt: Callable[[], Flow[T]]) -> Flow[T]:
+    """Wait for a connection of this process for as long as the store answers others.
+
+    Args:
+        attempt: Makes the flow of one attempt, with a deadline of its own.
 
     Raises:
         BackendUnavailable: The store does not answer.
     """
     while True:
         try:
-            return (yield method, args, {**kwargs, "deadline": backend.call_deadline()})
+            return (yield from attempt())
         except ConnectionsBusy:
             pass
 
 
-def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
-    """Make the flow's calls on this thread, and return its result.
+def renew_flow(backend: BaseLockBackend, renewal: Renewal) -> Flow[RenewalResult]:
+    """Renew one lease; see ``in_turn``."""
+    renewals, me = [renewal], process.current().id
+    (result,) = yield from in_turn(
+        lambda: call(backend.renew, renewals, process=me, deadline=backend.call_deadline())
+    )
+    return result
 
-    What a call raises is raised in the flow.
-    """
+
+def drive(flow: Flow[T]) -> T:
+    """Make the flow's calls on this thread, and return its result."""
     try:
-        method, args, kwargs = next(flow)
+        blocking, _, args, kwargs = next(flow)
         while True:
             try:
-                call = time.sleep if method is SLEEP else getattr(backend, method)
-                answer = call(*args, **kwargs)
+                answer = blocking(*args, **kwargs)
             except BaseException as error:
-                method, args, kwargs = flow.throw(error)
+                blocking, _, args, kwargs = flow.throw(error)
             else:
-                method, args, kwargs = flow.send(answer)
+                blocking, _, args, kwargs = flow.send(answer)
     except StopIteration as stop:
         result: T = stop.value
         return result
@@ -63,20 +95,17 @@ def drive(flow: Flow[T], backend: BaseLockBackend) -> T:
 async def adrive(flow: Flow[T], backend: BaseLockBackend) -> T:
     """Like ``drive``, but awaits each call."""
     try:
-        method, args, kwargs = next(flow)
+        method, awaited, args, kwargs = next(flow)
         while True:
             try:
-                if method is SLEEP:
-                    await asyncio.sleep(*args)
-                    answer = None
-                elif method == "wait":
-                    answer = await backend.async_wait(*args, **kwargs)
-                else:
+                if awaited is None:
                     answer = await backend.acall(method, *args, **kwargs)
+                else:
+                    answer = await awaited(*args, **kwargs)
             except BaseException as error:
-                method, args, kwargs = flow.throw(error)
+                method, awaited, args, kwargs = flow.throw(error)
             else:
-                method, args, kwargs = flow.send(answer)
+                method, awaited, args, kwargs = flow.send(answer)
     except StopIteration as stop:
         result: T = stop.value
         return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from .. import clock
@@ -16,7 +17,7 @@ from ..exceptions import BackendRefused, BackendUnavailable, ConnectionsBusy
 from ..lease import Contention, Lease, LeaseRequest
 from ..log import logger
 from ..process import death_proof
-from .flow import SLEEP, Flow
+from .flow import Flow, call, either, pause
 
 __all__ = ["Broke", "Met", "grant_flow"]
 
@@ -89,7 +90,7 @@ def grant_flow(
         left = min(until, silent_since + backend.options.outage_patience) - now
         if left <= 0:
             raise failure
-        yield SLEEP, (min(left, random.uniform(SHORTEST_PAUSE, LONGEST_PAUSE)),), {}
+        yield from pause(min(left, random.uniform(SHORTEST_PAUSE, LONGEST_PAUSE)))
 
 
 def _until_granted(
@@ -111,7 +112,8 @@ def _until_granted(
         last = now >= until
         # The last attempt does not wait, so that the backend forgets this waiter.
         attempt = request._replace(waits=False) if last and request.waits else request
-        answer = yield "acquire", (attempt,), {"deadline": min(now, until) + timeout}
+        deadline = min(now, until) + timeout
+        answer = yield from call(backend.acquire, attempt, deadline=deadline)
         if isinstance(answer, Lease):
             return answer
         if not answer.owner:
@@ -131,18 +133,21 @@ def _until_granted(
                 reason="holder_dead",
             )
             end = min(clock.now(), until) + timeout
-            if (yield "break_silently", (request.name,), {"owner": broken, "deadline": end}):
+            if (yield from call(backend.break_silently, request.name, owner=broken, deadline=end)):
                 broke(request.name, answer)
         elif last:
             return None
         else:
             if not waited:
                 request, waited = request._replace(since=now), True
-            options = {
-                "until": until,
-                "interrupted": lambda contention=answer: is_dead(contention),
-            }
-            lease: Lease | None = yield "wait", (request, answer), options
+            lease = yield from either(
+                backend.wait,
+                backend.async_wait,
+                request,
+                answer,
+                until=until,
+                interrupted=partial(is_dead, answer),
+            )
             if lease is not None:
                 return lease
 

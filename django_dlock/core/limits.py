@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .. import clock, process
+from .. import clock
 from ..backends.base import BaseLockBackend
 from ..exceptions import BackendUnavailable
 from ..log import logger
 from . import watchdog
-from .flow import Flow, in_turn
+from .flow import Flow, renew_flow
 from .held_lease import HeldLease
 
 __all__ = ["limit_flow"]
@@ -29,7 +29,7 @@ def limit_flow(held: HeldLease, backend: BaseLockBackend) -> Flow[None]:
     if cut is None or held.backend is not backend:
         return
     try:
-        (result,) = yield from in_turn(backend, "renew", [cut], process=process.current().id)
+        result = yield from renew_flow(backend, cut)
     except BackendUnavailable as error:
         logger.warning("It ends in the store with its TTL: %s", error, about=held)
         return

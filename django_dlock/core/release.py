@@ -9,13 +9,13 @@ import sys
 import weakref
 from functools import partial
 
-from .. import clock, process
+from .. import clock
 from ..exceptions import BackendUnavailable, LeaseLost, LockError, NotHeld
 from ..lease import LeaseRequest
 from ..log import logger
 from . import cleanup, transactions, watchdog
 from .acquire import AcquireFlows
-from .flow import Flow, adrive, drive, in_turn
+from .flow import Flow, adrive, call, drive, in_turn, renew_flow
 from .held_lease import HeldLease
 from .holds import Hold
 from .limits import limit_flow
@@ -55,9 +55,7 @@ class LockFlows(AcquireFlows):
             # It may be due, or end, before the watchdog next wakes.
             watchdog.watch(held)
         try:
-            (result,) = yield from in_turn(
-                held.backend, "renew", [renewal], process=process.current().id
-            )
+            result = yield from renew_flow(held.backend, renewal)
             if result.outcome == "unanswered":
                 text = "A part of the backend that has this lease did not answer"
                 raise BackendUnavailable(text, held.name, self.alias)
@@ -76,7 +74,7 @@ class LockFlows(AcquireFlows):
         Does nothing if other holders have entered it, too. Never raises because of the backend: if
         it does not answer, the lease ends on time for this process, and in the store with its TTL.
         """
-        drive(self._end_within_flow(seconds), self._backend)
+        drive(self._end_within_flow(seconds))
 
     async def _aend_within(self, seconds: float) -> None:
         """As ``_end_within``, for coroutines."""
@@ -142,16 +140,22 @@ class LockFlows(AcquireFlows):
         self._warn_of_transaction(held)
         # From here on it is not renewed, and its handle says that it is not held.
         self._holds.discard(hold)
-        reason = held.lost_reason
+        reason, backend = held.lost_reason, held.backend
         if reason not in _NOTHING_TO_RELEASE:
             try:
                 outcome = yield from in_turn(
-                    held.backend, "release", held.name, held.owner, min_hold=held.min_hold
+                    lambda: call(
+                        backend.release,
+                        held.name,
+                        held.owner,
+                        min_hold=held.min_hold,
+                        deadline=backend.call_deadline(),
+                    )
                 )
             except BaseException as error:
                 # The release may have happened or not; it is repeated in the background.
                 request = LeaseRequest(held.name, held.owner, held.ttl)
-                cleanup.cancel_later(held.backend, request, min_hold=held.min_hold)
+                cleanup.cancel_later(backend, request, min_hold=held.min_hold)
                 held.end_released(reason="unanswered")
                 if reason is None or not isinstance(error, BackendUnavailable):
                     raise
@@ -192,7 +196,7 @@ class LockFlows(AcquireFlows):
         try:
             # It may have been released since.
             if self._holds.has(hold):
-                drive(self._release_flow(hold), hold.lease.backend)
+                drive(self._release_flow(hold))
         except (LeaseLost, BackendUnavailable) as error:
             logger.warning("After the transaction: %s", error, about=hold.lease)
         except BaseException as error:

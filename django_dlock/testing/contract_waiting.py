@@ -130,7 +130,7 @@ class WaitingContract(ContractTools):
 
         async def main() -> None:
             def ask(request: LeaseRequest) -> Any:
-                return backend.acall("acquire", request, deadline=self.soon(backend))
+                return backend.acall(backend.acquire, request, deadline=self.soon(backend))
 
             lease = await ask(self.request(self.name(), ttl=10 * self.PATIENCE))
             request = self.request(lease.name, waits=True)
@@ -143,7 +143,11 @@ class WaitingContract(ContractTools):
             waiter = asyncio.ensure_future(waiting)
             await asyncio.sleep(0)
             outcome = await backend.acall(
-                "release", lease.name, lease.owner, min_hold=0.0, deadline=self.soon(backend)
+                backend.release,
+                lease.name,
+                lease.owner,
+                min_hold=0.0,
+                deadline=self.soon(backend),
             )
             assert outcome == "released"
             handed_over = await waiter

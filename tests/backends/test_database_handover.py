@@ -116,7 +116,11 @@ def test_g4_a_release_hands_the_lease_to_a_waiting_coroutine(
         )
         await asyncio.sleep(0)
         await backend.acall(
-            "release", lease.name, lease.owner, min_hold=0.0, deadline=clock.now() + PATIENCE
+            backend.release,
+            lease.name,
+            lease.owner,
+            min_hold=0.0,
+            deadline=clock.now() + PATIENCE,
         )
         return await waiting
 

@@ -507,7 +507,9 @@ def test_all_waiters_of_a_process_share_one_watch(
         names = Counter(thread.name for thread in threading.enumerate())
         for lease in leases:
             await alias.acall(
-                *("release", lease.name, lease.owner),
+                alias.release,
+                lease.name,
+                lease.owner,
                 min_hold=0.0,
                 deadline=clock.now() + PATIENCE,
             )

@@ -557,7 +557,28 @@ def test_g8_a_forked_child_reads_the_record_itself(shop):
 def test_a_coroutine_breaks_a_lease_without_giving_a_deadline(shop):
     one = shop.process()
     lease = grant(one, request())
-    assert asyncio.run(one.acall("break_silently", "name", owner=lease.owner))
+    assert asyncio.run(one.acall(one.break_silently, "name", owner=lease.owner))
+
+
+class Noting(FailoverBackend):
+    """A subclass, which notes its acquires."""
+
+    noted: list[str] = []
+
+    def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
+        self.noted.append(request.name)
+        return super().acquire(request, deadline=deadline)
+
+
+def test_coroutines_call_the_override_of_a_subclass(shop):
+    one = shop.process(**UNHURRIED)
+    # Now this process knows which store is active, and awaits the calls that it can.
+    assert asyncio.run(one.acall(one.acquire, request("first"), deadline=soon()))
+    one.__class__ = Noting
+    for name in ("second", "third"):
+        answer = asyncio.run(one.acall(one.acquire, request(name), deadline=soon()))
+        assert isinstance(answer, Lease)
+    assert Noting.noted == ["second", "third"]
 
 
 def test_operators_see_the_leases_of_the_active_store(shop):

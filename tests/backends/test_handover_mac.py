@@ -83,7 +83,7 @@ class OnRedis(Bed):
         flow = granting.grant_flow(
             self.backend, reader, patience=None, met=id, broke=lambda *_: None
         )
-        self._reading = threading.Thread(target=drive, args=(flow, self.backend), daemon=True)
+        self._reading = threading.Thread(target=drive, args=(flow,), daemon=True)
         with heard("listener.listening", store="redis") as listening:
             self._reading.start()
             listening.wait()
@@ -244,7 +244,7 @@ def test_g4_a_waiter_with_another_secret_key_asks_once(bed: Bed, ends: str) -> N
     )
     given: list[Lease | None] = []
     with heard("wait.asleep", waiter=attempt.owner) as asleep:
-        thread = threading.Thread(target=lambda: given.append(drive(flow, backend)), daemon=True)
+        thread = threading.Thread(target=lambda: given.append(drive(flow)), daemon=True)
         thread.start()
         asleep.wait()
         # Settings are of the whole process, so the key changes back before the waiter looks.

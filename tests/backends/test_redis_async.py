@@ -46,9 +46,9 @@ async def until_waiting(name: str, count: int, using: str = "default") -> None:
     Raises:
         AssertionError: They do not arrive; a waiter that has failed never does.
     """
-    end = clock.now() + 60
+    backend, end = locks[using], clock.now() + 60
     while clock.now() < end:
-        info = await locks[using].acall("get", name)
+        info = await backend.acall(backend.get, name)
         if info is not None and info.waiting >= count:
             return
         await asyncio.sleep(0.01)
@@ -150,7 +150,7 @@ async def test_callers_beyond_the_limit_are_served_in_order_and_give_up_in_time(
     backend = backend_for(own_redis.url, command_timeout=60.0, options={"max_connections": 3})
 
     def acquire(name: str, patience: float) -> Coroutine[Any, Any, Any]:
-        return backend.acall("acquire", request(name), deadline=clock.now() + patience)
+        return backend.acall(backend.acquire, request(name), deadline=clock.now() + patience)
 
     await acquire("warm", 60)
     own_redis.pause()
@@ -176,17 +176,17 @@ async def test_g5_the_late_reply_of_a_cancelled_call_answers_no_other_call(proxy
     backend = backend_for(proxy.url, command_timeout=60.0)
     # Load the scripts.
     grant(backend, request("warm"))
-    await backend.acall("locked", "other", deadline=backend.call_deadline())
+    await backend.acall(backend.locked, "other", deadline=backend.call_deadline())
     proxy.delay = 0.5
     seen = len(proxy.commands)
-    call = asyncio.create_task(backend.acall("acquire", request(), deadline=clock.now() + 60))
+    call = asyncio.create_task(backend.acall(backend.acquire, request(), deadline=clock.now() + 60))
     await asyncio.to_thread(proxy.wait_until, lambda proxy: len(proxy.commands) > seen)
     call.cancel()
     await asyncio.wait({call})
     proxy.delay = 0.0
     # If this reply went to the next command, it would count as a lease.
-    assert not await backend.acall("locked", "other", deadline=backend.call_deadline())
-    met = await backend.acall("acquire", request(), deadline=backend.call_deadline())
+    assert not await backend.acall(backend.locked, "other", deadline=backend.call_deadline())
+    met = await backend.acall(backend.acquire, request(), deadline=backend.call_deadline())
     assert isinstance(met, Contention)
     backend.close()
 

@@ -343,7 +343,7 @@ def test_a_waiter_whose_lease_was_broken_during_the_hand_over_gives_up(direct, l
     # A lease that is not renewed is asked for once more after the hand-over.
     lease, attempt, broken = grant(direct, request()), request(waits=True), []
     flow = granting.grant_flow(listener, attempt, patience=None, met=id, broke=lambda *_: None)
-    result = on_a_thread(lambda: drive(flow, listener))
+    result = on_a_thread(lambda: drive(flow))
     all_wait(asleep, attempt)
 
     def break_it(_: object) -> None:

@@ -100,7 +100,8 @@ async def assert_free(name: str) -> None:
 
 async def waiting(name: str) -> int:
     """How many are queued."""
-    info = await locks["other"].acall("get", name)
+    backend = locks["other"]
+    info = await backend.acall(backend.get, name)
     return 0 if info is None else info.waiting
 
 

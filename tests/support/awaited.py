@@ -101,7 +101,7 @@ class Awaited:
             thread = self._thread = self._thread or LoopThread()
         if method == "wait":
             return thread.run(self.awaited.async_wait(*args, **kwargs))
-        return thread.run(self.awaited.acall(method, *args, **kwargs))
+        return thread.run(self.awaited.acall(getattr(self.awaited, method), *args, **kwargs))
 
     def deregister(self, process: str, *, deadline: float) -> None:
         # Only a backend that has been used has a heartbeat or a session to end.

@@ -62,7 +62,7 @@ def request(name: str = "it", **kwargs: Any) -> LeaseRequest:
 
 def acquire(backend: Blocking, name: str = "it", patience: float = 10.0) -> asyncio.Task[Any]:
     deadline = clock.now() + patience
-    return asyncio.create_task(backend.acall("acquire", request(name), deadline=deadline))
+    return asyncio.create_task(backend.acall(backend.acquire, request(name), deadline=deadline))
 
 
 def call_threads() -> list[threading.Thread]:
@@ -83,7 +83,7 @@ async def test_g6_a_release_never_waits_behind_acquires(backend: Blocking) -> No
     # Without that of the lease, as many as there are threads.
     await until(lambda: len(backend.begun) == 1 + calls.THREADS)
     released: Outcome = await backend.acall(
-        "release", lease.name, lease.owner, min_hold=0.0, deadline=clock.now() + 30
+        backend.release, lease.name, lease.owner, min_hold=0.0, deadline=clock.now() + 30
     )
     assert released == "released"
     assert not any(task.done() for task in hanging)
@@ -132,7 +132,7 @@ async def test_errors_of_a_call_are_raised_where_it_is_awaited(
 
     monkeypatch.setattr(backend, "renew", fails)
     with pytest.raises(BackendUnavailable, match="down"):
-        await backend.acall("renew", [], process="p", deadline=clock.now() + 10)
+        await backend.acall(backend.renew, [], process="p", deadline=clock.now() + 10)
 
 
 class Sensitive:
@@ -153,7 +153,7 @@ async def test_an_error_of_a_call_leaves_no_reference_cycle(
     gc.disable()
     try:
         with contextlib.suppress(BackendUnavailable):
-            await backend.acall("renew", [], process="p", deadline=clock.now() + 10)
+            await backend.acall(backend.renew, [], process="p", deadline=clock.now() + 10)
         pending = backend.start_renew([], process="p", deadline=clock.now() + 10)
         assert pending.wait(10)
         with contextlib.suppress(BackendUnavailable):
@@ -209,7 +209,7 @@ def test_a_wait_ends_when_its_time_is_over(backend: Blocking, awaited: bool) -> 
 def test_g8_a_forked_child_uses_none_of_its_parents_threads(backend: Blocking) -> None:
     backend.hangs.set()
     for number in range(calls.THREADS):
-        call = backend.acall("acquire", request(f"n{number}"), deadline=clock.now() + 30)
+        call = backend.acall(backend.acquire, request(f"n{number}"), deadline=clock.now() + 30)
         threading.Thread(target=asyncio.run, args=(call,), daemon=True).start()
     # All allowed threads are busy, so no thread would be started for another call of the parent.
     asyncio.run(until(lambda: len(backend.begun) == calls.THREADS))
@@ -219,7 +219,7 @@ def test_g8_a_forked_child_uses_none_of_its_parents_threads(backend: Blocking) -
         try:
             backend.after_fork()
             calls.IDLE = 60.0
-            locked = asyncio.run(backend.acall("locked", "it", deadline=clock.now() + 30))
+            locked = asyncio.run(backend.acall(backend.locked, "it", deadline=clock.now() + 30))
             # This thread must belong to the child.
             status = 0 if len(call_threads()) == 1 and locked is False else 2
         finally:
@@ -249,7 +249,7 @@ def test_an_answer_after_the_loop_was_closed_is_ignored(
     while not backend.acquired and time.monotonic() < give_up_at:
         pass
     backend.hangs.clear()
-    assert not asyncio.run(backend.acall("locked", "other", deadline=clock.now() + 10))
+    assert not asyncio.run(backend.acall(backend.locked, "other", deadline=clock.now() + 10))
     # Locks of other tests may be collected, and their clients connect, during this one.
     others = "django_dlock", "kazoo"
     assert [one for one in caplog.records if not one.name.startswith(others)] == []

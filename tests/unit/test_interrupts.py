@@ -155,8 +155,8 @@ def awaited(**options: Any) -> None:
         async with new(bound=False, **options):
             pass
 
-    async def call(method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(locks["local"], method)(*args, **kwargs)
+    async def call(method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
 
     locks["local"].acall = call  # type: ignore[method-assign]
     with contextlib.suppress(StopIteration):

@@ -16,7 +16,7 @@ import pytest
 
 from django_dlock import BackendRefused, BackendUnavailable, Lock, clock, locks
 from django_dlock.core import granting
-from django_dlock.core.flow import SLEEP, Call, Flow
+from django_dlock.core.flow import Call, Flow
 from django_dlock.lease import Contention, Lease, LeaseRequest
 from django_dlock.process import current
 from django_dlock.testing import FakeClock
@@ -125,8 +125,8 @@ def test_g10_a_break_gets_only_the_time_that_is_left(monkeypatch: pytest.MonkeyP
     next(flow)
     # The answer took nearly all of the time.
     monkeypatch.setattr(clock, "now", lambda: began + 0.9 * timeout)
-    method, _, kwargs = flow.send(dead())
-    assert method == "break_silently"
+    method, _, _, kwargs = flow.send(dead())
+    assert method == locks["local"].break_silently
     assert began + timeout <= kwargs["deadline"] < began + 1.5 * timeout
 
 
@@ -142,25 +142,25 @@ def flow_for(patience: float | None = 20) -> Flow[Lease | None]:
 
 
 def test_g4_a_waiter_breaks_the_lease_when_the_holders_death_is_proven() -> None:
-    flow = flow_for()
-    assert next(flow)[0] == "acquire"
-    method, _, kwargs = flow.send(TAKEN)
-    assert method == "wait"
+    backend, flow = locks["local"], flow_for()
+    assert next(flow)[0] == backend.acquire
+    method, _, _, kwargs = flow.send(TAKEN)
+    assert method == backend.wait
     assert not kwargs["interrupted"]()
-    assert flow.send(None)[0] == "acquire"
+    assert flow.send(None)[0] == backend.acquire
     # The holder is proven dead during the wait, so it asks again and breaks the lease.
     flow = flow_for()
     next(flow)
-    method, _, kwargs = flow.send(dead())
-    assert method == "wait"
+    method, _, _, kwargs = flow.send(dead())
+    assert method == backend.wait
     assert kwargs["interrupted"]()
-    assert flow.send(None)[0] == "acquire"
-    method, _, kwargs = flow.send(dead())
-    assert (method, kwargs["owner"]) == ("break_silently", "owner")
+    assert flow.send(None)[0] == backend.acquire
+    method, _, _, kwargs = flow.send(dead())
+    assert (method, kwargs["owner"]) == (backend.break_silently, "owner")
     # It breaks once; if the name is still taken, it waits as usual.
-    assert flow.send(True)[0] == "acquire"
-    method, _, kwargs = flow.send(dead())
-    assert method == "wait"
+    assert flow.send(True)[0] == backend.acquire
+    method, _, _, kwargs = flow.send(dead())
+    assert method == backend.wait
     assert not kwargs["interrupted"]()
 
 
@@ -193,18 +193,19 @@ def time_() -> Iterator[FakeClock]:
 
 def sleeps(flow: Flow[Any], call: Call) -> float:
     """The seconds of a pause, after which the flow continues."""
-    method, (seconds,), _ = call
-    assert method == SLEEP
+    function, _, (seconds,), _ = call
+    assert function == time.sleep
     assert 0 < seconds <= granting.LONGEST_PAUSE
     return seconds
 
 
 def outage(flow: Flow[Any], fake: FakeClock, call: Call) -> float:
     """Answer nothing until the flow gives up; return the seconds that it kept trying."""
-    began = fake()
+    began, backend = fake(), locks["local"]
+    asked = backend.acquire, backend.wait, backend.break_silently
     with pytest.raises(BackendUnavailable):
         while True:
-            assert call[0] in ("acquire", "wait", "break_silently")
+            assert call[0] in asked
             call = flow.throw(NO_ANSWER)
             fake.advance(sleeps(flow, call))
             call = next(flow)
@@ -213,12 +214,12 @@ def outage(flow: Flow[Any], fake: FakeClock, call: Call) -> float:
 
 def test_g10_an_acquire_with_patience_survives_an_outage() -> None:
     flow = flow_for()
-    request = next(flow)[1]
+    backend, (_, _, request, _) = locks["local"], next(flow)
     for _ in range(3):
         sleeps(flow, flow.throw(NO_ANSWER))
         # As the same owner, which may have been granted the name without knowing it.
-        method, args, _ = next(flow)
-        assert (method, args) == ("acquire", request)
+        method, _, args, _ = next(flow)
+        assert (method, args) == (backend.acquire, request)
     lease = Lease("it", "me", 1, 30.0, clock.now())
     with pytest.raises(StopIteration) as ended:
         flow.send(lease)
@@ -266,7 +267,7 @@ def test_g10_an_outage_may_begin_at_any_call_and_each_has_its_own_patience(
         call = flow.send(None)
     if where == "break_silently":
         call = flow.send(dead())
-    assert call[0] == where
+    assert call[0] == getattr(locks["local"], where)
     time_.advance(1)
     assert outage(flow, time_, call) == pytest.approx(5)
 

@@ -160,7 +160,7 @@ class DatabaseBackend(BaseLockBackend):
                 # Its ticket may still be in the queue, or the name may have been granted to it,
                 # and nobody would use that lease.
                 late = clock.now() + self.command_timeout
-                self._submit("cancel_acquire", request, deadline=late)
+                self._submit(self.cancel_acquire, request, deadline=late)
             return seen[0] if seen else None
 
         answer = table.change(request.name, change, deadline, owner=owner, overtaken=overtaken)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from types import MethodType
+from typing import Any, ParamSpec, TypeVar, cast
 
 from ... import clock
 from ...exceptions import BackendUnavailable
@@ -33,13 +34,13 @@ from .active import ActiveStore
 from .operators import OperatorCalls
 from .renewal import TermRenewal
 from .rules import View
-from .terms import Term, TermCall, as_it_is
+from .terms import StoreCall, Term
 from .trial import check_token
 
 __all__ = ["FailoverBackend"]
 
-AWAITED = frozenset({"acquire", "break_silently", "cancel_acquire", "get", "locked", "release"})
-"""Methods that coroutines can await without a thread, if the store can."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class FailoverBackend(OperatorCalls):
@@ -108,10 +109,9 @@ class FailoverBackend(OperatorCalls):
     # -- leases ------------------------------------------------------------------------
 
     def acquire(self, request: LeaseRequest, *, deadline: float) -> Lease | Contention:
-        answer: Lease | Contention = self._ask("acquire", request, deadline=deadline)
-        return answer
+        return self._acquire(request, deadline=deadline).make()
 
-    def _acquire(self, request: LeaseRequest, *, deadline: float) -> TermCall:
+    def _acquire(self, request: LeaseRequest, *, deadline: float) -> StoreCall[Lease | Contention]:
         try:
             view, term = self._active.open_term(request.name, deadline)
         except BackendUnavailable as error:
@@ -129,7 +129,8 @@ class FailoverBackend(OperatorCalls):
                 return self._counted(answer, view, term, request)
             return answer._replace(ticket=(term, answer.ticket))
 
-        return TermCall(term, (asked,), {"deadline": deadline}, meaning)
+        call = partial(term.store.acquire, asked, deadline=deadline)
+        return StoreCall(term.store, call, meaning)
 
     def _counted(self, lease: Lease, view: View, term: Term, request: LeaseRequest) -> Lease:
         """The lease, if it rests on this view.
@@ -221,16 +222,18 @@ class FailoverBackend(OperatorCalls):
         return TermRenewal(self._leases, renewals, process=process, deadline=deadline)
 
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
-        outcome: Outcome = self._ask("release", name, owner, min_hold=min_hold, deadline=deadline)
-        return outcome
+        return self._release(name, owner, min_hold=min_hold, deadline=deadline).make()
 
-    def _release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> TermCall:
+    def _release(
+        self, name: str, owner: str, *, min_hold: float, deadline: float
+    ) -> StoreCall[Outcome]:
         def meaning(outcome: Outcome) -> Outcome:
             self._leases.discard(owner)
             return outcome
 
-        kwargs = {"min_hold": min_hold, "deadline": deadline}
-        return TermCall(self._active.term_of(owner, deadline), (name, owner), kwargs, meaning)
+        store = self._active.term_of(owner, deadline).store
+        call = partial(store.release, name, owner, min_hold=min_hold, deadline=deadline)
+        return StoreCall(store, call, meaning)
 
     def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         terms = {self._leases.of(each.owner) for each in releases}
@@ -243,32 +246,27 @@ class FailoverBackend(OperatorCalls):
         return outcomes
 
     def cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> None:
-        self._ask("cancel_acquire", request, deadline=deadline)
+        self._cancel_acquire(request, deadline=deadline).make()
 
-    def _cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> TermCall:
+    def _cancel_acquire(self, request: LeaseRequest, *, deadline: float) -> StoreCall[None]:
         # The owner is not forgotten, because the request may be cancelled again.
-        term = self._active.term_of(request.owner, deadline)
-        return TermCall(term, (request,), {"deadline": deadline}, as_it_is)
+        store = self._active.term_of(request.owner, deadline).store
+        return StoreCall(store, partial(store.cancel_acquire, request, deadline=deadline))
 
     def locked(self, name: str, *, deadline: float) -> bool:
-        return bool(self._ask("locked", name, deadline=deadline))
+        return self._locked(name, deadline=deadline).make()
 
-    def _locked(self, name: str, *, deadline: float) -> TermCall:
+    def _locked(self, name: str, *, deadline: float) -> StoreCall[bool]:
         _, term = self._active.open_term(name, deadline)
-        return TermCall(term, (name,), {"deadline": deadline}, as_it_is)
+        return StoreCall(term.store, partial(term.store.locked, name, deadline=deadline))
 
-    # -- calls -------------------------------------------------------------------------
-
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        call: TermCall = getattr(self, f"_{method}")(*args, **kwargs)
-        return call.meaning(getattr(call.term.store, method)(*call.args, **call.kwargs))
-
-    async def acall(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        # Without a view, the call would wait for the database.
-        if method not in AWAITED or self._refresher.valid(margin=0.1) is None:
+    async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        prepare = AWAITED.get(method.__func__) if isinstance(method, MethodType) else None
+        # Without a view, it would wait for the database.
+        if prepare is None or self._refresher.valid(margin=0.1) is None:
             return await super().acall(method, *args, **kwargs)
-        call: TermCall = getattr(self, f"_{method}")(*args, **kwargs)
-        return call.meaning(await call.term.store.acall(method, *call.args, **call.kwargs))
+        call: StoreCall[T] = prepare(self, *args, **kwargs)
+        return await call.amake()
 
     # -- housekeeping ------------------------------------------------------------------
 
@@ -281,3 +279,14 @@ class FailoverBackend(OperatorCalls):
 
     def close(self) -> None:
         self._active.close()
+
+
+AWAITED: dict[Callable[..., Any], Callable[..., StoreCall[Any]]] = {
+    FailoverBackend.acquire: FailoverBackend._acquire,
+    FailoverBackend.break_silently: FailoverBackend._break_silently,
+    FailoverBackend.cancel_acquire: FailoverBackend._cancel_acquire,
+    FailoverBackend.get: FailoverBackend._get,
+    FailoverBackend.locked: FailoverBackend._locked,
+    FailoverBackend.release: FailoverBackend._release,
+}
+"""Methods that coroutines can await without a thread, if the store can; and what they ask it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 from ...exceptions import BackendUnavailable
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter
@@ -14,7 +14,7 @@ from . import rights
 from .active import FEW_EPOCHS, ActiveStore
 from .config import FailoverOptions
 from .record import LAST_EPOCH, Reading
-from .terms import Leases, Term, TermCall, as_it_is
+from .terms import Leases, StoreCall, Term
 
 __all__ = ["OperatorCalls"]
 
@@ -29,18 +29,15 @@ class OperatorCalls(BaseLockBackend):
     _leases: Leases
     _own: FailoverOptions
 
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
     # -- leases ------------------------------------------------------------------------
 
     def get(self, name: str) -> LeaseInfo | None:
-        info: LeaseInfo | None = self._ask("get", name)
-        return info
+        return self._get(name).make()
 
-    def _get(self, name: str) -> TermCall:
+    def _get(self, name: str) -> StoreCall[LeaseInfo | None]:
         _, term = self._active.open_term(name, self.call_deadline())
-        return TermCall(term, (name,), {}, lambda info: info and _info(term, info))
+        call = partial(term.store.get, name)
+        return StoreCall(term.store, call, lambda info: info and _info(term, info))
 
     def get_many(self, names: Sequence[str]) -> Mapping[str, LeaseInfo]:
         _, term = self._active.open_term("", self.call_deadline())
@@ -56,12 +53,15 @@ class OperatorCalls(BaseLockBackend):
         return term.store.waiters(name, limit=limit)
 
     def break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> bool:
-        return bool(self._ask("break_silently", name, owner=owner, deadline=deadline))
+        return self._break_silently(name, owner=owner, deadline=deadline).make()
 
-    def _break_silently(self, name: str, *, owner: str, deadline: float | None = None) -> TermCall:
+    def _break_silently(
+        self, name: str, *, owner: str, deadline: float | None = None
+    ) -> StoreCall[bool]:
         deadline = deadline or self.call_deadline()
         _, term = self._active.open_term(name, deadline)
-        return TermCall(term, (name,), {"owner": owner, "deadline": deadline}, as_it_is)
+        call = partial(term.store.break_silently, name, owner=owner, deadline=deadline)
+        return StoreCall(term.store, call)
 
     def deregister(self, process: str, *, deadline: float) -> None:
         for term in self._leases.terms():

@@ -10,19 +10,26 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Generic, TypeVar
 
 from ... import clock
 from ..base import BaseLockBackend
 from .rules import View
 
-__all__ = ["TOKEN_BITS", "Leases", "Term", "TermCall", "as_it_is", "store_for"]
+__all__ = ["TOKEN_BITS", "Leases", "StoreCall", "Term", "store_for"]
+
+T = TypeVar("T")
 
 TOKEN_BITS = 52
 """Bits of a store's token; the epoch is above them."""
 
 OWNERS_KEPT = 1000
 """Owners are remembered up to this number; then those whose leases are over are dropped."""
+
+
+def _as_it_is(answer: T) -> T:
+    return answer
 
 
 @dataclass(eq=False)
@@ -47,17 +54,20 @@ class Term:
         return (self.epoch << TOKEN_BITS) | token
 
 
-class TermCall(NamedTuple):
+@dataclass(slots=True)
+class StoreCall(Generic[T]):
     """A call of the store of a term, and what its answer means."""
 
-    term: Term
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    meaning: Callable[[Any], Any]
+    store: BaseLockBackend
+    call: partial[T]
+    meaning: Callable[[T], T] = _as_it_is
 
+    def make(self) -> T:
+        return self.meaning(self.call())
 
-def as_it_is(answer: Any) -> Any:
-    return answer
+    async def amake(self) -> T:
+        call = self.call
+        return self.meaning(await self.store.acall(call.func, *call.args, **call.keywords))
 
 
 class Leases:

@@ -204,7 +204,7 @@ class Sentinels:
             one.answer, one.is_asked = None, True
             call = partial(self._answered, one)
             try:
-                question = self._calls.submit("sentinel", call)
+                question = self._calls.submit(call)
             except RuntimeError:
                 # No thread can start while the interpreter ends, but leases are still released.
                 question = Future()
