@@ -214,17 +214,18 @@ class AcquireFlows:
         self.contention = None
         # Of this acquire alone: several threads may share the handle.
         contentions: list[Contention] = []
-        trace = tracing.begin(name, self.alias)
+        trace = tracing.begin(name, self._backend.alias)
         try:
             lease, backend = yield from self._granted_flow(
                 requests, started, patience, partial(self._met, contentions, name)
             )
         except BaseException as error:
-            self._stop_waiting(contentions, name)
             if trace is not None:
                 trace.failed(error)
             raise
-        self._stop_waiting(contentions, name)
+        finally:
+            if contentions:
+                self._stop_waiting(name)
         if lease is None:
             if trace is not None:
                 trace.contended()
@@ -327,8 +328,8 @@ class AcquireFlows:
                 **self._signal_kwargs(name),
             )
 
-    def _stop_waiting(self, contentions: list[Contention], name: str) -> None:
-        if contentions and dispatch.has_receivers(signals.stopped_waiting, self._sender):
+    def _stop_waiting(self, name: str) -> None:
+        if dispatch.has_receivers(signals.stopped_waiting, self._sender):
             dispatch.send(
                 signals.stopped_waiting, self._sender, owner=None, **self._signal_kwargs(name)
             )

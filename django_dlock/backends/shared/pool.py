@@ -13,7 +13,6 @@ Nothing here takes a thread lock, which a fork, a signal handler or a finalizer 
 from __future__ import annotations
 
 import collections
-import contextlib
 import random
 import time
 from abc import ABC, abstractmethod
@@ -100,10 +99,12 @@ class IdleConnections(Generic[C]):
         """Keep it after a call that was answered."""
         connection.heard_at = now
         self._connections.append(connection)
-        # Another thread may take it at once, and then there may be none.
-        with contextlib.suppress(IndexError):
+        try:
             if self._connections[0].heard_at < now - MOST_IDLE:
                 self.close_unheard(now - MOST_IDLE)
+        except IndexError:
+            # Another thread has taken it.
+            pass
 
     def close_unheard(self, since: float) -> None:
         """Close those that have not been heard of since then; never waits for the store."""
