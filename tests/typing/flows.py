@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 from typing_extensions import assert_type
 
 from django_dlock.backends.base import BaseLockBackend, RenewalResults
@@ -55,7 +53,6 @@ async def run(backend: BaseLockBackend, request: LeaseRequest) -> None:
     assert_type(drive(flow(backend, request, 1.0)), bool)
     assert_type(await adrive(flow(backend, request, 1.0), backend), bool)
     assert_type(await backend.acall(backend.get, "it"), LeaseInfo | None)
-    assert_type(backend._submit(backend.acquire, request, deadline=1.0), Future[Lease | Contention])
     await backend.acall("get", "it")  # type: ignore[arg-type]
     await backend.acall(backend.get, 42)  # type: ignore[arg-type]
     await backend.acall(backend.acquire, request)  # type: ignore[call-arg]

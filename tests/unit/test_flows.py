@@ -246,15 +246,3 @@ def test_a_backend_may_await_the_methods_that_it_chooses(backend: Asynchronous) 
     )
     assert isinstance(answer, Lease)
     assert backend.noted == ["awaited"] * 2
-
-
-@pytest.mark.parametrize("backend", [Noting], indirect=True)
-def test_overrides_that_end_or_prolong_a_lease_stay_urgent(backend: Noting) -> None:
-    urgent = [name for name in METHODS if backend._is_urgent(getattr(backend, name))]
-    assert sorted(urgent) == [
-        "break_silently",
-        "cancel_acquire",
-        "release",
-        "release_many",
-        "renew",
-    ]
