@@ -1,7 +1,7 @@
 """``python -m tests.guarantees``: which tests each guarantee has, for the documentation.
 
-Reads the names of the tests (``test_g5_…``) and writes the end of
-``docs/reference/guarantees.md``; a test compares the page with the tests.
+Reads the names of the tests (``test_g5_…``) and writes ``contributing/guarantees.md``; a test
+compares the page with the tests.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "guarantees.md"
-HEADING = "## The tests of each guarantee\n"
+PAGE = ROOT / "contributing" / "guarantees.md"
 
 PARTS = {
     "contract": "django_dlock/testing/",
@@ -52,8 +51,8 @@ def counted() -> dict[str, Counter[str]]:
     return found
 
 
-def section() -> str:
-    """What the page says below its heading."""
+def page() -> str:
+    """What the page says."""
     found = counted()
 
     def cell(guarantee: str, folder: str) -> str:
@@ -73,10 +72,12 @@ def section() -> str:
     ]
     return "\n".join(
         [
+            "# The tests of each guarantee",
             "",
-            "Each cell counts the tests with this guarantee in their names, in one folder.",
+            "`.venv/bin/python -m tests.guarantees` writes this page.",
+            "Each cell counts the tests, in one folder, with this guarantee in their names;",
+            "[Guarantees](../docs/reference/guarantees.md) says what it promises.",
             "A test of the contract runs on each store that has the capability which it needs.",
-            "`.venv/bin/python -m tests.guarantees` writes this part of the page.",
             "",
             *table,
             "",
@@ -88,8 +89,7 @@ def section() -> str:
 
 
 def main() -> None:
-    before = PAGE.read_text().partition(HEADING)[0]
-    PAGE.write_text(before + HEADING + section())
+    PAGE.write_text(page())
     print(f"Written: {PAGE.relative_to(ROOT)}")
 
 

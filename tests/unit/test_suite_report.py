@@ -133,11 +133,17 @@ def test_the_overview_adds_up_all_brokers_and_pools() -> None:
     text = overview(outcomes, keys=200, versions={"Django": "5.2"})
     assert cells(text, "child SIGKILL before the commit") == [
         "child SIGKILL before the commit **failed**",
-        *("6", "14", "0", "", "", "0", "2"),
-        *("0", "8", "11", "0", "0.90 s"),
+        *("6", "14/0", "", "0/2", "0/8", "11", "0", "0.90 s"),
     ]
     assert "brokers (redis, rabbitmq) and pools (prefork, solo)" in text
     assert "Versions: Django 5.2." in text
+
+
+@pytest.mark.parametrize("problems", [[], ["1 lost keys"]])
+def test_the_overview_leaves_a_variant_out_unless_it_failed(problems: list[str]) -> None:
+    variant = next(each for each in SCENARIOS if each.is_variant)
+    text = overview([outcome(variant.name, problems=problems)], keys=200, versions={})
+    assert (f"| {variant.title}" in text) == bool(problems)
 
 
 @pytest.mark.parametrize(("effects", "code"), [(1, 0), (2, 1), (0, 1)])
@@ -154,7 +160,7 @@ def test_stored_journals_can_be_judged_again(tmp_path: Path, effects: int, code:
     summed = tmp_path / "overview.md"
     files = ["--table", str(table), "--overview", str(summed)]
     assert main(["--again", "--directory", str(tmp_path), *files]) == code
-    assert cells(summed.read_text(), "late duplicates")[2] == "1"
+    assert cells(summed.read_text(), "late duplicates")[2] == "1/0"
     row = cells(table.read_text(), "late duplicates")
     assert (row[2], row[6]) == ("1", str(max(0, effects - 1)))
     assert ("**failed**" in row[0]) == bool(code)

@@ -54,6 +54,7 @@ class Scenario:
         overlaps: Why guarded bodies may overlap here although both consider the lock theirs; empty
             if they may not.
         explained: What the row means, where it is not about tasks; in the notes of the table.
+        is_variant: Whether it differs little from another one; the manual's table leaves it out.
         harmless: By broker and pool, as in ``redis solo``: why unguarded tasks are not damaged
             there. Everywhere else they must be.
     """
@@ -71,6 +72,7 @@ class Scenario:
     short: bool = False
     overlaps: str = ""
     explained: str = ""
+    is_variant: bool = False
     harmless: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -480,6 +482,7 @@ SCENARIOS = (
         play=child_killed,
         pools=("prefork",),
         free_within=1.0,
+        is_variant=True,
     ),
     Scenario(
         name="child-before-commit",
@@ -588,6 +591,7 @@ SCENARIOS = (
         play=sender_over_limit,
         pools=("prefork",),
         publish_again=True,
+        is_variant=True,
     ),
     Scenario(
         name="broker-away",
@@ -599,6 +603,7 @@ SCENARIOS = (
         title="broker down and child SIGKILL between the commit and its outbox messages",
         play=broker_away_and_sender_killed,
         pools=("prefork",),
+        is_variant=True,
     ),
     Scenario(
         name="client-gone",
