@@ -506,7 +506,7 @@ def test_the_throttle_counts_before_a_request_gets_a_key(read: Read) -> None:
 
 def test_a_row_of_an_idempotent_view_is_as_large_as_the_page_says() -> None:
     page = (ROOT / "docs/explanation/trust.md").read_text()
-    said = re.search(r"at most ([0-9 ]+), and the answer in base64", page)
+    said = re.search(r"at most ([0-9 ]+) bytes, and the answer in base64", page)
     assert said
     longest = 0
     for column in IdempotencyRecord._meta.fields:
@@ -758,6 +758,7 @@ def test_the_glossary_has_its_terms_in_order() -> None:
 @pytest.mark.parametrize("page", ["tasks.md", "commands.md"])
 def test_an_option_with_the_default_of_its_alias_is_a_setting(page: str) -> None:
     rows = re.findall(r"^\| (`lock_.*?) \| [^|]*the alias's", reference(page), re.MULTILINE)
+    rows += re.findall(r"^(`lock_.*)\n: .*the alias's", reference(page), re.MULTILINE)
     options = [name for row in rows for name in re.findall(r"`lock_(\w+)`", row)]
     assert "ttl" in options
     assert {option.upper() for option in options} <= {*conf.KEYS}
