@@ -350,7 +350,6 @@ def test_the_samples_of_the_view_guide_work(read: Read) -> None:
     assert page["refund"](request, number=1).status_code == 200
     assert page["basket"](request, number=1).status_code == 200
     assert page["checkout"](request).status_code == 403
-    assert page["stock"](request, shop="1:2", article="3").status_code == 200
     assert page["favour"](request, article="3").status_code == 403
     get = RequestFactory().get("/")
     get.user = AnonymousUser()
@@ -398,7 +397,7 @@ def customer(settings: Any) -> Callable[[dict[str, Any]], Client]:
         engine = "django.template.backends.django.DjangoTemplates"
         settings.TEMPLATES = [{"BACKEND": engine, "OPTIONS": options}]
         urls = types.ModuleType("urls")
-        views = {name: page[name] for name in ("pay", "pay_order", "order")}
+        views = {name: page[name] for name in ("pay_order", "order")}
         views["payment"] = page["Payment"].as_view()
         urls.urlpatterns = [  # type: ignore[attr-defined]
             path(f"{name}/", view) for name, view in views.items()
@@ -411,7 +410,7 @@ def customer(settings: Any) -> Callable[[dict[str, Any]], Client]:
     return of
 
 
-@pytest.mark.parametrize("name", ["pay", "payment", "order"])
+@pytest.mark.parametrize("name", ["payment", "order"])
 def test_a_form_of_the_guide_that_is_sent_twice_pays_once(
     name: str, read: Read, customer: Callable[[dict[str, Any]], Client]
 ) -> None:
@@ -523,7 +522,6 @@ def test_the_asynchronous_samples_run(read: Read) -> None:
     import asyncio
 
     assert asyncio.run(_feed(read("docs/howto/guard-view.md")["feed"])) == 200
-    assert asyncio.run(read("docs/reference/api.md")["refresh"](9)) > 0
     page = read("docs/howto/async.md")
     for sample in ("refresh", "refresh_if_free", "rebuild_unless_busy"):
         assert asyncio.run(page[sample](9)) > 0
