@@ -1,7 +1,7 @@
 """``python -m tests.fates``: what each error means for a message, for the documentation.
 
-Reads the tables of the code and writes the end of ``docs/reference/fates.md``; a test compares the
-page with them.
+Reads the tables of the code and writes the end of ``docs/reference/fates.md``, and the codes of
+each database into ``contributing/fates.md``; tests compare the pages with them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from django_dlock.database_errors import (
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "fates.md"
 HEADING = "## The tables of the code\n"
+OF_DRIVERS = ROOT / "contributing" / "fates.md"
 
 REQUEUED = "requeued"
 FAILS = "fails"
@@ -61,7 +62,7 @@ def of_driver(title: str, what: str, known: Iterable[tuple[str, Known]]) -> list
     for code, each in known:
         codes[each.fate].append(code)
     rows = (f"| {fate} | {', '.join(alike)} |" for fate, alike in codes.items() if alike)
-    return ["", f"### {title}", "", *table("kind", what), *rows]
+    return ["", f"## {title}", "", *table("kind", what), *rows]
 
 
 def coded(known: Mapping[str, Known]) -> list[tuple[str, Known]]:
@@ -125,10 +126,10 @@ def of_the_broker() -> list[str]:
 
 def section() -> str:
     """What the page says below its heading."""
-    mysql = [(f"`{number}`", each) for number, each in MYSQL.items()]
     lines = [
         "",
         "`.venv/bin/python -m tests.fates` writes this part of the page.",
+        "`contributing/fates.md` in the repository has the codes of each kind, for each database.",
         "",
         "### By kind of error",
         "",
@@ -136,6 +137,20 @@ def section() -> str:
         "",
         *table("kind", "our statement before the body", "the body's", "ours after it, COMMIT"),
         *(of_fate(fate, verdict) for fate, verdict in FATES.items()),
+        *of_the_lock(),
+        *of_the_broker(),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def codes() -> str:
+    """What the page for contributors says: the kind of each error of a database."""
+    mysql = [(f"`{number}`", each) for number, each in MYSQL.items()]
+    lines = [
+        "# Which error is of which kind",
+        "",
+        "`.venv/bin/python -m tests.fates` writes this page.",
+        "[What an error means for a message](../docs/reference/fates.md) explains the kinds.",
         *of_driver(
             "PostgreSQL (psycopg, psycopg2)",
             "SQLSTATE",
@@ -151,8 +166,6 @@ def section() -> str:
             "part of the text (the longest counts)",
             [*coded(SQLITE), (OTHERS, UNKNOWN)],
         ),
-        *of_the_lock(),
-        *of_the_broker(),
     ]
     return "\n".join([*lines, ""])
 
@@ -166,7 +179,8 @@ def main() -> None:
     django.setup()
     before = PAGE.read_text().partition(HEADING)[0]
     PAGE.write_text(before + HEADING + section())
-    print(f"Written: {PAGE.relative_to(ROOT)}")
+    OF_DRIVERS.write_text(codes())
+    print(f"Written: {PAGE.relative_to(ROOT)}, {OF_DRIVERS.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
