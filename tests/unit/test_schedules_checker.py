@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.schedules.checker import Row, check, summary, tally
-from tests.faults.schedules.report import Outcome, overview
+from tests.faults.schedules.report import Outcome, table
 
 Event = dict[str, Any]
 TTL, TIMEOUT, RECOVERY = 3.0, 1.0, 10.0
@@ -271,7 +271,7 @@ def test_the_table_has_a_row_for_each_fault(history: History) -> None:
     assert (calm.fault, calm.times, calm.grants) == ("no fault", 0, 1)
 
 
-def test_a_store_is_one_row_of_the_overview() -> None:
+def test_a_store_is_one_row_of_the_summary() -> None:
     rows = [
         Row("cut", 3, 40, Counter()),
         Row("paused", 2, 20, Counter(overlap=1)),
@@ -279,6 +279,6 @@ def test_a_store_is_one_row_of_the_overview() -> None:
     ]
     etcd = Outcome("etcd", "etcd 3.4.23", "TTL 3 s", "7", 10.0, rows, [])
     sqlite = Outcome("sqlite", "SQLite 3.40.1", "TTL 3 s", "8", 0.5, rows[:1], [])
-    text = overview([etcd, sqlite], "2 processes")
+    text = table([etcd, sqlite], "2 processes")
     assert "| etcd | etcd 3.4.23 | 10 | `7` | 6 | 70 | 1 bound, 2 overlap |" in text
     assert "| sqlite | SQLite 3.40.1 | 0.5 | `8` | 3 | 40 | 0 |" in text

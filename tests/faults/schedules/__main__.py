@@ -24,7 +24,7 @@ from .bed import Bed, weights
 from .checker import summary
 from .draws import faults
 from .drive import HISTORY, Crew, Drive
-from .report import Outcome, outcome_of, overview, table
+from .report import Outcome, outcome_of, table
 
 BEDS: dict[str, type[Bed]] = {
     bed.store: bed
@@ -54,7 +54,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="for each store")
     parser.add_argument("--seed", default="", help="default: a new one, which is printed")
     parser.add_argument("--table", type=Path, help="write a table for each store into this page")
-    parser.add_argument("--overview", type=Path, help="write a row for each store into this page")
     parser.add_argument("--directory", type=Path, help="default: build/schedules-SEED")
     parser.add_argument("--judge", action="store_true", help="judge the histories of a run again")
     options = parser.parse_args(arguments)
@@ -104,8 +103,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if options.table:
         options.table.write_text(table(outcomes, told))
-    if options.overview:
-        options.overview.write_text(overview(outcomes, told))
     print(f"SEED={options.seed}; histories and logs are in {options.directory}")
     return 1 if any(one.violations for one in outcomes) else 0
 

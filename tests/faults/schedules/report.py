@@ -1,4 +1,4 @@
-"""Makes the tables: store × fault × grants × violations, and one row for each store."""
+"""Makes the tables: one row for each store, then store × fault × grants × violations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..suite.journal import Event
 from .checker import Row, Violation, check, tally
 
-__all__ = ["Outcome", "outcome_of", "overview", "table"]
+__all__ = ["Outcome", "outcome_of", "table"]
 
 TOLD_LATE = (
     "the store lost its data or its clock leapt ahead, two held, and the first one was not told by "
@@ -46,7 +46,7 @@ def outcome_of(events: Collection[Event]) -> Outcome:
 
 
 def table(outcomes: Sequence[Outcome], crew: str) -> str:
-    """Markdown for contributors: one table for each store."""
+    """Markdown: a row for each store, and a table for each store."""
     bed = f"{os.cpu_count()} processors, Python {platform.python_version()}, {platform.system()}"
     lines = [
         "<!-- Written by `make schedules`; do not edit. -->",
@@ -73,6 +73,8 @@ def table(outcomes: Sequence[Outcome], crew: str) -> str:
         "",
         f"The bed: {bed}. A seed repeats a schedule; what a fault met depends on the moment.",
         "",
+        *_summary(outcomes),
+        "",
     ]
     for one in outcomes:
         lines += [
@@ -89,26 +91,9 @@ def table(outcomes: Sequence[Outcome], crew: str) -> str:
     return "\n".join(lines)
 
 
-def overview(outcomes: Sequence[Outcome], crew: str) -> str:
-    """Markdown for the manual: one row for each store."""
+def _summary(outcomes: Sequence[Outcome]) -> list[str]:
+    """One row for each store."""
     lines = [
-        "<!-- Written by `make schedules`; do not edit. -->",
-        "",
-        "# What schedules of faults drawn at random found",
-        "",
-        (
-            "For each store, faults were drawn from a seed, and made one after another: "
-            "connections cut, refused, half-open, slow or forgotten; real servers paused, killed, "
-            "restarted empty or failed over; clocks set; clients paused or killed."
-        ),
-        f"Meanwhile clients acquired, held and released locks: {crew}.",
-        (
-            "A checker then looked for violations: two holders at a time, a loss that was told "
-            "late or had no cause, a token that did not rise, an outage that was none, a call past "
-            "its bound, a name that was not granted in time after the fault, a client that got no "
-            "answer, and any unexpected error."
-        ),
-        "",
         "| store | version | minutes | seed | faults | grants | violations |",
         "| --- | --- | ---: | --- | ---: | ---: | --- |",
     ]
@@ -118,8 +103,7 @@ def overview(outcomes: Sequence[Outcome], crew: str) -> str:
             f"| {one.store} | {one.versions} | {one.minutes:g} | `{one.seed}` | {total.times} "
             f"| {total.grants} | {_wrong(total)} |"
         )
-    lines += ["", "`contributing/schedules-table.md` in the repository has each kind of fault.", ""]
-    return "\n".join(lines)
+    return lines
 
 
 def _row(row: Row) -> str:
