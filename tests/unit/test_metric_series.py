@@ -80,7 +80,7 @@ def test_every_reason_of_a_loss_begins_with_zero():
 
 def test_every_reason_of_a_break_begins_with_zero():
     page = (ROOT / "docs" / "reference" / "signals.md").read_text()
-    told = re.search(r"^\| `broken` \| (.*?) \|", page, re.MULTILINE)[1].partition("`reason` is")[2]
+    told = re.search(r"^`broken`\n: (.*)$", page, re.MULTILINE)[1].partition("`reason` is")[2]
     reasons = re.findall(r"`(\w+)` \(", told)
     assert set(reasons) == set(instruments.BREAKS.values)
 
