@@ -32,6 +32,13 @@ def id_of(place: Any) -> str:
     return re.sub(r"\W+", "-", f"{place.framework} {place.where}").strip("-")
 
 
+def told(locked: str, idempotent: str) -> str:
+    """How both decorators fare at a place."""
+    if locked == idempotent:
+        return f"**{locked}:**"
+    return f"`locked_view` **{locked}**, `idempotent_view` **{idempotent}:**"
+
+
 def section() -> str:
     """What the page says below its heading."""
     # Loaded here, because it needs the settings.
@@ -39,17 +46,12 @@ def section() -> str:
 
     lines = [INTRODUCTION]
     for framework in dict.fromkeys(place.framework for place in PLACES):
-        lines += [
-            f"### Places in {framework}",
-            "",
-            "| `locked_view` | `idempotent_view` | where the decorator stands |",
-            "| --- | --- | --- |",
-        ]
+        lines += [f"### Places in {framework}", ""]
         where: dict[tuple[str, str], list[str]] = {}
         for place in PLACES:
             if place.framework == framework:
                 where.setdefault((place.locked, place.idempotent), []).append(place.where)
-        lines += [f"| {' | '.join(both)} | {'; '.join(alike)} |" for both, alike in where.items()]
+        lines += [f"* {told(*both)} {'; '.join(alike)}" for both, alike in where.items()]
         lines.append("")
     return "\n".join(lines)
 

@@ -101,8 +101,8 @@ def samples() -> Iterator[str]:
     page = GUIDE.read_text()
     for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL):
         yield from block.splitlines()
-    table = page.partition("## Log lines\n")[2]
-    yield from re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    lines = page.partition("## Log lines\n")[2]
+    yield from re.findall(r"^`([^`]+)`\n: ", lines, re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", list(samples()))
