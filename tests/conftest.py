@@ -6,6 +6,7 @@ one is missing, each test that needs it is skipped at home and fails in CI.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -267,6 +268,31 @@ def _migrated(alias: str, settings: dict[str, Any], blocker: DjangoDbBlocker) ->
         with blocker.unblock():
             call_command("migrate", database=alias, verbosity=0)
         yield alias
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known_before_the_first_test(request: pytest.FixtureRequest) -> None:
+    """Make the databases of a module's tests before any of them begins.
+
+    Django decides then which databases a test's threads may use, and which ones it empties; with
+    "__all__", those that are known. A test requests its ``database`` only later.
+    """
+    for alias in databases.ALL[1:]:
+        if any(_is_on(alias, item, request.node) for item in request.session.items):
+            with contextlib.suppress(pytest.skip.Exception):
+                request.getfixturevalue(f"{alias}_alias")
+
+
+def _is_on(alias: str, item: pytest.Item, module: pytest.Module) -> bool:
+    """Whether a test of the module uses all databases, and this one as its ``database``."""
+    mark, call = item.get_closest_marker("django_db"), getattr(item, "callspec", None)
+    return (
+        mark is not None
+        and mark.kwargs.get("databases") == "__all__"
+        and call is not None
+        and call.params.get("database") == alias
+        and item.getparent(pytest.Module) is module
+    )
 
 
 @pytest.fixture(params=databases.ALL)

@@ -6,7 +6,7 @@ import datetime as dt
 import io
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -35,7 +35,6 @@ from django_dlock.models import (
     LockStatistics,
 )
 from django_dlock.names import fit
-from tests.support import databases
 from tests.support.deliveries import in_memory, recorded, task, work
 from tests.support.tenants import active, scoped
 
@@ -44,14 +43,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 KEY = "customer-4711"
 NEAR = ("customer-47110", "customer-471", "CUSTOMER-4711", "x/customer-4711", "customer-4711 ")
 """Keys of others, of which no trace may go."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known_before_the_first_test(request: pytest.FixtureRequest) -> None:
-    """Which databases a test's threads may use is decided before the test requests its database."""
-    for alias in databases.ALL[1:]:
-        with suppress(pytest.skip.Exception):
-            request.getfixturevalue(f"{alias}_alias")
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ from django_dlock.exceptions import BackendUnavailable
 from django_dlock.idempotency import Claim, ClaimRequest
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
-from tests.support import databases
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -50,14 +49,6 @@ def aliases(settings):
     SilentBackend.asked = 0
     yield
     locks.reset()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known_before_the_first_test(request: pytest.FixtureRequest) -> None:
-    """Which databases a test's threads may use is decided before the test requests its database."""
-    for alias in databases.ALL[1:]:
-        with suppress(pytest.skip.Exception):
-            request.getfixturevalue(f"{alias}_alias")
 
 
 @pytest.fixture
