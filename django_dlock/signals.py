@@ -74,8 +74,8 @@ gave_up = _LockSignal()
 renewal_due = _LockSignal()
 """Not public: the renewal thread has turned to leases that were due, ``late`` seconds too late."""
 requeued = _LockSignal()
-"""Not public: a delivery was put back into its queue; ``task``, ``task_id`` and ``reason``:
-``contended``, ``unavailable`` or ``other``."""
+"""Not public: a delivery was put back into its queue; ``task``, ``task_id`` and ``reason``: that of
+``gave_up`` if its lock was not acquired, else ``in_progress`` or ``other``."""
 stopped_waiting = _LockSignal()
 """Not public: an acquire that had sent ``contended`` has ended, whether granted or not."""
 waited_long = _LockSignal()

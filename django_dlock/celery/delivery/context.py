@@ -85,6 +85,8 @@ class DeliveryContext:
         body_runner: Runs the body, and interrupts it if the lease is lost.
         owner: The owner with which the delivery acquires its lock.
         header: The message's header, or the one with which it will be requeued.
+        not_acquired: Why the delivery's lock was not acquired, so that it does not run:
+            ``contended`` or ``unavailable``, as the metrics count it; else empty.
         is_copy: Whether an earlier delivery of this message, or a copy of it, may have run: the
             broker or we have delivered it again, or it may have been published twice.
     """
@@ -102,6 +104,7 @@ class DeliveryContext:
         self.options = task.dlock_options
         self.eager = bool(request.is_eager)
         self.began = clock.now()
+        self.not_acquired = ""
         self.body_runner = BodyRunner()
         # A worker's parent makes it, so that it can find the lease of a child that died. An eager
         # task has no worker.

@@ -76,6 +76,7 @@ class Delivery:
             if context.eager:
                 # There is no message to requeue.
                 raise cause.reason from cause
+            cause.not_acquired = context.not_acquired
             requeue(context.task, context.request, self._message(), cause, context.began)
 
     def _run_and_follow_up(self) -> Any:

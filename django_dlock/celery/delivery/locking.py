@@ -165,13 +165,16 @@ def acquire(context: DeliveryContext, lock: Guard) -> Guard:
     try:
         granted = lock.acquire() if _waits(context) else lock.acquire(blocking=False)
     except BackendUnavailable as error:
+        context.not_acquired = "unavailable"
         if context.task.if_unavailable != "local":
             apply_if_unavailable(context, error)
         answer = _acquire_locally(lock, locks[lock.alias].options.max_hold)
         if isinstance(answer, Contention):
             apply_if_contended(context, lock.name, lock.alias)
+        context.not_acquired = ""
         return answer
     if not granted:
+        context.not_acquired = "contended"
         apply_if_contended(context, lock.name, lock.alias, met=lock.contention)
     return lock
 

@@ -23,7 +23,7 @@ from kombu.utils.encoding import safe_repr
 
 from ... import clock, signals
 from ...core import dispatch
-from ...exceptions import BackendUnavailable, LockNotAcquired
+from ...exceptions import LockNotAcquired
 from ...lock import Lock
 from ...log import logger
 from .. import results, shutdown
@@ -76,7 +76,12 @@ class Requeue(Exception):
     Args:
         reason: The error that says why; the result's state RETRY shows it.
         header: The header of the new message.
+
+    Attributes:
+        not_acquired: See ``DeliveryContext``.
     """
+
+    not_acquired = ""
 
     def __init__(self, reason: Exception, header: RequeueHeader) -> None:
         super().__init__(reason, header)
@@ -109,7 +114,7 @@ def requeue(
         pass
     contended = isinstance(cause.reason, LockNotAcquired)
     try:
-        _tell(task, request, cause.reason)
+        _tell(task, request, cause)
         logger.log(
             # Contention is expected; an outage must be visible.
             logging.INFO if contended else logging.WARNING,
@@ -127,12 +132,10 @@ def requeue(
     raise Republished(f"requeued: {cause.reason}") from cause.reason
 
 
-def _tell(task: Task[Any, Any], request: Context, reason: Exception) -> None:
-    why = "other"
-    if isinstance(reason, LockNotAcquired):
-        why = "contended"
-    elif isinstance(reason, BackendUnavailable):
-        why = "unavailable"
+def _tell(task: Task[Any, Any], request: Context, cause: Requeue) -> None:
+    # A run in progress that the record names refuses no lock.
+    without = "in_progress" if isinstance(cause.reason, LockNotAcquired) else "other"
+    why = cause.not_acquired or without
     dispatch.send(signals.requeued, Lock, task=task.name, task_id=request.id, reason=why)
 
 
@@ -260,7 +263,7 @@ def _give_back_later(
     else:
         delay = _delay(task, tries)
     try:
-        _tell(task, request, cause.reason)
+        _tell(task, request, cause)
         logger.warning(
             "Task %s[%s] is given back to the broker in %.1f s (%s), because the broker does not "
             "let this worker publish: %s. %s",
