@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.utils.formats import date_format, number_format
@@ -15,21 +15,30 @@ from django.utils.translation import gettext_lazy as _
 from ..metrics import instruments
 from ..metrics.instruments import DURATIONS
 from ..models import LockStatistics
+from ..signals import LONG_WAIT
 from .base import breakable
+from .counted_links import CountedLinks
 from .figures import Distribution, Figures, Group
 from .pictures import Line, Picture, Tick, bar, columns, lines
 
-__all__ = ["Card", "Cell", "Table", "cards", "clock_time", "facts"]
+__all__ = ["Card", "Cell", "Table", "amount", "cards", "clock_time", "percent"]
 
 MOST_LISTED = 12
 """Rows of a table that ranks names or reasons; the others are added up."""
 
 
 class Cell(NamedTuple):
-    """One number of a table, and a bar where it has one."""
+    """One number of a table, and a bar where it has one.
+
+    Attributes:
+        url: The list of what is counted; empty if there is none.
+        is_trouble: Whether the number is a problem.
+    """
 
     text: str
     bar: SafeString | str = ""
+    url: str = ""
+    is_trouble: bool = False
 
 
 class Table(NamedTuple):
@@ -51,6 +60,7 @@ class Card(NamedTuple):
         legend: Style and name of each line, if there are several.
         table: The same as the picture, in numbers.
         ranking: What is shown as a table only.
+        links: Text and address of lists about it; without those that have no address.
     """
 
     title: Any
@@ -60,6 +70,11 @@ class Card(NamedTuple):
     table: Table | None = None
     ranking: Table | None = None
     wide: bool = False
+    links: Sequence[tuple[Any, str]] = ()
+
+    @property
+    def shown_links(self) -> list[tuple[Any, str]]:
+        return [(text, url) for text, url in self.links if url]
 
 
 # -- texts -----------------------------------------------------------------------------------
@@ -86,6 +101,10 @@ def percent(share: float) -> str:
     if 0 < share < 0.01:
         return gettext("under 1 %")
     return f"{round(100 * share)} %"
+
+
+def _words(label: str) -> str:
+    return label.replace("_", " ")
 
 
 def _local(seconds: float) -> dt.datetime:
@@ -125,30 +144,16 @@ def _ticks(figures: Figures) -> list[Tick]:
 # -- the parts of the page -------------------------------------------------------------------
 
 
-def facts(figures: Figures) -> list[tuple[Any, str, str]]:
-    """The numbers at the top: a name, a number, and what there is to say of it."""
-    contended = figures.total(instruments.CONTENTIONS)
-    attempts = figures.waits.count + figures.total(instruments.ATTEMPTS)
-    lost = figures.total(instruments.LOSSES)
+def cards(figures: Figures, links: CountedLinks) -> list[Card]:
     return [
-        (_("Acquired"), amount(figures.waits.count), ""),
-        (
-            _("Contended"),
-            amount(contended),
-            percent(min(1.0, contended / max(1, attempts))),
+        _levels(figures)._replace(
+            links=[(_("Held now"), links.held_now()), (_("Who waits now"), links.waiting_now())]
         ),
-        (_("Not acquired"), amount(figures.total(instruments.ATTEMPTS)), ""),
-        (_("Lost"), amount(lost), ""),
-        (_("Requeued"), amount(figures.total(instruments.REQUEUES)), gettext("tasks")),
-    ]
-
-
-def cards(figures: Figures) -> list[Card]:
-    return [
-        _levels(figures),
-        _durations(figures.waits, "waits", _("Waiting time"), "1"),
-        _durations(figures.holds, "holds", _("Holding time"), "1"),
-        _losses(figures),
+        _durations(figures.waits, "waits", _("Waiting time"))._replace(
+            links=_long_waits(figures, links)
+        ),
+        _durations(figures.holds, "holds", _("Holding time")),
+        _losses(figures, links),
         _lateness(figures),
         _put_back(figures),
         _contention(figures),
@@ -185,7 +190,7 @@ def _levels(figures: Figures) -> Card:
     )
 
 
-def _durations(found: Distribution, name: str, title: Any, style: str) -> Card:
+def _durations(found: Distribution, name: str, title: Any) -> Card:
     lead = (
         gettext("Half within %(half)s, 95 %% within %(most)s, the longest %(longest)s.")
         % {
@@ -213,9 +218,20 @@ def _durations(found: Distribution, name: str, title: Any, style: str) -> Card:
     return Card(
         title,
         lead,
-        columns(picture, found.buckets, names, style),
+        columns(picture, found.buckets, names, "1"),
         table=Table([_("duration"), _("number")], rows),
     )
+
+
+def _long_waits(figures: Figures, links: CountedLinks) -> list[tuple[str, str]]:
+    """The waits that are lock events, too."""
+    first = DURATIONS.index(LONG_WAIT) + 1
+    number = sum(figures.waits.buckets[first:])
+    text = gettext("%(number)s waited longer than %(time)s") % {
+        "number": amount(number),
+        "time": span(LONG_WAIT),
+    }
+    return [(text, links.long_waits())] if number else []
 
 
 def _over_time(
@@ -230,7 +246,7 @@ def _over_time(
     return columns(picture._replace(ticks=_ticks(figures)), values, names, style), table
 
 
-def _losses(figures: Figures) -> Card:
+def _losses(figures: Figures, links: CountedLinks) -> Card:
     title = _("Losses")
     total = figures.total(instruments.LOSSES)
     lead = (
@@ -242,8 +258,10 @@ def _losses(figures: Figures) -> Card:
     picture, table = _over_time(
         figures, Picture("dlock-losses", str(title), lead, (), amount, whole=True), values, "3"
     )
-    reasons = [(label.replace("_", " "), n) for label, n in figures.by_label(instruments.LOSSES)]
-    return Card(title, lead, picture, (), table, _ranking(_("reason"), reasons, "3"))
+    found = figures.by_label(instruments.LOSSES)
+    reasons = [(_words(label), number) for label, number in found]
+    urls = {_words(label): links.losses(label) for label, _number in found}
+    return Card(title, lead, picture, (), table, _ranking(_("reason"), reasons, "3", urls))
 
 
 def _lateness(figures: Figures) -> Card:
@@ -292,20 +310,28 @@ def _put_back(figures: Figures) -> Card:
         )
     values = figures.sums(instruments.REQUEUES)
     picture, table = _over_time(
-        figures, Picture("dlock-requeues", str(title), lead, (), amount, whole=True), values, "2"
+        figures, Picture("dlock-requeues", str(title), lead, (), amount, whole=True), values, "1"
     )
-    ranked = [(f"{task} · {reason}", count) for (task, reason), count in counts]
-    return Card(title, lead, picture, (), table, _ranking(_("task and reason"), ranked, "2"))
+    ranked = [(f"{task} · {_words(reason)}", count) for (task, reason), count in counts]
+    return Card(title, lead, picture, (), table, _ranking(_("task and reason"), ranked, "1"))
 
 
-def _ranking(head: Any, counts: Sequence[tuple[str, int]], style: str) -> Table | None:
+def _ranking(
+    head: Any,
+    counts: Sequence[tuple[str, int]],
+    style: str,
+    urls: Mapping[str, str] | None = None,
+) -> Table | None:
     if not counts:
         return None
     listed, others = list(counts[:MOST_LISTED]), counts[MOST_LISTED:]
     if others:
         listed.append((gettext("others"), sum(count for _text, count in others)))
-    most = max(count for _text, count in listed)
-    rows = [(text, (Cell(amount(count), bar(count / most, style)),)) for text, count in listed]
+    most, urls = max(count for _text, count in listed), urls or {}
+    rows = [
+        (text, (Cell(amount(count), bar(count / most, style), urls.get(text, "")),))
+        for text, count in listed
+    ]
     return Table([head, _("number")], rows)
 
 
@@ -341,10 +367,10 @@ def _contention(figures: Figures) -> Card:
 def _cells(group: Group) -> Sequence[Cell]:
     return (
         Cell(amount(group.contended)),
-        Cell(percent(group.share), bar(group.share, "2")),
+        Cell(percent(group.share), bar(group.share, "1")),
         Cell(amount(group.acquired)),
         Cell(amount(group.gave_up)),
-        Cell(amount(group.lost)),
+        Cell(amount(group.lost), is_trouble=bool(group.lost)),
         Cell(span(group.mean)),
         Cell(span(group.longest)),
     )

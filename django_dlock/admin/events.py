@@ -53,8 +53,8 @@ class LockEventAdmin(LinkedToLock):
     list_filter = ("event", "alias", "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
-    # Of the links "Events of this lock".
-    lookups = ("name",)
+    # Of the links "Events of this lock", and of those in the lock statistics.
+    lookups = ("name", "event__in", "reason")
 
     fields = (
         *("at", "what", "alias", "lock", "records"),

@@ -132,6 +132,9 @@ class Figures:
         alias: Only locks of this alias; empty for all. Metrics without an alias are always
             included.
 
+    Attributes:
+        starts: When each period begins.
+
     Raises:
         django.db.Error: They could not be read.
     """
@@ -141,7 +144,7 @@ class Figures:
         self.range, period = chosen, chosen.period
         last = int(self.now) // period * period
         self.starts = list(range(last - chosen.seconds, last + 1, period))
-        self._alias = alias
+        self.alias = alias
         self._over_time: dict[tuple[str, int], dict[str, Any]] = {}
         self.waits, self.holds = Distribution(), Distribution()
         self.counts: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -154,9 +157,9 @@ class Figures:
     def _read(self, rows: Rows) -> None:
         # Without rows in the future, which a process whose clock is ahead has written.
         period = self.range.period
-        rows = rows.filter(LockStatistics.ids(period, self.starts[0], self.starts[-1] + period))
-        if self._alias:
-            rows = rows.filter(alias__in=[self._alias, ""])
+        rows = rows.filter(LockStatistics.ids(period, self.starts[0], self.end))
+        if self.alias:
+            rows = rows.filter(alias__in=[self.alias, ""])
         # Under other names than the columns, because a sum cannot have the name of its column.
         values = {"n": Sum("count"), "seconds": Sum("total"), "most": Max("highest")}
         by_time: Any = _of(rows, OVER_TIME).values("metric", "start").annotate(**values)
@@ -193,6 +196,11 @@ class Figures:
         self._groups[key] = group
 
     @property
+    def end(self) -> int:
+        """When the last period ends, which has begun already."""
+        return self.starts[-1] + self.range.period
+
+    @property
     def is_empty(self) -> bool:
         return not self.counts and not self._over_time
 
@@ -219,6 +227,21 @@ class Figures:
     def total(self, instrument: Instrument) -> int:
         return sum(
             count for (metric, _g, _l), count in self.counts.items() if metric == instrument.name
+        )
+
+    @property
+    def not_acquired_but_requeued(self) -> int:
+        """How many acquires without a lock were those of tasks, which were then requeued.
+
+        0 for one alias, because requeues are not told apart by alias.
+        """
+        if self.alias:
+            return 0
+        requeued = dict(self.by_label(instruments.REQUEUES))
+        # A process may have ended between the two, or not have written one of them.
+        return sum(
+            min(count, requeued.get(reason, 0))
+            for reason, count in self.by_label(instruments.ATTEMPTS)
         )
 
     def by_label(self, instrument: Instrument) -> list[tuple[str, int]]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import Error
+from django.db import Error, router
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
-from ..metrics import config
+from ..database_errors import fate_of
+from ..metrics import config, recorder
 from ..metrics.groups import OTHER
 from ..models import LockStatistics
 from .base import ReadOnlyAdmin
-from .cards import cards, clock_time, facts
+from .cards import cards, clock_time
+from .counted_links import CountedLinks
 from .figures import RANGES, Figures
 from .filters import known_aliases
+from .totals import totals
 
 __all__ = ["LockStatisticsAdmin"]
 
@@ -55,26 +59,45 @@ class LockStatisticsAdmin(ReadOnlyAdmin):
             "range": chosen.key,
             "aliases": aliases if len(aliases) > 1 else [],
             "alias": alias,
-            "is_counted": is_counted(),
+            **setup(),
             **(extra_context or {}),
         }
         try:
             figures = Figures(chosen, alias)
         except Error as error:
+            if fate_of(error) == "missing":
+                database = router.db_for_read(LockStatistics)
+                context["migrate"] = f"python manage.py migrate django_dlock --database {database}"
             context["problem"] = error
         else:
             context["is_empty"] = figures.is_empty
             context["until"] = clock_time(figures.now)
             if not figures.is_empty:
-                context |= {"facts": facts(figures), "cards": cards(figures)}
+                links = CountedLinks(request, self.admin_site, figures)
+                context |= {"totals": totals(figures, links), "cards": cards(figures, links)}
                 context["has_other"] = any(group.name == OTHER for group in figures.groups())
         request.current_app = self.admin_site.name
         return TemplateResponse(request, self.change_list_template, context)
 
 
-def is_counted() -> bool:
-    """Whether the settings have this process count for the page."""
+def setup() -> dict[str, Any]:
+    """What to change in the settings so that this process counts for the page."""
     try:
-        return "admin" in config.read().exporters
-    except ImproperlyConfigured:
-        return False
+        chosen = config.read()
+        # Metrics are off as well if the library of another exporter is missing.
+        recorder.modules(chosen)
+    except ImproperlyConfigured as error:
+        return {"settings_problem": error}
+    return {} if "admin" in chosen.exporters else {"setting": _setting()}
+
+
+def _setting() -> str:
+    """The line to paste at the end of the settings, below what they have of it."""
+    if not getattr(settings, "DLOCK_METRICS", None):
+        return 'DLOCK_METRICS = {"EXPORTERS": ["admin"]}'
+    return (
+        "DLOCK_METRICS = {\n"
+        "    **DLOCK_METRICS,\n"
+        '    "EXPORTERS": [*DLOCK_METRICS.get("EXPORTERS", ()), "admin"],\n'
+        "}"
+    )
