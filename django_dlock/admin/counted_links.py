@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from django.conf import settings
@@ -17,7 +18,7 @@ from .links import page_url
 
 __all__ = ["CountedLinks"]
 
-ENDS_WHILE_HELD = f"{LockEvent.Event.LOST.value},{LockEvent.Event.MAX_HOLD.value}"
+ENDS_WHILE_HELD = (LockEvent.Event.LOST, LockEvent.Event.MAX_HOLD)
 """The events that are counted as losses."""
 
 
@@ -33,11 +34,11 @@ class CountedLinks:
 
     def losses(self, reason: str = "") -> str:
         """Locks that ended while held; for one reason, or for all."""
-        return self._events(event__in=ENDS_WHILE_HELD, **({"reason": reason} if reason else {}))
+        return self._events(ENDS_WHILE_HELD, **({"reason": reason} if reason else {}))
 
     def long_waits(self) -> str:
         """Grants that came after ``signals.LONG_WAIT`` seconds."""
-        return self._events(event__exact=LockEvent.Event.LONG_WAIT.value)
+        return self._events([LockEvent.Event.LONG_WAIT])
 
     def held_now(self) -> str:
         """Locks that are held now."""
@@ -51,17 +52,19 @@ class CountedLinks:
     def _alias(self) -> dict[str, str]:
         return {"alias": self._figures.alias} if self._figures.alias else {}
 
-    def _events(self, **filters: str) -> str:
+    def _events(self, events: Sequence[LockEvent.Event], **filters: str) -> str:
         start, end = self._figures.starts[0], self._figures.end
         period = {"when__gte": _written(start), "when__lt": _written(end)}
-        return self._list(LockEvent, "changelist", {**filters, **self._alias, **period})
+        # Django's filter takes several of them.
+        chosen = {"event__exact": [event.value for event in events]}
+        return self._list(LockEvent, "changelist", {**chosen, **filters, **self._alias, **period})
 
-    def _list(self, model: type[Model], page: str, query: dict[str, str]) -> str:
+    def _list(self, model: type[Model], page: str, query: Mapping[str, str | list[str]]) -> str:
         found = self._site._registry.get(model)
         if found is None or not found.has_view_permission(self._request):
             return ""
         url = page_url(self._site.name, str(model._meta.model_name), page)
-        return f"{url}?{urlencode(query)}" if query else url
+        return f"{url}?{urlencode(query, doseq=True)}" if query else url
 
 
 def _written(seconds: int) -> str:

@@ -54,7 +54,7 @@ class LockEventAdmin(LinkedToLock):
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
     # Of the links "Events of this lock", and of those in the lock statistics.
-    lookups = ("name", "event__in", "reason")
+    lookups = ("name", "reason")
 
     fields = (
         *("at", "what", "alias", "lock", "records"),

@@ -22,7 +22,7 @@ class Total(NamedTuple):
     Attributes:
         remarks: What there is to say of it: how much of it is normal.
         trouble: What of it is a problem; empty if nothing is.
-        url: The list of what is counted.
+        url: The lock events that are counted; empty if there are none.
         is_trouble: Whether the number itself is a problem.
     """
 

@@ -11,12 +11,14 @@ import random
 import threading
 from collections.abc import Mapping
 
-from django.db import Error, OperationalError, connections
+from django.db import Error, OperationalError
 from django.db.utils import InterfaceError
 
-from .. import process, retention
+from .. import clock, process, retention
 from ..audit import is_defined, not_while_forking
+from ..backends.failover.own_connection import OwnConnection
 from ..core import dispatch
+from ..database_errors import explained
 from ..log import logger
 from . import table
 from .config import MetricsSettings
@@ -27,6 +29,8 @@ __all__ = ["AdminExporter", "make"]
 
 EVERY = (30.0, 60.0)
 """Seconds between two statements; random, so that processes do not write at the same time."""
+WITHIN = 10.0
+"""Seconds for a statement."""
 PURGED_ONCE_IN = 100
 """On average, one statement in this many is followed by the deletion of old rows. By chance, so
 that no process keeps count, and processes that live for seconds take part."""
@@ -113,8 +117,10 @@ class AdminExporter:
             if not self._failing:
                 # Once, until it works again.
                 self._failing = True
+                # With what to run, if the table is missing.
+                told = explained(error, table.database()) if isinstance(error, Error) else error
                 trace = None if isinstance(error, Error) else error
-                logger.warning("Lock statistics are not written: %s", error, exc_info=trace)
+                logger.warning("Lock statistics are not written: %s", told, exc_info=trace)
 
     def _flush(self) -> None:
         """Write what there is; one statement, or none."""
@@ -123,23 +129,24 @@ class AdminExporter:
         database = table.database()
         if not minutes or not is_defined(database):
             return
-        connection = connections[database]
-        try:
-            with not_while_forking(database), process.connecting():
-                self._write(minutes)
+        # A connection that is cut if the database says nothing.
+        own = OwnConnection(lambda: database, WITHIN)
+        with not_while_forking(database):
+            try:
+                self._write(minutes, own)
                 self._failing = False
                 if not random.randrange(PURGED_ONCE_IN):
-                    retention.purge_statistics(using=database)
-        finally:
-            # With DEBUG, Django would keep every statement.
-            connection.queries_log.clear()
-            connection.close()
+                    with own.until(clock.now() + WITHIN):
+                        retention.purge_statistics(using=database)
+            finally:
+                own.close()
 
-    def _write(self, minutes: Minutes) -> None:
+    def _write(self, minutes: Minutes, own: OwnConnection) -> None:
         try:
-            table.write(minutes)
+            with own.until(clock.now() + WITHIN):
+                table.write(minutes)
         except (OperationalError, InterfaceError):
-            # The database is down, or another process has locked the rows.
+            # The database is down or silent, or another process has locked the rows.
             with self._lock:
                 self._counts.put_back(minutes)
             raise

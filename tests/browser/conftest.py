@@ -68,7 +68,17 @@ def site_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 @pytest.fixture
 def outage(browser, site):
     """The test's site has another alias, which does not answer."""
-    cookie = {"name": "outage", "url": site.url}
+    yield from _with_cookie(browser, site, "outage")
+
+
+@pytest.fixture
+def off(browser, site):
+    """The test's site counts nothing for the lock statistics."""
+    yield from _with_cookie(browser, site, "off")
+
+
+def _with_cookie(browser, site, name):
+    cookie = {"name": name, "url": site.url}
     browser.execute_cdp_cmd("Network.setCookie", {**cookie, "value": "now"})
     yield
     browser.execute_cdp_cmd("Network.deleteCookies", cookie)

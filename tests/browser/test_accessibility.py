@@ -75,6 +75,14 @@ def test_a_page_has_no_fault(browser, axe, site, name):
     assert faults_in_both_colours(browser, axe) == []
 
 
+@pytest.mark.usefixtures("off")
+def test_the_statistics_have_no_fault_while_they_are_off(browser, axe, site):
+    show(browser, 390)
+    browser.get(site.url + PAGES["statistics"])
+    wait_for(browser, "document.querySelector('.dlock-setup')")
+    assert faults_in_both_colours(browser, axe, 390) == []
+
+
 @pytest.mark.usefixtures("outage")
 def test_the_list_has_no_fault_in_an_outage_with_filters_and_ticked_rows(browser, axe, site):
     show(browser, 1280)

@@ -268,6 +268,15 @@ def test_the_page_is_complete_if_an_alias_does_not_answer(browser, site):
         assert problem["top"] >= search["bottom"]
 
 
+@pytest.mark.usefixtures("off")
+def test_what_switches_the_statistics_on_can_be_taken_with_one_click(browser, site):
+    for _ in look_at(browser, site.theme, site.url + STATISTICS, "statistics-off"):
+        browser.find_element("css selector", ".dlock-setup pre").click()
+        taken = browser.execute_script("return getSelection().toString()")
+        assert taken.strip().startswith("DLOCK_METRICS = {")
+        assert taken.strip().endswith("}")
+
+
 @pytest.mark.usefixtures("outage")
 def test_an_outage_is_not_shown_as_no_locks(browser, site):
     visit(browser, site.url + LOCKS + "?alias=billing")

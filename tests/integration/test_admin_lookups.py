@@ -34,7 +34,7 @@ NAMED = {
     FollowUp: {"database", "published"},
     LockEvent: {
         *("event__exact", "event__isnull", "alias", "alias__isnull", "name"),
-        *("when__gte", "when__lt"),
+        *("when__gte", "when__lt", "reason"),
     },
 }
 """All that a list may be asked for by somebody who may only see it."""

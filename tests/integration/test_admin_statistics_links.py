@@ -71,9 +71,20 @@ def test_losses_lead_to_their_events_of_the_same_time(admin_client):
     make_event("lost", "expired", before=4000)
     make_event("broken", "operator"), make_event("taken_over", "holder_dead")
     found = links(admin_client)
-    assert listed(admin_client, found["7"]) == {late.pk, expired.pk}
+    assert listed(admin_client, found["Lock events"]) == {late.pk, expired.pk}
     assert listed(admin_client, found["3"]) == {late.pk}
     assert listed(admin_client, found["4"]) == {expired.pk}
+
+
+def test_the_list_shows_which_events_were_chosen(admin_client):
+    write_all()
+    page = admin_client.get(links(admin_client)["Lock events"])
+    chosen = [
+        choice["display"]
+        for choice in page.context["cl"].filter_specs[0].choices(page.context["cl"])
+        if choice["selected"]
+    ]
+    assert chosen == ["lost", "max_hold reached"]
 
 
 def test_long_waits_lead_to_their_events(admin_client):
@@ -90,7 +101,7 @@ def test_a_chosen_alias_is_kept(admin_client):
     write_all("b")
     ours, _other = make_event("lost", "expired", alias="b"), make_event("lost", "expired")
     found = links(admin_client, alias="b")
-    assert listed(admin_client, found["7"]) == {ours.pk}
+    assert listed(admin_client, found["Lock events"]) == {ours.pk}
     assert parse_qs(urlsplit(found["Held now"]).query) == {"kind": ["held"], "alias": ["b"]}
 
 
@@ -106,17 +117,17 @@ def test_times_are_those_of_the_column(admin_client, settings):
     """Without time zones, the table has local times."""
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kathmandu"
     write_all()
-    query = parse_qs(urlsplit(links(admin_client)["7"]).query)
+    query = parse_qs(urlsplit(links(admin_client)["Lock events"]).query)
     # NOW is 14:30:30 UTC.
     assert query["when__lt"] == ["2026-09-21 20:16:00"]
     assert query["when__gte"] == ["2026-09-21 19:15:00"]
-    assert admin_client.get(links(admin_client)["7"]).status_code == 200
+    assert admin_client.get(links(admin_client)["Lock events"]).status_code == 200
 
 
 def test_what_nothing_lists_is_no_link(admin_client):
     write_all()
     assert set(links(admin_client)) == {
-        *("7", "3", "4", "2 waited longer than 30 s", "Held now", "Who waits now")
+        *("Lock events", "3", "4", "2 waited longer than 30 s", "Held now", "Who waits now")
     }
 
 
@@ -220,5 +231,5 @@ def test_every_loss_that_is_counted_is_listed(admin_client):
     assert LockEvent.objects.count() == 5
     LockEvent.objects.update(when=dt.datetime.fromtimestamp(NOW, dt.timezone.utc))
     found = links(admin_client)
-    assert len(listed(admin_client, found["4"])) == 4
+    assert len(listed(admin_client, found["Lock events"])) == 4
     assert len(listed(admin_client, found["2"])) == 2

@@ -26,7 +26,8 @@ from django_dlock.metrics.recorder import Recorder
 from django_dlock.models import LockStatistics
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
-from tests.support.databases import until
+from tests.support.databases import added, until
+from tests.support.proxy import Proxy
 from tests.support.workers import PATIENCE, Site, result
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.extended]
@@ -286,6 +287,45 @@ def test_a_database_that_does_not_answer_delays_nothing_and_is_reported_once(mon
     row = LockStatistics.objects.get(period=3600, metric=instruments.CONTENTIONS.name)
     assert row.count == 2
     LockStatistics.objects.all().delete()
+
+
+@pytest.mark.parametrize("silent_from", ["the start", "the statement"])
+def test_a_database_that_says_nothing_is_given_up(
+    postgres_alias, django_db_blocker, monkeypatch, caplog, silent_from
+):
+    """Its connections are accepted, but not answered; what was counted is written later."""
+    monkeypatch.setattr(admin, "EVERY", (0.001, 0.002))
+    monkeypatch.setattr(admin, "WITHIN", 1.0)
+    monkeypatch.setattr(table, "database", lambda: "silent")
+    entry = connections.settings[postgres_alias]
+    rows = LockStatistics.objects.using(postgres_alias)
+    with (
+        Proxy("127.0.0.1", int(entry["PORT"]), speaks="postgres") as proxy,
+        added("silent", {**entry, "HOST": "127.0.0.1", "PORT": str(proxy.port)}),
+        django_db_blocker.unblock(),
+    ):
+        rows.all().delete()
+        if silent_from == "the start":
+            proxy.black_hole()
+        else:
+            proxy.keep(of=("INSERT",))
+        exporter = AdminExporter()
+        exporter.add(instruments.CONTENTIONS, 1, ORDER)
+        until(lambda: "Lock statistics are not written" in caplog.text)
+        assert not rows.exists()
+        proxy.heal()
+        until(lambda: not writers())
+        assert rows.get(period=3600).count == 1
+        exporter.close()
+
+
+def test_a_missing_table_is_logged_with_the_cure(target, monkeypatch, caplog):
+    with monkeypatch.context() as gone:
+        gone.setattr(LockStatistics._meta, "db_table", "no_such_table")
+        exporter = AdminExporter()
+        exporter.add(instruments.CONTENTIONS, 1, ORDER)
+        exporter.close()
+    assert f"run manage.py migrate django_dlock --database {target.db}" in caplog.text
 
 
 def test_an_unexpected_error_does_not_end_the_thread(monkeypatch, caplog, target):

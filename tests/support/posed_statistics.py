@@ -24,7 +24,7 @@ GROUPS = {
     "report": (0.1, 0.3, 90.0, 1500.0),
 }
 REASONS = {"expired": 0.012, "broken": 0.004, "max_hold": 0.0015}
-TASKS = {"shop.tasks.reprice": 2.5, "shop.tasks.send_invoice": 0.6}
+TASKS = {"shop.tasks.reprice": 1.3, "shop.tasks.send_invoice": 0.5}
 PARTS = ((7 * 86_400, 86_400, 3600), (86_400, 3600, 600), (3600, 0, 60))
 """Periods, in seconds before now: start, end, and the length of a row."""
 

@@ -84,10 +84,14 @@ def as_operator(
     return middleware
 
 
-def outage_by_cookie(
+def as_cookies_say(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Middleware: with the cookie ``outage``, there is another alias, which does not answer."""
+    """Middleware: what the cookies change.
+
+    With ``outage``, there is another alias, which does not answer; with ``off``, nothing is counted
+    for the lock statistics.
+    """
     from django.conf import settings
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
@@ -96,6 +100,8 @@ def outage_by_cookie(
             settings.DLOCKS.pop("billing", None)
             if "outage" in request.COOKIES:
                 settings.DLOCKS["billing"] = DOWN
+            exporters = [] if "off" in request.COOKIES else ["admin"]
+            settings.DLOCK_METRICS = {"EXPORTERS": exporters}
             return get_response(request)
 
     return middleware
@@ -115,7 +121,7 @@ def serve(port: str, theme: str, directory: str) -> None:
     settings.DLOCK_METRICS = {"EXPORTERS": ["admin"]}
     # The operator has a password, so that the page's head is complete; nobody checks it.
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    settings.MIDDLEWARE += [f"{NAME}.as_operator", f"{NAME}.outage_by_cookie"]
+    settings.MIDDLEWARE += [f"{NAME}.as_operator", f"{NAME}.as_cookies_say"]
     if theme == "grappelli":
         settings.ROOT_URLCONF = "tests.support.themed_urls"
     settings.DLOCK_ADMIN = {"TASK_URL": "https://flower.example.com/task/{task_id}"}

@@ -30,10 +30,11 @@ class OwnConnection:
 
     Args:
         database: Returns the alias in ``DATABASES``.
+        timeout: Seconds to connect; with MySQL, also for each statement, if its deadline is later.
     """
 
-    def __init__(self, database: Callable[[], str]) -> None:
-        self._database = database
+    def __init__(self, database: Callable[[], str], timeout: float = CONNECT_TIMEOUT) -> None:
+        self._database, self._timeout = database, timeout
         self._handle: SocketHandle | None = None
         self._wrapper: Any = None
 
@@ -56,7 +57,7 @@ class OwnConnection:
         wrapper = connections[database]
         if wrapper.connection is None:
             self._close_handle()
-            connections[database] = self._wrapper = wrapper = wrapper_of(database, CONNECT_TIMEOUT)
+            connections[database] = self._wrapper = wrapper = wrapper_of(database, self._timeout)
             with process.connecting():
                 wrapper.ensure_connection()
             if wrapper.vendor != "sqlite":
