@@ -27,7 +27,7 @@ from ..models import IdempotencyRecord
 from ..printable import printable
 from .locked import WRONG_USAGE
 from .output import encoding_of, error_of, open_output
-from .screen import Progress
+from .progress import Progress
 from .table import lease_table, waiter_table
 from .wanted import Wanted
 
@@ -99,17 +99,16 @@ class OperatorCommand(BaseCommand):
     def wrong_usage(self, message: str) -> NoReturn:
         raise CommandError(message, returncode=WRONG_USAGE)
 
-    def print_json(self, value: Any, *, indent: int | None = 2) -> None:
-        """Print a value; with an indent of ``None``, in one line."""
+    def print_json(self, value: Any) -> None:
         self._has_json = True
-        text = json.dumps(value, indent=indent, ensure_ascii=False)
+        text = json.dumps(value, indent=2, ensure_ascii=False)
         # Data in a lease may contain terminal escape sequences or lone surrogates, which cannot be
         # printed. They are always inside strings, where JSON can escape them.
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
         try:
             text.encode(encoding_of(self.stdout))
         except UnicodeEncodeError:
-            text = json.dumps(value, indent=indent)
+            text = json.dumps(value, indent=2)
         self.stdout.write(text)
 
     def _print_error(self, text: str) -> None:
@@ -238,17 +237,6 @@ class LockCommand(AliasCommand):
         query, matches = wanted.query(), wanted.matcher()
         answers = alias_query.ask(lambda backend: backend.page(query).infos)
         return [info for infos in answers.values() for info in infos if matches(info)]
-
-    def find_first(
-        self, alias_query: AliasQuery, wanted: Wanted, limit: int
-    ) -> tuple[list[LeaseInfo], int]:
-        """As ``find``, but no more than ``limit`` of each alias, and how many there are."""
-        if wanted.has_patterns:
-            infos = self.find(alias_query, wanted)
-            return infos, len(infos)
-        query = wanted.query()
-        pages = alias_query.ask(lambda backend: backend.page(query, limit=limit)).values()
-        return [info for page in pages for info in page.infos], sum(page.total for page in pages)
 
     def print_leases(
         self,

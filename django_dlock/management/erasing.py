@@ -16,7 +16,7 @@ from django.db import Error
 from ..erasure import Criterion, Erasure, Subject, erase
 from ..printable import printable
 from .base import FAILED, PurgeCommand
-from .screen import Progress
+from .progress import Progress
 
 __all__ = ["ErasingCommand"]
 

@@ -136,7 +136,6 @@ def unread() -> Iterator[int]:
     [
         [],
         pytest.param(["--format", "json"], marks=pytest.mark.nightly),
-        ["--watch", "0.1"],
     ],
 )
 def test_nobody_reads_list_locks(redis: RedisServer, more: list[str]) -> None:

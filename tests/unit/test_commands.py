@@ -206,10 +206,6 @@ def test_list_locks_lists_the_locks_of_an_alias_whose_waiters_are_not_told(monke
     assert caught.value.returncode == 1
 
 
-def test_list_locks_does_not_watch_waiters():
-    assert exit_code("list_locks", waiters=True, watch=1.0) == 2
-
-
 def test_list_locks_prints_an_empty_list_as_json():
     assert run_json("list_locks") == []
 
@@ -684,7 +680,7 @@ def shell(*arguments):
     ("arguments", "told"),
     [
         (["clear_stale_locks", "--force"], "--force alone"),
-        (["list_locks", "--waiters", "--watch"], "leave out --watch"),
+        (["list_locks", "--older-than", "-1"], "--older-than is -1"),
         (["diagnose_locks", "--nothing"], "unrecognized arguments: --nothing"),
         (["switch_locks", "--using", "nowhere"], "There is no alias"),
         (["purge_lock_events", "--batch-size", "0"], "must be at least 1"),

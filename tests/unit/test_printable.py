@@ -22,7 +22,7 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseRequest
 from django_dlock.log import LockLogger, logger
-from django_dlock.management import LockedCommand, watch
+from django_dlock.management import LockedCommand
 from django_dlock.management.commands import switch_locks
 from django_dlock.models import FollowUp, IdempotencyRecord
 from django_dlock.printable import JOINERS, printable
@@ -170,17 +170,6 @@ def test_list_locks_shows_harmless_text_and_exact_json():
     assert json.loads(told)[0]["holder"]["path"] == PATH
 
 
-def test_the_watch_shows_harmless_text(monkeypatch):
-    def ends(seconds):
-        raise KeyboardInterrupt
-
-    # No time passes: somebody presses Ctrl-C in the first pause.
-    monkeypatch.setattr(watch, "time", SimpleNamespace(**vars(watch.time)))
-    monkeypatch.setattr(watch.time, "sleep", ends)
-    hold()
-    assert_harmless(run("list_locks", watch=1.0).out, lines=True)
-
-
 def test_clear_stale_locks_shows_harmless_text():
     hold()
     shown = run("clear_stale_locks", force=True, name="export", dry_run=True).out
@@ -202,18 +191,6 @@ def test_what_a_store_says_is_shown_harmless(command, settings):
     settings.DLOCKS = {"default": {"BACKEND": DOWN}}
     told = run(command)
     assert_harmless(told.out + told.err, lines=True)
-
-
-def test_the_watch_shows_harmless_outages(settings, monkeypatch):
-    def ends(seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watch, "time", SimpleNamespace(**vars(watch.time)))
-    monkeypatch.setattr(watch.time, "sleep", ends)
-    settings.DLOCKS = {"default": {"BACKEND": DOWN}}
-    told = run("list_locks", watch=1.0)
-    assert_harmless(told.out, lines=True)
-    assert_harmless(told.err, lines=True)
 
 
 @pytest.mark.parametrize("code", [0, 1])

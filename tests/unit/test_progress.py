@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_dlock import locks, process
 from django_dlock.lease import LeaseRequest
-from django_dlock.management.screen import Progress
+from django_dlock.management.progress import Progress
 from django_dlock.models import LockEvent
 
 LOCAL = "django_dlock.backends.local.LocalBackend"

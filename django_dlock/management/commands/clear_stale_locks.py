@@ -12,7 +12,7 @@ from ...exceptions import BackendUnavailable
 from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
 from ..base import LockCommand, as_errors
-from ..screen import Progress
+from ..progress import Progress
 from ..wanted import Wanted
 
 NAMED = 20
