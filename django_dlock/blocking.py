@@ -16,7 +16,10 @@ from .backends.base import BaseLockBackend
 from .inspection import AliasQuery
 from .lease import OWNER_PART, LeaseInfo, LeaseQuery, Waiter
 
-__all__ = ["Blocking", "Line", "LockId", "Survey", "survey"]
+__all__ = ["NAMES", "WAITERS_OF_EACH", "Blocking", "Line", "LockId", "Survey", "survey"]
+
+NAMES, WAITERS_OF_EACH = 100, 20
+"""What pages and commands read of each alias to find out who waits for whom."""
 
 LockId: TypeAlias = tuple[str, str]
 """The alias and the name of a lock."""
@@ -204,7 +207,11 @@ class Survey(NamedTuple):
 
 
 def survey(
-    alias_query: AliasQuery, *, names: int = 100, waiters: int = 20, seconds: float = 3.0
+    alias_query: AliasQuery,
+    *,
+    names: int = NAMES,
+    waiters: int = WAITERS_OF_EACH,
+    seconds: float = 3.0,
 ) -> Survey:
     """Read the locks with the most waiters, and these waiters.
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.color import no_style
 from django.db import Error, connections, router
 from django.db.models import Model
 
 from .. import clock
+from ..blocking import LockId
 from ..database_errors import explained
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
@@ -28,8 +29,9 @@ from ..printable import printable
 from .locked import WRONG_USAGE
 from .output import encoding_of, error_of, open_output
 from .progress import Progress
-from .table import lease_table, waiter_table
+from .table import by_trouble, lease_table, waiter_table
 from .wanted import Wanted
+from .wrapping import width_of
 
 __all__ = [
     "FAILED",
@@ -110,6 +112,16 @@ class OperatorCommand(BaseCommand):
         except UnicodeEncodeError:
             text = json.dumps(value, indent=2)
         self.stdout.write(text)
+
+    def choose_style(self, options: Mapping[str, Any]) -> None:
+        """Use no colours if the output is no terminal; called at the beginning of ``handle``."""
+        if not (self.stdout.isatty() or options["force_color"]):
+            # Django looks at the process's own output, which need not be this one.
+            self.style = no_style()
+
+    def write_lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.stdout.write(line)
 
     def _print_error(self, text: str) -> None:
         told = {"error": text}
@@ -244,31 +256,31 @@ class LockCommand(AliasCommand):
         output_format: str,
         nothing: str,
         errors: Iterable[Mapping[str, str]] = (),
+        in_deadlock: Collection[LockId] = (),
     ) -> None:
-        """Print leases as JSON, with these errors, or as a table.
+        """Print leases as JSON, with these errors, or as a table, in which troubles come first.
 
         Args:
             nothing: The text if there are none.
+            in_deadlock: Marked in the table.
         """
         if output_format == "json":
             self.print_json([*(info.as_dict() for info in infos), *errors])
         elif infos:
-            self._write_lines(lease_table(infos, self._width(), encoding_of(self.stdout)))
+            width, encoding = width_of(self.stdout), encoding_of(self.stdout)
+            ordered = by_trouble(infos, in_deadlock)
+            self.write_lines(
+                lease_table(ordered, width, encoding, in_deadlock=in_deadlock, style=self.style)
+            )
         else:
             self.stdout.write(nothing)
 
     def print_waiters(self, waiters: Sequence[Waiter]) -> None:
         """Print a table of waiters below that of the locks, if there are any."""
         if waiters:
-            table = waiter_table(waiters, self._width(), encoding_of(self.stdout))
-            self._write_lines(["", *table])
-
-    def _write_lines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.stdout.write(line)
-
-    def _width(self) -> int | None:
-        return shutil.get_terminal_size().columns if self.stdout.isatty() else None
+            width, encoding = width_of(self.stdout), encoding_of(self.stdout)
+            table = waiter_table(waiters, width, encoding, style=self.style)
+            self.write_lines(["", *table])
 
     def fail_on_problems(self, alias_query: AliasQuery, others: Iterable[str] = ()) -> None:
         """Call this at the end of the command.

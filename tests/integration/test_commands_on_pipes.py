@@ -28,10 +28,10 @@ LOCALE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def environment(redis: RedisServer, **more: str) -> dict[str, str]:
-    changed = {"PYTHONIOENCODING", "PYTHONUNBUFFERED"}
+    changed = {"PYTHONIOENCODING", "PYTHONUNBUFFERED", "COLUMNS"}
     env = {key: value for key, value in os.environ.items() if key not in changed}
     database = str(redis.directory / "empty.sqlite3")
-    return {**env, "REDIS_URL": redis.url, "DLOCK_DB": database, "COLUMNS": "60", **more}
+    return {**env, "REDIS_URL": redis.url, "DLOCK_DB": database, **more}
 
 
 def hold(*names: str) -> None:
@@ -68,6 +68,7 @@ def run(
 def on_a_terminal(redis: RedisServer, *arguments: str, **env: str) -> tuple[int, bytes]:
     """Exit code, and what the terminal shows."""
     mine, theirs = pty.openpty()
+    env["COLUMNS"] = "60"
     process = subprocess.Popen(
         [*MANAGE, *arguments], stdout=theirs, stderr=theirs, env=environment(redis, **env)
     )
@@ -113,8 +114,19 @@ def test_a_terminal_that_cannot_encode_a_name_shows_it_escaped_and_cut(redis: Re
     assert code == 0
     head, line = shown.split(b"\r\n")[:2]
     assert line.startswith(b"caf\\xe9:")
-    assert b"~  " in line
-    assert head.index(b"STATE") == line.index(b"~  ") + 3
+    assert b"~x" in line
+    assert head.index(b"STATE") == line.index(b"  alive") + 2
+
+
+def test_watch_shows_as_much_as_fits(redis: RedisServer) -> None:
+    hold("x" * 200)
+    told = run(redis, "list_locks", COLUMNS="60")
+    assert told.returncode == 0
+    lines = told.stdout.decode().splitlines()
+    assert "x…x" in lines[1]
+    assert max(map(len, lines)) <= 60
+    told = run(redis, "list_locks", "--format", "json", COLUMNS="60")
+    assert json.loads(told.stdout)[0]["name"] == "x" * 200
 
 
 # -- pipes that end --------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Command(LockCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self.choose_style(options)
         self.not_negative("--silent-for", options["silent_for"])
         self.not_negative("--older-than", options["older_than"])
         wanted = Wanted(options["name"], options["host"], options["task"])

@@ -7,14 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.core.management.color import no_style
 
 from ...exceptions import InvalidLockBackend
 from ...handler import locks
 from ...printable import printable
 from ..base import FAILED, AliasCommand
 from ..diagnosis import Finding, diagnose_alias, diagnose_project
+from ..output import encodable, encoding_of
+from ..wrapping import width_of, wrapped
 
+INDENT = 24
+"""Where the texts begin, unless the terminal is narrow."""
 LEVELS = {"ERROR": ("error",), "WARNING": ("error", "warning")}
 """``--fail-level`` → the severities that make the command fail."""
 
@@ -42,9 +45,7 @@ class Command(AliasCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         as_text = options["format"] == "text"
-        if not (self.stdout.isatty() or options["force_color"]):
-            # Django looks at the process's own output, which need not be this one.
-            self.style = no_style()
+        self.choose_style(options)
         found: list[Finding] = []
         for alias in self.aliases(options["using"]):
             findings = diagnose_alias(alias, read_only=options["read_only"])
@@ -69,6 +70,7 @@ class Command(AliasCommand):
 
     def _print(self, heading: str, findings: Iterable[Finding]) -> None:
         self.stdout.write(heading)
+        width, encoding = width_of(self.stdout), encoding_of(self.stdout)
         styles = {
             "ok": self.style.SUCCESS,
             "warning": self.style.WARNING,
@@ -78,9 +80,17 @@ class Command(AliasCommand):
             # Texts of servers may contain terminal escape sequences.
             severity = styles[finding.severity](f"{finding.severity:<7}")
             topic = finding.topic.removeprefix("django_dlock.")
-            self.stdout.write(f"  {severity}  {topic:<11}  {printable(finding.message)}")
-            if finding.hint:
-                self.stdout.write(f"{' ' * 24}{printable(finding.hint)}")
+            head, indent = f"  {severity}  {topic:<11}  ", " " * INDENT
+            if width is not None and width < 2 * INDENT:
+                self.stdout.write(head.rstrip())
+                head = indent = "    "
+            # What the terminal cannot encode is longer when it is escaped.
+            message, hint = (
+                encodable(printable(text), encoding) for text in (finding.message, finding.hint)
+            )
+            self.write_lines(wrapped(message, width, first=head, indent=indent))
+            if hint:
+                self.write_lines(wrapped(hint, width, first=indent, indent=indent))
 
 
 def _heading(alias: str) -> str:

@@ -7,10 +7,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...backends.base import BaseLockBackend
+from ...blocking import LockId
 from ...inspection import AliasQuery
 from ...lease import LeaseInfo, Waiter
 from ..base import LockCommand, as_errors
+from ..deadlocks import Deadlocks
+from ..output import encodable, encoding_of
 from ..wanted import Wanted
+from ..wrapping import width_of, wrapped
 
 WAITERS = 100
 """Waiters of each lock that ``--waiters`` lists."""
@@ -31,23 +35,25 @@ class Command(LockCommand):
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self.choose_style(options)
         alias_query = self.alias_query(options["using"])
         self.not_negative("--older-than", options["older_than"])
         wanted = Wanted(
             options["name"], options["host"], options["task"], options["older_than"] or 0.0
         )
         infos = self.find(alias_query, wanted)
-        nothing = "No answer." if alias_query.problems else wanted.nothing()
-        if options["waiters"]:
-            self._print_with_waiters(alias_query, infos, options["format"], nothing)
+        waiters = self._waiters(alias_query, infos) if options["waiters"] else None
+        if options["format"] == "json":
+            self._print_json(alias_query, infos, waiters)
         else:
-            self.print_leases(infos, options["format"], nothing, as_errors(alias_query.problems))
+            nothing = "No answer." if alias_query.problems else wanted.nothing()
+            self._print_text(alias_query, infos, waiters or {}, nothing)
         self.fail_on_problems(alias_query)
 
-    def _print_with_waiters(
-        self, alias_query: AliasQuery, infos: list[LeaseInfo], output_format: str, nothing: str
-    ) -> None:
-        found: dict[tuple[str, str], list[Waiter]] = {}
+    def _waiters(
+        self, alias_query: AliasQuery, infos: list[LeaseInfo]
+    ) -> dict[LockId, list[Waiter]]:
+        found: dict[LockId, list[Waiter]] = {}
 
         def read(backend: BaseLockBackend) -> None:
             for info in infos:
@@ -58,13 +64,43 @@ class Command(LockCommand):
         untold = {info.alias: None for info in infos if "waiting" in info.unknown}
         for alias in untold:
             self.stderr.write(f"Alias {alias!r} does not know who waits for its locks.")
-        if output_format == "json":
-            waiters = (found.get((info.alias, info.name), []) for info in infos)
-            listed = [
-                {**info.as_dict(), "waiters": [waiter.as_dict() for waiter in those]}
-                for info, those in zip(infos, waiters, strict=True)
-            ]
-            self.print_json([*listed, *as_errors(alias_query.problems)])
-            return
-        self.print_leases(infos, output_format, nothing)
-        self.print_waiters([waiter for those in found.values() for waiter in those])
+        return found
+
+    def _print_json(
+        self,
+        alias_query: AliasQuery,
+        infos: list[LeaseInfo],
+        waiters: dict[LockId, list[Waiter]] | None,
+    ) -> None:
+        listed = [info.as_dict() for info in infos]
+        if waiters is not None:
+            deadlocks = _deadlocks(alias_query, infos)
+            for facts, info in zip(listed, infos, strict=True):
+                lock = info.alias, info.name
+                facts["waiters"] = [waiter.as_dict() for waiter in waiters.get(lock, ())]
+                facts["deadlock"] = deadlocks.of(lock) if deadlocks else None
+        self.print_json([*listed, *as_errors(alias_query.problems)])
+
+    def _print_text(
+        self,
+        alias_query: AliasQuery,
+        infos: list[LeaseInfo],
+        waiters: dict[LockId, list[Waiter]],
+        nothing: str,
+    ) -> None:
+        deadlocks = _deadlocks(alias_query, infos)
+        if deadlocks:
+            width, encoding = width_of(self.stdout), encoding_of(self.stdout)
+            for text in deadlocks.texts():
+                for line in wrapped(encodable(text, encoding), width, indent="  "):
+                    self.stdout.write(self.style.ERROR(line))
+        in_deadlock = deadlocks.locks if deadlocks else ()
+        self.print_leases(infos, "text", nothing, in_deadlock=in_deadlock)
+        self.print_waiters([waiter for those in waiters.values() for waiter in those])
+
+
+def _deadlocks(alias_query: AliasQuery, infos: list[LeaseInfo]) -> Deadlocks | None:
+    """``None`` if nobody waits for a lock, which needs no further question."""
+    if not any(info.waiting for info in infos):
+        return None
+    return Deadlocks(alias_query, {(info.alias, info.name) for info in infos})
