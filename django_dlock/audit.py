@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from . import clock, process, signals
 from .core import dispatch
+from .database_errors import explained
 from .lease import LeaseInfo
 from .log import logger
 from .models import LockEvent
@@ -183,6 +184,9 @@ def _ending(row: _BreakRow) -> Iterator[None]:
     """Note how the writing ends; a lease that is broken stays so, whatever a driver raises."""
     try:
         yield
+    except Error as error:
+        told = explained(error, router.db_for_write(LockEvent))
+        row.problem = str(told) or type(told).__name__
     except Exception as error:  # noqa: BLE001 - as above
         row.problem = str(error) or type(error).__name__
     finally:
@@ -242,7 +246,7 @@ def _try_to_record(event: str, *, metadata: Mapping[str, Any] | None = None, **f
             "The lock event '%s' of lock %r was not written: %s",
             event,
             facts["name"],
-            error,
+            explained(error, router.db_for_write(LockEvent)),
             task_id=(metadata or {}).get("task_id"),
             **{key: facts.get(key) for key in ("name", "alias", "owner", "token", "reason")},
         )

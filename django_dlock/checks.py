@@ -318,7 +318,7 @@ def check_alias(options: AliasOptions) -> Iterator[checks.CheckMessage]:
             )
         yield checks.Warning(
             f"The locks of alias {options.alias!r} {what}: {error}",
-            hint=hint,
+            hint=error.cure or hint,
             id="django_dlock.W008",
         )
         return

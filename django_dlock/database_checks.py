@@ -17,6 +17,7 @@ from django.db.models import Max, Model
 
 from . import conf
 from .audit import is_defined
+from .database_errors import migrate_command
 
 __all__ = ["check_databases", "check_migrations", "check_records"]
 
@@ -111,8 +112,8 @@ def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
     yield checks.Warning(
         f"Database {alias!r} lacks the migrations {missing} of django_dlock: records "
         "and lock events cannot be written there.",
-        hint=f"python manage.py migrate django_dlock --database {alias}; if nothing of "
-        "django_dlock is kept there, let allow_migrate() of a database router say so.",
+        hint=f"Run {migrate_command(alias)}; if nothing of django_dlock is kept there, let "
+        "allow_migrate() of a database router say so.",
         id="django_dlock.W005",
     )
 

@@ -7,10 +7,11 @@ that keeps locks in a database. The fate says what becomes of the message, whose
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias
 
-from django.db import Error, ProgrammingError
+from django.db import DEFAULT_DB_ALIAS, Error, ProgrammingError
 
 __all__ = [
     "FATES",
@@ -24,11 +25,15 @@ __all__ = [
     "Verdict",
     "counts",
     "explained",
+    "explaining",
     "fate_of",
     "is_about_our_tables",
     "is_away_or_busy",
     "is_outage",
     "kind_of",
+    "migrate_command",
+    "missing_in",
+    "of_ours",
     "ours_may_succeed",
 ]
 
@@ -182,6 +187,7 @@ NO_ANSWER = Known("broken", "outage", "the driver got no answer of the server")
 UNKNOWN = Known("refused", "temporary", "another `OperationalError` or `InterfaceError`")
 UNKNOWN_OF_SQLITE = UNKNOWN._replace(kind="broken")
 OWN = Known("refused", "own", "any other error")
+NEWLINE = "\n"
 OUR_PREFIX = "django_dlock_"
 """Of the names of our tables."""
 
@@ -273,13 +279,41 @@ def is_about_our_tables(error: BaseException) -> bool:
     )
 
 
+def migrate_command(using: str) -> str:
+    """What makes our tables in a database."""
+    option = "" if using == DEFAULT_DB_ALIAS else f" --database {using}"
+    return f"manage.py migrate django_dlock{option}"
+
+
+def missing_in(using: str) -> TablesMissing:
+    """The error for a database without our tables."""
+    return TablesMissing(
+        f"Database {using!r} lacks a table or column of django-dlock; run {migrate_command(using)}"
+    )
+
+
 def explained(error: Error, using: str) -> Error:
     """The error of one of our own statements; with the cure, if our tables are missing."""
     if fate_of(error) != "missing" or isinstance(error, TablesMissing):
         return error
-    found = TablesMissing(
-        f"Database {using!r} lacks a table or column of django-dlock; run manage.py migrate "
-        f"django_dlock --database {using}: {str(error).strip()}"
-    )
+    # PostgreSQL adds the statement, and a line that points into it.
+    found = TablesMissing(f"{missing_in(using)}: {str(error).strip().partition(NEWLINE)[0]}")
     found.__cause__ = error
     return found
+
+
+@contextmanager
+def explaining(using: str, explain: Callable[[Error, str], Error] = explained) -> Iterator[None]:
+    """Raise the explained error in the place of one of a database."""
+    try:
+        yield
+    except Error as error:
+        told = explain(error, using)
+        if told is error:
+            raise
+        raise told from error
+
+
+def of_ours(error: Error, using: str) -> Error:
+    """As ``explained``, of a statement that may be about a table of Django or of the project."""
+    return explained(error, using) if is_about_our_tables(error) else error

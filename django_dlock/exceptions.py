@@ -153,9 +153,11 @@ class BackendUnavailable(LockError):
     Attributes:
         unsent: Certainly nothing was sent, so there is nothing to take back: no connection could
             be made, for instance. False after unpickling.
+        cure: What an operator can do about it; empty if that is not known, and after unpickling.
     """
 
     unsent = False
+    cure = ""
 
 
 class BackendRefused(BackendUnavailable):

@@ -201,6 +201,8 @@ class _Cycle:
 
 
 def _cure(error: BackendUnavailable, alias: str) -> str:
+    if error.cure:
+        return error.cure
     if isinstance(error, BackendRefused):
         return f"Correct the user, password or rights: of DLOCKS[{alias!r}], or at the server."
     return f"Start the server, or correct DLOCKS[{alias!r}]."

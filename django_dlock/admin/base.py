@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
@@ -18,7 +18,7 @@ from django.contrib.auth import get_permission_codename, get_user_model
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page, Paginator
-from django.db import models, transaction
+from django.db import Error, models, router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -26,6 +26,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
+from ..database_errors import of_ours
 from ..database_time import local_time
 from ..printable import printable
 from .lookups import NamedLookups
@@ -61,12 +62,36 @@ class ReadOnlyAdmin(PrintableColumns, NamedLookups):
     class Media:
         css = {"all": ("django_dlock/admin.css", "django_dlock/themes.css")}
 
+    def database(self, request: HttpRequest) -> str:
+        """The one whose rows the pages show."""
+        return router.db_for_read(self.model)
+
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         # Replaces Django's own title, "Select … to view".
         title = capfirst(self.opts.verbose_name_plural)
-        return super().changelist_view(request, {"title": title, **(extra_context or {})})
+        try:
+            return super().changelist_view(request, {"title": title, **(extra_context or {})})
+        except Error as error:
+            return self._say_what_to_run(request, error)
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
+        try:
+            return super().changeform_view(request, *args, **options)
+        except Error as error:
+            return self._say_what_to_run(request, error)
+
+    def _say_what_to_run(self, request: HttpRequest, error: Error) -> HttpResponseRedirect:
+        """To a page without our tables, if they are missing; else the error is raised."""
+        using = self.database(request)
+        told = of_ours(error, using)
+        if told is error:
+            raise error
+        self.message_user(request, str(told), messages.ERROR)
+        if using != router.db_for_read(self.model):
+            return HttpResponseRedirect(request.path)
+        return HttpResponseRedirect(reverse("admin:index", current_app=self.admin_site.name))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -13,7 +13,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..audit import is_defined
-from ..database_errors import explained
 from ..models import IdempotencyRecord
 
 __all__ = ["DatabaseFilter", "InChosenDatabase", "database_of", "databases"]
@@ -77,6 +76,9 @@ class DatabaseFilter(admin.SimpleListFilter):
 class InChosenDatabase(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at run time
     """Rows of the chosen database; if it cannot be read, the list of the usual one says so."""
 
+    def database(self, request: HttpRequest) -> str:
+        return database_of(request)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(database_of(request))
 
@@ -87,12 +89,9 @@ class InChosenDatabase(admin.ModelAdmin):  # type: ignore[type-arg] # no generic
             return super().changelist_view(request, extra_context)
         except Error as error:
             database = database_of(request)
-            told = explained(error, database)
             if database == databases()[0]:
-                if told is error:
-                    raise
-                raise told from error
+                raise
             text = gettext("The records of database “%(database)s” cannot be read: %(error)s")
-            facts = {"database": database, "error": told}
+            facts = {"database": database, "error": error}
             self.message_user(request, text % facts, messages.ERROR)
             return HttpResponseRedirect(request.path)

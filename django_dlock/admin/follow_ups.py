@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..database_errors import explained
 from ..models import FollowUp
 from .base import (
     CHANGE,
@@ -170,7 +171,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
                 published += 1
                 log(request, follow_up, CHANGE, gettext("Published by hand."))
         except (Error, follow_ups.Unpublished) as error:
-            outage = error
+            outage = explained(error, queryset.db) if isinstance(error, Error) else error
         text = ngettext(
             "%(count)d outbox message was published.",
             "%(count)d outbox messages were published.",

@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from ..database_errors import of_ours
 from ..models import IdempotencyRecord, LockEvent
 from ..printable import printable
 from .base import local_text, may_see_users
@@ -35,7 +36,7 @@ def history_of(record: IdempotencyRecord, request: HttpRequest) -> SafeString | 
     try:
         rows = sorted((*_events(record, request), *_entries(record)), reverse=True)
     except Error as error:
-        return format_html("<p>{}</p>", error)
+        return format_html("<p>{}</p>", of_ours(error, str(record._state.db)))
     if not rows:
         return None
     hide = not may_see_users(request)

@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import audit, retention
+from ..database_errors import of_ours
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..models import FollowUp, IdempotencyRecord, LockEvent
 from .base import DELETION, GuardedAdmin, atomic_in, log
@@ -103,7 +104,8 @@ class RecordSteps(GuardedAdmin):
                 text = gettext("“%(record)s” may or may not have been forgotten. %(error)s")
             else:
                 text = gettext("“%(record)s” was not forgotten. %(error)s")
-            self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
+            facts = {"record": record, "error": _told(error, record)}
+            self.message_user(request, text % facts, messages.ERROR)
             return
         if forgotten is None:
             self._tell_changed(request, record)
@@ -138,7 +140,8 @@ class RecordSteps(GuardedAdmin):
                 text = gettext(
                     "“%(record)s” was not run again. Are all migrations applied? %(error)s"
                 )
-            self.message_user(request, text % {"record": record, "error": error}, messages.ERROR)
+            facts = {"record": record, "error": _told(error, record)}
+            self.message_user(request, text % facts, messages.ERROR)
             return
         if follow_up is None:
             self._tell_changed(request, record)
@@ -225,3 +228,10 @@ def obstacle_to(step: str, record: IdempotencyRecord) -> str | None:
             "them first, from the page of outbox messages."
         )
     return None
+
+
+def _told(error: Error, record: IdempotencyRecord) -> Error:
+    # The events may be in a database of their own.
+    is_of_events = LockEvent._meta.db_table in str(error)
+    using = router.db_for_write(LockEvent) if is_of_events else record._state.db
+    return of_ours(error, str(using))

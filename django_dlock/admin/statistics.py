@@ -13,7 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
-from ..database_errors import fate_of
+from ..database_errors import fate_of, migrate_command
 from ..metrics import config, recorder
 from ..metrics.groups import OTHER
 from ..models import LockStatistics
@@ -67,7 +67,7 @@ class LockStatisticsAdmin(ReadOnlyAdmin):
         except Error as error:
             if fate_of(error) == "missing":
                 database = router.db_for_read(LockStatistics)
-                context["migrate"] = f"python manage.py migrate django_dlock --database {database}"
+                context["migrate"] = f"python {migrate_command(database)}"
             context["problem"] = error
         else:
             context["is_empty"] = figures.is_empty

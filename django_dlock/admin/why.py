@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import Error, router, transaction
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -17,6 +18,7 @@ from django.utils.translation import gettext
 
 from .. import tenancy
 from ..blocking import Blocking, LockId, survey
+from ..database_errors import explained
 from ..database_time import local_time
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
@@ -166,12 +168,13 @@ class WhyAdmin(GuardedAdmin):
                 events = self._events(request, lock)
             # A damaged name may have characters that the database does not take.
             except (Error, ValueError) as error:
-                problems[gettext("The lock events cannot be read.")] = str(error)
+                problems[gettext("The lock events cannot be read.")] = _told(error, LockEvent)
         if request.user.has_perm("django_dlock.view_idempotencyrecord"):
             try:
                 records = self._records(lock, info)
             except (Error, ValueError) as error:
-                problems[gettext("The idempotency records cannot be read.")] = str(error)
+                text = gettext("The idempotency records cannot be read.")
+                problems[text] = _told(error, IdempotencyRecord)
         more_events = events is not None and len(events) > EVENTS
         return {
             "events": events and events[:EVENTS],
@@ -249,6 +252,11 @@ def read(lock: LockId) -> Reading:
         return Reading(info, untold=f"{error}.")
     except (BackendUnavailable, InvalidLockBackend) as error:
         return Reading(info, problem=str(error))
+
+
+def _told(error: Exception, model: type[Model]) -> str:
+    told = explained(error, router.db_for_read(model)) if isinstance(error, Error) else error
+    return str(told)
 
 
 def _with(blocking: Blocking, lock: LockId, reading: Reading) -> Blocking:

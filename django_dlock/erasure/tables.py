@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from django.apps import apps
 from django.db import OperationalError, ProgrammingError, connections, models, router, transaction
 
 from .. import retention
+from ..database_errors import explaining, missing_in, of_ours
 from ..models import (
     FailoverRecord,
     Fence,
@@ -54,7 +55,7 @@ class Erasure:
 def erase(
     subject: Subject,
     *,
-    databases: Iterable[str] | None = None,
+    databases: Collection[str] | None = None,
     batch_size: int = 1000,
     force: bool = False,
     dry_run: bool = False,
@@ -70,18 +71,23 @@ def erase(
         What was done so far, after each batch; always the same object.
 
     Raises:
-        django.db.Error: What was yielded is done.
+        django.db.Error: What was yielded is done; or there are no tables.
     """
     run = _Run(subject, Erasure(), batch_size, force, dry_run)
-    using = list(_databases() if databases is None else databases)
+    using = [*(_databases() if databases is None else filter(_has_any, databases))]
+    if not using:
+        # Not "nothing was found".
+        raise missing_in(next(iter(databases or ()), router.db_for_write(IdempotencyRecord)))
     # Records first: they tell the names of their locks.
     for step in (
         *(run.records, run.events, run.failover),
         *(run.statistics, run.admin_log, run.others),
     ):
         for database in using:
-            for _ in step(database):
-                yield run.done
+            # The admin's log is a table of Django.
+            with explaining(database, of_ours):
+                for _ in step(database):
+                    yield run.done
     yield run.done
 
 
@@ -94,6 +100,10 @@ def _databases() -> Iterator[str]:
         models_here = (each for each in _SEARCHED if _belongs(database, each))
         if any(_has(database, each) for each in models_here):
             yield database
+
+
+def _has_any(database: str) -> bool:
+    return any(_has(database, model) for model in _SEARCHED)
 
 
 def _belongs(database: str, model: type[models.Model]) -> bool:

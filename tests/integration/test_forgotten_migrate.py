@@ -91,7 +91,7 @@ def manage(project: Path, *arguments: str, **more: str) -> str:
 def test_check_tells_of_a_forgotten_migrate_and_migrate_does_not(project: Path) -> None:
     told = manage(project, "check", "--database", "default")
     assert told.count("django_dlock.W005") == 1
-    assert "python manage.py migrate django_dlock --database default" in told
+    assert "Run manage.py migrate django_dlock;" in told
     # These are about to do it, or show what would be done.
     for command in (
         ("migrate", "--plan"),

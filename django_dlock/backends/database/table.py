@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from ... import clock
+from ...database_errors import migrate_command
 from ...exceptions import BackendRefused, BackendUnavailable
 from .. import handover_mac
 from ..base import AliasOptions
@@ -254,7 +255,7 @@ class LeaseTable:
 
     def _unavailable(self, error: Failure, store: Store, name: str) -> NoReturn:
         database, alias = f"DATABASES[{store.database!r}]", self._options.alias
-        migrate = f"manage.py migrate django_dlock --database {store.database}"
+        migrate = migrate_command(store.database)
         option = f"DLOCKS[{alias!r}]['OPTIONS']['database']"
         told = {
             "missing": f"{database} has no table for locks; run {migrate}",
@@ -268,7 +269,10 @@ class LeaseTable:
             told = f"Locks cannot be kept in {database}: {error.obstacle}"
         refused = bool(error.obstacle) or error.kind in ("missing", "denied", "refused")
         kind = BackendRefused if refused else BackendUnavailable
-        raise kind(f"{told}: {error}", name, alias) from error
+        raised = kind(f"{told}: {error}", name, alias)
+        if error.kind == "missing":
+            raised.cure = f"Run {migrate}."
+        raise raised from error
 
 
 def _kind(error: BackendUnavailable) -> str:

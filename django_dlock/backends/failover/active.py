@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ... import clock
+from ...database_errors import explaining
 from ...exceptions import BackendRefused, BackendUnavailable
 from ...log import logger
 from ..base import AliasOptions, BaseLockBackend, StoreSwitch
@@ -164,7 +165,8 @@ class ActiveStore:
 
     def _in_database(self, call: Callable[[], object], patience: float | None = None) -> None:
         patience = SWITCH_PATIENCE * self._timeout if patience is None else patience
-        on_own_connection(call, self.record.database, patience)
+        with explaining(self.record.database):
+            on_own_connection(call, self.record.database, patience)
 
     def _note(self, reading: Reading) -> None:
         """Tell of a switch, unless it was made before this process read the record at all."""

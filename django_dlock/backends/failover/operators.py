@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ...database_errors import TablesMissing, migrate_command
 from ...exceptions import BackendUnavailable
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter
 from ..base import BaseLockBackend, Fact, Problem
@@ -84,7 +85,10 @@ class OperatorCalls(BaseLockBackend):
                 f"The locks of alias {self.alias!r} cannot be acquired: the database {database!r} "
                 f"does not say which store is active: {error}"
             )
-            return [Problem("E012", message, "Run the command migrate for this database.")]
+            hint = f"Start the server, or correct DATABASES[{database!r}]."
+            if isinstance(error, TablesMissing):
+                hint = f"Run {migrate_command(database)}."
+            return [Problem("E012", message, hint)]
         found = list(rights.problems(self.alias, self._active, self._own, reading))
         if reading.epochs_left < FEW_EPOCHS:
             message = (

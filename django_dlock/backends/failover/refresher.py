@@ -10,7 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from django.db import Error
+
 from ... import clock, process
+from ...database_errors import TablesMissing, explained, migrate_command
 from ...exceptions import BackendUnavailable
 from ...log import logger
 from ...process.points import reached
@@ -120,9 +123,14 @@ class ViewRefresher:
             self._changed.notify_all()
 
     def _unavailable(self) -> BackendUnavailable:
-        why = f": {self._error}" if self._error is not None else " within the time allowed"
-        text = f"The database {self._database()!r} did not say which store is active{why}"
+        database, cause = self._database(), self._error
+        if isinstance(cause, Error):
+            cause = explained(cause, database)
+        why = f": {cause}" if cause is not None else " within the time allowed"
+        text = f"The database {database!r} did not say which store is active{why}"
         error = BackendUnavailable(text, "", self._alias)
+        if isinstance(cause, TablesMissing):
+            error.cure = f"Run {migrate_command(database)}."
         error.__cause__ = self._error
         return error
 
