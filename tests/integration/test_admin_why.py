@@ -351,7 +351,7 @@ def test_tables_that_cannot_be_read_hide_nothing_else(admin_client, monkeypatch)
     monkeypatch.setattr(why.WhyAdmin, "_events", fails)
     monkeypatch.setattr(why.WhyAdmin, "_records", fails)
     page = see(admin_client, "a")
-    assert "The lock events cannot be read. no such table" in page
+    assert "The lock events cannot be read. Database 'default' lacks a table" in page
     assert "The idempotency records cannot be read." in page
     assert "shop.charge" in page
 
