@@ -55,6 +55,7 @@ from django_dlock.testing import local_locks
 from testproject.celery import app
 from testproject.servers import RedisServer
 from tests import fates, guarantees
+from tests.support.page_reader import FENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -62,7 +63,6 @@ REFERENCE = DOCS / "reference"
 PAGES = sorted([ROOT / "README.md", ROOT / "DESCRIPTION.md", *DOCS.rglob("*.md")])
 FOR_CONTRIBUTORS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "contributing").glob("*.md"))]
 
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 ANY_REDIS = re.compile(r"redis://localhost:6379")
 
@@ -119,7 +119,9 @@ class Reader:
         source = ANY_REDIS.sub(self.redis_url, block.code)
         source = source.replace("/run/shop/", f"{self.directory}/")
         code = compile("\n" * block.line + source, str(self.page), "exec")
-        if block.code.startswith("# settings.py\n"):
+        if block.code.startswith(MAKES_A_PROJECT):
+            return
+        if re.match(r"# (shop/)?settings\.py\n", block.code):
             self.configure(code)
         elif block.code.startswith("# shop/models.py\n"):
             self.compare_models(code)
@@ -131,7 +133,9 @@ class Reader:
         exec(code, wanted)
         for name, value in wanted.items():
             if name == "INSTALLED_APPS":
-                assert set(value) - {...} <= set(self.settings.INSTALLED_APPS)
+                # The reader's own app is not in a package of tests.
+                installed = {it.removeprefix("testproject.") for it in self.settings.INSTALLED_APPS}
+                assert set(value) - {...} <= installed
             elif name.isupper():
                 setattr(self.settings, name, value)
         assert conf.problems() == []
@@ -160,6 +164,8 @@ class Reader:
         for line in block.code.splitlines():
             assert line.startswith("$ "), f"{self.page.name}: {line}"
             command = line.removeprefix("$ ").replace('"', "").split()
+            if command[0] in OUTSIDE or command[2:3] in ([name] for name in DO_NOT_END):
+                continue
             if command[:2] == ["python", "manage.py"]:
                 manage(command[1:])
             elif command[0] == "make":
@@ -169,6 +175,11 @@ class Reader:
                 assert command[:2] == ["pip", "install"], line
                 assert extras_of(command[2]) <= defined_extras(), line
 
+
+MAKES_A_PROJECT = ("# shop/__init__.py\n", "# shop/celery.py\nimport os\n", "# shop/urls.py\n")
+OUTSIDE = {"python3", ".", "django-admin", "celery"}
+DO_NOT_END = ("createsuperuser", "runserver", "shell")
+"""What only ``test_readme_commands.py`` does, which makes the reader's project in a folder."""
 
 ELSEWHERE = ">>> # in the second terminal\n"
 """The first line of a session of another process."""
@@ -249,7 +260,7 @@ def read(
         reader = Reader(ROOT / page, settings, redis_server.url.removesuffix("/0"), tmp_path)
         defined.append(vars(reader.module))
         # The reader's backend is in a separate module.
-        for name in (reader.module.__name__, "shop.locks"):
+        for name in (reader.module.__name__, "shop.locks", "shop.tasks"):
             monkeypatch.setitem(sys.modules, name, reader.module)
         return reader.run()
 

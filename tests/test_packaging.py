@@ -20,6 +20,7 @@ import pytest
 
 import django_dlock
 from tests.conftest import missing
+from tests.support.wheel import build, copy_source
 from tests.support.workers import eventually
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,23 +139,7 @@ print(django.apps.apps.get_app_config("django_dlock").path)
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a clean copy: other files in the working tree must not get into it."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    listed = run("git", "ls-files", "-co", "--exclude-standard")
-    # Outside a repository, as in an unpacked sdist, all files are taken.
-    files = listed.stdout.splitlines() if listed.returncode == 0 else _all_files()
-    for name in files:
-        if (ROOT / name).is_file():
-            target = source / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
-    succeeds(sys.executable, "-m", "build", "--outdir", str(out), str(source))
-    (built,) = out.glob("*.whl")
-    return built
-
-
-def _all_files() -> list[str]:
-    return [str(file.relative_to(ROOT)) for file in ROOT.rglob("*") if ".venv" not in file.parts]
+    return build(copy_source(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("dist"))
 
 
 def test_the_wheel_contains_files_that_are_not_python(wheel: Path) -> None:
