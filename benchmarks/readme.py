@@ -28,7 +28,9 @@ class Time(NamedTuple):
         series = result.rows[self.row].series(self.subject, self.metric)
         if series is None:
             raise KeyError(f"{self.subject} was not measured in {self.row}")
-        return f"{self.before}{amount(series.spread.median, 's')}{self.after}"
+        # A number that stands alone on its line, without its unit, is hard to read.
+        time = amount(series.spread.median, "s").replace(" ", "\N{NO-BREAK SPACE}")
+        return f"{self.before}{time}{self.after}"
 
 
 REDIS, POSTGRESQL, TASK = "cycle.idle.same", "db.cycle.same", "task"
