@@ -634,6 +634,21 @@ def test_links_have_targets(page: str) -> None:
     assert [link for link in targets if not (file.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_into_pages_have_headings(page: str) -> None:
+    """Of the pages that Sphinx, which checks the others, does not read."""
+    for name, anchor in re.findall(r"\]\(([^)#\s:]+)#([^)]+)\)", (ROOT / page).read_text()):
+        headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text(), re.MULTILINE)
+        slugs = [re.sub(r"[^\w -]", "", it).strip().lower().replace(" ", "-") for it in headings]
+        assert anchor in slugs, (page, name, anchor)
+
+
+def test_the_readme_links_to_lists_that_a_code_host_can_show() -> None:
+    """It shows a folder; of an index page of Sphinx, only the source of its lists."""
+    text = (ROOT / "README.md").read_text()
+    assert [link for link in LINK.findall(text) if link.endswith("/index.md")] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1000
 
