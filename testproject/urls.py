@@ -11,7 +11,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("testproject.shop.urls")),
 ]
 
-if "prometheus" in getattr(settings, "DLOCK_METRICS", {}).get("EXPORTERS", ()):
+if "prometheus" in (getattr(settings, "DLOCK_METRICS", None) or {}).get("EXPORTERS", ()):
     from django_dlock.metrics.prometheus import metrics_view
 
     urlpatterns.append(path("metrics", metrics_view))

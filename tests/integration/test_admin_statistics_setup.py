@@ -94,7 +94,7 @@ def test_settings_that_are_wrong_are_told_instead(admin_client, settings, monkey
 
 # -- a table that is missing, and a database that is down -----------------------------------------
 
-MIGRATE = "python manage.py migrate django_dlock --database default"
+MIGRATE = "python manage.py migrate django_dlock"
 
 
 @pytest.mark.parametrize("atomic", [False, True])

@@ -18,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dlock import Lock, locks, process, retention
 from django_dlock.core import dispatch
+from django_dlock.database_errors import migrate_command
 from django_dlock.metrics import admin, instruments, table
 from django_dlock.metrics.admin import AdminExporter
 from django_dlock.metrics.counts import Point, Series
@@ -325,7 +326,7 @@ def test_a_missing_table_is_logged_with_the_cure(target, monkeypatch, caplog):
         exporter = AdminExporter()
         exporter.add(instruments.CONTENTIONS, 1, ORDER)
         exporter.close()
-    assert f"run manage.py migrate django_dlock --database {target.db}" in caplog.text
+    assert f"run {migrate_command(target.db)}: " in caplog.text
 
 
 def test_an_unexpected_error_does_not_end_the_thread(monkeypatch, caplog, target):
