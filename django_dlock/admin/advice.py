@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from django.utils.translation import gettext
@@ -40,8 +40,8 @@ class Step(NamedTuple):
     """Something that an operator can do.
 
     Attributes:
-        holder, waiters: What it does to them.
-        danger: What the step risks, also if nobody waits now.
+        holder, waiters: What it does to them; empty if it does nothing to them.
+        note: What else to know about it, such as its risk.
         code: What to type, if it is a command.
         url: The page that does it, if there is one.
     """
@@ -49,16 +49,25 @@ class Step(NamedTuple):
     title: str
     holder: str
     waiters: str
-    danger: str = ""
+    note: str = ""
     code: str = ""
     url: str = ""
 
+    @property
+    def words(self) -> list[str]:
+        """The words of the command; a narrow page breaks between them."""
+        return self.code.split(" ")
 
-def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> str:
+
+def verdict(
+    reading: Reading, waits: Sequence[Waiter], stuck: Collection[LockId], *, in_deadlock: bool
+) -> str:
     """The reason, in one or two sentences.
 
     Args:
         waits: What the holder waits for; see ``Blocking.chain``.
+        stuck: The locks that are part of a deadlock.
+        in_deadlock: Whether this one is.
     """
     info, count = reading.info, len(reading.waiters)
     if reading.problem and info is None:
@@ -79,8 +88,11 @@ def verdict(reading: Reading, waits: Sequence[Waiter], *, in_deadlock: bool) -> 
             "one whose work is easiest to do again."
         )
     if waits:
+        last = waits[-1]
         text = gettext("The holder waits for another lock itself, “%(name)s”. Look there.")
-        return text % {"name": printable(waits[-1].name)}
+        if (last.alias, last.name) in stuck:
+            text = gettext("The holder waits for “%(name)s”, which is in a deadlock. Look there.")
+        return text % {"name": printable(last.name)}
     return _OF_KIND.get(info.kind, _of_process)(info)
 
 
@@ -130,7 +142,7 @@ def steps_for(lock: LockId, reading: Reading, *, in_deadlock: bool, release_url:
         return [_diagnose(lock)]
     if info is None:
         return []
-    steps = [_wait(info, in_deadlock)]
+    steps = [_wait(info, in_deadlock)] if info.ttl is not None else []
     may_live = info.holder_state != "unknown" or info.process is not None
     if info.kind == "held" and info.holder_state != "dead" and may_live:
         steps.append(_stop(info))
@@ -139,14 +151,14 @@ def steps_for(lock: LockId, reading: Reading, *, in_deadlock: bool, release_url:
     if info.holder_state in ("dead", "silent") or info.ttl is None:
         steps.append(_clear(lock, info))
     if reading.nobody_waits:
-        return [step._replace(waiters=gettext("Nobody waits now.")) for step in steps]
-    return steps
+        steps = [step._replace(waiters="") for step in steps]
+    return [step for step in steps if any(step[1:])]
 
 
 def _diagnose(lock: LockId) -> Step:
     return Step(
         gettext("Find out why the alias does not answer"),
-        gettext("Nothing. It keeps its lock if it reaches the backend again in time."),
+        gettext("It keeps its lock if it reaches the backend again in time."),
         gettext("They wait for the backend as long as their settings allow."),
         code=f"python manage.py diagnose_locks --using {shlex.quote(lock[0])}",
     )
@@ -154,8 +166,6 @@ def _diagnose(lock: LockId) -> Step:
 
 def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
     title, left = gettext("Wait"), {"time": duration(info.ttl or 0)}
-    if info.ttl is None:
-        return Step(title, gettext("Nothing."), gettext("They get nothing: it never ends."))
     if in_deadlock:
         return Step(
             title,
@@ -163,7 +173,7 @@ def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
             gettext("They wait for that, too. A holder that waits without a limit never gives up."),
         )
     if info.kind == "cooling":
-        return Step(title, gettext("Nothing; it has released the lock."), _first_after(left))
+        return Step(title, "", _first_after(left))
     if info.kind != "held":
         return Step(
             title,
@@ -177,7 +187,7 @@ def _wait(info: LeaseInfo, in_deadlock: bool) -> Step:
     if info.holder_state == "dead":
         return Step(
             title,
-            gettext("Nothing; it is dead."),
+            "",
             gettext(
                 "The first one gets the lock in at most %(time)s; at once if it waits on the "
                 "holder's machine."
@@ -241,7 +251,7 @@ def _two_at_work() -> str:
 def _release(info: LeaseInfo, url: str) -> Step:
     next_one = gettext("The first one gets the lock at once.")
     if not is_running(info):
-        return Step(gettext("Release the lock"), gettext("Nothing; it is over."), next_one, url=url)
+        return Step(gettext("Release the lock"), "", next_one, url=url)
     title = gettext("Release the lock although its holder may be running")
     if info.kind != "held":
         return Step(
@@ -267,22 +277,19 @@ def _release(info: LeaseInfo, url: str) -> Step:
 def _clear(lock: LockId, info: LeaseInfo) -> Step:
     alias, name = map(shlex.quote, lock)
     silent = " --silent-for 60" if info.holder_state == "silent" else ""
-    holder = gettext("Nothing; it is over.")
-    waiters, danger = gettext("The first one gets the lock at once."), ""
+    holder = note = ""
     if silent:
         holder = gettext(
             "It is treated as dead after a minute without a sign of life. If it wakes "
             "up, it learns that it has lost the lock."
         )
-        danger = _two_at_work()
+        note = _two_at_work()
     elif info.holder_state == "dead":
-        holder += " " + gettext(
-            "The command finds the proof of a death only on the machine of the holder."
-        )
+        note = gettext("The command finds the proof of a death only on the machine of the holder.")
     return Step(
         gettext("Clear stale locks"),
         holder,
-        waiters,
-        danger,
+        gettext("The first one gets the lock at once."),
+        note,
         f"python manage.py clear_stale_locks --using {alias} --name {name}{silent}",
     )

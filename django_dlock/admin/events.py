@@ -21,15 +21,14 @@ from .base import (
     lines,
     long_text,
     may_see_users,
-    remember,
-    request_of,
     time_of,
 )
-from .links import LinkedToLock, page_url, why_url
+from .links import LinkedToLock, lock_url, page_url
 
 __all__ = ["LockEventAdmin"]
 
 SEE_LOCKS = "django_dlock.view_heldlock"
+SEE_RECORDS = "django_dlock.view_idempotencyrecord"
 
 LONGEST = 1e12
 """Seconds; a longer duration was never written by us."""
@@ -61,38 +60,37 @@ class LockEventAdmin(LinkedToLock):
         *("owner", "token", "reason", "user", "facts"),
     )
     readonly_fields = ("at", "what", "lock", "records", "facts")
+    optional_fields = {
+        "lock": "name",
+        "owner": "owner",
+        "token": "token",
+        "reason": "reason",
+        "user": "user",
+        "facts": "detail",
+    }
     lock_fields = ("alias", "name")
 
     at = time_of("when", _("when"))
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
-        linked = {"lock_name": "why_link"} if request.user.has_perm(SEE_LOCKS) else {}
+        linked = {"lock_name": "linked_name"} if request.user.has_perm(SEE_LOCKS) else {}
         return self.shown((*(linked.get(each, each) for each in self.list_display), *users))
 
     def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
-        hidden = () if may_see_users(request) else ("user",)
-        return tuple(field for field in self.fields if field not in hidden)
+        hidden = set() if may_see_users(request) else {"user"}
+        if not request.user.has_perm(SEE_RECORDS):
+            hidden |= {"records"}
+        return tuple(field for field in super().get_fields(request, obj) if field not in hidden)
 
     def get_lookups(self, request: HttpRequest) -> Iterator[str | None]:
         yield from super().get_lookups(request)
         if may_see_users(request):
             yield "user"
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Any:
-        found = super().get_object(request, object_id, from_field)
-        if found is not None:
-            remember(found, request)
-        return found
-
     @admin.display(description=_("idempotency records"))
-    def records(self, event: LockEvent) -> str | None:
-        """A link to the records of the lock, for those who may see them."""
-        request = request_of(event)
-        if request is None or not request.user.has_perm("django_dlock.view_idempotencyrecord"):
-            return None
+    def records(self, event: LockEvent) -> str:
+        """A link to the records of the lock."""
         url = page_url(self.admin_site.name, "idempotencyrecord", "changelist")
         query = urlencode({"q": event.name})
         return format_html('<a href="{}?{}">{}</a>', url, query, _("Records of this lock"))
@@ -118,9 +116,9 @@ class LockEventAdmin(LinkedToLock):
         return lines(event.name)
 
     @admin.display(description=_("name"), ordering="name")
-    def why_link(self, event: LockEvent) -> str:
+    def linked_name(self, event: LockEvent) -> str:
         # A lock that nobody holds any more has this page, too.
-        url = why_url(self.admin_site.name, event.alias, event.name)
+        url = lock_url(self.admin_site.name, event.alias, event.name)
         return format_html('<a href="{}">{}</a>', url, lines(event.name))
 
     @admin.display(description=_("reason"), ordering="reason", empty_value="-")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import audit
-from ..database_time import local_time
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..inspection import AliasQuery, break_lease, duration, is_running
@@ -38,9 +36,8 @@ from .filters import (
     KindFilter,
     TextFilter,
 )
-from .links import page_url, why_url
-from .related import links_of
-from .why import WhyAdmin
+from .links import page_url
+from .lock_page import LockPageAdmin
 
 __all__ = ["HeldLockAdmin"]
 
@@ -70,7 +67,7 @@ def _column(
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(WhyAdmin):
+class HeldLockAdmin(LockPageAdmin):
     """The locks that are held now, and who holds them."""
 
     steps = ("release",)
@@ -98,25 +95,6 @@ class HeldLockAdmin(WhyAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     change_list_template = "admin/django_dlock/heldlock/change_list.html"
-    change_form_template = "admin/django_dlock/heldlock/change_form.html"
-    fields = (
-        "lock_name",
-        "alias",
-        "kind",
-        "holder_state",
-        "holder",
-        "related",
-        "age",
-        "acquired_at",
-        "ttl",
-        "renewals",
-        "renewed",
-        "waiting",
-        "token",
-        "owner",
-        "facts",
-    )
-    readonly_fields = fields
 
     class Media:
         js = ("django_dlock/refresh.js",)
@@ -133,12 +111,6 @@ class HeldLockAdmin(WhyAdmin):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         hidden = () if self.may_take_step(request, "release") else ("release_link",)
         return self.shown(column for column in self.list_display if column not in hidden)
-
-    def get_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> tuple[str, ...]:
-        if obj is not None and obj.related is None:
-            obj.related = links_of(request, self.admin_site.name, obj.info)
-        hidden = () if obj and obj.related else ("related",)
-        return tuple(field for field in self.fields if field not in hidden)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         # Leave out actions of the whole site, which expect rows of a table.
@@ -162,16 +134,6 @@ class HeldLockAdmin(WhyAdmin):
             return None
         return as_row(info, request)
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> Any:
-        context = {"title": gettext("Held lock"), **(extra_context or {})}
-        return super().changeform_view(request, object_id, form_url, context)
-
     def _gone(self, name: str) -> str:
         return gettext("The lock “%(name)s” is not held any more.") % {"name": printable(name)}
 
@@ -184,27 +146,11 @@ class HeldLockAdmin(WhyAdmin):
     waiting = _column(_("waiting"), "waiting")
     # As text, because thousands separators would make it hard to compare with log lines.
     token = _column(_("token"), "token", str)
-    owner = _column(_("owner"), "owner", printable, sortable=False)
-    acquired_at = _column(
-        _("acquired at"),
-        "acquired_at",
-        lambda at: f"{local_time(at):%Y-%m-%d %H:%M:%S %Z}",
-        sortable=False,
-    )
-
-    @admin.display(description=_("state"), ordering="holder_state")
-    def holder_state(self, row: HeldLock) -> str:
-        state = row.info.holder_state
-        return with_damage(badge(_STYLES[state], dict(HOLDER_STATES)[state]), row.info)
 
     @admin.display(description=_("state"), ordering="holder_state")
     def state(self, row: HeldLock) -> str:
-        url = why_url(self.admin_site.name, row.info.alias, row.info.name)
-        # For screen readers, which would otherwise read the same text for every link.
-        label = gettext("Why does nothing move at the lock “%(name)s”?") % {"name": row.shown_name}
-        link = format_html('<a href="{}" aria-label="{}">{}</a>', url, label, _("Why?"))
-        # Here, because this column is in view even on a phone.
-        return format_html('{}<div class="dlock-why-link">{}</div>', self.holder_state(row), link)
+        state = row.info.holder_state
+        return with_damage(badge(_STYLES[state], dict(HOLDER_STATES)[state]), row.info)
 
     @admin.display(description=_("holder"), ordering="holder")
     def holder(self, row: HeldLock) -> str:
@@ -213,22 +159,6 @@ class HeldLockAdmin(WhyAdmin):
     @admin.display(description=_("TTL left"), ordering="ttl")
     def ttl(self, row: HeldLock) -> str:
         return time_left(row.info)
-
-    @admin.display(description=_("last renewal"))
-    def renewed(self, row: HeldLock) -> str:
-        ago = row.info.renewed_ago
-        if ago is None:
-            return str(self.get_empty_value_display())
-        return gettext("%s ago") % duration(ago)
-
-    @admin.display(description=_("see also"))
-    def related(self, row: HeldLock) -> str | None:
-        return row.related
-
-    @admin.display(description=_("metadata"))
-    def facts(self, row: HeldLock) -> str:
-        text = json.dumps(dict(row.info.metadata), indent=2, ensure_ascii=False, default=str)
-        return format_html('<pre class="dlock-facts">{}</pre>', printable(text, keep="\n"))
 
     @admin.display(description=_("release"))
     def release_link(self, row: HeldLock) -> str:
@@ -295,8 +225,8 @@ class HeldLockAdmin(WhyAdmin):
                     "pk": row.pk,
                     "info": row.info,
                     "shown_name": row.shown_name,
-                    "state": self.holder_state(row),
-                    "holder": self.holder(row),
+                    "state": self.state(row),
+                    "holder": holder_of(row.info),
                     "age": self.age(row),
                     "ttl": self.ttl(row),
                     "waiting": self.waiting(row),
@@ -304,6 +234,7 @@ class HeldLockAdmin(WhyAdmin):
                 }
                 for row in left
             ],
+            may_be_awaited=any(row.info.waiting or "waiting" in row.info.unknown for row in left),
             may_be_running=any(is_running(row.info) for row in left),
         )
 

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .base import ReadOnlyAdmin, breakable
 
-__all__ = ["LinkedToLock", "events_url", "id_of", "lock_link", "page_url", "task_link", "why_url"]
+__all__ = ["LinkedToLock", "events_url", "id_of", "lock_link", "lock_url", "page_url", "task_link"]
 
 
 class LinkedToLock(ReadOnlyAdmin):
@@ -54,21 +54,17 @@ def page_url(site: str, model: str, page: str, *ids: int | str) -> str:
     return reverse(f"admin:django_dlock_{model}_{page}", args=args, current_app=site)
 
 
-def why_url(site: str, alias: str, name: str) -> str:
-    """The page that says why nothing moves at a name; the name may be free."""
-    return page_url(site, "heldlock", "why", id_of(alias, name))
+def lock_url(site: str, alias: str, name: str) -> str:
+    """The page of a lock; nobody need hold it."""
+    return page_url(site, "heldlock", "change", id_of(alias, name))
 
 
 def lock_link(request: HttpRequest, site: str, alias: str, name: str) -> SafeString:
-    """The name of a lock; for those who may see held locks, it is a link to the lock's page.
-
-    If the lock is free when the page is opened, the page says so.
-    """
+    """The name of a lock; for those who may see held locks, it is a link to the lock's page."""
     text = breakable(name) if name else SafeString()
     if not (alias and name and request.user.has_perm("django_dlock.view_heldlock")):
         return text
-    address = page_url(site, "heldlock", "change", id_of(alias, name))
-    return format_html('<a href="{}">{}</a>', address, text)
+    return format_html('<a href="{}">{}</a>', lock_url(site, alias, name), text)
 
 
 def events_url(site: str, alias: str, name: str) -> str:

@@ -28,6 +28,7 @@ from ..keys import Key, MissingValue, compile_key
 from ..log import logger
 from ..models import HeldLock
 from .base import remember, request_of
+from .cells import holder_of
 from .changelist import alias_and_name, as_row
 from .held_locks import HeldLockAdmin
 
@@ -292,8 +293,8 @@ class _ObjectLocks(HeldLockAdmin):
             "name": self.lock_name(lock),
             "url": url,
             "query": query.urlencode(),
-            "state": self.holder_state(lock),
-            "holder": self.holder(lock),
+            "state": self.state(lock),
+            "holder": holder_of(lock.info),
             "age": self.age(lock),
             "ttl": self.ttl(lock),
             "waiting": self.waiting(lock),

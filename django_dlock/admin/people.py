@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from django.utils.translation import gettext, ngettext
 from ..blocking import Blocking, Line, LockId
 from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
+from ..printable import printable
 from ..process import ProcessIdentity, death_proof
 from .base import badge, breakable, local_text, may_see_users
-from .cells import known, left_text, who, with_damage
+from .cells import known, time_left, who, with_damage
 from .filters import HOLDER_STATES, KINDS
-from .links import why_url
+from .links import lock_url
 
 __all__ = ["People"]
 
@@ -40,10 +42,18 @@ class People:
             "state": _state(info),
             "proof": _proof(info),
             "sign_of_life": _sign_of_life(info),
-            "since": _moment(info.acquired_at),
+            "since": local_text(info.acquired_at),
             "age": duration(info.age),
-            "ttl": badge("bad", gettext("never ends")) if info.ttl is None else left_text(info),
+            "ttl": time_left(info),
             "renewals": known(info, "renewals"),
+            # Before the first renewal, it is the time since the grant.
+            "renewed": _ago(info.renewed_ago)
+            if info.renewals and info.renewed_ago is not None
+            else "",
+            # As text, because thousands separators would make it hard to compare with log lines.
+            "token": str(known(info, "token")),
+            "owner": printable(info.owner),
+            "metadata": _pretty(self._visible(info.metadata)),
         }
 
     def waiter(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
@@ -51,18 +61,19 @@ class People:
         return {
             "who": self._who(waiter.metadata, waiter.process),
             "state": _state(waiter),
-            "since": _moment(waiter.since),
+            "since": local_text(waiter.since),
             "waited": duration(waiter.waited),
             "holds": [self._link(lock) for lock in blocking.held_by(waiter)],
             "is_gone": waiter.state == "dead",
         }
 
-    def wait(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
-        """One link of a chain: whom a holder waits for, and since when."""
+    def wait(self, blocking: Blocking, start: LockId, waiter: Waiter) -> dict[str, Any]:
+        """One link of the chain from a lock: whom a holder waits for, and since when."""
         lock = waiter.alias, waiter.name
         lease = blocking.leases.get(lock)
         return {
             "link": self._link(lock),
+            "closes_circle": lock == start,
             "waited": duration(waiter.waited),
             "who": self._who(lease.metadata, lease.process) if lease is not None else "",
             "state": _state(lease) if lease is not None else "",
@@ -117,15 +128,18 @@ class People:
         alias, name = lock
         return format_html(
             '<a href="{}">{}</a> <span class="dlock-quiet">{}</span>',
-            why_url(self._site, alias, name),
+            lock_url(self._site, alias, name),
             breakable(name),
             alias,
         )
 
     def _who(self, metadata: Mapping[str, Any], process: ProcessIdentity | None) -> str:
-        if not self._sees_users:
-            metadata = {key: value for key, value in metadata.items() if key != "user"}
-        return who(metadata, process) or gettext("not known")
+        return who(self._visible(metadata), process) or gettext("not known")
+
+    def _visible(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._sees_users:
+            return metadata
+        return {key: value for key, value in metadata.items() if key != "user"}
 
 
 def _state(it: LeaseInfo | Waiter) -> SafeString:
@@ -133,14 +147,22 @@ def _state(it: LeaseInfo | Waiter) -> SafeString:
     return with_damage(badge(_STYLES[state], dict(HOLDER_STATES)[state]), it)
 
 
-def _moment(when: Any) -> str:
-    return local_text(when)
-
-
 def _sign_of_life(info: LeaseInfo) -> str:
-    if info.silent_for is None or info.kind != "held":
+    """When it was; empty if it is not known, or if ``_proof`` says it."""
+    if info.silent_for is None or info.kind != "held" or info.holder_state in ("alive", "silent"):
         return ""
-    return gettext("%(time)s ago") % {"time": duration(info.silent_for)}
+    return _ago(info.silent_for)
+
+
+def _ago(seconds: float) -> str:
+    return gettext("%(time)s ago") % {"time": duration(seconds)}
+
+
+def _pretty(metadata: Mapping[str, Any]) -> str:
+    if not metadata:
+        return ""
+    text = json.dumps(dict(metadata), indent=2, ensure_ascii=False, default=str)
+    return printable(text, keep="\n")
 
 
 def _proof(info: LeaseInfo) -> str:
@@ -153,11 +175,17 @@ def _proof(info: LeaseInfo) -> str:
             "changes, this store does not know whether its process has died."
         )
     if info.holder_state == "alive":
-        return gettext("Its process has renewed a lock or reported within the last 15 seconds.")
+        return gettext("Its process renewed a lock or reported %(time)s ago.") % {
+            "time": duration(info.silent_for or 0.0)
+        }
     if info.holder_state == "silent":
-        return gettext(
-            "Its process does not report, but nothing proves that it is dead: it may be paused or "
-            "cut off, and wake up."
+        silence = {"time": duration(info.silent_for or 0.0)}
+        return (
+            gettext(
+                "Its process has not reported for %(time)s, but nothing proves that it is dead: it "
+                "may be paused or cut off, and wake up."
+            )
+            % silence
         )
     proofs = {
         "gone": gettext("Proven: its process does not exist any more."),

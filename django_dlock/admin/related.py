@@ -1,52 +1,19 @@
-"""What belongs to a held lock: its task, its idempotency record and its events."""
+"""The idempotency record that belongs to a held lock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import urlencode
 
 from django.db import Error, transaction
 from django.db.models import Max, Q
-from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
-from django.utils.translation import gettext
 
 from ..lease import LeaseInfo
 from ..models import IdempotencyRecord
-from ..task_url import url_of_task
 from .base import BoundedPaginator
 from .databases import DatabaseFilter, databases
-from .links import events_url, page_url, task_link
+from .links import page_url
 
-__all__ = ["links_of", "record_of", "record_url"]
-
-
-def links_of(request: HttpRequest, site: str, info: LeaseInfo) -> SafeString | None:
-    """Links to what this visitor may see; ``None`` if there is nothing."""
-    links = list(_links(request, site, info))
-    if not links:
-        return None
-    parts = format_html_join("", "<div>{}</div>", ((link,) for link in links))
-    return format_html('<div class="dlock-links">{}</div>', parts)
-
-
-def _links(request: HttpRequest, site: str, info: LeaseInfo) -> Iterator[SafeString]:
-    address = url_of_task(info.metadata.get("task_id"))
-    if address:
-        yield task_link(address, gettext("Task"))
-    if request.user.has_perm("django_dlock.view_idempotencyrecord"):
-        record = record_of(info)
-        if record is not None:
-            yield format_html(
-                '<a href="{}">{} <bdi>{}</bdi></a>',
-                record_url(site, record),
-                gettext("Idempotency record"),
-                record,
-            )
-    if request.user.has_perm("django_dlock.view_lockevent"):
-        address = events_url(site, info.alias, info.name)
-        yield format_html('<a href="{}">{}</a>', address, gettext("Events of this lock"))
+__all__ = ["record_of", "record_url"]
 
 
 def record_of(info: LeaseInfo) -> IdempotencyRecord | None:

@@ -25,8 +25,6 @@ class HeldLock(models.Model):
     alias = models.CharField(_("alias"), max_length=255)
     # From the backend; the admin makes all instances, and sets it on each.
     info: LeaseInfo
-    # HTML for the page of one lock.
-    related: str | None = None
 
     class Meta:
         managed = False

@@ -63,7 +63,7 @@ def serve() -> int:
         print(f"  {'':12}  Every {KILL_EVERY:g} s another takes it over and is killed, too")
         print(f"  {STOPPED + ':1':12}  held by a process that is silent: it was stopped (SIGSTOP)")
         print(f"  {DEADLOCK[0]:12}  and {DEADLOCK[1]}: the holder of each waits for the other")
-        print("Why does nothing move? (a link at each lock) and Who blocks whom explain them.")
+        print("The page of a lock says why nothing moves; Who blocks whom shows all chains.")
         print("Lock events has the take-overs, the lost locks and the long waits.")
         print("Lock statistics has pictures of all this, which move within a minute or two.")
         print("Ctrl-C ends everything.", flush=True)

@@ -6,7 +6,7 @@ import pytest
 from selenium.webdriver import ActionChains, Keys
 
 from django_dlock import locks
-from tests.support.posed import pose_locks
+from tests.support.posed import owner_of, pose_locks
 from tests.support.screen import text_of, wait_for
 
 LIST = "/admin/django_dlock/heldlock/"
@@ -22,7 +22,10 @@ IN_VIEW = """(() => {
     const seen = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
     return one.contains(seen);
 })()"""
-OURS = "#result_list, .dlock-refresh, .dlock-narrow, .dlock-confirmation form"
+OURS = (
+    "#result_list, .dlock-refresh, .dlock-narrow, .dlock-confirmation form, "
+    ".dlock-why #content-main"
+)
 
 
 def press(page, key):
@@ -73,6 +76,20 @@ def test_a_lock_is_released_with_tab_space_and_enter(listed):
     wait_for(listed, "document.querySelector('.messagelist .success')")
     assert "The lock “report:daily” of alias “default” was released." in text_of(listed)
     assert locks["default"].get("report:daily") is None
+
+
+def test_the_page_of_a_lock_is_unfolded_with_the_keyboard(listed):
+    tab_to(listed, ".field-lock_name a[href*='import_3A1207']")
+    press(listed, Keys.ENTER)
+    wait_for(listed, "document.querySelector('.dlock-more')")
+    assert owner_of("import:1207") not in text_of(listed)
+    tab_to(listed, ".dlock-more summary")
+    press(listed, Keys.ENTER)
+    wait_for(listed, "document.querySelector('.dlock-more').open")
+    assert owner_of("import:1207") in text_of(listed)
+    tab_to(listed, ".dlock-steps a[href*='/release/']")
+    press(listed, Keys.ENTER)
+    wait_for(listed, "document.querySelector('form.card')")
 
 
 def test_several_locks_are_ticked_and_released_with_the_keyboard(listed):

@@ -29,12 +29,11 @@ LOCKS, RECORDS, EVENTS, STATISTICS = (
 ODD = quote(quote_id("default/" + "<b>&\"'</b>/../שלום 👾 " + "long" * 50))
 PAGES = {
     "held-locks": LOCKS,
-    "lock": LOCKS + "default_2Fimport_3A1207/change/",
     "release": LOCKS + "default_2Freport_3Adaily/release/",
-    "why": LOCKS + "default_2Fimport_3A1207/why/",
-    "why-deadlock": LOCKS + "default_2Finvoice_3A2281/why/",
-    "why-not-held": LOCKS + "default_2Forder_3A5482/why/",
-    "why-odd-name": LOCKS + ODD + "/why/",
+    "why": LOCKS + "default_2Fimport_3A1207/change/",
+    "why-deadlock": LOCKS + "default_2Finvoice_3A2281/change/",
+    "why-not-held": LOCKS + "default_2Forder_3A5482/change/",
+    "why-odd-name": LOCKS + ODD + "/change/",
     "blocking": LOCKS + "blocking/",
     "records": RECORDS,
     "record": RECORDS + "2/change/",
@@ -43,7 +42,7 @@ PAGES = {
     "forget": RECORDS + "4/forget/",
     "rerun": RECORDS + "2/rerun/",
     "rerun-interrupted": RECORDS + "7/rerun/",
-    "why-interrupted": LOCKS + "default_2Fstock_3A7/why/",
+    "why-interrupted": LOCKS + "default_2Fstock_3A7/change/",
     "follow-ups": "/admin/django_dlock/followup/",
     "follow-up": "/admin/django_dlock/followup/2/change/",
     "events": EVENTS,
@@ -58,6 +57,7 @@ ONE_OF_EACH = (
     "records",
     "record",
     "release",
+    "why-deadlock",
     "blocking",
     "statistics",
     "object",
@@ -285,10 +285,10 @@ def test_an_outage_is_not_shown_as_no_locks(browser, site):
 
 
 def test_a_lock_is_released_from_its_own_page(browser, site):
-    visit(browser, site.url + PAGES["lock"])
-    (tool,) = boxes(browser, ".dlock-tool a[href*='/release/']")
-    assert tool["height"] > 15
-    browser.find_element("css selector", ".dlock-tool a[href*='/release/']").click()
+    visit(browser, site.url + PAGES["why"])
+    (step,) = boxes(browser, ".dlock-steps a[href*='/release/']")
+    assert step["height"] > 10
+    browser.execute_script("document.querySelector('.dlock-steps a[href*=\"/release/\"]').click()")
     wait_for(browser, "document.querySelector('.dlock-confirmation')")
     assert "Release the lock “import:1207” of alias “default”?" in text_of(browser)
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_dlock.admin.advice import steps_for
 from django_dlock.admin.cells import time_left
-from django_dlock.admin.why import read
+from django_dlock.admin.lock_page import read
 from django_dlock.handler import locks
 from tests.support.posed import pose_locks
 
@@ -38,7 +38,7 @@ def test_clearing_says_what_it_relies_on(posed, name, state, told, untold):
     clear = steps_for(lock, reading, in_deadlock=False, release_url="")[-1]
     assert "clear_stale_locks" in clear.code
     assert ("--silent-for" in clear.code) == (state == "silent")
-    text = f"{clear.holder} {clear.waiters} {clear.danger}"
+    text = f"{clear.holder} {clear.waiters} {clear.note}"
     assert told in text
     assert untold not in text
 
@@ -58,17 +58,35 @@ def test_a_paused_process_is_told_to_continue_so_that_it_can_end(posed):
 def test_no_step_promises_anything_to_waiters_that_do_not_exist(posed, name):
     lock, reading = ("default", name), read(("default", name))._replace(waiters=[])
     steps = steps_for(lock, reading, in_deadlock=False, release_url="/release/")
-    assert {step.waiters for step in steps} == {"Nobody waits now."}
+    assert {step.waiters for step in steps} == {""}
     # What a step risks does not depend on them.
     release = next(step for step in steps if step.url)
-    assert bool(release.danger) == (reading.info.holder_state != "dead")
+    assert bool(release.note) == (reading.info.holder_state != "dead")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("kind", ["held", "cooling", "parked", "reserved"])
+@pytest.mark.parametrize("state", ["alive", "silent", "dead", "unknown"])
+@pytest.mark.parametrize("ttl", [20.0, None])
+def test_every_step_says_something(posed, waits, kind, state, ttl):
+    reading = read(("default", "stock:7"))
+    info = replace(reading.info, kind=kind, holder_state=state, ttl=ttl)
+    reading = reading._replace(info=info, waiters=reading.waiters if waits else [])
+    for release_url in ("", "/release/"):
+        steps = steps_for(("default", "a"), reading, in_deadlock=False, release_url=release_url)
+        for step in steps:
+            assert step.holder or step.waiters or step.note or step.code or step.url, step
+            assert "Nothing" not in step.holder
+            assert "nothing" not in step.waiters
+        helps = waits or kind in ("parked", "reserved") or (kind == "held" and state != "dead")
+        assert ("Wait" in {step.title for step in steps}) == (helps and ttl is not None)
 
 
 @pytest.mark.parametrize("unknown", [{"untold": "Not told."}, {"problem": "No answer."}])
 def test_waiters_that_are_not_known_are_not_denied(posed, unknown):
     reading = read(("default", "stock:7"))._replace(waiters=[], **unknown)
     steps = steps_for(("default", "stock:7"), reading, in_deadlock=False, release_url="")
-    assert all("Nobody" not in step.waiters for step in steps)
+    assert all(step.waiters for step in steps)
 
 
 @pytest.mark.parametrize(

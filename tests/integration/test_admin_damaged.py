@@ -97,9 +97,9 @@ def test_the_list_shows_all_rows_and_marks_those_that_are_damaged(damaged, admin
 
 
 @pytest.mark.parametrize("name", [*ROWS, "type", "sound:1", *STRANGE_NAMES[:3], *STRANGE_NAMES[4:]])
-@pytest.mark.parametrize("which", ["change", "why", "release"])
+@pytest.mark.parametrize("which", ["change", "release"])
 def test_each_page_of_a_damaged_row_opens(damaged, admin_client, name, which):
-    answer = admin_client.get(page(name, which), follow=True)
+    answer = admin_client.get(page(name, which))
     assert answer.status_code == 200
     assert len(answer.content) < 600_000
 

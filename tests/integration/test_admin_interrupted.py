@@ -269,7 +269,7 @@ def test_run_again_says_what_the_old_message_will_do(admin_client, broker, url, 
 def test_the_page_of_a_lock_says_that_the_run_of_its_record_is_interrupted(admin_client, broker):
     broker("redis://h/0")
     it = record("dead")
-    page = admin_client.get(f"/admin/django_dlock/heldlock/default/{it.lock_name}/why/")
+    page = admin_client.get(f"/admin/django_dlock/heldlock/default/{it.lock_name}/change/")
     assert "interrupted: its process is gone" in page.content.decode()
     assert "delivers the message of this run again at about" in page.content.decode()
 

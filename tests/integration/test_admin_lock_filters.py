@@ -169,9 +169,12 @@ def record(**facts):
 
 
 def links_on(response):
-    page = response.content.decode()
-    found = re.search(r'<div class="dlock-links">(.*?)</div></div>', page, re.DOTALL)
-    return [unescape(href) for href in re.findall(r'href="(.*?)"', found[1])] if found else []
+    """The links to a task, to records and to the list of events."""
+    ours = "/admin/django_dlock"
+    wanted = (
+        rf'href="(https://flower[^"]*|{ours}/idempotencyrecord/\d[^"]*|{ours}/lockevent/\?[^"]*)"'
+    )
+    return [unescape(href) for href in re.findall(wanted, response.content.decode())]
 
 
 def record_page(found):
