@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,8 +55,14 @@ _PARTS = re.compile(r"[^._:/]+[._:/]*|[._:/]+")
 
 
 class ReadOnlyAdmin(PrintableColumns, NamedLookups):
-    """A model that cannot be added, changed or deleted with the admin's own forms."""
+    """A model that cannot be added, changed or deleted with the admin's own forms.
 
+    Attributes:
+        optional_fields: A field of the page of one object → the attribute without whose value the
+            field would say nothing, and is left out.
+    """
+
+    optional_fields: Mapping[str, str] = {}
     actions: Sequence[Any] | None = None
 
     class Media:
@@ -92,6 +98,11 @@ class ReadOnlyAdmin(PrintableColumns, NamedLookups):
         if using != router.db_for_read(self.model):
             return HttpResponseRedirect(request.path)
         return HttpResponseRedirect(reverse("admin:index", current_app=self.admin_site.name))
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields: Sequence[Any] = super().get_fields(request, obj)
+        optional = {} if obj is None else self.optional_fields
+        return [it for it in fields if it not in optional or getattr(obj, optional[it])]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -103,6 +103,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
     paginator = BoundedPaginator
     fields = ("task", "task_id", "state", "record_id", "created", "published", "expires", "failure")
     readonly_fields = fields
+    optional_fields = {"published": "published_at", "failure": "error"}
 
     created = time_of("created_at", _("created at"))
     published = time_of("published_at", _("published at"))
@@ -156,7 +157,7 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
 
     @admin.display(description=_("error"))
     def failure(self, follow_up: FollowUp) -> str:
-        return long_text(follow_up.error) if follow_up.error else self.get_empty_value_display()
+        return long_text(follow_up.error)
 
     @admin.action(description=_("Publish selected outbox messages now"), permissions=["publish"])
     def publish_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
-from ..models import IdempotencyRecord
+from ..models import FollowUp, IdempotencyRecord
 from ..printable import printable
 from .base import (
     BoundedChangeList,
@@ -43,6 +43,7 @@ _HELD = {
 }
 """How the lock of a run is shown whose process is not well."""
 
+_HISTORY = "_dlock_history"
 MOST_SCOPES = 50
 
 SEE_RESULTS = "view_results"
@@ -148,6 +149,20 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         "expires",
     )
     readonly_fields = fields
+    optional_fields = {
+        "worker": "worker",
+        "task_id": "task_id",
+        "finished": "finished_at",
+        "lock": "lock_name",
+        "payload": "payload",
+        "result_text": "result",
+        "error_text": "error",
+        "error_kind": "error",
+        "owner": "owner",
+        "token": "token",
+        "step": "step",
+        "ending": "ending",
+    }
 
     created = time_of("created_at", _("created at"))
     started = time_of("started_at", _("started at"))
@@ -207,13 +222,18 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         if not self.may_take_step(request, SEE_RESULTS):
             # A result or an answer may be what a customer was sent, and an error may quote it.
             hidden = hidden - {"error_kind"} | {"result_text", "error_text"}
-        return tuple(field for field in self.fields if field not in hidden)
+        if obj is not None and not self._history_of(obj):
+            hidden |= {"history"}
+        return tuple(field for field in super().get_fields(request, obj) if field not in hidden)
+
+    def get_inlines(self, request: HttpRequest, obj: Any) -> Any:
+        # Not a table of nothing. One that cannot be read says so itself.
+        sent = FollowUp.objects.using(database_of(request)).filter(record_id=getattr(obj, "pk", 0))
+        return super().get_inlines(request, obj) if sent.exists() else []
 
     @admin.display(description=_("lock"))
     def lock(self, record: IdempotencyRecord) -> str:
         """The name of the record's lock, whether it is held now, and links to its pages."""
-        if not record.lock_name:
-            return self.get_empty_value_display()
         alias, name, request = record.lock_alias, record.lock_name, request_of(record)
         shown: Any = breakable(name)
         try:
@@ -255,19 +275,15 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
 
     @admin.display(description=_("result"))
     def result_text(self, record: IdempotencyRecord) -> str:
-        if not record.result:
-            return self.get_empty_value_display()
         return long_text(_pretty(record.result))
 
     @admin.display(description=_("error"))
     def error_text(self, record: IdempotencyRecord) -> str:
-        return long_text(record.error) if record.error else self.get_empty_value_display()
+        return long_text(record.error)
 
     @admin.display(description=_("error"))
     def error_kind(self, record: IdempotencyRecord) -> str:
         """The type of the error, for those who may not see its text."""
-        if not record.error:
-            return self.get_empty_value_display()
         found = _KIND.match(record.error)
         return gettext("%(type)s; you may not see its text") % {
             "type": gettext("not known") if found is None else found[0]
@@ -275,20 +291,26 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
 
     @admin.display(description=_("history"))
     def history(self, record: IdempotencyRecord) -> str:
+        return self._history_of(record)
+
+    def _history_of(self, record: IdempotencyRecord) -> str:
+        """Read once for each page, which asks first whether there is any."""
         request = request_of(record)
-        found = None if request is None else history_of(record, request)
-        return found or self.get_empty_value_display()
+        if request is None:
+            return ""
+        if _HISTORY not in vars(record):
+            vars(record)[_HISTORY] = history_of(record, request) or ""
+        return str(vars(record)[_HISTORY])
 
     def facts_of(self, record: IdempotencyRecord) -> dict[str, Any]:
-        empty = self.get_empty_value_display()
         return {
             "key": printable(record.key),
             "scope": printable(record.scope),
             "worker": printable(record.worker or ""),
-            "task_id": printable(record.task_id or "") or empty,
+            "task_id": printable(record.task_id or ""),
             "state": self.state_badge(record),
             "started": self.started(record),
-            "finished": self.finished(record),
+            "finished": self.finished(record) if record.finished_at else "",
             "arguments": self.arguments(record),
             "outlook": outlook(record),
             "outlook_after_rerun": outlook_after_rerun(record),

@@ -66,7 +66,7 @@ def _replication(values: Mapping[str, str]) -> Fact:
         hint = "Name the primary in LOCATION; a replica grants no lock."
         return Fact("replicas", "the server is a replica", hint)
     connected, online = values.get("connected_slaves", "0"), online_replicas(values)
-    return Fact("replicas", f"{online} online of {connected}")
+    return Fact("replicas", f"{online} online of {connected}" if connected != "0" else "none")
 
 
 def _eviction(values: Mapping[str, str]) -> Fact:
