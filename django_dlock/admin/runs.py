@@ -83,7 +83,7 @@ def shown_state(record: IdempotencyRecord) -> SafeString:
     notes = [str(_REASONS[state])]
     if state in INTERRUPTED and request_of(record) is None:
         notes.append(_briefly_next(record))
-    shown = (format_html('<span class="dlock-quiet">{}</span>', note) for note in notes)
+    shown = (format_html('<span class="dlock-quiet">{}</span>', note) for note in notes if note)
     return lines(badge(style, _word(record, state)), *shown)
 
 
@@ -153,7 +153,13 @@ def _next_delivery(record: IdempotencyRecord) -> str:
         )
     found = _redelivery(record)
     if found is None or found.when == "unknown":
-        return gettext("It is not known when the broker delivers the message of this run again.")
+        if found is not None and found.transport:
+            text = gettext("It is not known when a broker such as %(broker)s delivers it again.")
+            return text % {"broker": found.transport}
+        return gettext(
+            "It is not known when the message of this run comes again: this process knows no "
+            "broker."
+        )
     broker = {"broker": found.transport}
     if found.when == "never":
         if not found.transport:
@@ -186,10 +192,10 @@ def _next_delivery(record: IdempotencyRecord) -> str:
 
 
 def _briefly_next(record: IdempotencyRecord) -> str:
-    """When the message comes again, for a column."""
+    """When the message comes again, for a column; empty if that is not known."""
     found = _redelivery(record)
     if found is None or found.when == "unknown":
-        return gettext("delivered again: not known when")
+        return ""
     if found.when == "never":
         return gettext("not delivered again")
     if found.when == "at_once":
