@@ -252,17 +252,16 @@ def _release(info: LeaseInfo, url: str) -> Step:
     next_one = gettext("The first one gets the lock at once.")
     if not is_running(info):
         return Step(gettext("Release the lock"), "", next_one, url=url)
-    title = gettext("Release the lock although its holder may be running")
     if info.kind != "held":
         return Step(
-            title,
+            gettext("Release the lock although a task relies on it"),
             gettext("The waiting task loses its place: another task may run before it."),
             next_one,
             url=url,
         )
     renewal = duration((info.ttl or 0) / RENEWALS_PER_TTL)
     return Step(
-        title,
+        gettext("Release the lock although its holder may be running"),
         gettext(
             "It is not stopped. It learns of the release at its next renewal, usually within "
             "%(time)s; a LockedTask is then interrupted, and delivered again."

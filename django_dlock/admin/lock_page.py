@@ -109,6 +109,7 @@ class LockPageAdmin(BlockingAdmin):
             "verdict": verdict(reading, waits, stuck, in_deadlock=lock in stuck),
             "holder": people.holder(info) if info is not None else None,
             "waits": [people.wait(blocking, lock, waiter) for waiter in waits[:CHAIN]],
+            "look_at": people.link(waits[-1]) if waits and lock not in stuck else "",
             "in_deadlock": lock in stuck,
             "is_complete": found.is_complete,
             "untold_aliases": [other for other in found.untold if other != alias],

@@ -39,7 +39,8 @@ class People:
         return {
             "kind": dict(KINDS).get(info.kind, info.kind),
             "who": self._who(info.metadata, info.process),
-            "state": _state(info),
+            # A lease that no process holds has no state.
+            "state": _state(info) if info.kind == "held" or info.damaged else "",
             "proof": _proof(info),
             "sign_of_life": _sign_of_life(info),
             "since": local_text(info.acquired_at),
@@ -55,6 +56,10 @@ class People:
             "owner": printable(info.owner),
             "metadata": _pretty(self._visible(info.metadata)),
         }
+
+    def link(self, waiter: Waiter) -> SafeString:
+        """To the page of the lock that somebody waits for."""
+        return self._link((waiter.alias, waiter.name))
 
     def waiter(self, blocking: Blocking, waiter: Waiter) -> dict[str, Any]:
         """A row of the table of waiters."""

@@ -31,6 +31,7 @@ PAGES = {
     "held-locks": LOCKS,
     "release": LOCKS + "default_2Freport_3Adaily/release/",
     "why": LOCKS + "default_2Fimport_3A1207/change/",
+    "why-chain": LOCKS + "default_2Freport_3Adaily/change/",
     "why-deadlock": LOCKS + "default_2Finvoice_3A2281/change/",
     "why-not-held": LOCKS + "default_2Forder_3A5482/change/",
     "why-odd-name": LOCKS + ODD + "/change/",

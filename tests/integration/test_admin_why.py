@@ -226,7 +226,7 @@ def test_the_page_follows_the_holder_to_what_it_waits_for(admin_client, settings
     queue_up("b", "w1", "other", ["owner-a"])
     queue_up("c", "w2", "default", ["owner-b"])
     page = see(admin_client, "a")
-    assert "The holder waits for another lock itself, “c”." in page
+    assert "The holder waits for another lock itself, “c”. Look there. c default" in page
     assert re.search(r"has been waiting for \S+ for b other held by alive .*shop\.second", page)
     assert re.search(r"has been waiting for \S+ for c default held by alive .*shop\.third", page)
     assert re.search(r"Waiters .* a default What you can do", see(admin_client, "b", "other"))
@@ -295,6 +295,8 @@ def test_a_lease_that_is_held_by_no_process_is_explained(admin_client, kind, tol
     page = see(admin_client, "a")
     assert told in page
     assert "Stop the" not in page
+    assert "State" not in page, "it has no process whose state could be known"
+    assert "holder may be running" not in page
 
 
 def test_a_dead_holder_and_a_dead_waiter_are_told(admin_client):
