@@ -148,9 +148,13 @@ class HeldLockAdmin(LockPageAdmin):
     token = _column(_("token"), "token", str)
 
     @admin.display(description=_("state"), ordering="holder_state")
-    def state(self, row: HeldLock) -> str:
+    def holder_state(self, row: HeldLock) -> str:
         state = row.info.holder_state
         return with_damage(badge(_STYLES[state], dict(HOLDER_STATES)[state]), row.info)
+
+    @admin.display(description=_("state"), ordering="holder_state")
+    def state(self, row: HeldLock) -> str:
+        return self.holder_state(row)
 
     @admin.display(description=_("holder"), ordering="holder")
     def holder(self, row: HeldLock) -> str:
@@ -225,7 +229,7 @@ class HeldLockAdmin(LockPageAdmin):
                     "pk": row.pk,
                     "info": row.info,
                     "shown_name": row.shown_name,
-                    "state": self.state(row),
+                    "state": self.holder_state(row),
                     "holder": holder_of(row.info),
                     "age": self.age(row),
                     "ttl": self.ttl(row),

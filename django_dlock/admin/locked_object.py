@@ -293,7 +293,7 @@ class _ObjectLocks(HeldLockAdmin):
             "name": self.lock_name(lock),
             "url": url,
             "query": query.urlencode(),
-            "state": self.state(lock),
+            "state": self.holder_state(lock),
             "holder": holder_of(lock.info),
             "age": self.age(lock),
             "ttl": self.ttl(lock),
