@@ -38,7 +38,7 @@ class BlockingAdmin(GuardedAdmin):
             raise PermissionDenied
         aliases, settings_problem = known_aliases()
         query = AliasQuery(aliases)
-        found = survey(query)
+        found = survey(query, names=NAMES, waiters=WAITERS_OF_EACH)
         people, blocking = People(request, self.admin_site.name), found.blocking
         return self.live_page(
             request,

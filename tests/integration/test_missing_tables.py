@@ -169,6 +169,6 @@ def test_the_statistics_say_what_to_run(admin_client: Client) -> None:
 @pytest.mark.usefixtures("routed")
 def test_the_page_of_a_lock_says_what_to_run(admin_client: Client) -> None:
     with configured({"default": {"BACKEND": LOCAL}}):
-        address = reverse(f"admin:{OURS}_heldlock_why", args=[quote("default/x")])
+        address = reverse(f"admin:{OURS}_heldlock_change", args=[quote("default/x")])
         page = admin_client.get(address).content.decode()
     assert page.count(f"run {RUN}") == 2
