@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from . import clock
 from .lease_info import (
     HOLDING,
+    NO_TROUBLE,
     OWNER_PART,
     SEARCHED,
     SORT_KEYS,
@@ -23,11 +24,13 @@ from .lease_info import (
     LeaseQuery,
     Waiter,
     in_order,
+    trouble,
 )
 from .process import ProcessIdentity
 
 __all__ = [
     "HOLDING",
+    "NO_TROUBLE",
     "OWNER_PART",
     "SEARCHED",
     "SORT_KEYS",
@@ -45,6 +48,7 @@ __all__ = [
     "RenewalResult",
     "Waiter",
     "in_order",
+    "trouble",
 ]
 
 Outcome = Literal["renewed", "released", "expired", "broken", "refused", "unknown"]

@@ -17,6 +17,7 @@ from .request_path import cut
 __all__ = [
     "HOLDING",
     "KINDS",
+    "NO_TROUBLE",
     "OWNER_PART",
     "SEARCHED",
     "SORT_KEYS",
@@ -27,6 +28,7 @@ __all__ = [
     "LeaseQuery",
     "Waiter",
     "in_order",
+    "trouble",
 ]
 
 Kind = Literal["held", "cooling", "parked", "reserved"]
@@ -97,9 +99,7 @@ class LeaseInfo:
     @property
     def renewed_ago(self) -> float | None:
         """Seconds since the last renewal, or since the grant; ``None`` if not known."""
-        if self.ttl is None or not self.granted_ttl or "ttl" in self.unknown:
-            return None
-        return max(0.0, self.granted_ttl - self.ttl)
+        return _renewed_ago(self)
 
     @property
     def is_late(self) -> bool:
@@ -108,9 +108,7 @@ class LeaseInfo:
         Renewals are due after a third of the TTL; after half of it, its holder is in doubt, too.
         A lease that was never renewed may be one that is not to be (``renew=False``).
         """
-        ago = self.renewed_ago
-        is_renewed = self.kind == "held" and self.renewals > 0
-        return is_renewed and ago is not None and ago > (self.granted_ttl or 0.0) / 2
+        return _is_late(self)
 
     @property
     def holder(self) -> str:
@@ -212,6 +210,43 @@ def _facts(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> dict
     }
 
 
+# Functions, because the rows that a backend judges without reading them whole have the attributes
+# of a ``LeaseInfo``, but not its properties.
+
+
+def _renewed_ago(info: LeaseInfo) -> float | None:
+    if info.ttl is None or not info.granted_ttl or "ttl" in info.unknown:
+        return None
+    return max(0.0, info.granted_ttl - info.ttl)
+
+
+def _is_late(info: LeaseInfo) -> bool:
+    if info.kind != "held" or info.renewals <= 0:
+        return False
+    ago = _renewed_ago(info)
+    return ago is not None and ago > (info.granted_ttl or 0.0) / 2
+
+
+def trouble(info: LeaseInfo) -> int:
+    """How soon an operator should look at a lease; the lower, the sooner.
+
+    0: damaged. 1: its holder is dead. 2: its holder is silent. 3: its renewal is late. 4: somebody
+    waits, and the holder's state is unknown. 5: somebody waits. 6: none of these.
+    """
+    if info.damaged:
+        return 0
+    state = info.holder_state
+    if state in ("dead", "silent"):
+        return 1 if state == "dead" else 2
+    if _is_late(info):
+        return 3
+    if info.waiting:
+        return 4 if state == "unknown" else 5
+    return NO_TROUBLE
+
+
+NO_TROUBLE = 6
+
 SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "name": lambda info: info.name,
     "alias": lambda info: info.alias,
@@ -226,6 +261,7 @@ SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "renewals": lambda info: -1 if "renewals" in info.unknown else info.renewals,
     "token": lambda info: info.token,
     "waiting": lambda info: -1 if "waiting" in info.unknown else info.waiting,
+    "trouble": trouble,
 }
 """The keys that leases can be sorted by. A number that is not known is less than 0."""
 
@@ -245,6 +281,7 @@ class LeaseQuery:
         host, task: Only leases of a process on a host, or with a ``task_name`` in their metadata,
             that begins with this.
         older_than: Only leases granted at least this many seconds ago.
+        waiting: Only those that somebody is known to wait for.
         sort: Names in ``SORT_KEYS``, the most important first; a ``-`` in front sorts in
             descending order. Equal leases, and all without ``sort``, are in the order of grants.
     """
@@ -257,6 +294,7 @@ class LeaseQuery:
     host: str = ""
     task: str = ""
     older_than: float = 0.0
+    waiting: bool = False
 
     def __post_init__(self) -> None:
         unknown = [key for key in self.sort if key.removeprefix("-") not in SORT_KEYS]
@@ -273,6 +311,7 @@ class LeaseQuery:
             and (not self.task or self._is_of_task(info.metadata))
             and (not self.host or self._is_on_host(info))
             and (not self.older_than or info.age >= self.older_than)
+            and (not self.waiting or info.waiting > 0)
             # Last, because it takes longest to find out.
             and (not self.holder_state or self.holder_state == info.holder_state)
         )

@@ -174,6 +174,22 @@ class OperatorContract(ContractTools):
         assert backend.count(prefix=base, kind="parked", holder_state="alive") == 0
         assert backend.count(prefix=base, holder_state="unknown") == 2
 
+    def test_a_page_can_have_only_locks_that_somebody_waits_for(
+        self, backend: BaseLockBackend
+    ) -> None:
+        """On every store: each store counts waiters in its own way, or cannot."""
+        self.needs(backend, "listing")
+        base = self.name()
+        for letter in "ab":
+            self.grant(backend, self.request(f"{base}:{letter}"))
+        self.refuse(backend, self.request(f"{base}:b", waits=True))
+        (info,) = backend.list(prefix=f"{base}:b")
+        query = LeaseQuery(prefix=base, waiting=True)
+        for limit in (None, 2):
+            infos, total = backend.page(query, limit=limit)
+            assert [each.name for each in infos] == ([info.name] if info.waiting else [])
+            assert total == len(infos)
+
     def test_lists_can_be_filtered_by_host(self, backend: BaseLockBackend) -> None:
         """On every store: the store compares the text, and may ignore case or read wildcards."""
         self.needs(backend, "listing")

@@ -80,7 +80,10 @@ def shown(it: RedisBackend, name: str = "name") -> tuple[str, ...]:
     queries = [
         LeaseQuery(),
         LeaseQuery(sort=("-age",)),
-        *(LeaseQuery(sort=(key,)) for key in ("holder", "holder_state", "waiting", "ttl")),
+        *(
+            LeaseQuery(sort=(key,))
+            for key in ("holder", "holder_state", "waiting", "ttl", "trouble")
+        ),
     ]
     for query in queries:
         found = {info.name: info for info in it.page(query, offset=0, limit=50).infos}
@@ -306,7 +309,7 @@ def test_any_value_of_a_lock_hides_no_other(it, own_redis):
             stranger.hset(LOCK, mapping={"proc": "stranger", **written})
             stranger.set(f"{BASE}p:stranger", beat)
             stranger.zadd(WAITERS, {waiter: 1})
-            for sort in ("-age", "holder", "ttl", "waiting"):
+            for sort in ("-age", "holder", "ttl", "waiting", "trouble"):
                 found = it.page(LeaseQuery(sort=(sort,)), offset=0, limit=None).infos
                 assert {info.name for info in found} >= set(SOUND)
                 for info in found:

@@ -71,6 +71,9 @@ class Reads:
 QUERIES = [
     LeaseQuery(sort=("-waiting",)),
     LeaseQuery(sort=("holder",)),
+    LeaseQuery(sort=("trouble", "-age")),
+    LeaseQuery(waiting=True, sort=("trouble",)),
+    LeaseQuery(waiting=True, kind="held"),
     LeaseQuery(sort=("-holder_state", "alias", "-age")),
     LeaseQuery(sort=("holder", "-waiting", "name")),
     LeaseQuery(holder_state="alive", sort=("-age",)),

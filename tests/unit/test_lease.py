@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
-from django_dlock.lease import LeaseInfo, LeaseQuery, in_order
+from django_dlock.lease import NO_TROUBLE, LeaseInfo, LeaseQuery, in_order, trouble
 
 
 def info(**facts):
@@ -104,3 +104,33 @@ def test_a_list_refuses_what_no_lease_can_have(wrong):
     for find in (backend.list, backend.count):
         with pytest.raises(ValueError, match=f"{what} is '{value}'; it takes one of"):
             find(**wrong)
+
+
+LATE = {"renewals": 2, "ttl": 10.0, "granted_ttl": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "place"),
+    [
+        ({"damaged": ("kind",), "holder_state": "alive"}, 0),
+        ({"holder_state": "dead", "waiting": 3, **LATE}, 1),
+        ({"holder_state": "silent", "waiting": 3, **LATE}, 2),
+        ({"holder_state": "alive", "waiting": 3, **LATE}, 3),
+        ({"holder_state": "unknown", "waiting": 3}, 4),
+        ({"holder_state": "alive", "waiting": 3}, 5),
+        ({"holder_state": "alive"}, NO_TROUBLE),
+        ({"holder_state": "unknown", "waiting": 0, "unknown": ("waiting",)}, NO_TROUBLE),
+        # Not renewed at all, or not by a process.
+        ({"holder_state": "alive", **LATE, "renewals": 0}, NO_TROUBLE),
+        ({"holder_state": "unknown", **LATE, "kind": "parked"}, NO_TROUBLE),
+    ],
+)
+def test_what_is_wrong_comes_first_in_the_order_of_trouble(facts, place):
+    assert trouble(info(**facts)) == place
+
+
+def test_only_leases_that_somebody_is_known_to_wait_for_are_waited_for():
+    query = LeaseQuery(waiting=True)
+    assert query.matches(info(waiting=1))
+    assert not query.matches(info())
+    assert not query.matches(info(unknown=("waiting",)))

@@ -29,7 +29,14 @@ from .statements import LEASES, Dialect
 __all__ = ["DatabaseListing"]
 
 STATE = ("kind", "process", "ttl", "granted_at", "ends_at")
-JUDGED = {"holder": ("process",), "holder_state": STATE, "waiting": ("queue",)}
+TROUBLE = (*STATE, "queue", "renewals", "token")
+JUDGED = {
+    "holder": ("process",),
+    "holder_state": STATE,
+    "waiting": ("queue",),
+    # Without the metadata, which would be most of what is read.
+    "trouble": TROUBLE,
+}
 """Fields that this process judges, and the columns from which it does."""
 SORTED_BY = {
     "name": "name",
@@ -48,7 +55,7 @@ Heartbeats = dict[str, tuple[int, bool]]
 DAMAGE = (AttributeError, OverflowError, TypeError, ValueError)
 """Errors of a row in which another program has written."""
 
-CANDIDATE = ("name", "kind", "process", "ttl", "granted_at", "ends_at", "queue", "metadata")
+CANDIDATE = ("name", *TROUBLE, "metadata")
 """The columns of a ``Candidate``, after the time."""
 PROCESS = 1 + CANDIDATE.index("process")
 
@@ -56,29 +63,40 @@ PROCESS = 1 + CANDIDATE.index("process")
 class Candidate:
     """As much of a lease as a query asks about; the attributes are those of ``LeaseInfo``."""
 
-    __slots__ = ("_text", "holder_state", "name", "process", "waiting")
+    __slots__ = (
+        *("_text", "damaged", "granted_ttl", "holder_state", "kind", "name", "process"),
+        *("renewals", "ttl", "waiting"),
+    )
 
-    kind: Kind = "held"
     unknown = ()
 
     def __init__(self, row: Sequence[Any], beats: Heartbeats, judge: Judge) -> None:
-        now, name, kind, process, ttl, granted_at, ends_at, queue, self._text = row
-        self.name = str(name)
+        now, name, kind, process, ttl, granted_at, ends_at, queue, renewals, token, text = row
+        self.name, self._text = str(name), text
+        self.kind: Kind = known_kind(kind)
         self.process: ProcessIdentity | None = None
         self.holder_state: HolderState = "unknown"
-        self.waiting = 0
+        self.waiting, self.renewals = 0, 0
+        self.ttl = self.granted_ttl = 0.0
+        self.damaged: tuple[str, ...] = ()
         try:
             if process is not None:
                 self.process = process_from_json(process)
             if ttl is not None:
                 beat, gone = beats.get(self.process.id if self.process else "", (0, False))
                 silent = _silent_for(int(now), beat, ttl, granted_at, ends_at) > SILENT_AFTER
-                self.holder_state = judge(known_kind(kind), self.process, silent, gone)
+                self.holder_state = judge(self.kind, self.process, silent, gone)
             if queue:
                 self.waiting = len(Row(version=0, queue=queue).tickets(int(now)))
+            if token is not None:
+                operator.index(token)
+                self.renewals = max(0, renewals)
+                self.granted_ttl, self.ttl = ttl / SECOND, (ends_at - int(now)) / SECOND
+                lost = bool(process) and self.process is None
+                self.damaged = damaged(kind=kind not in KINDS, process=lost)
         except DAMAGE:
             # What is left says nothing, as with a whole row.
-            pass
+            self.holder_state, self.damaged = "unknown", ("type",)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -139,7 +157,8 @@ class DatabaseListing:
         judged = [*takewhile(lambda key: key.removeprefix("-") in JUDGED, keys)]
         order = _order(dialect, keys[len(judged) :])
         # What the database cannot do alone, this process does: it filters, sorts and cuts.
-        helps = bool(judged or query.contains or query.holder_state or query.host or query.task)
+        by_process = query.holder_state or query.host or query.waiting
+        helps = bool(judged or query.contains or query.task or by_process)
         if order is None or (helps and limit is None):
             infos = self._infos(one, dialect, f"{where} ORDER BY l.token", values)
             found = in_order(filter(query.matches, infos), query.sort)
@@ -320,5 +339,6 @@ def _columns_for(query: LeaseQuery) -> set[str]:
     """What this process must read of each row to find and to sort what the query wants."""
     columns = {column for key in query.sort for column in JUDGED.get(key.removeprefix("-"), ())}
     columns |= {*(STATE if query.holder_state else ()), *(("process",) if query.host else ())}
+    columns |= {*(("queue",) if query.waiting else ())}
     columns |= {*(("metadata",) if query.contains or query.task else ())}
     return columns | {"name"}

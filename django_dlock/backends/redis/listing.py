@@ -161,6 +161,7 @@ def _facts_for(query: LeaseQuery, sort: Sequence[str]) -> list[str]:
     keys += ["holder_state"] if query.holder_state else []
     keys += ["holder"] if query.host else []
     keys += ["age"] if query.older_than else []
+    keys += ["waiting"] if query.waiting else []
     # In reverse, so that computed facts, which begin with ``@``, come last.
     return sorted({fact for key in keys for fact in FACTS[key]}, reverse=True)
 

@@ -30,6 +30,8 @@ FACTS: dict[str, tuple[str, ...]] = {
     "renewals": ("n",),
     "token": ("token",),
     "waiting": ("@waiting",),
+    # Without the metadata, which would be most of what is read.
+    "trouble": ("proc", "ttl", "n", "at", "token", "@waiting"),
 }
 """The facts of a lease that are needed to sort by a key of ``SORT_KEYS``."""
 ALL_FACTS = ("proc", "at", "ttl", "owner", "token", "n", "meta", "@endless", "@waiting")
@@ -190,7 +192,7 @@ class Row:
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """Only for a row with all facts."""
+        """As far as its facts were requested; those of ``FACTS["trouble"]`` must be among them."""
         if self._said("kind") == WRONG_TYPE:
             return ("type",)
         number = {fact: not _is_whole(self._said(fact)) for fact in _NUMBERS}
@@ -201,7 +203,8 @@ class Row:
             ttl=number["until"] or number["ttl"],
             renewals=number["n"],
             process=bool(self._holder.identity) and self.process is None,
-            metadata=not stored_object(self._text("meta")).is_sound,
+            metadata="meta" in self._answer.column_of
+            and not stored_object(self._text("meta")).is_sound,
         )
 
     def info(self) -> LeaseInfo:
