@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from . import clock
 from .backends.base import BaseLockBackend
 from .inspection import AliasQuery
-from .lease import OWNER_PART, LeaseInfo, LeaseQuery, Waiter
+from .lease import OWNER_PART, LeaseInfo, LeasePage, LeaseQuery, Waiter
 
 __all__ = ["NAMES", "WAITERS_OF_EACH", "Blocking", "Line", "LockId", "Survey", "survey"]
 
@@ -212,6 +212,7 @@ def survey(
     names: int = NAMES,
     waiters: int = WAITERS_OF_EACH,
     seconds: float = 3.0,
+    pages: Mapping[str, LeasePage] | None = None,
 ) -> Survey:
     """Read the locks with the most waiters, and these waiters.
 
@@ -220,10 +221,12 @@ def survey(
         names: How many locks of each alias are read, at most.
         waiters: How many waiters of each lock are read, at most.
         seconds: Stop asking once this much time has passed.
+        pages: The locks of each alias, if they have been read already.
     """
     until = clock.now() + seconds
     by_waiting = LeaseQuery(sort=("-waiting",))
-    pages = alias_query.ask(lambda backend: backend.page(by_waiting, limit=names))
+    if pages is None:
+        pages = alias_query.ask(lambda backend: backend.page(by_waiting, limit=names))
     infos = [info for page in pages.values() for info in page.infos]
     infos.sort(key=lambda info: -info.waiting)
     found: dict[LockId, list[Waiter]] = {}
@@ -233,12 +236,20 @@ def survey(
             if info.alias == backend.alias and info.waiting and clock.now() < until:
                 found[info.alias, info.name] = backend.waiters(info.name, limit=waiters)
 
-    alias_query.ask(read)
+    def is_read(info: LeaseInfo) -> bool:
+        if not info.waiting:
+            return True
+        there = found.get((info.alias, info.name))
+        # Some may have gone after they were counted.
+        return there is not None and (len(there) < waiters or len(there) >= info.waiting)
+
+    if any(info.waiting for info in infos):
+        alias_query.ask(read)
     is_complete = all(
         # A lease may have ended after it was counted and before it was read.
         len(page.infos) == page.total or (page.infos and not page.infos[-1].waiting)
         for page in pages.values()
-    ) and all(len(found.get((info.alias, info.name), ())) >= info.waiting for info in infos)
+    ) and all(map(is_read, infos))
     untold = {info.alias: None for info in infos if "waiting" in info.unknown}
     # In the order of the locks.
     ordered = {(i.alias, i.name): found.get((i.alias, i.name), []) for i in infos}

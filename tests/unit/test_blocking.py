@@ -12,7 +12,7 @@ from django_dlock import Lock, locks
 from django_dlock.blocking import Blocking, survey
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.inspection import AliasQuery
-from django_dlock.lease import HOLDING, LeaseInfo, LeaseRequest, Waiter
+from django_dlock.lease import HOLDING, LeaseInfo, LeaseQuery, LeaseRequest, Waiter
 from django_dlock.lease_info import LeasePage
 from django_dlock.testing import local_locks
 
@@ -241,3 +241,23 @@ def test_a_survey_reads_the_names_that_most_wait_for_and_says_what_is_missing(mo
         query = AliasQuery(["default"])
         assert not survey(query).is_complete
         assert "nobody answers" in query.problems["default"]
+
+
+def test_waiters_who_have_gone_since_they_were_counted_are_not_missing(monkeypatch):
+    with local_locks(), Lock("a"):
+        queue_up("default", "a")
+        monkeypatch.setattr(locks["default"], "waiters", lambda name, limit: [])
+        assert survey(AliasQuery(["default"])).is_complete
+
+
+def test_a_survey_of_locks_that_were_read_asks_only_for_their_waiters(monkeypatch):
+    with local_locks(), Lock("a"), Lock("b"):
+        queue_up("default", "a")
+        everything = locks["default"].page(LeaseQuery())
+        idle = LeasePage([info for info in everything.infos if not info.waiting], 1)
+        monkeypatch.setattr(locks["default"], "page", None)
+        found = survey(AliasQuery(["default"]), pages={"default": everything})
+        assert (found.names_read, found.is_complete) == (1, True)
+        monkeypatch.setattr(locks["default"], "waiters", None)
+        found = survey(AliasQuery(["default"]), pages={"default": idle})
+        assert (found.names_read, found.is_complete) == (0, True)
