@@ -18,7 +18,7 @@ from ..task_url import url_of_task
 from .base import badge, breakable, lines
 from .links import task_link
 
-__all__ = ["holder_of", "known", "left_text", "time_left", "who", "with_damage"]
+__all__ = ["holder_of", "known", "left_text", "time_left", "who", "with_damage", "with_deadlock"]
 
 _BAR = (
     # Attributes, because a strict Content-Security-Policy refuses inline styles.
@@ -54,6 +54,14 @@ def with_damage(state: SafeString, it: LeaseInfo | Waiter) -> SafeString:
     title = gettext("Not as django-dlock writes it: %s") % ", ".join(it.damaged)
     mark = format_html('<span title="{}">{}</span>', title, badge("bad", _("damaged")))
     return format_html("{} {}", state, mark)
+
+
+def with_deadlock(state: str, url: str) -> SafeString:
+    """The state; ``url`` leads to the page of the deadlock that the lock is in, or is empty."""
+    if url:
+        link = '<a class="dlock-deadlock" href="{}" title="{}">{}</a> {}'
+        state = format_html(link, url, _("Who blocks whom"), badge("bad", _("deadlock")), state)
+    return format_html('<div class="dlock-state">{}</div>', state)
 
 
 def known(info: LeaseInfo, fact: str) -> Any:

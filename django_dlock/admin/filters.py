@@ -24,6 +24,7 @@ __all__ = [
     "KindFilter",
     "LeaseFilter",
     "TextFilter",
+    "WaitingFilter",
     "known_aliases",
 ]
 
@@ -60,7 +61,7 @@ class LeaseFilter(ListFilter):
     """A filter for leases; it does not change the queryset."""
 
     def wanted(self) -> dict[str, Any]:
-        """Arguments of ``LeaseQuery``; ``alias`` names the only backend to ask."""
+        """Arguments of ``LeaseQuery``; ``alias`` is the only one whose locks are shown."""
         raise NotImplementedError
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -83,6 +84,10 @@ class AliasFilter(_Choice):
     title = _("alias")
     parameter_name = "alias"
 
+    def has_output(self) -> bool:
+        # Also if an address names an alias that no longer exists.
+        return len(self.lookup_choices) > 1 or self.value() is not None
+
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         return [(alias, alias) for alias in known_aliases()[0]]
 
@@ -97,6 +102,21 @@ class HolderStateFilter(_Choice):
     title = _("state of the holder")
     parameter_name = "holder_state"
     facts = HOLDER_STATES
+
+
+class WaitingFilter(_Choice):
+    title = _("waiting")
+    parameter_name = "waiting"
+    facts = (("yes", _("somebody waits")), ("deadlock", _("in a deadlock")))
+
+    def wanted(self) -> dict[str, Any]:
+        """``deadlock`` is for the list itself, because no store knows deadlocks."""
+        names = {None: "", "yes": "waiting", "deadlock": "deadlock"}
+        try:
+            name = names[self.value()]
+        except KeyError as error:
+            raise IncorrectLookupParameters(error) from error
+        return {name: True} if name else {}
 
 
 class AgeFilter(_Choice):

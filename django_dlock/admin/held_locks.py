@@ -25,7 +25,7 @@ from ..lease import LeaseInfo
 from ..models import HeldLock
 from ..printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
-from .cells import holder_of, known, time_left, with_damage
+from .cells import holder_of, known, time_left, with_damage, with_deadlock
 from .changelist import HeldLockChangeList, alias_and_name, as_row
 from .filters import (
     HOLDER_STATES,
@@ -35,7 +35,10 @@ from .filters import (
     HolderStateFilter,
     KindFilter,
     TextFilter,
+    WaitingFilter,
+    known_aliases,
 )
+from .labelled_columns import LabelledColumns
 from .links import page_url
 from .lock_page import LockPageAdmin
 
@@ -67,26 +70,17 @@ def _column(
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(LockPageAdmin):
+class HeldLockAdmin(LabelledColumns, LockPageAdmin):
     """The locks that are held now, and who holds them."""
 
     steps = ("release",)
     list_display = (
-        "lock_name",
-        "state",
-        "age",
-        # These two are read first, so they come before columns that may be out of view.
-        "waiting",
-        "holder",
-        "ttl",
-        "kind",
-        "alias",
-        "renewals",
-        "token",
-        # The style sheet keeps the last column visible in narrow windows.
-        "release_link",
+        *("lock_name", "state", "age", "waiting", "holder", "ttl", "alias", "release_link"),
     )
-    list_filter = (TextFilter, AliasFilter, HolderStateFilter, KindFilter, AgeFilter)
+    unlabelled = ("lock_name", "state", "release_link")
+    list_filter = (
+        *(TextFilter, AliasFilter, HolderStateFilter, WaitingFilter, KindFilter, AgeFilter),
+    )
     list_per_page = 50
     search_fields = ("name",)
     search_help_text = _("Part of the lock name, task, task id or path (case-sensitive)")
@@ -109,8 +103,10 @@ class HeldLockAdmin(LockPageAdmin):
         return HeldLockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        hidden = () if self.may_take_step(request, "release") else ("release_link",)
-        return self.shown(column for column in self.list_display if column not in hidden)
+        hidden = set() if self.may_take_step(request, "release") else {"release_link"}
+        if len(known_aliases()[0]) < 2:
+            hidden.add("alias")
+        return self.labelled(column for column in self.list_display if column not in hidden)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         # Leave out actions of the whole site, which expect rows of a table.
@@ -154,7 +150,13 @@ class HeldLockAdmin(LockPageAdmin):
 
     @admin.display(description=_("state"), ordering="holder_state")
     def state(self, row: HeldLock) -> str:
-        return self.holder_state(row)
+        if row.info.kind == "held":
+            shown = self.holder_state(row)
+        else:
+            # It belongs to no process that could have a state.
+            shown = with_damage(badge("plain", self.kind(row)), row.info)
+        url = page_url(self.admin_site.name, "heldlock", "blocking") if row.in_deadlock else ""
+        return with_deadlock(shown, url)
 
     @admin.display(description=_("holder"), ordering="holder")
     def holder(self, row: HeldLock) -> str:
