@@ -18,7 +18,16 @@ from ..task_url import url_of_task
 from .base import badge, breakable, lines
 from .links import task_link
 
-__all__ = ["holder_of", "known", "left_text", "time_left", "who", "with_damage", "with_deadlock"]
+__all__ = [
+    "holder_of",
+    "known",
+    "left_text",
+    "time_left",
+    "who",
+    "with_damage",
+    "with_deadlock",
+    "with_late_renewal",
+]
 
 _BAR = (
     # Attributes, because a strict Content-Security-Policy refuses inline styles.
@@ -84,28 +93,30 @@ def _style_of(info: LeaseInfo) -> str:
 
 
 def time_left(info: LeaseInfo) -> SafeString:
-    """The time left as text and, if the whole TTL is known, as a bar that ``refresh.js`` shortens.
+    """The time left as text and, if the whole TTL is known, as a bar.
 
     A renewal that is late is named, with the time since the last one.
     """
     if info.ttl is None:
         return badge("bad", _("never ends"))
     if "ttl" in info.unknown:
-        # Without a bar, and not counted down: its holder may renew it unseen.
+        # Without a bar: its holder may renew it unseen.
         return format_html("<span>{}</span>", left_text(info))
-    left, whole, bar, late = duration(info.ttl), info.granted_ttl, "", ""
+    left, whole, bar = duration(info.ttl), info.granted_ttl, ""
     if whole:
         share = min(1.0, max(0.0, info.ttl / whole))
         bar = format_html(_BAR, _style_of(info), f"{100 * share:.1f}")
-    if info.is_late:
-        ago = gettext("last renewed %s ago") % duration(info.renewed_ago or 0.0)
-        late = format_html('<span title="{}">{}</span>', ago, badge("warn", _("renewal late")))
-    return format_html(
-        '<div class="dlock-left" data-left="{}" data-of="{}">'
-        '<span class="dlock-left-text">{}</span>{}{}</div>',
-        f"{max(0.0, info.ttl):.3f}",
-        f"{whole or 0.0:.3f}",
-        left,
-        bar,
-        late,
-    )
+    return format_html('<div class="dlock-left">{}{}{}</div>', left, bar, _late_mark(info))
+
+
+def _late_mark(info: LeaseInfo) -> SafeString:
+    if not info.is_late:
+        return SafeString()
+    ago = gettext("last renewed %s ago") % duration(info.renewed_ago or 0.0)
+    return format_html('<span title="{}">{}</span>', ago, badge("warn", _("renewal late")))
+
+
+def with_late_renewal(state: str, info: LeaseInfo) -> SafeString:
+    """The state; beside it, that a renewal is late, or that the lease never ends."""
+    mark = badge("bad", _("never ends")) if info.ttl is None else _late_mark(info)
+    return format_html("{} {}", state, mark)

@@ -96,6 +96,7 @@ class HeldLockChangeList(ChangeList):
         only = wanted.pop("alias", None)
         in_deadlock = wanted.pop("deadlock", False)
         aliases, self.settings_problem = known_aliases()
+        self._has_aliases = len(aliases) > 1
         everything = AliasQuery(aliases)
         self._overview = Overview(everything, self.list_per_page)
         alias_query = AliasQuery(alias for alias in aliases if only in (None, alias))
@@ -218,6 +219,7 @@ class HeldLockChangeList(ChangeList):
         self.paginator = self.model_admin.get_paginator(request, counted, self.list_per_page)
         self.result_list = [as_row(info, request) for info in infos]
         for row, info in zip(self.result_list, infos, strict=True):
+            row.shows_alias = self._has_aliases
             row.in_deadlock = (info.alias, info.name) in self._overview.deadlocked
 
 

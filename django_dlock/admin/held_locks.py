@@ -25,7 +25,7 @@ from ..lease import LeaseInfo
 from ..models import HeldLock
 from ..printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
-from .cells import holder_of, known, time_left, with_damage, with_deadlock
+from .cells import holder_of, known, time_left, with_damage, with_deadlock, with_late_renewal
 from .changelist import HeldLockChangeList, alias_and_name, as_row
 from .filters import (
     HOLDER_STATES,
@@ -36,7 +36,6 @@ from .filters import (
     KindFilter,
     TextFilter,
     WaitingFilter,
-    known_aliases,
 )
 from .labelled_columns import LabelledColumns
 from .links import page_url
@@ -74,9 +73,7 @@ class HeldLockAdmin(LabelledColumns, LockPageAdmin):
     """The locks that are held now, and who holds them."""
 
     steps = ("release",)
-    list_display = (
-        *("lock_name", "state", "age", "waiting", "holder", "ttl", "alias", "release_link"),
-    )
+    list_display = (*("lock_name", "state", "age", "waiting", "holder", "release_link"),)
     unlabelled = ("lock_name", "state", "release_link")
     list_filter = (
         *(TextFilter, AliasFilter, HolderStateFilter, WaitingFilter, KindFilter, AgeFilter),
@@ -91,6 +88,7 @@ class HeldLockAdmin(LabelledColumns, LockPageAdmin):
     change_list_template = "admin/django_dlock/heldlock/change_list.html"
 
     class Media:
+        css = {"all": ("django_dlock/locks.css",)}
         js = ("django_dlock/refresh.js",)
 
     # -- reading -----------------------------------------------------------------------
@@ -103,9 +101,7 @@ class HeldLockAdmin(LabelledColumns, LockPageAdmin):
         return HeldLockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        hidden = set() if self.may_take_step(request, "release") else {"release_link"}
-        if len(known_aliases()[0]) < 2:
-            hidden.add("alias")
+        hidden = () if self.may_take_step(request, "release") else ("release_link",)
         return self.labelled(column for column in self.list_display if column not in hidden)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -135,13 +131,21 @@ class HeldLockAdmin(LabelledColumns, LockPageAdmin):
 
     # -- columns -----------------------------------------------------------------------
 
-    lock_name = _column(_("name"), "name", breakable)
     kind = _column(_("kind"), "kind", lambda kind: dict(KINDS).get(kind, kind))
     age = _column(_("age"), "age", duration)
     renewals = _column(_("renewals"), "renewals")
     waiting = _column(_("waiting"), "waiting")
     # As text, because thousands separators would make it hard to compare with log lines.
     token = _column(_("token"), "token", str)
+
+    @admin.display(description=_("name"), ordering="name")
+    def lock_name(self, row: HeldLock) -> str:
+        name = breakable(row.info.name)
+        if not row.shows_alias:
+            return name
+        # In the link, because another alias may have a lock of the same name.
+        alias = printable(row.info.alias)
+        return format_html('{} <span class="dlock-alias">{}</span>', name, alias)
 
     @admin.display(description=_("state"), ordering="holder_state")
     def holder_state(self, row: HeldLock) -> str:
@@ -151,7 +155,7 @@ class HeldLockAdmin(LabelledColumns, LockPageAdmin):
     @admin.display(description=_("state"), ordering="holder_state")
     def state(self, row: HeldLock) -> str:
         if row.info.kind == "held":
-            shown = self.holder_state(row)
+            shown = with_late_renewal(self.holder_state(row), row.info)
         else:
             # It belongs to no process that could have a state.
             shown = with_damage(badge("plain", self.kind(row)), row.info)

@@ -43,6 +43,10 @@ class Tile:
     params: Mapping[str, str]
 
     @property
+    def is_exact(self) -> bool:
+        return self.number.isdigit()
+
+    @property
     def query_string(self) -> str:
         return "?" + urlencode(self.params)
 

@@ -25,8 +25,8 @@ class HeldLock(models.Model):
     alias = models.CharField(_("alias"), max_length=255)
     # From the backend; the admin makes all instances, and sets it on each.
     info: LeaseInfo
-    # Set by the list, which looks for deadlocks.
-    in_deadlock = False
+    # Set by the list.
+    in_deadlock = shows_alias = False
 
     class Meta:
         managed = False

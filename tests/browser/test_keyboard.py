@@ -23,7 +23,7 @@ IN_VIEW = """(() => {
     return one.contains(seen);
 })()"""
 OURS = (
-    "#result_list, .dlock-refresh, .dlock-narrow, .dlock-confirmation form, "
+    "#result_list, .dlock-tiles, .dlock-refresh, .dlock-narrow, .dlock-confirmation form, "
     ".dlock-why #content-main"
 )
 
@@ -115,6 +115,7 @@ def test_the_pause_and_the_filters_are_reached_in_the_order_of_the_page(listed):
     order = (
         "dlock-refresh-pause",
         'id="searchbar"',
+        'href="?waiting=deadlock"',
         'name="action"',
         "_selected_action",
         "/release/",

@@ -148,9 +148,10 @@ def test_a_renewal_that_is_late_is_named(admin_client, settings):
     page = admin_client.get(LIST).content.decode()
     assert page.count("renewal late") == 1
     assert 'title="last renewed 20.0s ago"' in page
+    page = admin_client.get(page_of("renewed:1")).content.decode()
     assert 'class="dlock-bar dlock-warn"' in page
     assert '<rect class="dlock-bar-left" width="33.3"' in page
-    assert "20.0s ago" in admin_client.get(page_of("renewed:1")).content.decode()
+    assert "20.0s ago" in page
 
 
 # -- links --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 /* The list of held locks: fetches this same page again and again, and replaces what has changed.
-   Between two answers, it counts how old the list is and shortens the bars of the time left. */
+   Between two answers, it counts how old the list is. */
 "use strict";
 
 (function () {
@@ -15,7 +15,6 @@
         }
         const part = (name) => box.querySelector(".dlock-refresh-" + name);
         const text = box.dataset;
-        const still = window.matchMedia("(prefers-reduced-motion: reduce)");
         let paused = false;
         let asking = false;
         let timer = 0;
@@ -30,8 +29,8 @@
 
         function duration(seconds) {
             const whole = Math.floor(seconds);
-            if (seconds < 60) {
-                return Math.max(seconds, 0).toFixed(1) + "s";
+            if (whole < 60) {
+                return whole + "s";
             }
             if (whole < 3600) {
                 return Math.floor(whole / 60) + "m " + whole % 60 + "s";
@@ -44,21 +43,9 @@
 
         function tick() {
             const ago = (Date.now() - readAt) / 1000;
-            const shown = ago < 60 ? Math.floor(ago) + "s" : duration(ago);
-            part("time").textContent = text.read.replace("%s", shown);
+            part("time").textContent = text.read.replace("%s", duration(ago));
             part("waiting").textContent = !paused && isBeingUsed() ? text.waiting : "";
             say("stopped", stopped && !paused ? text.stopped : "");
-            if (still.matches) {
-                return;
-            }
-            for (const cell of list.querySelectorAll(".dlock-left")) {
-                const left = Math.max(0, Number(cell.dataset.left) - ago);
-                cell.querySelector(".dlock-left-text").textContent = duration(left);
-                const bar = cell.querySelector(".dlock-bar-left");
-                if (bar) {
-                    bar.setAttribute("width", Math.min(100, 100 * left / Number(cell.dataset.of)));
-                }
-            }
         }
 
         /* Without writing the same words again, which a screen reader would read out again. */
@@ -105,6 +92,8 @@
 
         const rowsOf = (form) => Array.from(form.querySelectorAll("#result_list tr"))
             .filter((row) => row.querySelector(".field-lock_name a"));
+        // Their number and their addresses are always the same.
+        const tilesOf = (form) => Array.from(form.querySelectorAll(".dlock-tile"));
         const locksOf = (form) => rowsOf(form)
             .map((row) => row.querySelector(".field-lock_name a").getAttribute("href")).join("\n");
 
@@ -112,18 +101,21 @@
         function frameOf(form) {
             const copy = form.cloneNode(true);
             copy.querySelectorAll("[name=csrfmiddlewaretoken]").forEach((field) => field.remove());
+            tilesOf(copy).forEach((tile) => tile.remove());
             rowsOf(copy).forEach((row) => row.remove());
             return copy.innerHTML;
         }
 
         function takeOver(page, fresh) {
             const active = list.contains(document.activeElement) ? document.activeElement : null;
-            const results = list.querySelector(".results");
-            const scrolled = results ? results.scrollLeft : 0;
             const freshFrame = frameOf(fresh);
             if (frame === freshFrame && locksOf(list) === locksOf(fresh)) {
-                const rows = rowsOf(fresh);
+                const rows = rowsOf(fresh), tiles = tilesOf(fresh);
                 rowsOf(list).forEach((row, number) => updateCells(row, rows[number]));
+                tilesOf(list).forEach((tile, number) => {
+                    tile.className = tiles[number].className;
+                    update(tile, tiles[number]);
+                });
             } else {
                 list.replaceChildren(...fresh.childNodes);
             }
@@ -138,18 +130,21 @@
             if (active && !active.isConnected) {
                 focusAgain(active);
             }
-            if (list.querySelector(".results")) {
-                list.querySelector(".results").scrollLeft = scrolled;
-            }
         }
 
         function updateCells(row, fresh) {
             const cells = Array.from(fresh.children);
             Array.from(row.children).forEach((cell, number) => {
-                if (cells[number] && cell.innerHTML !== cells[number].innerHTML) {
-                    cell.replaceChildren(...cells[number].childNodes);
+                if (cells[number]) {
+                    update(cell, cells[number]);
                 }
             });
+        }
+
+        function update(old, fresh) {
+            if (old.innerHTML !== fresh.innerHTML) {
+                old.replaceChildren(...fresh.childNodes);
+            }
         }
 
         /* Keep the keyboard where it was: on the same link or field, if it still exists. */
@@ -175,25 +170,6 @@
                 part("news").textContent = fresh.join(" ");
             } else if (failed || (before.length && !problems.length)) {
                 part("news").textContent = text.recovered;
-            }
-        }
-
-        /* Scroll what has the focus out from beneath the last column, which stays in view. */
-        function uncover(focused) {
-            const cell = focused.closest("#result_list th, #result_list td");
-            const last = cell && cell.parentElement.lastElementChild;
-            if (!last || last === cell || getComputedStyle(last).position !== "sticky") {
-                return;
-            }
-            const covered = focused.getBoundingClientRect().right - last.getBoundingClientRect().left;
-            let outer = cell.closest("table").parentElement;
-            while (covered > 0 && outer !== list) {
-                const before = outer.scrollLeft;
-                outer.scrollLeft += covered;
-                if (outer.scrollLeft !== before) {
-                    return;
-                }
-                outer = outer.parentElement;
             }
         }
 
@@ -308,7 +284,6 @@
                 one.closest("tr").classList.toggle("selected", one.checked);
             }
         });
-        list.addEventListener("focusin", (event) => uncover(event.target));
         box.hidden = false;
         watchTheClock();
         plan();
