@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from . import clock
 from .lease_info import (
     HOLDING,
-    NO_TROUBLE,
     OWNER_PART,
     SEARCHED,
     SORT_KEYS,
@@ -24,13 +23,11 @@ from .lease_info import (
     LeaseQuery,
     Waiter,
     in_order,
-    trouble,
 )
 from .process import ProcessIdentity
 
 __all__ = [
     "HOLDING",
-    "NO_TROUBLE",
     "OWNER_PART",
     "SEARCHED",
     "SORT_KEYS",
@@ -48,7 +45,6 @@ __all__ = [
     "RenewalResult",
     "Waiter",
     "in_order",
-    "trouble",
 ]
 
 Outcome = Literal["renewed", "released", "expired", "broken", "refused", "unknown"]

@@ -17,7 +17,6 @@ from .request_path import cut
 __all__ = [
     "HOLDING",
     "KINDS",
-    "NO_TROUBLE",
     "OWNER_PART",
     "SEARCHED",
     "SORT_KEYS",
@@ -28,7 +27,6 @@ __all__ = [
     "LeaseQuery",
     "Waiter",
     "in_order",
-    "trouble",
 ]
 
 Kind = Literal["held", "cooling", "parked", "reserved"]
@@ -99,7 +97,9 @@ class LeaseInfo:
     @property
     def renewed_ago(self) -> float | None:
         """Seconds since the last renewal, or since the grant; ``None`` if not known."""
-        return _renewed_ago(self)
+        if self.ttl is None or not self.granted_ttl or "ttl" in self.unknown:
+            return None
+        return max(0.0, self.granted_ttl - self.ttl)
 
     @property
     def is_late(self) -> bool:
@@ -108,7 +108,9 @@ class LeaseInfo:
         Renewals are due after a third of the TTL; after half of it, its holder is in doubt, too.
         A lease that was never renewed may be one that is not to be (``renew=False``).
         """
-        return _is_late(self)
+        ago = self.renewed_ago
+        is_renewed = self.kind == "held" and self.renewals > 0
+        return is_renewed and ago is not None and ago > (self.granted_ttl or 0.0) / 2
 
     @property
     def holder(self) -> str:
@@ -210,42 +212,12 @@ def _facts(metadata: Mapping[str, Any], process: ProcessIdentity | None) -> dict
     }
 
 
-# Functions, because the rows that a backend judges without reading them whole have the attributes
-# of a ``LeaseInfo``, but not its properties.
+def _trouble(info: LeaseInfo) -> int:
+    # Only operators need it.
+    from .trouble import trouble
 
+    return trouble(info)
 
-def _renewed_ago(info: LeaseInfo) -> float | None:
-    if info.ttl is None or not info.granted_ttl or "ttl" in info.unknown:
-        return None
-    return max(0.0, info.granted_ttl - info.ttl)
-
-
-def _is_late(info: LeaseInfo) -> bool:
-    if info.kind != "held" or info.renewals <= 0:
-        return False
-    ago = _renewed_ago(info)
-    return ago is not None and ago > (info.granted_ttl or 0.0) / 2
-
-
-def trouble(info: LeaseInfo) -> int:
-    """How soon an operator should look at a lease; the lower, the sooner.
-
-    0: damaged. 1: its holder is dead. 2: its holder is silent. 3: its renewal is late. 4: somebody
-    waits, and the holder's state is unknown. 5: somebody waits. 6: none of these.
-    """
-    if info.damaged:
-        return 0
-    state = info.holder_state
-    if state in ("dead", "silent"):
-        return 1 if state == "dead" else 2
-    if _is_late(info):
-        return 3
-    if info.waiting:
-        return 4 if state == "unknown" else 5
-    return NO_TROUBLE
-
-
-NO_TROUBLE = 6
 
 SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "name": lambda info: info.name,
@@ -261,7 +233,7 @@ SORT_KEYS: dict[str, Callable[[LeaseInfo], Any]] = {
     "renewals": lambda info: -1 if "renewals" in info.unknown else info.renewals,
     "token": lambda info: info.token,
     "waiting": lambda info: -1 if "waiting" in info.unknown else info.waiting,
-    "trouble": trouble,
+    "trouble": _trouble,
 }
 """The keys that leases can be sorted by. A number that is not known is less than 0."""
 

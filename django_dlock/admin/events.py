@@ -23,6 +23,7 @@ from .base import (
     may_see_users,
     time_of,
 )
+from .filters import StoredAliasFilter, tells_alias
 from .links import LinkedToLock, lock_url, page_url
 
 __all__ = ["LockEventAdmin"]
@@ -49,7 +50,7 @@ class LockEventAdmin(LinkedToLock):
     """Losses, take-overs, breaks, ``max_hold``, long waits, and what operators did to records."""
 
     list_display = ("at", "what_and_why", "lock_name", "holder", "duration", "alias", "token")
-    list_filter = ("event", "alias", "when")
+    list_filter = ("event", ("alias", StoredAliasFilter), "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
     # Of the links "Events of this lock", and of those in the lock statistics.
@@ -75,7 +76,9 @@ class LockEventAdmin(LinkedToLock):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
         linked = {"lock_name": "linked_name"} if request.user.has_perm(SEE_LOCKS) else {}
-        return self.shown((*(linked.get(each, each) for each in self.list_display), *users))
+        hidden = () if tells_alias() else ("alias",)
+        columns = (linked.get(each, each) for each in self.list_display if each not in hidden)
+        return self.shown((*columns, *users))
 
     def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
         hidden = set() if may_see_users(request) else {"user"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.contrib.admin import ListFilter, SimpleListFilter
+from django.contrib.admin import AllValuesFieldListFilter, ListFilter, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR
 from django.db.models import QuerySet
@@ -23,9 +23,11 @@ __all__ = [
     "HolderStateFilter",
     "KindFilter",
     "LeaseFilter",
+    "StoredAliasFilter",
     "TextFilter",
     "WaitingFilter",
     "known_aliases",
+    "tells_alias",
 ]
 
 KINDS = (
@@ -55,6 +57,21 @@ def known_aliases() -> tuple[list[str], str]:
         return list(locks), ""
     except InvalidLockBackend as error:
         return [], str(error)
+
+
+def tells_alias(alias: str = "") -> bool:
+    """Whether a page has to name this alias, or any: not if there is no other one."""
+    aliases, _problem = known_aliases()
+    return len(aliases) != 1 or alias not in ("", *aliases)
+
+
+class StoredAliasFilter(AllValuesFieldListFilter):
+    """The aliases of the rows of a table, if they have several."""
+
+    def has_output(self) -> bool:
+        return len([alias for alias in self.lookup_choices if alias]) > 1 or bool(
+            self.used_parameters
+        )
 
 
 class LeaseFilter(ListFilter):

@@ -11,8 +11,9 @@ from django.utils.translation import gettext, ngettext
 from ..backends.base import BaseLockBackend
 from ..blocking import LockId, survey
 from ..inspection import AliasQuery
-from ..lease import NO_TROUBLE, LeaseInfo, LeasePage, LeaseQuery, trouble
+from ..lease import LeaseInfo, LeasePage, LeaseQuery
 from ..printable import printable
+from ..trouble import NO_TROUBLE, trouble
 
 __all__ = ["OLDEST_FIRST", "TROUBLE_FIRST", "Overview", "Tile"]
 

@@ -29,6 +29,7 @@ from .base import (
     time_of,
 )
 from .databases import DatabaseFilter, InChosenDatabase, database_of
+from .filters import tells_alias
 from .follow_ups import FollowUps
 from .history import history_of
 from .links import events_url, lock_link
@@ -259,7 +260,7 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
             '<div class="dlock-lines"><div>{} {}</div><div>{}</div><div>{}</div></div>',
             shown,
             state,
-            gettext("alias %s") % alias,
+            gettext("alias %s") % alias if tells_alias(alias) else "",
             events,
         )
 

@@ -26,7 +26,7 @@ ANSWER = "poppy"
 MODELS = (HeldLock, IdempotencyRecord, FollowUp, LockEvent, LockStatistics)
 
 NAMED = {
-    HeldLock: {"prefix", "host", "task", "alias", "kind", "holder_state", "older_than"},
+    HeldLock: {"prefix", "host", "task", "alias", "kind", "holder_state", "older_than", "waiting"},
     IdempotencyRecord: {
         *("database", "scope", "state__exact", "state__isnull"),
         *("created_at__gte", "created_at__lt", "expires_at__gte", "expires_at__lt"),
@@ -139,7 +139,7 @@ def test_a_list_is_filtered_only_by_what_it_names(objects, model, column):
 def test_what_a_list_names_can_be_asked_for(objects, model):
     client = visitor(f"view_{model._meta.model_name}")
     at = "2020-01-01 00:00:00+00:00"
-    values = {"isnull": "False", "gte": at, "lt": at, "older_than": "60"}
+    values = {"isnull": "False", "gte": at, "lt": at, "older_than": "60", "waiting": "yes"}
     for name in NAMED[model]:
         value = values.get(name.rpartition("__")[2], "default")
         assert client.get(list_of(model), {name: value}).status_code == 200, name

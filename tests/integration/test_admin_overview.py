@@ -8,12 +8,14 @@ from html import unescape
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from django_dlock import locks, process
 from django_dlock.admin import overview
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import HOLDING, OWNER_PART, Lease, LeaseRequest
+from django_dlock.models import IdempotencyRecord, LockEvent
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 POSED = f"{__name__}.PosedBackend"
@@ -414,6 +416,37 @@ def test_the_alias_is_shown_only_where_there_are_two(admin_client, settings):
     hold("a")
     page = admin_client.get(LIST).content.decode()
     assert '<span class="dlock-alias">default</span>' in page
+    assert "?alias=spare" in page
+
+
+def test_events_and_records_name_the_alias_only_where_there_are_two(admin_client, settings):
+    now = timezone.now()
+    LockEvent.objects.create(when=now, event="lost", alias="default", name="a")
+    record = IdempotencyRecord.objects.create(
+        digest=IdempotencyRecord.digest_of("s", "k"),
+        scope="s",
+        key="k",
+        state="running",
+        attempt=1,
+        owner="o",
+        **dict.fromkeys(("created_at", "started_at", "expires_at"), now),
+        lock_alias="default",
+        lock_name="a",
+    )
+    events = "/admin/django_dlock/lockevent/"
+    run = f"/admin/django_dlock/idempotencyrecord/{record.pk}/change/"
+    page = admin_client.get(events).content.decode()
+    assert "column-alias" not in page
+    assert "alias=" not in page
+    assert "alias default" not in admin_client.get(run).content.decode()
+    # The links to the events of a lock name it, and it must filter.
+    response = admin_client.get(events + "?alias=gone")
+    assert list(response.context["cl"].result_list) == []
+    use(settings, default=POSED, spare=POSED)
+    assert "column-alias" in admin_client.get(events).content.decode()
+    assert "alias default" in admin_client.get(run).content.decode()
+    LockEvent.objects.create(when=now, event="lost", alias="spare", name="a")
+    page = admin_client.get(events).content.decode()
     assert "?alias=spare" in page
 
 

@@ -7,7 +7,8 @@ from django.utils import timezone
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
-from django_dlock.lease import NO_TROUBLE, LeaseInfo, LeaseQuery, in_order, trouble
+from django_dlock.lease import LeaseInfo, LeaseQuery, in_order
+from django_dlock.trouble import NO_TROUBLE, trouble
 
 
 def info(**facts):

@@ -69,6 +69,7 @@ class Candidate:
     )
 
     unknown = ()
+    renewed_ago, is_late = LeaseInfo.renewed_ago, LeaseInfo.is_late
 
     def __init__(self, row: Sequence[Any], beats: Heartbeats, judge: Judge) -> None:
         now, name, kind, process, ttl, granted_at, ends_at, queue, renewals, token, text = row

@@ -99,6 +99,7 @@ class Row:
     __slots__ = ("_answer", "_values")
 
     unknown: tuple[str, ...] = ()
+    renewed_ago, is_late = LeaseInfo.renewed_ago, LeaseInfo.is_late
 
     def __init__(self, answer: _Answer, values: list[Any]) -> None:
         self._answer, self._values = answer, values
