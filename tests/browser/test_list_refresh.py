@@ -108,7 +108,10 @@ def test_the_page_says_how_old_the_list_is(opened):
     wait_for(opened, "document.querySelector('.dlock-refresh-time').textContent === 'Read 0s ago'")
 
 
-def test_a_refresh_counts_again_and_leaves_the_rest(listed):
+def test_a_refresh_counts_again_and_leaves_the_rest(listed, live_server):
+    listed.get(live_server.url + LIST + "?prefix=import")
+    wait_for(listed, "!document.getElementById('dlock-refresh').hidden")
+    listed.execute_script(COUNTED + REFRESH_OFTEN)
     refreshed(listed)
     listed.execute_script(
         "document.querySelector('.field-lock_name a').mark = 'kept';"
@@ -122,6 +125,7 @@ def test_a_refresh_counts_again_and_leaves_the_rest(listed):
     quiet = "return document.querySelector('[href=\"?holder_state=silent\"]').className"
     assert "dlock-none" in listed.execute_script(quiet)
     assert listed.execute_script("return document.activeElement.className").startswith("dlock-tile")
+    assert listed.execute_script("return document.querySelector('.field-lock_name a').mark")
     assert complaints(listed) == []
 
 
