@@ -44,10 +44,10 @@ class AliasQuery:
                 continue
             try:
                 backend = locks[alias]
-                if "listing" in backend.capabilities:
-                    answers[alias] = question(backend)
-                else:
-                    self.problems[alias] = f"Alias {alias!r} cannot list its locks."
+                backend.require_listing()
+                answers[alias] = question(backend)
+            except NotImplementedError as error:
+                self.problems[alias] = f"{error}."
             except (BackendUnavailable, InvalidLockBackend) as error:
                 self.problems[alias] = str(error)
         return answers

@@ -20,34 +20,26 @@ Rules that hold for every method and every backend:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, cast, get_args
+from typing import ClassVar, Literal, ParamSpec, TypeVar, cast
 
 from .. import clock
-from ..exceptions import BackendUnavailable, ConnectionsBusy
 from ..lease import (
     Contention,
-    HolderState,
-    Kind,
     Lease,
     LeaseInfo,
-    LeasePage,
-    LeaseQuery,
     LeaseRequest,
     Outcome,
     ReleaseRequest,
     Renewal,
-    Waiter,
 )
 from .alias import AliasOptions, Fact, Problem, StoreSwitch
 from .calls import Calls
+from .listing import Listing
 from .pauses import pause
 from .pending_renewal import PendingRenewal, RenewalResults, SubmittedRenewal
 
@@ -56,7 +48,6 @@ __all__ = [
     "BaseLockBackend",
     "Capability",
     "Fact",
-    "LeaseInfos",
     "PendingRenewal",
     "Problem",
     "RenewalResults",
@@ -65,11 +56,6 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Named here because inside the class ``list`` is a method.
-LeaseInfos = list[LeaseInfo]
-Outcomes = list[Outcome]
-Waiters = list[Waiter]
 
 Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "wakeup", "listing"]
 """Features that only some stores have. An option that needs a missing one is refused.
@@ -89,13 +75,7 @@ Capability = Literal["min_hold", "parking", "reservations", "memory_of_ends", "w
 """
 
 
-QUEUEING = 0.3
-"""The part of a coroutine's call for which it may wait for a thread."""
-THREAD_LATE = 0.1
-"""Seconds by which the thread that makes a call may be late in telling how it ended."""
-
-
-class BaseLockBackend(ABC):
+class BaseLockBackend(Listing, ABC):
     """Grants leases in one store. See the module for the rules."""
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
@@ -137,7 +117,7 @@ class BaseLockBackend(ABC):
         self.command_timeout = options.command_timeout
         # The longest TTL that is granted; a longer one is refused where it is set.
         self.max_ttl = math.inf
-        self._calls: Calls | None = None
+        self._calls = Calls()
 
     # -- settings ----------------------------------------------------------------------
 
@@ -232,8 +212,8 @@ class BaseLockBackend(ABC):
         This default uses another thread. Override it if the client can send a command and read
         its reply separately.
         """
-        call = self._submit(self.renew, renewals, process=process, deadline=deadline)
-        return SubmittedRenewal(call)
+        call = partial(self.renew, renewals, process=process, deadline=deadline)
+        return SubmittedRenewal(self._calls.submit(call, urgent=True))
 
     @abstractmethod
     def release(self, name: str, owner: str, *, min_hold: float, deadline: float) -> Outcome:
@@ -252,7 +232,7 @@ class BaseLockBackend(ABC):
             BackendUnavailable: The outcome is unknown.
         """
 
-    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> Outcomes:
+    def release_many(self, releases: Sequence[ReleaseRequest], *, deadline: float) -> list[Outcome]:
         """Release many leases, at the end of a process.
 
         This default releases them one by one; override it if one round trip can do it.
@@ -334,70 +314,6 @@ class BaseLockBackend(ABC):
 
     # -- operators ---------------------------------------------------------------------
 
-    def page(self, query: LeaseQuery, *, offset: int = 0, limit: int | None = None) -> LeasePage:
-        """A page of the leases, including damaged ones, and the total number that the query finds.
-
-        The total may include leases whose expiry has not been noticed yet.
-
-        Args:
-            limit: The most leases to return; ``None`` for all, 0 to count only.
-
-        Raises:
-            NotImplementedError: The backend is not capable of ``listing``.
-        """
-        raise NotImplementedError(f"Alias {self.alias!r} cannot list its locks")
-
-    def list(
-        self,
-        *,
-        prefix: str = "",
-        contains: str = "",
-        kind: str = "",
-        holder_state: str = "",
-        host: str = "",
-        task: str = "",
-        older_than: float = 0.0,
-        sort: Sequence[str] = (),
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> LeaseInfos:
-        """The present leases; see ``LeaseQuery``.
-
-        Raises:
-            ValueError: ``kind``, ``holder_state``, ``older_than`` or ``sort`` is not valid.
-        """
-        _check_choices(kind, holder_state)
-        query = LeaseQuery(prefix, contains, kind, holder_state, sort, host, task, older_than)
-        return self.page(query, offset=offset, limit=limit).infos
-
-    def count(
-        self,
-        *,
-        prefix: str = "",
-        contains: str = "",
-        kind: str = "",
-        holder_state: str = "",
-        host: str = "",
-        task: str = "",
-        older_than: float = 0.0,
-    ) -> int:
-        """How many leases ``list`` would return without a limit."""
-        _check_choices(kind, holder_state)
-        query = LeaseQuery(prefix, contains, kind, holder_state, (), host, task, older_than)
-        return self.page(query, limit=0).total
-
-    def waiters(self, name: str, *, limit: int = 100) -> Waiters:
-        """Who waits for the name, whether it is held or not, in the order of arrival.
-
-        One round trip, which reads ``limit`` waiters at most, none for 0. Waiters whose process is
-        gone are among them until the store notices; ``Waiter.state`` tells them apart.
-
-        Raises:
-            BackendUnavailable: No answer.
-            NotImplementedError: The backend does not know its waiters.
-        """
-        raise NotImplementedError(f"Alias {self.alias!r} cannot tell who waits for a lock")
-
     def store_problems(self) -> Sequence[Problem]:
         """Ask the store what is wrong with its own settings, for ``check --deploy``.
 
@@ -439,32 +355,10 @@ class BaseLockBackend(ABC):
             BackendUnavailable: No answer by the call's deadline.
         """
         deadline = cast(float | None, kwargs.get("deadline")) or self.call_deadline()
-        answered: asyncio.Future[None] = (loop := asyncio.get_running_loop()).create_future()
-
-        def tell(_: Future[Any]) -> None:
-            # If the loop has been closed, no coroutine is waiting any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(answered.cancel)
-
-        call = self._submit(method, *args, **kwargs)
-        call.add_done_callback(tell)
-        try:
-            began_at = clock.now()
-            # The call itself needs most of the time.
-            await asyncio.wait({answered}, timeout=max(0.0, QUEUEING * (deadline - began_at)))
-            if not call.done():
-                if not call.running() and call.cancel():
-                    raise self._no_thread(method, began_at)
-                # The thread ends it by the deadline, and knows why.
-                left = deadline + THREAD_LATE - clock.now()
-                await asyncio.wait({answered}, timeout=max(0.0, left))
-            if not call.done():
-                raise BackendUnavailable("No answer within the time allowed", "", self.alias)
-            return call.result()
-        finally:
-            call.cancel()
-            # The traceback of its error refers to this frame; see calls.py.
-            del call
+        ends = self.break_silently, self.cancel_acquire, self.release, self.release_many
+        urgent = method in (*ends, self.renew)
+        call = partial(method, *args, **kwargs)
+        return await self._calls.awaited(call, deadline, urgent=urgent, alias=self.alias)
 
     async def async_wait(
         self,
@@ -478,31 +372,10 @@ class BaseLockBackend(ABC):
         await asyncio.sleep(pause(request, contention, until))
         return None
 
-    def _no_thread(self, method: Callable[..., object], began_at: float) -> BackendUnavailable:
-        """The error of a call for which no thread became free, so that nothing was sent."""
-        urgent = self._is_urgent(method)
-        busy = self._calls is not None and self._calls.answered_at(urgent=urgent) >= began_at
-        kind = ConnectionsBusy if busy else BackendUnavailable
-        what = "all threads that make calls" if busy else "calls that got no answer"
-        error = kind(f"Nothing was sent: it waited behind {what}", "", self.alias)
-        error.unsent = True
-        return error
-
     def _abandon(self, request: LeaseRequest) -> None:
-        """Cancel, on another thread, an acquire whose coroutine never runs again."""
-        self._submit(self.cancel_acquire, request, deadline=self.call_deadline())
-
-    def _is_urgent(self, method: Callable[..., object]) -> bool:
-        """Whether it ends or prolongs a lease."""
-        urgent = self.break_silently, self.cancel_acquire, self.release, self.release_many
-        return method in (*urgent, self.renew)
-
-    def _submit(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        if self._calls is None or self._calls.pid != os.getpid():
-            # A forked child has none of its parent's threads.
-            self._calls = Calls()
-        call = partial(method, *args, **kwargs)
-        return self._calls.submit(call, urgent=self._is_urgent(method))
+        """Cancel, on another thread, an acquire that nobody waits for any more."""
+        call = partial(self.cancel_acquire, request, deadline=self.call_deadline())
+        self._calls.submit(call, urgent=True)
 
     # -- housekeeping ------------------------------------------------------------------
 
@@ -522,12 +395,3 @@ class BaseLockBackend(ABC):
     def call_deadline(self) -> float:
         """The deadline of a call that starts now: ``command_timeout`` from now."""
         return clock.now() + self.command_timeout
-
-
-def _check_choices(kind: str, holder_state: str) -> None:
-    """Refuse what no lease can have, instead of finding nothing."""
-    if kind and kind not in get_args(Kind):
-        raise ValueError(f"kind is {kind!r}; it takes one of {list(get_args(Kind))}")
-    if holder_state and holder_state not in get_args(HolderState):
-        allowed = list(get_args(HolderState))
-        raise ValueError(f"holder_state is {holder_state!r}; it takes one of {allowed}")

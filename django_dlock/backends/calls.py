@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from .. import clock
-from ..exceptions import ConnectionsBusy
+from ..exceptions import BackendUnavailable, ConnectionsBusy
 
 __all__ = ["Calls"]
 
@@ -18,6 +20,10 @@ THREADS = 8
 """The most threads for urgent calls, and for others."""
 IDLE = 10.0
 """Seconds without a call after which a thread ends."""
+QUEUEING = 0.3
+"""The part of a coroutine's call for which it may wait for a thread."""
+THREAD_LATE = 0.1
+"""Seconds by which the thread that makes a call may be late in telling how it ended."""
 
 T = TypeVar("T")
 
@@ -25,25 +31,67 @@ Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Calls:
-    """The threads of one backend in one process.
+    """The threads of one backend.
 
     Urgent calls, which end or prolong a lease, have separate threads, so that they never queue
     behind others.
     """
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._urgent, self._ordinary = _Workers(), _Workers()
+        self._begin()
 
-    def answered_at(self, *, urgent: bool) -> float:
-        """When a call of this kind last ended with an answer, on ``clock.now()``."""
-        return (self._urgent if urgent else self._ordinary).answered_at
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._urgent, self._ordinary = _Workers(), _Workers()
 
     def submit(self, call: Callable[[], T], *, urgent: bool = False) -> Future[T]:
         """Let a thread make the call, unless its future is cancelled before that."""
+        if self._pid != os.getpid():
+            # A forked child has none of its parent's threads.
+            self._begin()
         future: Future[T] = Future()
         (self._urgent if urgent else self._ordinary).add((call, future))
         return future
+
+    async def awaited(
+        self, call: Callable[[], T], deadline: float, *, urgent: bool, alias: str
+    ) -> T:
+        """The answer, for a coroutine; ``BaseLockBackend.acall`` says what it raises."""
+        answered: asyncio.Future[None] = (loop := asyncio.get_running_loop()).create_future()
+
+        def tell(_: Future[Any]) -> None:
+            # If the loop has been closed, no coroutine is waiting any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(answered.cancel)
+
+        future = self.submit(call, urgent=urgent)
+        future.add_done_callback(tell)
+        try:
+            began_at = clock.now()
+            # The call itself needs most of the time.
+            await asyncio.wait({answered}, timeout=max(0.0, QUEUEING * (deadline - began_at)))
+            if not future.done():
+                if not future.running() and future.cancel():
+                    raise self._no_thread(began_at, urgent, alias)
+                # The thread ends it by the deadline, and knows why.
+                left = deadline + THREAD_LATE - clock.now()
+                await asyncio.wait({answered}, timeout=max(0.0, left))
+            if not future.done():
+                raise BackendUnavailable("No answer within the time allowed", "", alias)
+            return future.result()
+        finally:
+            future.cancel()
+            # The traceback of its error refers to this frame, as in ``_carry_out``.
+            del future
+
+    def _no_thread(self, began_at: float, urgent: bool, alias: str) -> BackendUnavailable:
+        """The error of a call for which no thread became free, so that nothing was sent."""
+        busy = (self._urgent if urgent else self._ordinary).answered_at >= began_at
+        kind = ConnectionsBusy if busy else BackendUnavailable
+        what = "all threads that make calls" if busy else "calls that got no answer"
+        error = kind(f"Nothing was sent: it waited behind {what}", "", alias)
+        error.unsent = True
+        return error
 
 
 class _Workers:

@@ -9,6 +9,7 @@ from hashlib import sha256
 import pytest
 
 from django_dlock import Lock, locks
+from django_dlock.backends.base import BaseLockBackend
 from django_dlock.blocking import Blocking, survey
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.inspection import AliasQuery
@@ -261,3 +262,12 @@ def test_a_survey_of_locks_that_were_read_asks_only_for_their_waiters(monkeypatc
         monkeypatch.setattr(locks["default"], "waiters", None)
         found = survey(AliasQuery(["default"]), pages={"default": idle})
         assert (found.names_read, found.is_complete) == (0, True)
+
+
+def test_a_store_that_cannot_tell_who_waits_says_so(monkeypatch):
+    with local_locks(), Lock("busy"):
+        queue_up("default", "busy")
+        monkeypatch.setattr(type(locks["default"]), "waiters", BaseLockBackend.waiters)
+        query = AliasQuery(["default"])
+        assert not survey(query).is_complete
+        assert query.problems == {"default": "Alias 'default' cannot tell who waits for a lock."}

@@ -159,8 +159,7 @@ class DatabaseBackend(BaseLockBackend):
             if seen and not request.waits and (request.since or in_doubt):
                 # Its ticket may still be in the queue, or the name may have been granted to it,
                 # and nobody would use that lease.
-                late = clock.now() + self.command_timeout
-                self._submit(self.cancel_acquire, request, deadline=late)
+                self._abandon(request)
             return seen[0] if seen else None
 
         answer = table.change(request.name, change, deadline, owner=owner, overtaken=overtaken)

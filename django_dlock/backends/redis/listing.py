@@ -19,7 +19,6 @@ from operator import itemgetter
 from typing import Any, cast
 
 from ...lease import SORT_KEYS, LeaseInfo, LeasePage, LeaseQuery
-from ..base import LeaseInfos
 from .commands import EXACTLY, Ask, as_it_is, text
 from .keys import Keys
 from .processes import read_processes
@@ -109,7 +108,7 @@ class RedisListing:
                 rows = [row for row in rows if is_wanted(cast(LeaseInfo, row))]
             selection.add(rows)
         names = selection.names()[offset:]
-        infos: LeaseInfos = []
+        infos: list[LeaseInfo] = []
         for start in range(0, len(names), ROWS_PER_CALL):
             chunk = self._rows(names[start : start + ROWS_PER_CALL], reader)
             infos += [row.info() for row in chunk]
