@@ -17,9 +17,9 @@ __all__ = [
     "LONGEST",
     "SILENT_AFTER",
     "Stored",
-    "damaged",
     "holder_state",
     "json_object",
+    "names_of",
     "process_from_json",
     "process_state",
     "stored_object",
@@ -142,6 +142,6 @@ def _process_from_json(text: str) -> ProcessIdentity | None:
         return None
 
 
-def damaged(**parts: bool) -> tuple[str, ...]:
-    """The names of those parts that are damaged, as ``LeaseInfo.damaged`` has them."""
-    return tuple(name for name, is_damaged in parts.items() if is_damaged)
+def names_of(**parts: bool) -> tuple[str, ...]:
+    """The names of what is true, as ``LeaseInfo.damaged`` and ``unknown`` have them."""
+    return tuple(name for name, is_true in parts.items() if is_true)

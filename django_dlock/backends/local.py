@@ -29,7 +29,6 @@ from ..lease import (
 from ..process import ProcessIdentity, current
 from ..redaction import redacted
 from .base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
-from .holder_state import json_object
 from .operator_rows import lease_row, waiter_row
 
 __all__ = ["LocalBackend"]
@@ -245,7 +244,7 @@ class LocalBackend(BaseLockBackend):
                 now=wall,
                 since=wall - (now - since),
                 process=me,
-                metadata=json_object(metadata),
+                metadata=metadata,
                 deregistered=is_gone,
             )
             for owner, (since, metadata) in found[: max(0, limit)]
@@ -317,7 +316,7 @@ class LocalBackend(BaseLockBackend):
             renewals=entry.renewals,
             waiting=sum(waited_for == name for waited_for, _ in self._waiters),
             process=process,
-            metadata=json_object(entry.metadata),
+            metadata=entry.metadata,
             # The holder is this very process, so it is never silent.
             silent_for=0.0,
             deregistered=process.id in self._gone,

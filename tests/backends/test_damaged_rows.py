@@ -165,8 +165,8 @@ IDENTITY = json.dumps(current().as_dict())
 NUMBERS = [10**400, -1, -(10**400), True, "soon", [1], None, 1.5, math.inf, math.nan]
 
 
-def entry(facts: str, process: str = IDENTITY, metadata: str = "{}") -> Entry:
-    value = encoded(f"owner {facts}\n{process}\n{metadata}")
+def entry(facts: str, process: str = IDENTITY) -> Entry:
+    value = encoded(f"owner {facts}\n{process}\n{{}}")
     return Entry.parse({"value": value, "create_revision": "1", "mod_revision": "1"})
 
 
@@ -183,12 +183,11 @@ def test_a_damaged_number_in_etcd_counts_as_none(fact, wrong):
 @pytest.mark.parametrize(
     ("found", "damaged"),
     [
-        (entry("", "", ""), ("facts", "process", "metadata")),
+        (entry("", ""), ("facts", "process")),
         (entry('{"kind": ["x"], "at": 1}'), ("kind",)),
         (entry('{"kind": "held"}', process=DEEP), ("process",)),
-        (entry('{"kind": "held"}', metadata=DEEP), ("metadata",)),
     ],
-    ids=["empty", "kind", "process", "metadata"],
+    ids=["empty", "kind", "process"],
 )
 def test_a_damaged_entry_of_etcd_is_marked(found, damaged):
     assert found.damaged == damaged
@@ -209,8 +208,8 @@ def test_a_damaged_node_of_zookeeper_is_marked(data):
 
 
 def test_damaged_parts_of_a_node_of_zookeeper_are_marked():
-    facts = {"process": {"pid": 10**30}, "metadata": ["x"], "ttl": 1}
-    assert contents(node(json.dumps(facts).encode())).damaged == ("process", "metadata")
+    facts = {"process": {"pid": 10**30}, "metadata": "{}", "ttl": 0}
+    assert contents(node(json.dumps(facts).encode())).damaged == ("process", "ttl")
 
 
 def node(data: bytes) -> LockNode:

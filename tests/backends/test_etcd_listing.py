@@ -102,6 +102,13 @@ def test_a_later_page_reads_only_keys_of_those_before_it(
     assert backend.page(LeaseQuery(), offset=9, limit=2) == ([], 4)
 
 
+def test_odd_metadata_is_marked(backend: EtcdBackend) -> None:
+    odd = LeaseRequest(name="odd", owner=secrets.token_hex(16), ttl=30.0, metadata="no json")
+    backend.acquire(odd, deadline=backend.call_deadline())
+    (found,) = backend.list()
+    assert (found.damaged, found.metadata) == (("metadata",), {})
+
+
 def test_a_count_reads_no_key(backend: EtcdBackend, names: list[str], calls: Calls) -> None:
     assert backend.count(prefix="order:") == 4
     (body,) = calls.bodies

@@ -187,9 +187,20 @@ def test_a_waiter_that_is_granted_wakes_nobody_who_waits_behind_it(
     assert len(woken) == 3
 
 
-@pytest.mark.parametrize("data", [b"", b"no json", b'{"name": "other"}'])
+@pytest.mark.parametrize(
+    ("data", "marks"),
+    [
+        (b"", ("node",)),
+        (b"no json", ("node",)),
+        (b'{"name": "other"}', ("process", "ttl", "metadata")),
+    ],
+)
 def test_a_node_of_another_program_hides_no_lock(
-    backend: ZooKeeperBackend, zookeeper_server: ZooKeeperServer, prefix: str, data: bytes
+    backend: ZooKeeperBackend,
+    zookeeper_server: ZooKeeperServer,
+    prefix: str,
+    data: bytes,
+    marks: tuple[str, ...],
 ) -> None:
     assert isinstance(ask(backend, "a"), Lease)
     path = path_of(f"/{prefix}", "odd", "someone")
@@ -199,7 +210,7 @@ def test_a_node_of_another_program_hides_no_lock(
         client.create(path, data, makepath=True)
         sound, odd = sorted(backend.list(), key=lambda info: info.owner == "someone")
         assert (sound.name, sound.damaged) == ("a", ())
-        assert odd.damaged
+        assert odd.damaged == marks
         # Its name cannot be known.
         assert odd.name in path
         client.delete(path)

@@ -11,15 +11,12 @@ from itertools import takewhile
 from typing import Any
 
 from ...lease import HolderState, Kind, LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
-from ...lease_info import KINDS
 from ...process import ProcessIdentity
 from ..holder_state import (
     SILENT_AFTER,
-    damaged,
     holder_state,
     json_object,
     process_from_json,
-    stored_object,
 )
 from ..operator_rows import Judge, known_kind, lease_row, waiter_row
 from .connection import Connection
@@ -134,20 +131,16 @@ class DatabaseListing:
         return [self._waiter(name, ticket, now) for ticket in tickets]
 
     def _waiter(self, name: str, ticket: Ticket, now: int) -> Waiter:
-        process, facts = process_from_json(ticket.process), stored_object(ticket.metadata)
         return waiter_row(
             name=name,
             alias=self._alias,
             owner=ticket.owner,
             now=now / SECOND,
             since=ticket.since / SECOND,
-            process=process,
-            metadata=facts.value,
+            process=ticket.process,
+            metadata=ticket.metadata,
             # Its last request is its sign of life.
             silent=(now - ticket.asked_at) / SECOND > SILENT_AFTER,
-            damaged=damaged(
-                process=bool(ticket.process) and process is None, metadata=not facts.is_sound
-            ),
         )
 
     def page(
@@ -261,24 +254,19 @@ class DatabaseListing:
             return lease_row(
                 name=str(name),
                 alias=self._alias,
-                kind="held",
                 owner=str(row.owner),
                 token=0,
                 now=now / SECOND,
                 at=now / SECOND,
                 ttl=None,
-                granted_ttl=None,
                 renewals=0,
                 waiting=0,
-                process=None,
-                metadata={},
                 damaged=("type",),
             )
 
     def _sound_info(
         self, name: str, row: Row, now: int, beats: Heartbeats, judge: Judge
     ) -> LeaseInfo:
-        facts = stored_object(row.metadata)
         process = process_from_json(row.process)
         beat, gone = beats.get(process.id if process else "", (0, False))
         return lease_row(
@@ -293,16 +281,11 @@ class DatabaseListing:
             granted_ttl=row.ttl / SECOND,
             renewals=row.renewals,
             waiting=len(row.tickets(now)),
-            process=process,
-            metadata=facts.value,
+            process=row.process,
+            metadata=row.metadata,
             silent_for=_silent_for(now, beat, row.ttl, row.granted_at, row.ends_at),
             deregistered=gone,
             judge=judge,
-            damaged=damaged(
-                kind=row.kind not in KINDS,
-                process=bool(row.process) and process is None,
-                metadata=not facts.is_sound,
-            ),
         )
 
 

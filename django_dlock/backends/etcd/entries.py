@@ -20,7 +20,7 @@ from urllib.parse import quote
 from ...lease import Kind
 from ...lease_info import KINDS
 from ...process import ProcessIdentity
-from ..holder_state import damaged, json_object, process_from_json, stored_object
+from ..holder_state import json_object, names_of, process_from_json
 
 __all__ = [
     "Entry",
@@ -129,12 +129,11 @@ class Entry(NamedTuple):
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """As of ``LeaseInfo``."""
-        return damaged(
+        """As of ``LeaseInfo``, except ``metadata``."""
+        return names_of(
             facts=not self.facts or not all(_is_number(self.facts.get(one, 0)) for one in NUMBERS),
             kind=bool(self.facts) and self.facts.get("kind") not in KINDS,
             process=self.process is None,
-            metadata=not stored_object(self.metadata).is_sound,
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ... import clock
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, in_order
-from ..holder_state import SILENT_AFTER, holder_state, json_object
+from ..holder_state import SILENT_AFTER, holder_state
 from ..operator_rows import Judge, lease_row
 from .client import RevisionGone
 from .entries import Entry, Json, after, encoded, entries_of, now_of, range_after, read
@@ -145,9 +145,9 @@ class EtcdListing:
         left: float | None,
         judge: Judge = holder_state,
     ) -> LeaseInfo:
-        granted, unknown = entry.number("ttl"), ["waiting"]
-        if left is not None and left < -OVERDUE:
-            left, unknown = float(granted), ["ttl", *unknown]
+        granted, overdue = entry.number("ttl"), left is not None and left < -OVERDUE
+        if overdue:
+            left = float(granted)
         # etcd has no heartbeats, but a renewal is as good as one. Half of a TTL after the last one,
         # a holder that renews is in doubt itself.
         heard = max(entry.number("at"), entry.number("renewed"))
@@ -161,15 +161,15 @@ class EtcdListing:
             now=now,
             at=entry.number("at"),
             ttl=None if left is None else max(0.0, left),
+            ttl_known=not overdue,
             granted_ttl=granted or None,
             renewals=entry.number("renewals"),
             # Waiters ask etcd to be told of a deletion, and it does not say who asks.
-            waiting=0,
+            waiting=None,
             process=entry.process,
-            metadata=json_object(entry.metadata),
+            metadata=entry.metadata,
             signs_of_life=now - heard <= on_time,
             damaged=entry.damaged,
-            unknown=unknown,
             judge=judge,
         )
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from ...lease import HolderState, Kind, LeaseInfo
 from ...lease_info import KINDS
 from ...process import ProcessIdentity
-from ..holder_state import SILENT_AFTER, damaged, holder_state, process_from_json, stored_object
+from ..holder_state import SILENT_AFTER, holder_state, names_of, process_from_json, stored_object
 from .commands import EXACTLY
 from .lua_source import EXACT, WRONG_TYPE
 from .processes import StoredProcess
@@ -197,7 +197,7 @@ class Row:
         if self._said("kind") == WRONG_TYPE:
             return ("type",)
         number = {fact: not _is_whole(self._said(fact)) for fact in _NUMBERS}
-        return damaged(
+        return names_of(
             kind=self._said("kind") not in KINDS,
             token=number["token"],
             acquired_at=number["at"],

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ... import clock
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter, in_order
 from ..alias import AliasOptions
-from ..holder_state import holder_state, json_object
+from ..holder_state import holder_state
 from ..operator_rows import Judge, lease_row, waiter_row
 from .calls import SessionCalls
 from .nodes import LockNode, contents, digest_of, lock_node, queue
@@ -161,7 +161,6 @@ class ZooKeeperListing:
         return lease_row(
             name=name or facts.name_of(digest_of(holder.path)) or _name_of(line),
             alias=self._alias,
-            kind="held",
             owner=holder.owner,
             token=holder.token,
             now=now,
@@ -169,14 +168,12 @@ class ZooKeeperListing:
             at=holder.changed,
             # The node of a process that has died lasts as long as its session.
             ttl=max(facts.ttl, facts.session) if own is None else own,
-            granted_ttl=None,
-            renewals=0,
+            # Only the holder's process knows it and the renewals; nothing is written for them.
+            ttl_known=own is not None,
             waiting=len(line) - 1,
             process=facts.process,
-            metadata=json_object(facts.metadata),
+            metadata=facts.metadata,
             damaged=facts.damaged,
-            # Only the holder's process keeps these; nothing is written when it renews.
-            unknown=("renewals",) if own is not None else ("renewals", "ttl"),
             judge=judge,
         )
 
@@ -189,7 +186,7 @@ class ZooKeeperListing:
             now=now,
             since=node.at,
             process=facts.process,
-            metadata=json_object(facts.metadata),
+            metadata=facts.metadata,
             damaged=facts.damaged,
         )
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from ...lease import LeaseRequest
 from ...process import ProcessIdentity, current
-from ..holder_state import damaged, process_from_json, stored_object
+from ..holder_state import names_of, process_from_json, stored_object
 from .session import Session
 
 __all__ = [
@@ -59,14 +59,14 @@ class Facts(NamedTuple):
 
     Attributes:
         name: Of the lock; empty if it is missing.
-        metadata: JSON.
+        metadata: JSON, or what else is there.
         ttl: Seconds for which its lease was to be granted.
         session: Seconds for which the servers keep its silent session; 0 if not known.
-        damaged: As of ``LeaseInfo``.
+        damaged: As of ``LeaseInfo``, except ``metadata``.
     """
 
     process: ProcessIdentity | None
-    metadata: str
+    metadata: object
     ttl: float
     damaged: tuple[str, ...] = ()
     name: str = ""
@@ -93,19 +93,14 @@ def contents(node: LockNode) -> Facts:
     """What ``content`` has put there; empty values if another program has written it."""
     facts, whole = stored_object(node.data.decode(errors="replace"))
     process = process_from_json(json.dumps(facts.get("process")))
-    metadata, ttl, name = facts.get("metadata"), facts.get("ttl"), facts.get("name")
+    ttl, name = facts.get("ttl"), facts.get("name")
     is_duration = _is_duration(ttl)
     session = facts.get("session")
     return Facts(
         process,
-        metadata if isinstance(metadata, str) else "{}",
+        facts.get("metadata") if whole else "{}",
         float(cast(float, ttl)) if is_duration else 0.0,
-        damaged(
-            node=not whole,
-            process=whole and process is None,
-            ttl=whole and not is_duration,
-            metadata=whole and not stored_object(metadata).is_sound,
-        ),
+        names_of(node=not whole, process=whole and process is None, ttl=whole and not is_duration),
         name if isinstance(name, str) else "",
         float(cast(float, session)) if _is_duration(session) else 0.0,
     )
