@@ -1,7 +1,7 @@
 """The contract between lock handle, watchdog and backend.
 
-A backend grants, renews, releases, waits, lists and breaks leases. It knows nothing about
-handles, threads or signals; its callers know nothing about servers.
+A backend grants, renews, releases, waits and breaks leases; ``listing`` has what only some can.
+It knows nothing about handles, threads or signals; its callers know nothing about servers.
 
 Rules that hold for every method and every backend:
 
