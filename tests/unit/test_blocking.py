@@ -218,6 +218,15 @@ def test_a_survey_whose_only_lease_ends_after_it_was_counted_is_not_complete(mon
     assert (found.names_read, found.is_complete) == (0, False)
 
 
+def test_a_store_that_cannot_tell_who_waits_says_so(monkeypatch):
+    with local_locks(), Lock("busy"):
+        queue_up("default", "busy")
+        monkeypatch.setattr(type(locks["default"]), "waiters", BaseLockBackend.waiters)
+        query = AliasQuery(["default"])
+        assert not survey(query).is_complete
+        assert query.problems == {"default": "Alias 'default' cannot tell who waits for a lock."}
+
+
 def test_a_survey_reads_the_names_that_most_wait_for_and_says_what_is_missing(monkeypatch):
     with local_locks(), Lock("quiet"), Lock("busy"), Lock("busier"):
         for _ in range(3):
@@ -262,12 +271,3 @@ def test_a_survey_of_locks_that_were_read_asks_only_for_their_waiters(monkeypatc
         monkeypatch.setattr(locks["default"], "waiters", None)
         found = survey(AliasQuery(["default"]), pages={"default": idle})
         assert (found.names_read, found.is_complete) == (0, True)
-
-
-def test_a_store_that_cannot_tell_who_waits_says_so(monkeypatch):
-    with local_locks(), Lock("busy"):
-        queue_up("default", "busy")
-        monkeypatch.setattr(type(locks["default"]), "waiters", BaseLockBackend.waiters)
-        query = AliasQuery(["default"])
-        assert not survey(query).is_complete
-        assert query.problems == {"default": "Alias 'default' cannot tell who waits for a lock."}
