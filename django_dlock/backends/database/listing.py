@@ -16,6 +16,7 @@ from ..holder_state import (
     SILENT_AFTER,
     holder_state,
     json_object,
+    names_of,
     process_from_json,
 )
 from ..operator_rows import Judge, known_kind, lease_row, waiter_row
@@ -91,7 +92,7 @@ class Candidate:
                 self.renewals = max(0, renewals)
                 self.granted_ttl, self.ttl = ttl / SECOND, (ends_at - int(now)) / SECOND
                 lost = bool(process) and self.process is None
-                self.damaged = damaged(kind=kind not in KINDS, process=lost)
+                self.damaged = names_of(kind=kind != self.kind, process=lost)
         except DAMAGE:
             # What is left says nothing, as with a whole row.
             self.holder_state, self.damaged = "unknown", ("type",)
