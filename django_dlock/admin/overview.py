@@ -165,7 +165,7 @@ class Overview:
             (
                 self.crowded,
                 gettext(
-                    "Alias “%(alias)s” has more than %(most)d locks, which are not looked through: "
+                    "Alias “%(alias)s” has more than %(most)d locks, too many to look through: "
                     "the oldest come first."
                 ),
             ),
