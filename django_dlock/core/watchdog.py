@@ -241,17 +241,14 @@ class Watchdog:
         error: Exception,
     ) -> None:
         """Try again soon, well before the deadline."""
-        if isinstance(error, BackendUnavailable):
-            dispatch.log_warning(
-                "Alias %r: %d renewals failed: %s",
-                schedule.backend.alias,
-                len(leases),
-                error,
-                alias=schedule.backend.alias,
-            )
-        else:
-            alias = schedule.backend.alias
+        alias, count = schedule.backend.alias, len(leases)
+        if not isinstance(error, BackendUnavailable):
             dispatch.log_error(error, "Alias %r: renewal failed", alias, alias=alias)
+        elif not count:
+            dispatch.log_warning("Alias %r: a heartbeat failed: %s", alias, error, alias=alias)
+        else:
+            what = "1 renewal" if count == 1 else f"{count} renewals"
+            dispatch.log_warning("Alias %r: %s failed: %s", alias, what, error, alias=alias)
         now, jitter = clock.now(), random.uniform(0.75, 1.25)
         for held in leases:
             held.unanswered(sent_at, error)

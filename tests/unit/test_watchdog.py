@@ -58,8 +58,8 @@ def dog(monkeypatch: pytest.MonkeyPatch, time: Time) -> Watchdog:
 class Spy:
     """Replaces the local backend's renewals, counts them, and lets them fail on request."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.backend = locks["local"]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dog: Watchdog) -> None:
+        self.backend, self.dog = locks["local"], dog
         self.calls: list[list[str]] = []
         self.error: Exception | None = None
         self.hangs = self.slow = False
@@ -93,7 +93,7 @@ class Spy:
 
 @pytest.fixture
 def spy(dog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> Spy:
-    return Spy(monkeypatch)
+    return Spy(monkeypatch, dog)
 
 
 def held(name: str = "it", **options: Any) -> Lock:
@@ -272,6 +272,28 @@ def test_a_heartbeat_is_sent_every_five_seconds(dog: Watchdog, spy: Spy, time: T
     assert kept.held
     assert len(spy.calls) == 4
     assert spy.renewed == []
+
+
+@pytest.mark.parametrize(
+    ("ttls", "told"),
+    [
+        ([300], "Alias 'local': a heartbeat failed: down"),
+        ([12], "Alias 'local': 1 renewal failed: down"),
+        ([12, 12], "Alias 'local': 2 renewals failed: down"),
+    ],
+)
+def test_the_log_says_what_was_not_answered(
+    ttls: list[float], told: str, spy: Spy, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = [held(str(number), ttl=ttl) for number, ttl in enumerate(ttls)]
+    spy.error = BackendUnavailable("down")
+    time.seconds += 5.1
+    with caplog.at_level(logging.WARNING, "django_dlock"):
+        spy.dog.tick()
+        assert dispatch.flush(30)
+    # Others may come from locks that other tests have left.
+    assert [text for text in caplog.messages if text.startswith("Alias")] == [told]
+    assert all(lock.held for lock in kept)
 
 
 def test_a_store_whose_sessions_prove_life_gets_no_heartbeats(
