@@ -120,7 +120,8 @@ def _bounded(function: Callable[[], object], limit: float) -> str:
         try:
             function()
         except Exception as error:  # noqa: BLE001 - whatever a backend or a driver raises
-            outcome.append(f"{type(error).__name__}: {error}")
+            # A driver's text may have several lines.
+            outcome.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
         else:
             outcome.append("")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_dlock.backends.database.connection import connect_failure
+from django_dlock.backends.database.connection import connect_failure, failure
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,10 @@ from django_dlock.backends.database.connection import connect_failure
 def test_only_a_lasting_refusal_of_postgresql_is_a_refusal(text: str, kind: str) -> None:
     failure = connect_failure(RuntimeError(f"connection to server failed: {text}"))
     assert failure.kind == kind
+
+
+def test_a_text_of_several_lines_becomes_one_without_the_statement() -> None:
+    refused = RuntimeError("connection refused\n\tIs the server running on that host?\n")
+    assert str(connect_failure(refused)) == "connection refused Is the server running on that host?"
+    missing = RuntimeError('relation "x" does not exist\nLINE 1: SELECT a FROM x\n          ^')
+    assert str(failure(missing)) == 'relation "x" does not exist'

@@ -51,7 +51,9 @@ class Failure(Exception):
     """
 
     def __init__(self, kind: Kind, error: BaseException, obstacle: str = "") -> None:
-        super().__init__(str(error).strip() or type(error).__name__)
+        # PostgreSQL quotes the statement after a line break, which tells an operator nothing.
+        words = str(error).partition("\nLINE ")[0].split()
+        super().__init__(" ".join(words) or type(error).__name__)
         self.kind, self.obstacle = kind, obstacle
 
 
