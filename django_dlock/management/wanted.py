@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..inspection import AliasQuery
 from ..lease import LeaseInfo, LeaseQuery
 
-__all__ = ["Wanted"]
+__all__ = ["Wanted", "unless_unanswered"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,12 @@ def _matching(pattern: str | None) -> Any:
     parts = (re.escape(part) for part in pattern.split("*"))
     fullmatch = re.compile(".*".join(parts), re.DOTALL).fullmatch
     return lambda name: name and fullmatch(name)
+
+
+def unless_unanswered(nothing: str, alias_query: AliasQuery) -> str:
+    """The text that says that nothing was found, as far as the aliases have answered."""
+    if not alias_query.problems:
+        return nothing
+    if len(alias_query.problems) == len(alias_query.aliases):
+        return "No answer."
+    return f"Of the aliases that answered: {nothing}"

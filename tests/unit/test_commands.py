@@ -484,7 +484,25 @@ def test_a_dry_run_without_an_answer_does_not_say_that_nothing_is_stale(settings
     out = io.StringIO()
     with pytest.raises(CommandError, match="nobody answers"):
         call_command("clear_stale_locks", dry_run=True, stdout=out)
-    assert out.getvalue() == "No answer.\n"
+    assert out.getvalue() == (
+        "Of the aliases that answered: Nothing would be cleared. No lock is held.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("up", "told"),
+    [
+        ({}, "No answer."),
+        ({"up": {"BACKEND": LOCAL}}, "Of the aliases that answered: No lock is held."),
+    ],
+)
+def test_list_locks_tells_no_answer_from_no_lock(settings, up, told):
+    settings.DLOCKS = {"down": {"BACKEND": f"{__name__}.DownBackend"}, **up}
+    locks.reset()
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="nobody answers"):
+        call_command("list_locks", stdout=out)
+    assert out.getvalue().strip() == told
 
 
 def info(**facts):

@@ -13,7 +13,7 @@ from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
 from ..base import LockCommand, as_errors
 from ..progress import Progress
-from ..wanted import Wanted
+from ..wanted import Wanted, unless_unanswered
 
 NAMED = 20
 """How many locks are named whose lock event may be missing."""
@@ -67,9 +67,10 @@ class Command(LockCommand):
             quiet = options["verbosity"] == 0
             stale, problems = self._clear_all(stale, alias_query, quiet=quiet)
         nothing = f"Nothing {'would be' if options['dry_run'] else 'was'} cleared. {why}"
-        if alias_query.problems:
-            # An alias that did not answer may have stale locks.
-            nothing = "No answer." if options["dry_run"] else "Nothing was cleared."
+        if not options["dry_run"] and alias_query.problems:
+            nothing = "Nothing was cleared."
+        else:
+            nothing = unless_unanswered(nothing, alias_query)
         errors = [*as_errors(alias_query.problems), *({"error": problem} for problem in problems)]
         self.print_leases(stale, options["format"], nothing, errors)
         if stale and options["format"] == "text":

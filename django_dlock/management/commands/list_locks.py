@@ -13,7 +13,7 @@ from ...lease import LeaseInfo, Waiter
 from ..base import LockCommand, as_errors
 from ..deadlocks import Deadlocks
 from ..output import encodable, encoding_of
-from ..wanted import Wanted
+from ..wanted import Wanted, unless_unanswered
 from ..wrapping import width_of, wrapped
 
 WAITERS = 100
@@ -46,7 +46,7 @@ class Command(LockCommand):
         if options["format"] == "json":
             self._print_json(alias_query, infos, waiters)
         else:
-            nothing = "No answer." if alias_query.problems else wanted.nothing()
+            nothing = unless_unanswered(wanted.nothing(), alias_query)
             self._print_text(alias_query, infos, waiters or {}, nothing)
         self.fail_on_problems(alias_query)
 
