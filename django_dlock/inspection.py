@@ -16,7 +16,7 @@ from .handler import locks
 from .lease import LeaseInfo
 from .lock import Lock
 
-__all__ = ["AliasQuery", "break_lease", "duration", "is_running", "report_break"]
+__all__ = ["AliasQuery", "age_text", "break_lease", "duration", "is_running", "report_break"]
 
 T = TypeVar("T")
 
@@ -105,6 +105,11 @@ def report_break(alias: str, name: str, owner: str, info: LeaseInfo | None, *, r
         held_for=info and info.age,
         holder_state=info and info.holder_state,
     )
+
+
+def age_text(info: LeaseInfo) -> str:
+    """How long it has been held; a dash if the entry is damaged so that it does not say this."""
+    return "-" if {"type", "acquired_at"} & set(info.damaged) else duration(info.age)
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from .. import audit
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
-from ..inspection import AliasQuery, break_lease, duration, is_running
+from ..inspection import AliasQuery, age_text, break_lease, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock
 from ..printable import printable
@@ -132,7 +132,11 @@ class HeldLockAdmin(LabelledColumns, LockPageAdmin):
     # -- columns -----------------------------------------------------------------------
 
     kind = _column(_("kind"), "kind", lambda kind: dict(KINDS).get(kind, kind))
-    age = _column(_("age"), "age", duration)
+
+    @admin.display(description=_("age"), ordering="age")
+    def age(self, row: HeldLock) -> str:
+        return age_text(row.info)
+
     renewals = _column(_("renewals"), "renewals")
     waiting = _column(_("waiting"), "waiting")
     # As text, because thousands separators would make it hard to compare with log lines.

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 
 from ..blocking import Blocking, Line, LockId
-from ..inspection import duration
+from ..inspection import age_text, duration
 from ..lease import LeaseInfo, Waiter
 from ..printable import printable
 from ..process import ProcessIdentity, death_proof
@@ -43,8 +43,9 @@ class People:
             "state": _state(info) if info.kind == "held" or info.damaged else "",
             "proof": _proof(info),
             "sign_of_life": _sign_of_life(info),
-            "since": local_text(info.acquired_at),
-            "age": duration(info.age),
+            "damaged": ", ".join(info.damaged),
+            "since": "" if age_text(info) == "-" else local_text(info.acquired_at),
+            "age": age_text(info),
             "ttl": time_left(info),
             "renewals": known(info, "renewals"),
             # Before the first renewal, it is the time since the grant.
@@ -126,7 +127,7 @@ class People:
             "notes": notes,
             "who": self._who(lease.metadata, lease.process) if lease else gettext("nobody"),
             "state": _state(lease) if lease else "",
-            "for": duration(lease.age) if lease else "",
+            "for": age_text(lease) if lease else "",
         }
 
     def _link(self, lock: LockId) -> SafeString:

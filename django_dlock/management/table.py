@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.color import Style, no_style
 
 from ..blocking import LockId
-from ..inspection import duration
+from ..inspection import age_text, duration
 from ..lease import LeaseInfo, Waiter
 from ..printable import printable
 from ..request_path import cut
@@ -49,7 +49,7 @@ def lease_table(
     columns = (
         Column("NAME", _cells(info.name for info in infos), cut_middle),
         _state_column(states, style),
-        Column("AGE", _cells(duration(info.age) for info in infos), leaves=1),
+        Column("AGE", _cells(age_text(info) for info in infos), leaves=1),
         Column("WAITING", _cells(map(_waiting, infos)), leaves=2),
         Column("HOLDER", _cells(map(_where, facts)), cut_host, yields=6, leaves=3),
         Column("TASK", _cells(map(_what, facts)), cut_task),

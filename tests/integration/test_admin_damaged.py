@@ -9,6 +9,7 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 
 from django_dlock import Lock, locks
+from django_dlock.inspection import age_text
 from django_dlock.models import LockEvent
 from django_dlock.process import current
 from tests.support.aliases import LONG, alias, configured
@@ -102,6 +103,25 @@ def test_each_page_of_a_damaged_row_opens(damaged, admin_client, name, which):
     answer = admin_client.get(page(name, which))
     assert answer.status_code == 200
     assert len(answer.content) < 600_000
+
+
+def test_the_page_says_what_is_damaged_and_nothing_that_the_entry_does_not_say(
+    damaged, admin_client
+):
+    text = admin_client.get(page("type")).content.decode()
+    assert "<dt>Damaged</dt><dd>type</dd>" in text
+    for unknown in ("Held since", "Last sign of life"):
+        assert unknown not in text
+    deep = admin_client.get(page("deep")).content.decode()
+    assert "<dt>Damaged</dt><dd>metadata</dd>" in deep
+    assert "Held since" in deep
+
+
+def test_the_age_of_an_entry_of_another_type_is_not_known(damaged, admin_client):
+    rows = admin_client.get(LIST).context["cl"].result_list
+    ages = {row.info.name: age_text(row.info) for row in rows}
+    assert ages["type"] == ages["times"] == "-"
+    assert ages["deep"] != "-"
 
 
 def test_the_page_of_all_waiters_opens(damaged, admin_client):

@@ -179,16 +179,18 @@ class Row:
         return stored_object(self._text("meta")).value
 
     @property
-    def silent_for(self) -> float:
+    def silent_for(self) -> float | None:
         renewed = self._number("until") - self._number("ttl")
-        return (self._answer.now - max(_whole(self._holder.beat), renewed)) / 1000
+        last = max(_whole(self._holder.beat), renewed)
+        # Of a damaged entry, neither may be known.
+        return (self._answer.now - last) / 1000 if last > 0 else None
 
     @property
     def holder_state(self) -> HolderState:
         beat = _whole(self._holder.beat)
         # The heartbeat alone decides most cases.
         overdue = self._answer.now - beat > SILENT_AFTER * 1000
-        silent = overdue and self.silent_for > SILENT_AFTER
+        silent = overdue and (self.silent_for is None or self.silent_for > SILENT_AFTER)
         return self._answer.reader.holder_state(self.kind, self.process, silent, beat < 0)
 
     @property
