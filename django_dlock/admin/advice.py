@@ -220,8 +220,8 @@ def _stop(info: LeaseInfo) -> Step:
         return Step(
             gettext("Stop the task"),
             gettext(
-                "The worker kills the process that runs it, and a transaction is rolled back. "
-                "Its message is acknowledged: start the task again if it must run."
+                "A prefork worker, and no other, kills the process that runs it, and a transaction "
+                "is rolled back. Its message is acknowledged: start the task again if it must run."
             ),
             gettext("The first one gets the lock when that process is gone."),
             code=f"app.control.revoke({task!r}, terminate=True)",

@@ -55,8 +55,8 @@ class Deadlocks:
             )
         if self.circles and not self.survey.is_complete:
             yield (
-                f"There may be more: only {NAMES} locks of each alias were read, and "
-                f"{WAITERS_OF_EACH} waiters of each."
+                f"There may be more: at most {NAMES} locks of each alias were looked through, and "
+                f"{WAITERS_OF_EACH} waiters of each lock."
             )
 
     def _holder(self, lock: LockId) -> str:

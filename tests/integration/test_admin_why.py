@@ -523,3 +523,21 @@ def test_what_is_read_is_limited(admin_client, monkeypatch):
     page = text_of(admin_client.get(BLOCKING))
     assert "1 more waiter" in page
     assert "The waiters of 2 locks were read. These are not all" in page
+
+
+def test_waiters_that_were_not_read_matter_only_where_the_holder_may_be_one(
+    admin_client,
+):
+    note = "Not all waiters were read, so the holder may wait for a lock"
+    hold("crowded")
+    for number in range(21):
+        queue_up("crowded", f"v{number}")
+    hold("a")
+    assert note in see(admin_client, "a")
+    assert note not in see(admin_client, "nobody:holds:it")
+    hold("b")
+    queue_up("b", "w3", holding=["owner-a"])
+    queue_up("a", "w4", holding=["owner-b"])
+    page = see(admin_client, "a")
+    assert "Deadlock:" in page
+    assert note not in page

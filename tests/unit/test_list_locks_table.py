@@ -272,7 +272,7 @@ def test_a_long_deadlock_and_many_waiters_are_bounded(monkeypatch):
     assert "; and 2 more. Stop one" in told[0]
     for number in range(21):
         ask("lock:0", f"v{number}", waits=True)
-    assert run().splitlines()[1].startswith("There may be more: only 100 locks of each alias")
+    assert run().splitlines()[1].startswith("There may be more: at most 100 locks of each alias")
 
 
 @pytest.mark.usefixtures("aliases")
