@@ -32,6 +32,7 @@ REDIS_BACKEND = "django_dlock.backends.redis.RedisBackend"
 DATABASE_BACKEND = "django_dlock.backends.database.DatabaseBackend"
 LOCAL_BACKEND = "django_dlock.backends.local.LocalBackend"
 
+_CORRECT = f"Correct the path: for example {REDIS_BACKEND!r} or {DATABASE_BACKEND!r}."
 EXTRAS = {"redis": "redis", "kazoo": "zookeeper", "urllib3": "etcd"}
 """Client library → the extra of django-dlock that installs it."""
 
@@ -185,7 +186,7 @@ def _backend_class(options: AliasOptions) -> type[BaseLockBackend] | Problem:
         message = f"{place}: cannot import {options.backend!r}: {error}."
         missing = error.name if isinstance(error, ImportError) else None
         extra = EXTRAS.get((missing or "").partition(".")[0])
-        hint = f'pip install "django-dlock[{extra}]"' if extra else "Correct the path."
+        hint = f'pip install "django-dlock[{extra}]"' if extra else _CORRECT
         return Problem("E008", message, hint)
     if isinstance(found, type) and issubclass(found, BaseLockBackend):
         return found
@@ -250,7 +251,10 @@ def _entry(alias: str) -> Mapping[str, Any]:
     if not isinstance(entry, Mapping):
         shown = redacted(entry)
         del value, entry
-        raise InvalidLockBackend(f"DLOCKS[{alias!r}] is {shown}; it must be a dict")
+        raise InvalidLockBackend(
+            f"DLOCKS[{alias!r}] is {shown}; it must be a dict, as in DLOCKS = "
+            f"{{'default': {{'BACKEND': {REDIS_BACKEND!r}, 'LOCATION': 'redis://…'}}}}"
+        )
     return entry
 
 

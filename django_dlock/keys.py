@@ -235,9 +235,10 @@ def value_of(field: str, named: Mapping[str, Any], where: str) -> Any:
         raise MissingValue(text, of_user=of_user, of_call=of_call, field=field) from error
     value = _without_enum(value)
     if value is None or value == "":
+        why = " (an anonymous user has no primary key)" if of_user else ""
         raise MissingValue(
-            f"{where} is {value!r} (an anonymous user has no primary key): everybody without a "
-            "value would share this key. If you want that, use a callable",
+            f"{where} is {value!r}{why}: everybody without a value would share this key. If you "
+            "want that, use a callable",
             of_user=of_user,
             field=field,
         )
@@ -271,6 +272,8 @@ class _Template:
                         f"there must be text between the field {field!r} and the one before it"
                     )
             self.parts.append((literal, field, spec or ""))
+        if all(field is None for _, field, _ in self.parts):
+            self._check_text("".join(literal for literal, _, _ in self.parts))
 
     def _malformed(self, why: str) -> ValueError:
         return ValueError(f"{self.arguments.what}: the template {self.template!r}: {why}")
@@ -288,6 +291,14 @@ class _Template:
         self.arguments.check(name, f"the template {self.template!r}")
         if secret := secret_in(field):
             raise self._malformed(f"the field {{{field}}} is {secret}, {SHOWN}")
+
+    def _check_text(self, text: str) -> None:
+        for name in self.arguments.names:
+            # With doubled braces, or from another language of templates.
+            if f"{{{name}}}" in text or f"%({name})" in text:
+                raise self._malformed(
+                    f"it is the same for all calls; for the value of {name}, write {{{name}}}"
+                )
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> str:
         bound = self.arguments.bind(args, kwargs)

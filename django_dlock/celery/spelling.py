@@ -43,6 +43,9 @@ COMMON: Mapping[str, str] = {
     "singleton": "use unique_until='done', or lock_key",
     "key": "use lock_key, or idempotency_key for work that may be done once only",
     "keys": "use lock_key",
+    "lock": "use lock_key",
+    "idempotency": "use idempotency_key",
+    "idempotent": "use idempotency_key",
     "timeout": "use lock_wait to wait for the lock, unique_ttl for the time in which duplicates "
     "are dropped, or time_limit for the body",
     "blocking": "use if_contended='wait'",
@@ -64,11 +67,17 @@ def _replacement_of(option: str, value: Any, *, decorated: bool) -> str | None:
     """
     if option == "once" and not isinstance(value, Mapping):
         return None
-    if option == "key" and not (isinstance(value, str | list | tuple) or callable(value)):
+    if option == "key" and not _may_be_key(value):
+        return None
+    if option == "idempotent" and not (value is True or _may_be_key(value)):
         return None
     if option in OF_OTHERS:
         return OF_OTHERS[option]
     return COMMON.get(option) if decorated or option.startswith("lock_") else None
+
+
+def _may_be_key(value: object) -> bool:
+    return isinstance(value, str | list | tuple) or callable(value)
 
 
 def refuse_unknown(task: type[Any], base: type[Any], what: Callable[[str], str]) -> None:

@@ -110,6 +110,31 @@ def test_the_key_of_an_anonymous_user_is_a_type_error_that_says_so() -> None:
         key_of("checkout:{request.user.pk}", request, function=checkout)
 
 
+def test_only_the_key_of_a_user_speaks_of_anonymous_users() -> None:
+    with pytest.raises(TypeError, match="is None: everybody without a value"):
+        key_of("order:{account_id}", None)
+
+
+@pytest.mark.parametrize("template", ["order:{{account_id}}", "{{account_id}}", "a:%(account_id)s"])
+def test_a_template_whose_only_field_is_text_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match=r"the same for all calls.*write \{account_id\}"):
+        key_of(template, 7)
+
+
+@pytest.mark.parametrize(
+    ("template", "key"),
+    [
+        # The tag of a Redis Cluster; a field beside the text; no argument of the function.
+        ("{{orders}}:{account_id}", "{orders}:7"),
+        ("{{account_id}}:{account_id}", "{account_id}:7"),
+        ("{{orders}}", "{orders}"),
+        ("report", "report"),
+    ],
+)
+def test_a_template_may_have_braces_as_text(template: str, key: str) -> None:
+    assert key_of(template, 7) == key
+
+
 def test_a_template_can_use_attributes_and_indexes() -> None:
     user = SimpleNamespace(pk=7, tags=["a", {"x": "y"}])
     assert key_of("{account_id.pk}:{account_id.tags[1][x]}", user) == "7:y"
