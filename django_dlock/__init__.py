@@ -100,8 +100,14 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(message, name="celery") from error
     except Exception as error:
         # Importing the package itself loads nothing of Django.
-        from django.core.exceptions import AppRegistryNotReady
+        from django.apps import apps
+        from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
 
+        is_missing = apps.apps_ready and not apps.is_installed(__name__)
+        if is_missing and isinstance(error, RuntimeError):
+            raise ImproperlyConfigured(
+                f"{name} needs the tables of django_dlock: add it to INSTALLED_APPS and migrate"
+            ) from error
         if not isinstance(error, AppRegistryNotReady):
             raise
         raise AppRegistryNotReady(

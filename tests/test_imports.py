@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -185,3 +186,28 @@ def test_the_redis_backend_without_its_client_says_what_to_install() -> None:
     )
     error = error_after(MISSING.format(module="redis") + statement)
     assert error.endswith('pip install "django-dlock[redis]"')
+
+
+CONFIGURE = """
+from django.conf import settings
+settings.configure(INSTALLED_APPS=[])
+"""
+
+
+@pytest.mark.parametrize("name", ["LockedTask", "idempotent_view"])
+@pytest.mark.parametrize(
+    ("before", "error"),
+    [
+        ("", r"AppRegistryNotReady: %s needs Django.s models, .* not in celery\.py"),
+        ("import django; django.setup()", "ImproperlyConfigured: %s needs .* INSTALLED_APPS.*migr"),
+    ],
+)
+def test_an_import_that_needs_models_says_why_there_are_none(
+    name: str, before: str, error: str
+) -> None:
+    code = f"{CONFIGURE}{before}\nfrom django_dlock import {name}"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    *_, last = answer.stderr.splitlines()
+    assert re.search(error % name, last), answer.stderr
