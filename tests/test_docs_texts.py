@@ -68,8 +68,8 @@ def messages() -> list[re.Pattern[str]]:
 
 
 HOLDER = (
-    r"((task [\w.]+\[\w+\]|request \S+), )?process \d+ on [\w-]+, "
-    r"since [\d-]+ [\d:]+ UTC \([\d.]+ s\)"
+    r"((task [\w.]+\[\w+\]|request \S+), )?process \d+ on [\w-]+"
+    r"(, since [\d-]+ [\d:]+ UTC \([\d.]+ s\))?"
 )
 PLACE = rf" \((lock '[^']*', )?alias '[^']*'\)(\. Holder: {HOLDER})?$"
 """What errors append to their messages."""
@@ -115,3 +115,10 @@ def test_a_task_in_a_message_is_introduced_as_one(line: str) -> None:
     """As the package does it everywhere, also in ``str()`` of what it inserts."""
     for name in TASK.findall(line):
         assert re.search(rf"\b[Tt]ask {re.escape(name)}\[", line), line
+
+
+@pytest.mark.parametrize("line", [line for line in samples() if " is requeued " in line])
+def test_a_requeue_names_only_the_process_of_the_holder(line: str) -> None:
+    """It asks the backend nothing about it."""
+    _, found, holder = line.partition("Holder: ")
+    assert not found or re.fullmatch(r"process \d+ on [\w-]+", holder)

@@ -135,7 +135,7 @@ def go_to_the_second(reader: Reader) -> None:
 
 def restart(reader: Reader) -> None:
     reader.second.interrupt()
-    reader.second.send("celery -A shop worker")
+    reader.second.send("celery -A shop worker -l INFO")
     reader.first.leave_python()
     reader.first.run("python manage.py shell")
 
@@ -277,7 +277,7 @@ def see_one_row(reader: Reader) -> None:
 README: dict[str, Step] = {
     "## Install": with_a_project,
     "## A block": start_a_shell,
-    "During a request, a second one gets `409 Conflict`": see_a_second_request_refused,
+    "While one runs, a second request gets `409 Conflict`": see_a_second_request_refused,
     "The lock keeps runs from overlapping.": see_one_row,
 }
 
