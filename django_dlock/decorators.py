@@ -146,7 +146,7 @@ def check_options(options: LockKeywords) -> None:
         if unknown := [name for name in options if name not in known]:
             from .mistakes import unknown_option
 
-            raise unknown_option(*unknown)
+            raise unknown_option(known, *unknown)
 
 
 def full_name(function: Callable[..., Any]) -> str:

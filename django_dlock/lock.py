@@ -89,7 +89,7 @@ class Lock(LockStatus):
         if unknown:
             from .mistakes import unknown_option
 
-            raise unknown_option(*unknown)
+            raise unknown_option(Lock.__init__.__annotations__, *unknown)
         backend = locks[using]
         options = LockOptions(
             *(backend, ttl, wait, renew, max_hold, min_hold, reentrant, metadata, on_lost),

@@ -5,10 +5,11 @@ Imported only when one is found.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["LockNameWarning", "unknown_option", "warn_of_argument", "warn_of_field"]
 
@@ -46,12 +47,18 @@ _FIELD = re.compile(
 )
 
 
-def unknown_option(name: str, *others: str) -> TypeError:
-    """The error for options that ``Lock`` does not have; of several, for one with a cure."""
+def unknown_option(known: Iterable[str], name: str, *others: str) -> TypeError:
+    """The error for options that ``Lock`` does not have; of several, for one with a cure.
+
+    Args:
+        known: The options that it has.
+    """
     for option in (name, *others):
         if option in CURES:
             return TypeError(f"Lock() takes no {option}: {CURES[option]}")
-    return TypeError(f"Lock() got an unexpected keyword argument {name!r}")
+    near = difflib.get_close_matches(name, [*known], 1)
+    meant = f". Did you mean {near[0]!r}?" if near else ""
+    return TypeError(f"Lock() got an unexpected keyword argument {name!r}{meant}")
 
 
 def warn_of_field(name: str) -> None:

@@ -174,6 +174,20 @@ def test_an_option_of_no_library_is_refused_by_name() -> None:
         Lock("n", colour=1)
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"), [("tll", "ttl"), ("re_entrant", "reentrant"), ("maxhold", "max_hold")]
+)
+def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(option: str, meant: str) -> None:
+    given: dict[str, Any] = {option: 1}
+    for use in (
+        lambda: Lock("n", **given),
+        lambda: locked("n", **given),
+        lambda: locked_view("n", **given),
+    ):
+        with pytest.raises(TypeError, match=f"argument '{option}'. Did you mean '{meant}'?"):
+            use()
+
+
 def test_idempotent_view_names_the_cure_too() -> None:
     with pytest.raises(TypeError, match="no blocking_timeout: use wait="):
         idempotent_view(blocking_timeout=3)
