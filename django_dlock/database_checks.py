@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from django.apps import apps
 from django.core import checks
 from django.core.management.base import BaseCommand
-from django.db import Error, connections, router
+from django.db import Error, connections, router, transaction
 from django.db.models import Max, Model
 
 from . import conf
 from .audit import is_defined
-from .database_errors import migrate_command
+from .database_errors import fate_of, migrate_command
 
 __all__ = ["check_databases", "check_migrations", "check_records"]
 
@@ -102,6 +103,9 @@ def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
     ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == APP]
     plan = executor.migration_plan(ours)
     missing = [migration.name for migration, _ in plan if migration.app_label == APP]
+    if not ours:
+        # MIGRATION_MODULES leaves the tables to ``migrate --run-syncdb``.
+        return
     if not missing:
         yield from _incomplete(alias, models)
         return
@@ -120,17 +124,14 @@ def _unapplied(alias: str) -> Iterator[checks.CheckMessage]:
 
 def _incomplete(alias: str, models: Mapping[str, type[Model]]) -> Iterator[checks.CheckMessage]:
     """Before 0.1.0, the first migration had the name of today's, and made less."""
-    connection, lacking = connections[alias], list[str]()
-    with connection.cursor() as cursor:
-        there = set(connection.introspection.table_names(cursor))
-        for table, model in models.items():
-            if table not in there:
-                lacking.append(table)
-                continue
-            described = connection.introspection.get_table_description(cursor, table)
-            columns = {column.name for column in described}
-            fields = (field.column for field in model._meta.concrete_fields)
-            lacking += [f"{table}.{column}" for column in fields if column not in columns]
+    lacking = list[str]()
+    for table, model in models.items():
+        columns = _columns_of(table, alias)
+        if columns is None:
+            continue
+        fields = [field.column for field in model._meta.concrete_fields]
+        missing = [f"{table}.{column}" for column in fields if column not in columns]
+        lacking += missing if columns else [table]
     if not lacking:
         return
     yield checks.Error(
@@ -141,6 +142,29 @@ def _incomplete(alias: str, models: Mapping[str, type[Model]]) -> Iterator[check
         "its rows in django_migrations, and run migrate.",
         id="django_dlock.E017",
     )
+
+
+def _columns_of(table: str, alias: str) -> set[str] | None:
+    """None of them if there is no such table; ``None`` if this user may not know.
+
+    Asks the table itself: a list of all tables leaves out views, and on MySQL what the user may
+    not read.
+    """
+    connection = connections[alias]
+    # A failed statement must not spoil a transaction of the caller. Without one, none is begun,
+    # which SQLite may make one that writes.
+    inside = transaction.atomic(using=alias) if connection.in_atomic_block else nullcontext()
+    try:
+        with inside, connection.cursor() as cursor:
+            quoted = connection.ops.quote_name(table)
+            cursor.execute(f"SELECT * FROM {quoted} WHERE 1 = 0")  # noqa: S608 - a quoted name
+            described = cursor.description
+    except Error as error:
+        fate = fate_of(error)
+        if fate not in ("missing", "denied"):
+            raise
+        return set() if fate == "missing" else None
+    return {connection.introspection.identifier_converter(column[0]) for column in described}
 
 
 def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
