@@ -6,11 +6,14 @@ that keeps locks in a database. The fate says what becomes of the message, whose
 
 from __future__ import annotations
 
+import functools
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias
 
+from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, Error, ProgrammingError
 
 __all__ = [
@@ -187,9 +190,6 @@ NO_ANSWER = Known("broken", "outage", "the driver got no answer of the server")
 UNKNOWN = Known("refused", "temporary", "another `OperationalError` or `InterfaceError`")
 UNKNOWN_OF_SQLITE = UNKNOWN._replace(kind="broken")
 OWN = Known("refused", "own", "any other error")
-NEWLINE = "\n"
-OUR_PREFIX = "django_dlock_"
-"""Of the names of our tables."""
 
 
 class TablesMissing(ProgrammingError):
@@ -274,9 +274,23 @@ def counts(error: BaseException) -> bool:
 
 def is_about_our_tables(error: BaseException) -> bool:
     """Whether a table or column of django-dlock is missing, or may not be used."""
-    return fate_of(error) in ("missing", "denied") and (
-        isinstance(error, TablesMissing) or OUR_PREFIX in str(error)
-    )
+    if isinstance(error, TablesMissing):
+        return True
+    is_about_a_table = fate_of(error) in ("missing", "denied")
+    return is_about_a_table and _our_tables().search(_first_line(error)) is not None
+
+
+@functools.cache
+def _our_tables() -> re.Pattern[str]:
+    # Not by their prefix, which the name of a database or of its user may have, too.
+    models = apps.get_app_config("django_dlock").get_models()
+    names = "|".join(re.escape(model._meta.db_table) for model in models)
+    return re.compile(rf"(?<!\w)(?:{names})(?!\w)")
+
+
+def _first_line(error: BaseException) -> str:
+    """PostgreSQL adds the statement, which may name other tables."""
+    return str(error).strip().partition("\n")[0]
 
 
 def migrate_command(using: str) -> str:
@@ -296,8 +310,7 @@ def explained(error: Error, using: str) -> Error:
     """The error of one of our own statements; with the cure, if our tables are missing."""
     if fate_of(error) != "missing" or isinstance(error, TablesMissing):
         return error
-    # PostgreSQL adds the statement, and a line that points into it.
-    found = TablesMissing(f"{missing_in(using)}: {str(error).strip().partition(NEWLINE)[0]}")
+    found = TablesMissing(f"{missing_in(using)}: {_first_line(error)}")
     found.__cause__ = error
     return found
 

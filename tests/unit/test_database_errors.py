@@ -13,9 +13,7 @@ from django import db
 from django.core.management import CommandError, call_command
 from django.db.transaction import TransactionManagementError
 
-from django_dlock import database_errors
 from django_dlock.database_errors import TablesMissing, explained, fate_of, is_about_our_tables
-from django_dlock.models import IdempotencyRecord
 
 APPS_TABLE, OUR_TABLE = "shop_order", "django_dlock_followup"
 
@@ -127,9 +125,17 @@ def test_an_error_that_no_database_has_raised_is_the_bodys_own() -> None:
     "error",
     [
         of_psycopg("42P01", 'relation "{}" does not exist'),
+        of_psycopg("42P01", 'relation "{}" does not exist\nLINE 1: JOIN "django_dlock_fence" ON'),
         of_psycopg("42703", "column {}.ending does not exist"),
         of_psycopg("42501", "permission denied for table {}"),
         wrapped(pymysql.err.ProgrammingError(1146, "Table 'shop.{}' doesn't exist")),
+        # The name of the database, or of its user, tells nothing about the table.
+        wrapped(pymysql.err.ProgrammingError(1146, "Table 'django_dlock_shop.{}' doesn't exist")),
+        wrapped(
+            pymysql.err.OperationalError(
+                1142, "SELECT command denied to user 'django_dlock_web'@'localhost' for table '{}'"
+            )
+        ),
         wrapped(sqlite3.OperationalError("no such table: {}")),
     ],
 )
@@ -162,7 +168,3 @@ def test_a_command_without_our_tables_says_what_to_run(command: str, monkeypatch
     monkeypatch.setattr(db.models.query.QuerySet, "_fetch_all", refuse)
     with pytest.raises(CommandError, match=r"run manage\.py migrate django_dlock: no such table"):
         call_command(command)
-
-
-def test_our_tables_begin_with_the_prefix_by_which_they_are_known() -> None:
-    assert IdempotencyRecord._meta.db_table.startswith(database_errors.OUR_PREFIX)
