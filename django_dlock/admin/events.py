@@ -24,7 +24,7 @@ from .base import (
     time_of,
 )
 from .filters import StoredAliasFilter, tells_alias
-from .links import LinkedToLock, lock_url, page_url
+from .links import LinkedToLock, linked, lock_url, page_url
 
 __all__ = ["LockEventAdmin"]
 
@@ -75,14 +75,14 @@ class LockEventAdmin(LinkedToLock):
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
-        linked = {"lock_name": "linked_name"} if request.user.has_perm(SEE_LOCKS) else {}
+        links = {"lock_name": "linked_name"} if request.user.has_perm(SEE_LOCKS) else {}
         hidden = () if tells_alias() else ("alias",)
-        columns = (linked.get(each, each) for each in self.list_display if each not in hidden)
+        columns = (links.get(each, each) for each in self.list_display if each not in hidden)
         return self.shown((*columns, *users))
 
     def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
         hidden = set() if may_see_users(request) else {"user"}
-        if not request.user.has_perm(SEE_RECORDS):
+        if not (request.user.has_perm(SEE_RECORDS) and self._records_url):
             hidden |= {"records"}
         return tuple(field for field in super().get_fields(request, obj) if field not in hidden)
 
@@ -94,9 +94,13 @@ class LockEventAdmin(LinkedToLock):
     @admin.display(description=_("idempotency records"))
     def records(self, event: LockEvent) -> str:
         """A link to the records of the lock."""
-        url = page_url(self.admin_site.name, "idempotencyrecord", "changelist")
         query = urlencode({"q": event.name})
-        return format_html('<a href="{}?{}">{}</a>', url, query, _("Records of this lock"))
+        link = '<a href="{}?{}">{}</a>'
+        return format_html(link, self._records_url, query, _("Records of this lock"))
+
+    @property
+    def _records_url(self) -> str:
+        return page_url(self.admin_site.name, "idempotencyrecord", "changelist")
 
     @admin.display(description=_("detail"))
     def facts(self, event: LockEvent) -> str:
@@ -122,7 +126,7 @@ class LockEventAdmin(LinkedToLock):
     def linked_name(self, event: LockEvent) -> str:
         # A lock that nobody holds any more has this page, too.
         url = lock_url(self.admin_site.name, event.alias, event.name)
-        return format_html('<a href="{}">{}</a>', url, lines(event.name))
+        return linked(url, lines(event.name))
 
     @admin.display(description=_("reason"), ordering="reason", empty_value="-")
     def why(self, event: LockEvent) -> str:

@@ -8,14 +8,23 @@ from urllib.parse import quote, urlencode
 from django.contrib import admin
 from django.contrib.admin.utils import quote as quote_id
 from django.http import HttpRequest
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from .base import ReadOnlyAdmin, breakable
 
-__all__ = ["LinkedToLock", "events_url", "id_of", "lock_link", "lock_url", "page_url", "task_link"]
+__all__ = [
+    "LinkedToLock",
+    "events_url",
+    "id_of",
+    "linked",
+    "lock_link",
+    "lock_url",
+    "page_url",
+    "task_link",
+]
 
 
 class LinkedToLock(ReadOnlyAdmin):
@@ -49,9 +58,13 @@ def id_of(alias: str, name: str) -> str:
 
 
 def page_url(site: str, model: str, page: str, *ids: int | str) -> str:
-    """The address of a page of this package in the admin site of this name."""
+    """The address of a page in the admin site of this name; empty if it has no such page."""
     args = [quote_id(one) for one in ids]
-    return reverse(f"admin:django_dlock_{model}_{page}", args=args, current_app=site)
+    try:
+        return reverse(f"admin:django_dlock_{model}_{page}", args=args, current_app=site)
+    except NoReverseMatch:
+        # A project may register only some of the models in a site of its own.
+        return ""
 
 
 def lock_url(site: str, alias: str, name: str) -> str:
@@ -64,14 +77,18 @@ def lock_link(request: HttpRequest, site: str, alias: str, name: str) -> SafeStr
     text = breakable(name) if name else SafeString()
     if not (alias and name and request.user.has_perm("django_dlock.view_heldlock")):
         return text
-    return format_html('<a href="{}">{}</a>', lock_url(site, alias, name), text)
+    return linked(lock_url(site, alias, name), text)
+
+
+def linked(url: str, text: SafeString) -> SafeString:
+    """A link; without an address, just the text."""
+    return format_html('<a href="{}">{}</a>', url, text) if url else text
 
 
 def events_url(site: str, alias: str, name: str) -> str:
-    """The list of the events of one lock."""
-    return (
-        page_url(site, "lockevent", "changelist") + "?" + urlencode({"alias": alias, "name": name})
-    )
+    """The list of the events of one lock; empty as in ``page_url``."""
+    url = page_url(site, "lockevent", "changelist")
+    return url and f"{url}?{urlencode({'alias': alias, 'name': name})}"
 
 
 def task_link(address: str, text: object) -> SafeString:

@@ -255,7 +255,8 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
         events = ""
         if request is not None and request.user.has_perm("django_dlock.view_lockevent"):
             url = events_url(self.admin_site.name, alias, name)
-            events = format_html('<a href="{}">{}</a>', url, _("Events of this lock"))
+            link = '<a href="{}">{}</a>' if url else ""
+            events = format_html(link, url, _("Events of this lock"))
         return format_html(
             '<div class="dlock-lines"><div>{} {}</div><div>{}</div><div>{}</div></div>',
             shown,

@@ -52,10 +52,10 @@ def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
 
 
 def record_url(site: str, record: IdempotencyRecord) -> str:
-    """The page of a record, in whichever database it is."""
+    """The page of a record, in whichever database it is; empty as in ``page_url``."""
     address = page_url(site, "idempotencyrecord", "change", record.pk)
     database = record._state.db
-    if database == databases()[0]:
+    if not address or database == databases()[0]:
         return address
     filters = urlencode({DatabaseFilter.parameter_name: database})
     return f"{address}?{urlencode({'_changelist_filters': filters})}"
