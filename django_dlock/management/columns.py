@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from .cells import first, last, room
 from .output import encodable
 from .wrapping import wrapped
 
@@ -50,7 +51,7 @@ class Column:
 
     @property
     def size(self) -> int:
-        return max(map(len, (self.head, *self.cells)))
+        return max(map(room, (self.head, *self.cells)))
 
     def least(self, floor: int) -> int:
         if self.shorten is None:
@@ -118,9 +119,9 @@ def _fitted(columns: Sequence[Column], width: int, floor: int | None) -> list[in
 
 def _cell(column: Column, row: int, size: int, mark: str) -> str:
     text = column.cells[row]
-    if len(text) > size and column.shorten is not None:
+    if room(text) > size and column.shorten is not None:
         text = column.shorten(text, size, mark)
-    return (column.paint[row](text) if column.paint else text) + " " * (size - len(text))
+    return (column.paint[row](text) if column.paint else text) + " " * (size - room(text))
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -130,22 +131,22 @@ def _line(cells: Sequence[str]) -> str:
 def cut_middle(text: str, size: int, mark: str) -> str:
     """The beginning and the end: names often differ in their last characters only."""
     end = (size - 1) // 2
-    return f"{text[: size - 1 - end]}{mark}{text[len(text) - end :]}"
+    return f"{first(text, size - 1 - end)}{mark}{last(text, end)}"
 
 
 def cut_host(text: str, size: int, mark: str) -> str:
     """``host:pid`` with the whole pid."""
     host, colon, pid = text.rpartition(":")
-    room = size - len(colon + pid) - 1
-    return f"{host[:room]}{mark}{colon}{pid}" if room > 0 else cut_middle(text, size, mark)
+    left = size - room(colon + pid) - 1
+    return f"{first(host, left)}{mark}{colon}{pid}" if left > 0 else cut_middle(text, size, mark)
 
 
 def cut_task(text: str, size: int, mark: str) -> str:
     """``task[id]`` with as much of the task as possible, from its end; of a path, both ends."""
     name, bracket, id_ = text.partition("[")
     if not bracket or name.startswith("/"):
-        return cut_middle(text, size, mark) if "/" in text else mark + text[1 - size :]
+        return cut_middle(text, size, mark) if "/" in text else mark + last(text, size - 1)
     for shorter in (f"{name}[{id_[:8]}{mark}]", f"{name}{mark}"):
-        if len(shorter) <= size:
+        if room(shorter) <= size:
             return shorter
-    return f"{mark}{name[2 - size :]}{mark}"
+    return f"{mark}{last(name, size - 2)}{mark}"

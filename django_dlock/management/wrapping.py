@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from .cells import room
+
 __all__ = ["width_of", "wrapped"]
 
 # A quoted name may have spaces. An apostrophe follows a letter.
@@ -41,9 +43,9 @@ def wrapped(text: str, width: int | None, *, first: str = "", indent: str = "") 
     if width is None:
         yield first + text
         return
-    line, empty, beyond = first, True, len(_PAINTED.sub("", first)) - len(first)
+    line, empty, beyond = first, True, room(_PAINTED.sub("", first)) - room(first)
     for token in _TOKEN.findall(text):
-        if not empty and len(line) + beyond + 1 + len(token) > width:
+        if not empty and room(line) + beyond + 1 + room(token) > width:
             yield line
             line, empty, beyond = indent, True, 0
         line += token if empty else f" {token}"
