@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from . import clock
+from .backends.alias import COMMON, EXAMPLE, IF_UNAVAILABLE
 from .backends.base import AliasOptions, BaseLockBackend, Problem
 from .backends.redis.config import cache_entry, is_redis_cache
+from .backends.shared.options import joined, options_of, read_options, seconds, unknown_keys
 from .exceptions import InvalidLockBackend
-from .names import plain
 from .redaction import redacted
 
 __all__ = [
+    "IF_UNAVAILABLE",
     "Problem",
     "alias_options",
     "aliases",
@@ -28,7 +27,7 @@ __all__ = [
 ]
 
 DEFAULT_ALIAS = "default"
-REDIS_BACKEND = "django_dlock.backends.redis.RedisBackend"
+REDIS_BACKEND = EXAMPLE
 DATABASE_BACKEND = "django_dlock.backends.database.DatabaseBackend"
 LOCAL_BACKEND = "django_dlock.backends.local.LocalBackend"
 
@@ -36,54 +35,14 @@ _CORRECT = f"Correct the path: for example {REDIS_BACKEND!r} or {DATABASE_BACKEN
 EXTRAS = {"redis": "redis", "kazoo": "zookeeper", "urllib3": "etcd"}
 """Client library → the extra of django-dlock that installs it."""
 
-IF_UNAVAILABLE = ("raise", "local", "skip")
-"""What a lock may do while its backend does not answer."""
-
 DUMMY_ENGINE = "django.db.backends.dummy"
 """The engine that Django uses if a project defines no database."""
 
-_DEFAULTS = AliasOptions(alias="", backend="")
-"""Default values; each key of an entry is a field of ``AliasOptions`` in capitals."""
-_OPTIONS = ("command_timeout", "outage_patience")
-"""Keys in ``OPTIONS`` that every backend has."""
-MOST_TIMEOUT = 86_400
-"""Seconds; systems, servers and drivers keep it in milliseconds, often in 32 bits."""
+_FIELDS = options_of(AliasOptions)
+_KEYS = {name.upper(): it for name, it in _FIELDS.items() if name not in COMMON}
+_OPTIONS = {name: _FIELDS[name] for name in COMMON}
 
-KEYS = sorted(key.upper() for key in asdict(_DEFAULTS) if key not in ("alias", *_OPTIONS))
-
-
-def seconds(
-    value: Any,
-    *,
-    what: str,
-    minimum: float = 0.0,
-    maximum: float = clock.LONGEST,
-    above: bool = False,
-) -> float:
-    """A duration as float seconds, from a number or a ``timedelta``.
-
-    Args:
-        what: The name of the value, for the message.
-        minimum: The smallest value allowed; with ``above``, the value must be greater.
-
-    Raises:
-        TypeError: Neither a number nor a ``timedelta``.
-        ValueError: Too small, too large, infinite or not a number.
-    """
-    given = value
-    if isinstance(value, dt.timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} is {redacted(value)}; it takes seconds (a number) or a timedelta")
-    large_enough = value > minimum if above else value >= minimum
-    # An integer may be too large for a float. Comparisons with NaN are false.
-    if not large_enough or not value <= maximum:
-        bound = "more than" if above else "at least"
-        raise ValueError(
-            f"{what} is {redacted(given)}; it must be {bound} {minimum:g} and at most {maximum} "
-            "seconds"
-        )
-    return float(value)
+KEYS = sorted(_KEYS)
 
 
 def can_be_renewed(ttl: float, command_timeout: float) -> bool:
@@ -125,7 +84,7 @@ def alias_options(alias: str) -> AliasOptions:
     """
     found, options = _checked(alias)
     if found or options is None:
-        raise InvalidLockBackend("; ".join(f"{p.message} {p.hint}" for p in found))
+        raise InvalidLockBackend(joined(found))
     return options
 
 
@@ -275,95 +234,22 @@ def _default_entry() -> Mapping[str, Any]:
     )
 
 
-class _Entry:
-    """Reads one alias's entry, or its ``OPTIONS``, key by key, and collects errors."""
-
-    def __init__(self, name: str, entry: Mapping[str, Any], found: list[Problem]) -> None:
-        self.name, self.entry, self.found = name, entry, found
-
-    def wrong(self, check_id: str, message: str, hint: str) -> None:
-        self.found.append(Problem(check_id, message, hint))
-
-    def place(self, key: str) -> str:
-        return f"{self.name}[{key!r}]"
-
-    def text(self, key: str) -> str | None:
-        default: str | None = getattr(_DEFAULTS, key.lower()) or None
-        value: str | None = self.entry.get(key, default)
-        if value is not default and not (isinstance(value, str) and value):
-            hint = "It must be a non-empty string."
-            self.wrong("E004", f"{self.place(key)} is {redacted(value)}.", hint)
-            return default
-        return value and plain(value)
-
-    def location(self) -> str | tuple[str, ...] | None:
-        value = self.entry.get("LOCATION")
-        if not isinstance(value, list | tuple):
-            return self.text("LOCATION")
-        if value and all(isinstance(one, str) and one for one in value):
-            return tuple(value)
-        hint = "A list must contain only non-empty strings."
-        self.wrong("E004", f"{self.place('LOCATION')} is {redacted(value)}.", hint)
-        return None
-
-    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
-        default: str = getattr(_DEFAULTS, key.lower())
-        value: str = self.entry.get(key, default)
-        if value not in allowed:
-            message = f"{self.place(key)} is {redacted(value)}."
-            self.wrong("E004", message, f"It takes {list(allowed)}.")
-            return default
-        return value
-
-    def duration(self, key: str, minimum: float = 0.0, **bounds: Any) -> float:
-        default: float = getattr(_DEFAULTS, key.lower())
-        value, what = self.entry.get(key, default), self.place(key)
-        try:
-            return seconds(value, what=what, minimum=minimum, **bounds)
-        except (TypeError, ValueError) as error:
-            self.wrong("E005", f"{error}.", f"Set it in {what}; default {default:g}.")
-            return default
-
-
 def _read(alias: str, entry: Mapping[str, Any]) -> tuple[list[Problem], AliasOptions | None]:
-    read = _Entry(f"DLOCKS[{alias!r}]", entry, [])
-    for key in entry:
-        if key not in KEYS:
-            message = f"{read.name} has the unknown key {redacted(key)}."
-            read.wrong("E003", message, f"Known: {KEYS}.")
-    given = entry.get("OPTIONS", {})
-    if not isinstance(given, Mapping):
-        message = f"{read.place('OPTIONS')} is {redacted(given)}."
-        read.wrong("E004", message, "It must be a dict.")
-        given = {}
-    options = _Entry(read.place("OPTIONS"), given, read.found)
-    values: dict[str, Any] = {
-        "backend": read.text("BACKEND"),
-        "cache": read.text("CACHE"),
-        "location": read.location(),
-        "key_prefix": read.text("KEY_PREFIX"),
-        "ttl": read.duration("TTL", 0.1),
-        "wait": None if entry.get("WAIT", 0) is None else read.duration("WAIT"),
-        "max_hold": read.duration("MAX_HOLD", 0.1),
-        "stream_max_hold": read.duration("STREAM_MAX_HOLD", 0.1),
-        "command_timeout": options.duration("command_timeout", maximum=MOST_TIMEOUT, above=True),
-        "outage_patience": options.duration("outage_patience"),
-        "if_unavailable": read.choice("IF_UNAVAILABLE", IF_UNAVAILABLE),
-    }
-    if entry.get("BACKEND") is None:
-        read.wrong(
-            "E004",
-            f"{read.place('BACKEND')} is missing.",
-            f"Set it, for example {REDIS_BACKEND!r}.",
+    place = f"DLOCKS[{alias!r}]"
+    values, wrong = read_options(_KEYS, entry, place, "E004")
+    given = values.get("OPTIONS", {})
+    inner, wrong_inner = read_options(_OPTIONS, given, f"{place}['OPTIONS']", "E004")
+    found = [*unknown_keys(entry, KEYS, place, "E003"), *wrong, *wrong_inner]
+    ttl, timeout = values.get("TTL"), inner.get("command_timeout")
+    if ttl and timeout and not can_be_renewed(ttl, timeout):
+        message = (
+            f"{place}['TTL'] is {ttl:g} s, less than 3 times the command_timeout of {timeout:g} s: "
+            "the lease would not survive one slow answer."
         )
-    if not can_be_renewed(values["ttl"], values["command_timeout"]):
-        read.wrong(
-            "E007",
-            f"{read.place('TTL')} is {values['ttl']:g} s, less than 3 times the command_timeout of "
-            f"{values['command_timeout']:g} s: the lease would not survive one slow answer.",
-            f"Raise TTL, or lower {read.place('OPTIONS')}['command_timeout'].",
-        )
-    if read.found:
-        return read.found, None
-    values["options"] = {key: value for key, value in given.items() if key not in _OPTIONS}
-    return [], AliasOptions(alias, **values)
+        hint = f"Raise TTL, or lower {place}['OPTIONS']['command_timeout']."
+        found.append(Problem("E007", message, hint))
+    if found:
+        return found, None
+    values["OPTIONS"] = {key: value for key, value in given.items() if key not in _OPTIONS}
+    read = {key.lower(): value for key, value in values.items()}
+    return [], AliasOptions(alias, **read, **inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["HIDDEN", "SecretBytes", "SecretText", "redacted"]
+__all__ = ["HIDDEN", "SecretBytes", "SecretText", "redacted", "redacted_of"]
 
 HIDDEN = "********"
 """Shown in the place of a secret; as in Django's error reports, it does not tell how long it is."""
@@ -39,7 +39,7 @@ def redacted(value: object) -> str:
     address, also in a list, in ``bytes``, or where a whole entry was meant.
     """
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{redacted(k)}: {_of_key(k, v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{redacted(k)}: {redacted_of(k, v)}' for k, v in value.items())}}}"
     if isinstance(value, list | tuple | set | frozenset):
         return _collection(value)
     if isinstance(value, bytes | bytearray):
@@ -62,7 +62,8 @@ def _repr(value: object) -> str:
         return f"{type(value).__name__}() without a repr"
 
 
-def _of_key(key: object, value: object) -> str:
+def redacted_of(key: object, value: object) -> str:
+    """As ``redacted``, for the value of this key, which may say that it is a credential."""
     # Whether there is one is no secret.
     is_secret = _NAME.search(str(key)) and value not in (None, "")
     return repr(HIDDEN) if is_secret else redacted(value)
@@ -72,7 +73,7 @@ def _collection(value: list[object] | tuple[object, ...] | set[object] | frozens
     text = ", ".join(map(redacted, value))
     if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str):
         # A pair may be meant for a dict.
-        text = f"{redacted(value[0])}, {_of_key(*value)}"
+        text = f"{redacted(value[0])}, {redacted_of(*value)}"
     if isinstance(value, list):
         return f"[{text}]"
     if isinstance(value, tuple):

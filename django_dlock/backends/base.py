@@ -37,7 +37,7 @@ from ..lease import (
     ReleaseRequest,
     Renewal,
 )
-from .alias import AliasOptions, Fact, Problem, StoreSwitch
+from .alias import AliasOptions, BackendOptions, Fact, Problem, StoreSwitch
 from .calls import Calls
 from .listing import Listing
 from .pauses import pause
@@ -45,6 +45,7 @@ from .pending_renewal import PendingRenewal, RenewalResults, SubmittedRenewal
 
 __all__ = [
     "AliasOptions",
+    "BackendOptions",
     "BaseLockBackend",
     "Capability",
     "Fact",
@@ -80,6 +81,8 @@ class BaseLockBackend(Listing, ABC):
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     """See ``Capability``."""
+    own_options: ClassVar[type[BackendOptions] | None] = None
+    """The table of its own keys of ``OPTIONS``; without one, ``problems`` checks them."""
     is_shared: ClassVar[bool] = True
     """Whether other processes see the leases."""
     renewals_per_call: ClassVar[int] = 500
@@ -124,7 +127,7 @@ class BaseLockBackend(Listing, ABC):
     @classmethod
     def problems(cls, options: AliasOptions) -> list[Problem]:
         """Errors in an alias's settings, as far as they can be found without a server."""
-        return []
+        return [] if cls.own_options is None else cls.own_options.problems(options)
 
     @classmethod
     def warnings(cls, options: AliasOptions) -> list[Problem]:

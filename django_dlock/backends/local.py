@@ -27,8 +27,7 @@ from ..lease import (
     in_order,
 )
 from ..process import ProcessIdentity, current
-from ..redaction import redacted
-from .base import AliasOptions, BaseLockBackend, Capability, Problem, RenewalResults
+from .base import AliasOptions, BackendOptions, BaseLockBackend, Capability, RenewalResults
 from .operator_rows import lease_row, waiter_row
 
 __all__ = ["LocalBackend"]
@@ -63,22 +62,11 @@ class LocalBackend(BaseLockBackend):
 
     capabilities = frozenset(get_args(Capability))
     is_shared = False
+    own_options = BackendOptions
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
         self._forget_all()
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        if not options.options:
-            return []
-        return [
-            Problem(
-                "E008",
-                f"DLOCKS[{options.alias!r}]['OPTIONS'] has {redacted(sorted(options.options))}.",
-                "The local backend takes 'command_timeout' and 'outage_patience' only.",
-            )
-        ]
 
     def _forget_all(self) -> None:
         # Reentrant: a finalizer may release on a thread that is inside an acquire. Enter the lock

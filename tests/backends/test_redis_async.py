@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_dlock import Lock, clock, locks
-from django_dlock.backends.redis.parameters import MAX_CONNECTIONS
+from django_dlock.backends.redis.config import RedisOptions
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease
 from testproject.servers import RedisServer
@@ -122,11 +122,11 @@ async def test_a_thousand_waiters_of_one_name_need_few_connections(
     await holder.aacquire()
     tasks = [asyncio.create_task(work(number)) for number in range(1000)]
     await asyncio.sleep(0.2)
-    assert connected(own_redis) <= MAX_CONNECTIONS + 1
+    assert connected(own_redis) <= RedisOptions().max_connections + 1
     await holder.arelease()
     await asyncio.gather(*tasks)
     assert sorted(order) == list(range(1000))
-    assert connected(own_redis) <= MAX_CONNECTIONS + 1
+    assert connected(own_redis) <= RedisOptions().max_connections + 1
 
 
 async def test_a_thousand_waiters_of_a_thousand_names_need_few_connections(
@@ -137,10 +137,10 @@ async def test_a_thousand_waiters_of_a_thousand_names_need_few_connections(
     waiters = [Lock(holder.name, wait=60, bound=False) for holder in holders]
     tasks = [asyncio.create_task(waiter.aacquire()) for waiter in waiters]
     await until_waiting("it:999", 1)
-    assert connected(own_redis) <= MAX_CONNECTIONS + 1
+    assert connected(own_redis) <= RedisOptions().max_connections + 1
     await asyncio.gather(*(holder.arelease() for holder in holders))
     assert all(await asyncio.gather(*tasks))
-    assert connected(own_redis) <= MAX_CONNECTIONS + 1
+    assert connected(own_redis) <= RedisOptions().max_connections + 1
     await asyncio.gather(*(waiter.arelease() for waiter in waiters))
 
 

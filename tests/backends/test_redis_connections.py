@@ -229,14 +229,14 @@ def test_a_blocking_pool_of_the_cache_does_not_grow_with_the_locks(own_redis):
     ("location", "options", "says"),
     [
         ("redis://h/0", {"silence": 1}, r"DLOCKS\['redis'\]\['OPTIONS'\].*'silence'.*sentinels"),
-        ("http://h/0", {}, "must specify one of the following schemes"),
+        ("http://h/0", {}, "does not begin with redis://"),
         ("redis://h:port/0", {}, "LOCATION"),
-        ("redis://h/0", {"connection_kwargs": ["a"]}, "connection_kwargs.*must be a dict"),
+        ("redis://h/0", {"connection_kwargs": ["a"]}, "connection_kwargs.*takes a dict"),
         ("redis://h/0", {"connection_kwargs": {"sock_timeout": 1}}, "sock_timeout"),
         ("redis:///0", {"sentinels": [("h", 1)]}, "service_name"),
         ("redis://h/0", {"max_connections": 2}, r"\['max_connections'\] is 2.* at least 3"),
         ("redis://h/0", {"max_connections": True}, r"\['max_connections'\] is True"),
-        ("redis://h/0", {"sentinels": [1]}, "LOCATION"),
+        ("redis://h/0", {"sentinels": [1]}, r"\['sentinels'\] is \[1\].*pairs"),
     ],
 )
 def test_the_error_for_an_unusable_setting_names_it(location, options, says):

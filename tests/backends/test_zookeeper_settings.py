@@ -73,7 +73,7 @@ def client(zookeeper_server: ZooKeeperServer) -> Iterator[Any]:
         ({"LOCATION": ["host:2181", "user@other:2181"]}, "E006", "********@other"),
         ({"LOCATION": "host:2181", "CACHE": "default"}, "E006", "'CACHE'"),
         ({"LOCATION": "host", "OPTIONS": {"sesion": 1}}, "E008", "'sesion'"),
-        ({"LOCATION": "host", "OPTIONS": {"credentials": "user"}}, "E008", "password"),
+        ({"LOCATION": "host", "OPTIONS": {"credentials": "user"}}, "E008", "********"),
         ({"LOCATION": "host", "OPTIONS": {"client": []}}, "E008", "'client'"),
         ({"LOCATION": "host", "OPTIONS": {"client": {"timeout": 3}}}, "E008", "'timeout'"),
         ({"LOCATION": "host", "OPTIONS": {"session_timeout": "9"}}, "E005", "'9'"),

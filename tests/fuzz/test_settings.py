@@ -20,37 +20,13 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from django_dlock import checks, conf, locks, tenancy, tracing_setting
+from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.shared.options import Option, options_of
 from django_dlock.metrics import config
 from django_dlock.task_url import url_of_task
+from tests.support.backend_tables import BACKENDS, NOBODY, SEVERAL, all_fields, entry_of, table_of
 from tests.support.fuzzing import examples, json_values, texts
 
-NOBODY = "redis://127.0.0.1:1/0"
-SEVERAL = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
-BACKENDS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "database.DatabaseBackend": (None, ("connections", "database", "poll_interval", "proof")),
-    "etcd.EtcdBackend": (
-        "http://127.0.0.1:1",
-        ("ca_cert", "client_cert", "client_key", "password", "username"),
-    ),
-    "failover.FailoverBackend": (
-        None,
-        (
-            *("database", "failback_after", "failover_after", "max_ttl"),
-            *("primary", "standby", "view_ttl"),
-        ),
-    ),
-    "local.LocalBackend": (None, ()),
-    "redis.RedisBackend": (
-        NOBODY,
-        (
-            *("cluster_nodes", "connection_kwargs", "max_connections", "replicas"),
-            *("sentinel_kwargs", "sentinels", "service_name"),
-        ),
-    ),
-    "redlock.RedlockBackend": (SEVERAL, ("clock_drift", "connection_kwargs", "max_ttl")),
-    "zookeeper.ZooKeeperBackend": ("127.0.0.1:1", ("client", "credentials", "session_timeout")),
-}
-"""Backend → a location where no server is, and its own keys of ``OPTIONS``."""
 PATHS = ("", ".", ".x", "x.", "..", "os.path", "os.getcwd", "django.db.nothing", "a\0.b")
 
 
@@ -80,16 +56,11 @@ ODD = some.one_of(
 def entries(draw: Any) -> Any:
     """The entry of an alias that is right, but for a few odd values."""
     backend = draw(some.sampled_from(sorted(BACKENDS)))
-    location, own_options = BACKENDS[backend]
     # Servers that do not exist are asked for no longer than this.
-    options: dict[str, Any] = {"command_timeout": 0.05}
-    if backend.startswith("failover"):
-        options |= {"primary": "other", "standby": "third"}
-    entry = {"BACKEND": f"django_dlock.backends.{backend}", "TTL": 1.0, "OPTIONS": options}
-    if location is not None:
-        entry["LOCATION"] = location
-    for key in draw(some.sets(some.sampled_from([*own_options, "outage_patience"]), max_size=2)):
-        options[key] = draw(ODD)
+    entry = {**entry_of(backend, command_timeout=0.05), "TTL": 1.0}
+    own = [*options_of(table_of(backend)), "outage_patience"]
+    for key in draw(some.sets(some.sampled_from(own), max_size=2)):
+        entry["OPTIONS"][key] = draw(ODD)
     for key in draw(some.sets(some.sampled_from(conf.KEYS), max_size=1)):
         entry[key] = draw(ODD)
     return entry
@@ -98,7 +69,7 @@ def entries(draw: Any) -> Any:
 DLOCKS = some.one_of(
     ODD,
     some.dictionaries(some.one_of(some.just("default"), texts(8)), ODD, max_size=3),
-    some.fixed_dictionaries({"default": entries()}, optional={"other": entries(), "third": ODD}),
+    some.fixed_dictionaries({"default": entries()}, optional={"one": entries(), "two": ODD}),
 )
 
 
@@ -165,6 +136,62 @@ def first_use() -> None:
         assert not told or "DLOCKS" in told
         # Our own backends know better.
         assert "cannot check the entry" not in told
+
+
+# -- each field of each table --------------------------------------------------------------------
+
+LOCAL = {"BACKEND": "django_dlock.backends.local.LocalBackend"}
+FIELDS = [*all_fields()]
+
+
+def refuses(it: Option, alias: AliasOptions, value: Any) -> bool:
+    try:
+        it.kind(alias).read(value)
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("backend", "key", "it"), FIELDS, ids=[f"{b}-{k}" for b, k, _ in FIELDS])
+@examples(10)
+@given(ODD)
+@example(None)
+@example(HUGE)
+@example(-1)
+@example(float("nan"))
+@example("user:XYZ@host")
+@example([("password", "XYZ")])
+def test_a_wrong_value_of_any_field_is_told_with_its_place(
+    backend: str, key: str, it: Option, value: Any
+) -> None:
+    entry = entry_of(backend, **{key: value})
+    with using("DLOCKS", {"default": entry, "one": LOCAL, "two": LOCAL}):
+        told = refusal(partial(locks.__getitem__, "default"))
+    place = f"DLOCKS['default']['OPTIONS'][{key!r}] is "
+    assert (place in told) == refuses(it, AliasOptions("default", backend), value)
+    assert "XYZ" not in told
+    # What the field takes may still be wrong for other reasons.
+    assert not told or "DLOCKS" in told
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("key", conf.KEYS)
+@examples(10)
+@given(ODD)
+@example(HUGE)
+@example(float("nan"))
+@example("user:XYZ@host")
+def test_a_wrong_value_of_any_key_is_told_with_its_place(key: str, value: Any) -> None:
+    with using("DLOCKS", {"default": {**LOCAL, key: value}}):
+        told = refusal(partial(conf.alias_options, "default"))
+    wrong = refuses(options_of(AliasOptions)[key.lower()], AliasOptions("", ""), value)
+    assert (f"DLOCKS['default'][{key!r}] is " in told) or not wrong
+    assert "XYZ" not in told
+    assert not told or "DLOCKS['default']" in told
+
+
+# -- the other settings --------------------------------------------------------------------------
 
 
 @pytest.mark.django_db

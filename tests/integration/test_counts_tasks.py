@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from django_dlock import Lock, clock, locks
-from django_dlock.backends.redis.parameters import MAX_CONNECTIONS
+from django_dlock.backends.redis.config import RedisOptions
 from testproject.servers import RedisServer
 from tests.support.aliases import alias, configured
 from tests.support.deliveries import in_memory, task, work
@@ -103,4 +103,4 @@ def test_a_thousand_threads_that_wait_for_different_names_share_few_connections(
         assert errors == []
         assert sorted(acquired) == sorted(lock.name for lock in held)
         # The pool's, the listener's and the watchdog's.
-        assert most <= MAX_CONNECTIONS + 2
+        assert most <= RedisOptions().max_connections + 2

@@ -30,7 +30,9 @@ class OurCache(RedisCache):
 
 
 class Layered(LocalBackend):
-    """Uses the aliases in its LOCATION."""
+    """Uses the aliases in its LOCATION, and takes any option."""
+
+    own_options = None
 
     @classmethod
     def aliases_named(cls, options: AliasOptions) -> tuple[str, ...]:
@@ -95,8 +97,8 @@ def test_a_location_may_be_a_list() -> None:
 
 
 def test_other_options_are_passed_to_the_backend() -> None:
-    entry = {"BACKEND": REDIS, "LOCATION": "redis://h/0"}
-    with override_settings(DLOCKS={"default": {**entry, "OPTIONS": {"spin": 0}}}):
+    entry = {"BACKEND": f"{__name__}.Layered", "OPTIONS": {"spin": 0}}
+    with override_settings(DLOCKS={"default": entry}):
         assert conf.alias_options("default").options == {"spin": 0}
 
 
@@ -150,7 +152,7 @@ WRONG = [
     ("E001", ["default"], "must be a dict of aliases"),
     ("E001", "redis://h/0", "must be a dict of aliases"),
     ("E002", {"default": "redis://h/0"}, "must be a dict"),
-    ("E003", {"default": {"BACKEND": LOCAL, "TTLL": 3}}, "unknown key 'TTLL'"),
+    ("E003", {"default": {"BACKEND": LOCAL, "TTLL": 3}}, "unknown key 'TTLL'; did you mean 'TTL'"),
     ("E003", {"default": {"BACKEND": LOCAL, "TIMEOUT": 3}}, "unknown key 'TIMEOUT'"),
     ("E004", {"default": {}}, r"\['BACKEND'\] is missing"),
     ("E004", {"default": {"BACKEND": 7}}, r"\['BACKEND'\] is 7"),
@@ -174,11 +176,11 @@ WRONG = [
         {"default": {"BACKEND": LOCAL, "OPTIONS": {"command_timeout": 0}}},
         r"\['command_timeout'\] is 0.*more than 0",
     ),
-    ("E006", {"default": {"BACKEND": REDIS}}, "neither 'CACHE' nor 'LOCATION'"),
+    ("E006", {"default": {"BACKEND": REDIS}}, "no 'CACHE' or 'LOCATION'"),
     (
         "E006",
         {"default": {"BACKEND": REDIS, "CACHE": "default", "LOCATION": "redis://h/0"}},
-        "not both",
+        "has both 'CACHE' and 'LOCATION'; it takes one of them",
     ),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h/x"}}, "the database 'x'"),
     ("E006", {"default": {"BACKEND": REDIS, "LOCATION": "redis://h?db=x"}}, "the database 'x'"),
@@ -206,7 +208,11 @@ WRONG = [
         {"default": {"BACKEND": LOCAL, "OPTIONS": {"outage_patience": -1}}},
         r"\['outage_patience'\] is -1.*at least 0",
     ),
-    ("E008", {"default": {"BACKEND": LOCAL, "OPTIONS": {"spin": 0}}}, r"OPTIONS'\] has \['spin'\]"),
+    (
+        "E008",
+        {"default": {"BACKEND": LOCAL, "OPTIONS": {"spin": 0}}},
+        r"OPTIONS'\] has the unknown key 'spin'",
+    ),
     ("E008", {"default": {"BACKEND": "nowhere.Backend"}}, "cannot import 'nowhere.Backend'"),
     ("E008", {"default": {"BACKEND": "redis"}}, "for example 'django_dlock.backends.redis.Redis"),
     ("E008", {"default": {"BACKEND": "nowhere.Db"}}, "'django_dlock.backends.database.Database"),

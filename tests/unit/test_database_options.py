@@ -19,7 +19,7 @@ from django_dlock.backends.database import DatabaseBackend
         ({"connections": 2}, "['OPTIONS']['connections'] is 2."),
         ({"connections": True}, "['OPTIONS']['connections'] is True."),
         ({"poll_interval": 0}, "['OPTIONS']['poll_interval'] is 0."),
-        ({"poll": 1}, "['OPTIONS'] has ['poll']."),
+        ({"poll": 1}, "['OPTIONS'] has the unknown key 'poll'."),
     ],
 )
 def test_the_error_for_a_wrong_option_names_it(given: dict[str, Any], told: str) -> None:

@@ -22,7 +22,7 @@ URL = "https://etcd-1:2379"
     ("given", "told"),
     [
         ({"location": None}, " has no 'LOCATION'"),
-        ({"location": None, "cache": "default"}, "['CACHE'] is set"),
+        ({"location": None, "cache": "default"}, " has 'CACHE', which this backend does not take"),
         ({"location": "etcd-1:2379"}, "['LOCATION'] has a URL that is not http://host:port"),
         ({"location": "redis://etcd-1:2379"}, "['LOCATION'] has a URL that is not http://host"),
         ({"location": "http://etcd-1:port"}, "['LOCATION'] has a URL that is not http://host"),
@@ -45,12 +45,12 @@ def test_a_wrong_location_is_reported_without_its_password(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"user": "me"}, "['OPTIONS'] has the unknown key 'user'."),
-        ({"ca_cert": 1}, "['OPTIONS']['ca_cert'] is not a non-empty string."),
-        ({"ca_cert": ""}, "['OPTIONS']['ca_cert'] is not a non-empty string."),
-        ({"username": "me"}, "['OPTIONS'] has 'username' but no 'password'."),
-        ({"password": "secret"}, "['OPTIONS'] has 'password' but no 'username'."),
-        ({"client_key": "key"}, "['OPTIONS'] has 'client_key' but no 'client_cert'."),
+        ({"user": "me"}, "['OPTIONS'] has the unknown key 'user'; did you mean 'username'?"),
+        ({"ca_cert": 1}, "['OPTIONS']['ca_cert'] is 1."),
+        ({"ca_cert": ""}, "['OPTIONS']['ca_cert'] is ''."),
+        ({"username": "me"}, "['OPTIONS'] has 'username', but no 'password'."),
+        ({"password": "secret"}, "['OPTIONS'] has 'password', but no 'username'."),
+        ({"client_key": "key"}, "['OPTIONS'] has 'client_key', but no 'client_cert'."),
     ],
 )
 def test_a_wrong_option_is_reported_with_its_setting(given: dict[str, Any], told: str) -> None:

@@ -10,7 +10,9 @@ from django_dlock.backends.failover.health import Health
 from django_dlock.backends.failover.record import Reading
 
 AFTER = 15.0
-OPTIONS = FailoverOptions("one", "two", None, 5.0, 30.0, AFTER, AFTER)
+OPTIONS = FailoverOptions(
+    primary="one", standby="two", max_ttl=30.0, failover_after=AFTER, failback_after=AFTER
+)
 INTERVAL = OPTIONS.view_ttl / 3
 
 

@@ -52,7 +52,7 @@ def test_right_settings_are_no_problem():
         ({"standby": "one"}, "E008", "names 'one' as primary and as standby"),
         ({"standby": "three"}, "E009", "names the alias 'three', which DLOCKS does not define"),
         ({"standby": "default"}, "E009", "uses itself"),
-        ({"nodes": []}, "E008", "has ['nodes']"),
+        ({"nodes": []}, "E008", "has the unknown key 'nodes'"),
         ({"view_ttl": 2.9}, "E008", "['view_ttl'] is 2.9"),
         ({"view_ttl": True}, "E008", "['view_ttl'] is True"),
         ({"view_ttl": None}, "E008", "['view_ttl'] is None"),
@@ -62,7 +62,7 @@ def test_right_settings_are_no_problem():
         ({"failback_after": "soon"}, "E008", "['failback_after'] is 'soon'"),
         ({"command_timeout": 2.0}, "E008", "['view_ttl'] is not set"),
         ({"database": "elsewhere"}, "E006", "DATABASES['elsewhere']"),
-        ({"database": 7}, "E006", "DATABASES[7]"),
+        ({"database": 7}, "E006", "['database'] is 7"),
     ],
 )
 def test_a_wrong_option_is_an_error(options, check_id, message):

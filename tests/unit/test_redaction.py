@@ -244,7 +244,9 @@ def test_the_credentials_of_zookeeper_are_not_in_the_log_of_its_client(caplog):
 
     from django_dlock.backends.zookeeper.config import client_arguments
 
-    options = AliasOptions("default", BACKENDS["zookeeper"], options={"credentials": "me:XYZ"})
+    options = AliasOptions(
+        *("default", BACKENDS["zookeeper"]), location="h", options={"credentials": "me:XYZ"}
+    )
     ((scheme, auth),) = client_arguments(options)["auth_data"]
     request = Auth(0, scheme, auth)
     # So kazoo logs what it sends.

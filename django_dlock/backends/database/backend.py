@@ -30,12 +30,13 @@ from ...names import plain
 from ...process import ProcessIdentity, current
 from .. import handover_mac
 from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, RenewalResults
+from .config import DatabaseOptions
 from .connection import Connection, Failure
 from .listing import DatabaseListing
 from .renewal import Renewals
 from .rows import MAC, SECOND, Message, Row, WaitInfo, is_dead, micro
 from .statements import Found, Released
-from .store import CONNECTIONS, POLL_INTERVAL, Store, problems
+from .store import Store
 from .table import LeaseTable
 from .waiting import Registration, handed_over, pause
 
@@ -60,17 +61,15 @@ class DatabaseBackend(BaseLockBackend):
     """
 
     capabilities = frozenset(get_args(Capability))
+    own_options = DatabaseOptions
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
+        self._own = DatabaseOptions.read(options)
         self._table = LeaseTable(options)
         self._renewals = Renewals(self._table)
         self._acquires = 0
         self._listing = DatabaseListing(options.alias, options.key_prefix)
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        return problems(options)
 
     @property
     def is_shared(self) -> bool:  # type: ignore[override]
@@ -353,10 +352,9 @@ class DatabaseBackend(BaseLockBackend):
                 found.append(Fact(topic, text.format(value)))
             return found
 
-        count = self.options.options.get("connections", CONNECTIONS)
         # Only PostgreSQL can notify.
         listens = "" if self._store.wakeup is None else ", and one that listens"
-        pool = Fact("connections", f"at most {count} of each process{listens}")
+        pool = Fact("connections", f"at most {self._own.connections} of each process{listens}")
         return [*self._table.ask(use, "", deadline), pool]
 
     # -- housekeeping ------------------------------------------------------------------
@@ -395,7 +393,7 @@ class DatabaseBackend(BaseLockBackend):
 
     def _keep_session(self) -> None:
         """With ``OPTIONS["proof"]``, keep the session open that proves this process alive."""
-        if self.options.options.get("proof") and (wakeup := self._store.wakeup) is not None:
+        if self._own.proof and (wakeup := self._store.wakeup) is not None:
             wakeup.keep_listening()
 
     def _is_proven_dead(self, met: Contention) -> bool:
@@ -411,7 +409,7 @@ class DatabaseBackend(BaseLockBackend):
 
     @property
     def _longest_pause(self) -> float:
-        return float(self.options.options.get("poll_interval", POLL_INTERVAL))
+        return self._own.poll_interval
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,15 +15,13 @@ from ..shared.pool import ConnectionPool, Verdict
 from .connection import Connection, Failure, connect_failure
 from .deadlines import deadlines
 
-__all__ = ["FEWEST", "Pool", "Urgency"]
+__all__ = ["Pool", "Urgency"]
 
 T = TypeVar("T")
 
 Urgency = Literal["ordinary", "end", "renew"]
 """``ordinary`` is anything but ending a lease or renewing leases. The most urgent is last."""
 URGENCIES: dict[str, int] = {name: number for number, name in enumerate(get_args(Urgency))}
-FEWEST = 3
-"""The least number of connections that a pool needs."""
 REPEATABLE = ("broken", "overtaken", "transient", "read-only")
 """Kinds of failures after which a call may succeed if it is repeated."""
 

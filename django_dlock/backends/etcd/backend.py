@@ -93,6 +93,7 @@ class EtcdBackend(BaseLockBackend):
     capabilities = frozenset({"listing", "wakeup"})
     renewals_per_call = PER_TRANSACTION
     heartbeat = None
+    own_options = config.EtcdOptions
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
@@ -104,10 +105,6 @@ class EtcdBackend(BaseLockBackend):
         self._attempts: dict[str, _Attempt] = {}
         # Keys that others held when this process last asked.
         self._contended: set[str] = set()
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        return config.problems(options)
 
     @classmethod
     def warnings(cls, options: AliasOptions) -> list[Problem]:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 
-from django.views.decorators.debug import sensitive_variables
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.exceptions import TimeoutError as ClientTimeout
@@ -30,7 +29,7 @@ from ...redaction import SecretBytes, SecretText
 from ..base import AliasOptions
 from ..shared.keepalive import keep_alive
 from ..shared.pool import MOST_IDLE, IdleConnections
-from .config import Member, members, option, tls_context
+from .config import EtcdOptions, Member, members, tls_context
 from .entries import Json, prefix_of
 
 __all__ = ["Client", "Denied", "NotFound", "RevisionGone", "Stream"]
@@ -99,16 +98,15 @@ class Client:
         InvalidLockBackend: A file for TLS cannot be read.
     """
 
-    @sensitive_variables("password")
     def __init__(self, options: AliasOptions) -> None:
+        own = EtcdOptions.read(options)
         self.alias = options.alias
         self._members = members(options)
         self._keys = prefix_of(options.key_prefix)
-        self._tls = tls_context(options) if self._members[0].scheme == "https" else None
-        self._user = option(options, "username")
-        password = option(options, "password")
+        self._tls = tls_context(options.alias, own) if self._members[0].scheme == "https" else None
+        self._user = own.username
         # Error pages show the variables of each function, and some of them get it.
-        self._password = None if password is None else SecretText(password)
+        self._password = None if own.password is None else SecretText(own.password)
         self._timeout = options.command_timeout
         self._idle: IdleConnections[_Link] = IdleConnections()
         self.forget()

@@ -1,31 +1,19 @@
-"""Checks an alias's settings for the etcd backend, without connecting."""
+"""The settings of the etcd backend, and what is wrong with them; without connecting."""
 
 from __future__ import annotations
 
 import ipaddress
 import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ...exceptions import InvalidLockBackend
-from ...redaction import redacted
-from ..base import AliasOptions, Fact, Problem
+from ..base import AliasOptions, BackendOptions, Fact, Problem
+from ..shared.options import option, or_none, text
 
-__all__ = [
-    "OPTIONS",
-    "Member",
-    "denied",
-    "facts",
-    "members",
-    "option",
-    "problems",
-    "tls_context",
-    "warnings",
-]
-
-OPTIONS = ("ca_cert", "client_cert", "client_key", "password", "username")
-"""Keys of ``OPTIONS``, in addition to those that every backend has; each takes a string."""
+__all__ = ["EtcdOptions", "Member", "denied", "facts", "members", "tls_context", "warnings"]
 
 DEFAULT_PORT = 2379
 
@@ -42,8 +30,42 @@ class Member(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EtcdOptions(BackendOptions):
+    """The options of the backend."""
+
+    connects_by = ("LOCATION",)
+    connection = "LOCATION has the URL of each member, as in 'https://etcd-1:2379'."
+
+    username: str | None = option(
+        or_none(text()), "the user that it authenticates as", None, needs="password"
+    )
+    password: str | None = option(or_none(text()), "that user's", None, needs="username")
+    ca_cert: str | None = option(
+        or_none(text()), "the path of a file with the certificate authorities to trust", None
+    )
+    client_cert: str | None = option(or_none(text()), "the path of the certificate to show", None)
+    client_key: str | None = option(
+        or_none(text()), "the path of that certificate's key", None, needs="client_cert"
+    )
+
+    def check(self, alias: AliasOptions) -> Iterator[Problem]:
+        place, urls = f"DLOCKS[{alias.alias!r}]", _urls(alias)
+        if len({url.partition(":")[0] for url in urls} & {"http", "https"}) > 1:
+            message = f"{place}['LOCATION'] mixes http:// and https://."
+            yield Problem("E006", message, "Use https:// for all members.")
+        for what, hint in filter(None, map(_wrong_url, urls)):
+            # The URL may contain a password, so the message does not repeat it.
+            yield Problem("E006", f"{place}['LOCATION'] has {what}.", hint)
+        tls = [key for key in ("ca_cert", "client_cert") if getattr(self, key) is not None]
+        if tls and any(url.startswith("http://") for url in urls):
+            # Otherwise a forgotten "s" would send the password in the clear.
+            message = f"{place}['OPTIONS'] has {tls}, but a URL in LOCATION is http://."
+            yield Problem(self.check_id, message, "Use https:// there.")
+
+
 def members(options: AliasOptions) -> list[Member]:
-    """The members that ``LOCATION`` names; ``problems`` has found nothing wrong with it."""
+    """The members that ``LOCATION`` names; ``EtcdOptions`` has found nothing wrong with it."""
     found = []
     for url in _urls(options):
         parts = urlsplit(url)
@@ -51,66 +73,31 @@ def members(options: AliasOptions) -> list[Member]:
     return found
 
 
-def problems(options: AliasOptions) -> list[Problem]:
-    """E006 for what is wrong with ``LOCATION``, E008 for ``OPTIONS``."""
-    place = f"DLOCKS[{options.alias!r}]"
-    found = [Problem("E006", f"{place}{what}", hint) for what, hint in _wrong_location(options)]
-    return found + [Problem("E008", f"{place}{what}", hint) for what, hint in _wrong(options)]
-
-
 def _urls(options: AliasOptions) -> tuple[str, ...]:
     location = options.location
     return (location,) if isinstance(location, str) else location or ()
 
 
-def _wrong_location(options: AliasOptions) -> Iterator[tuple[str, str]]:
-    example = "Name the URL of each member, as in 'https://etcd-1:2379'."
-    if options.cache is not None:
-        yield "['CACHE'] is set, but locks in etcd use no cache.", "Remove it, and set LOCATION."
-    if not _urls(options):
-        yield " has no 'LOCATION' to say where its etcd is.", example
-    if len({url.partition(":")[0] for url in _urls(options)} & {"http", "https"}) > 1:
-        yield "['LOCATION'] mixes http:// and https://.", "Use https:// for all members."
-    for url in _urls(options):
-        try:
-            parts = urlsplit(url)
-            right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            # Such as a port that is not a number.
-            right, parts = False, urlsplit("")
-        # The URL may contain a password, so the message does not repeat it.
-        if not right:
-            yield "['LOCATION'] has a URL that is not http://host:port or https://…", example
-        elif parts.username or parts.password:
-            hint = "Set OPTIONS['username'] and OPTIONS['password'] instead."
-            yield "['LOCATION'] has a user in a URL.", hint
-        elif parts.path.strip("/") or parts.query or parts.fragment:
-            yield "['LOCATION'] has a URL with something behind its port.", example
-
-
-def _wrong(options: AliasOptions) -> Iterator[tuple[str, str]]:
-    given = options.options
-    for key, value in given.items():
-        if key not in OPTIONS:
-            known = ["command_timeout", "outage_patience", *OPTIONS]
-            yield f"['OPTIONS'] has the unknown key {redacted(key)}.", f"Known: {known}."
-        elif not (isinstance(value, str) and value):
-            yield f"['OPTIONS'][{key!r}] is not a non-empty string.", "Set it, or remove it."
-    for one, other in (("username", "password"), ("client_key", "client_cert")):
-        if one in given and other not in given:
-            yield f"['OPTIONS'] has {one!r} but no {other!r}.", f"Set {other!r}, too."
-    if "password" in given and "username" not in given:
-        yield "['OPTIONS'] has 'password' but no 'username'.", "Set 'username', too."
-    plain = any(url.startswith("http://") for url in _urls(options))
-    tls = [key for key in ("ca_cert", "client_cert") if key in given]
-    if plain and tls:
-        # Otherwise a forgotten "s" would send the password in the clear.
-        yield f"['OPTIONS'] has {tls}, but a URL in LOCATION is http://.", "Use https:// there."
+def _wrong_url(url: str) -> tuple[str, str] | None:
+    example = EtcdOptions.connection
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        # Such as a port that is not a number.
+        right, parts = False, urlsplit("")
+    if not right:
+        return "a URL that is not http://host:port or https://…", example
+    if parts.username or parts.password:
+        return "a user in a URL", "Set OPTIONS['username'] and OPTIONS['password'] instead."
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        return "a URL with something behind its port", example
+    return None
 
 
 def warnings(options: AliasOptions) -> list[Problem]:
     """W016: the password would go through a network as plain text."""
-    if option(options, "password") is None:
+    if EtcdOptions.read(options).password is None:
         return []
     plain = [str(each) for each in members(options) if each.scheme == "http" and not _is_here(each)]
     if not plain:
@@ -134,11 +121,6 @@ def _is_here(member: Member) -> bool:
         return member.host == "localhost"
 
 
-def option(options: AliasOptions, key: str) -> str | None:
-    value: str | None = options.options.get(key)
-    return value
-
-
 def denied(options: AliasOptions, keys: str, error: Exception) -> Problem:
     """W010, from the answer of etcd that the user may not use our keys."""
     message = f"The etcd of alias {options.alias!r} does not let its user take locks: {error}."
@@ -146,20 +128,19 @@ def denied(options: AliasOptions, keys: str, error: Exception) -> Problem:
     return Problem("W010", message, f"Give a role of the user the rights: {role}")
 
 
-def tls_context(options: AliasOptions) -> ssl.SSLContext:
+def tls_context(alias: str, own: EtcdOptions) -> ssl.SSLContext:
     """How to check the members' certificates, and which certificate to show them.
 
     Raises:
         InvalidLockBackend: A file cannot be read.
     """
     try:
-        context = ssl.create_default_context(cafile=option(options, "ca_cert"))
-        certificate = option(options, "client_cert")
-        if certificate is not None:
-            context.load_cert_chain(certificate, option(options, "client_key"))
+        context = ssl.create_default_context(cafile=own.ca_cert)
+        if own.client_cert is not None:
+            context.load_cert_chain(own.client_cert, own.client_key)
     except OSError as error:
         raise InvalidLockBackend(
-            f"DLOCKS[{options.alias!r}]['OPTIONS']: cannot use the files for TLS: {error}"
+            f"DLOCKS[{alias!r}]['OPTIONS']: cannot use the files for TLS: {error}"
         ) from error
     return context
 

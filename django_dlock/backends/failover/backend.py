@@ -25,7 +25,6 @@ from ..base import (
     BaseLockBackend,
     Capability,
     PendingRenewal,
-    Problem,
     RenewalResults,
     StoreSwitch,
 )
@@ -45,6 +44,8 @@ T = TypeVar("T")
 
 class FailoverBackend(OperatorCalls):
     """See the module."""
+
+    own_options = config.FailoverOptions
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
@@ -72,10 +73,6 @@ class FailoverBackend(OperatorCalls):
 
     def _told(self, switch: StoreSwitch) -> None:
         self.report_switch(switch)
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        return config.problems(options)
 
     @classmethod
     def aliases_named(cls, options: AliasOptions) -> tuple[str, ...]:

@@ -31,17 +31,16 @@ from ..base import (
     BaseLockBackend,
     Capability,
     PendingRenewal,
-    Problem,
     RenewalResults,
 )
 from ..shared.pool import NoSlot
-from . import config
 from .commands import Command, Commands, HandoverMessage
+from .config import RedisOptions
 from .connection import FAILURES, Connection, ErrorReply, NotConfirmed, is_refusal
 from .handover import HandoverListener
 from .listing import RedisListing
 from .lua_source import Script
-from .parameters import connection_maker, max_connections, replicas
+from .parameters import connection_maker
 from .pending import PendingReply
 from .pool import ORDINARY, URGENT, Pool
 from .processes import Holders
@@ -62,27 +61,24 @@ class RedisBackend(ServerQuestions):
     """Every operation is one script: one step for the server, and one round trip."""
 
     capabilities = frozenset(get_args(Capability))
+    own_options = RedisOptions
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
         # A little less, so that the socket's own timeout suffices for the deadline of most calls.
         timeout = 0.95 * self.command_timeout
-        route = connection_maker(options, timeout)
-        self._pool = Pool(route, max_connections(options))
+        own = self._own = RedisOptions.read(options)
+        route = connection_maker(options, own, timeout)
+        self._pool = Pool(route, own.max_connections)
         self._sentinels: Sentinels | None = None
         if route.service is not None:
             self._sentinels = Sentinels(route, route.service, timeout, self._moved, self.alias)
         self._commands = Commands(options.key_prefix)
         self._holders = Holders(self._commands.keys)
-        self._replicas = replicas(options)
         self._listener = HandoverListener(self._pool, self._commands.keys, timeout)
         self._listing = RedisListing(options.alias, self._commands.keys, self._ask)
         # Owners whose acquire or release was sent and not answered so far.
         self._unanswered: set[str] = set()
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        return config.problems(options)
 
     # -- leases ------------------------------------------------------------------------
 
@@ -162,7 +158,7 @@ class RedisBackend(ServerQuestions):
     ) -> Lease | None:
         # If a copy of the request may still arrive, ask again, so that the server knows it. If
         # replicas have to confirm the lease, the answer to the next request waits for them.
-        if self._replicas or request.owner in self._unanswered:
+        if self._own.replicas or request.owner in self._unanswered:
             return None
         lease = self._commands.handed_over(request, contention, message)
         if lease is None:
@@ -218,7 +214,7 @@ class RedisBackend(ServerQuestions):
             return BaseLockBackend.start_renew(self, renewals, process=process, deadline=deadline)
 
         # If a connection is idle, no thread is needed, unless more than one command is.
-        alone = self._replicas or any(renewal.shorten for renewal in renewals)
+        alone = self._own.replicas or any(renewal.shorten for renewal in renewals)
         taken = None if alone else self._pool.take_idle()
         if taken is None:
             return on_a_thread()
@@ -364,8 +360,8 @@ class RedisBackend(ServerQuestions):
 
     def _confirm(self, connection: Connection, deadline: float) -> None:
         """Wait for the replicas, if a grant or a renewal only counts with them."""
-        if self._replicas:
-            connection.confirm(self._replicas, deadline)
+        if self._own.replicas:
+            connection.confirm(self._own.replicas, deadline)
 
     def _unavailable(self, error: BaseException, name: str = "") -> NoReturn:
         refused = is_refusal(error)

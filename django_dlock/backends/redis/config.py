@@ -1,9 +1,10 @@
-"""Checks an alias's settings for the Redis backend, without importing its client."""
+"""The settings of the Redis backend, and what is wrong with them; does not import its client."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,13 +12,14 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from ...redaction import redacted
-from ..base import AliasOptions, Problem
+from ..base import AliasOptions, BackendOptions, Problem
+from ..shared.options import addresses, arguments, option, or_none, text, whole
 
 __all__ = [
     "REDIS_CACHES",
+    "RedisOptions",
     "cache_entry",
     "is_redis_cache",
-    "problems",
     "replica_problems",
     "store_problems",
 ]
@@ -48,43 +50,85 @@ def is_redis_cache(path: object) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" in REDIS_CACHES for base in bases)
 
 
-def problems(options: AliasOptions) -> list[Problem]:
-    """E006, unless the entry names exactly one Redis."""
-    place, cache, caches = f"DLOCKS[{options.alias!r}]", options.cache, settings.CACHES
-    if cache is not None and options.location is not None:
-        message = f"{place} has both 'CACHE' and 'LOCATION'; it takes one of them, not both."
-        hint = "Keep CACHE to connect as that cache does, or LOCATION to name another Redis."
-    elif cache is None and options.location is None:
-        message = f"{place} has neither 'CACHE' nor 'LOCATION' to say where its Redis is."
-        hint = "CACHE names an alias in CACHES; LOCATION is redis://, rediss:// or unix://."
-    elif isinstance(options.location, str) and (wrong := _wrong_url(options.location)):
-        message = f"{place}['LOCATION'] {wrong[0]}"
-        hint = wrong[1]
-    elif isinstance(options.location, str) and not _has_host(options.location, options.options):
-        message = f"{place}['LOCATION'] names no host; each machine would use a Redis of its own."
+@dataclass(frozen=True, kw_only=True)
+class RedisOptions(BackendOptions):
+    """The options of the backend."""
+
+    connects_by = ("CACHE", "LOCATION")
+    connection = (
+        "CACHE names an alias in CACHES, to connect as that cache does; LOCATION is a URL, which "
+        "begins with redis://, rediss:// or unix://."
+    )
+
+    connection_kwargs: Mapping[str, Any] = option(
+        arguments(), "further arguments for redis-py's connections", {}
+    )
+    cluster_nodes: tuple[tuple[str, int], ...] = option(
+        addresses(), "further nodes of the Redis Cluster in LOCATION", ()
+    )
+    # One is reserved for urgent calls. With only one other, a signal handler that locks would
+    # wait for the thread that it interrupts.
+    max_connections: int = option(whole(at_least=3), "the most connections of a process", 32)
+    replicas: int = option(
+        whole(at_least=0), "how many replicas must confirm a grant or a renewal", 0
+    )
+    sentinels: tuple[tuple[str, int], ...] | None = option(
+        or_none(addresses(at_least=1)), "all Sentinels of the service", None
+    )
+    service_name: str | None = option(or_none(text()), "the service that the Sentinels watch", None)
+    sentinel_kwargs: Mapping[str, Any] = option(
+        arguments(), "arguments for the connections to the Sentinels", {}
+    )
+
+    def check(self, alias: AliasOptions) -> Iterator[Problem]:
+        """E006, unless the entry names exactly one Redis."""
+        place, cache, location = f"DLOCKS[{alias.alias!r}]", alias.cache, alias.location
+        found: tuple[str, str] | None = None
+        if cache is not None:
+            found = _wrong_cache(cache, f"{place}['CACHE']")
+        elif isinstance(location, tuple):
+            found = (
+                f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis.",
+                "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster.",
+            )
+        elif wrong := _wrong_url(location or "") or self._no_host(location or ""):
+            found = f"{place}['LOCATION'] {wrong[0]}", wrong[1]
+        if found is not None:
+            yield Problem("E006", *found)
+
+    def _no_host(self, url: str) -> tuple[str, str] | None:
+        """What is wrong if nothing says which host to connect to; redis-py takes localhost."""
+        parts = urlsplit(url)
+        # With Sentinels, the backend checks the name of the service.
+        named = parts.scheme == "unix" or parts.hostname or self.sentinels is not None
+        if named or self.connection_kwargs.get("host") or parse_qs(parts.query).get("host"):
+            return None
         hint = (
             "A URL is redis://host:6379/0; is the variable with the host empty? If the Redis of "
             "the same machine is meant, write redis://localhost:6379/0."
         )
-    elif isinstance(options.location, tuple):
-        message = f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis."
-        hint = "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster."
-    elif cache is not None and cache not in caches:
-        message = f"{place}['CACHE'] is {redacted(cache)}, which CACHES does not define."
-        hint = f"CACHES defines {sorted(caches)}."
-    elif cache is not None and not is_redis_cache(backend := cache_entry(cache).get("BACKEND", "")):
-        message = (
-            f"{place}['CACHE'] names CACHES[{cache!r}], which is {redacted(backend)}, not a Redis "
-            "cache."
+        return "names no host; each machine would use a Redis of its own.", hint
+
+
+def _wrong_cache(cache: str, place: str) -> tuple[str, str] | None:
+    caches, entry = settings.CACHES, cache_entry(cache)
+    if cache not in caches:
+        return (
+            f"{place} is {redacted(cache)}, which CACHES does not define.",
+            f"CACHES defines {sorted(caches)}.",
         )
-        hint = f"Use one of {list(REDIS_CACHES)} there, or LOCATION here."
-    elif cache is not None and not _has_ports(cache_entry(cache).get("LOCATION")):
+    if not is_redis_cache(backend := entry.get("BACKEND", "")):
+        return (
+            f"{place} names CACHES[{cache!r}], which is {redacted(backend)}, not a Redis cache.",
+            f"Use one of {list(REDIS_CACHES)} there, or LOCATION here.",
+        )
+    if not _has_ports(entry.get("LOCATION")):
         # The client's own error would repeat a part of the password.
-        message = f"CACHES[{cache!r}]['LOCATION'] has a port that is not a number."
-        hint = f"A URL is redis://host:6379/0. {ESCAPES}"
-    else:
-        return []
-    return [Problem("E006", message, hint)]
+        return (
+            f"CACHES[{cache!r}]['LOCATION'] has a port that is not a number.",
+            f"A URL is redis://host:6379/0. {ESCAPES}",
+        )
+    return None
 
 
 def _has_ports(location: object) -> bool:
@@ -128,16 +172,6 @@ def _wrong_url(url: str) -> tuple[str, str] | None:
         f"names the database {redacted(wrong)}, which is not a number.",
         "The path of a redis:// URL is the number of a database, as in redis://host:6379/0.",
     )
-
-
-def _has_host(url: str, options: Mapping[str, Any]) -> bool:
-    """Whether the settings say which host to connect to; else redis-py takes localhost."""
-    parts, extra = urlsplit(url), options.get("connection_kwargs")
-    # With Sentinels, the backend checks the name of the service.
-    if parts.scheme == "unix" or parts.hostname or "sentinels" in options:
-        return True
-    named = extra.get("host") if isinstance(extra, Mapping) else None
-    return bool(named or parse_qs(parts.query).get("host"))
 
 
 def store_problems(

@@ -15,24 +15,11 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
-from ...redaction import redacted
 from ..base import AliasOptions
+from .config import RedisOptions
 from .route import Route, Service
 
-__all__ = ["OPTIONS", "connection_maker", "max_connections", "replicas"]
-
-OPTIONS = (
-    "cluster_nodes",
-    "connection_kwargs",
-    "max_connections",
-    "replicas",
-    "sentinel_kwargs",
-    "sentinels",
-    "service_name",
-)
-"""Keys of ``OPTIONS``, in addition to ``command_timeout`` and ``outage_patience``."""
-
-MAX_CONNECTIONS = 32
+__all__ = ["connection_maker"]
 
 _UNUSABLE = (ImportError, LookupError, NotImplementedError, TypeError, ValueError)
 """Errors that Django, a cache or redis-py raises for settings that it cannot use."""
@@ -58,8 +45,8 @@ _NOT_OURS = (
 )
 
 
-@sensitive_variables("extra", "key", "kwargs", "pool")
-def connection_maker(options: AliasOptions, timeout: float) -> Route:
+@sensitive_variables("kwargs", "pool")
+def connection_maker(options: AliasOptions, own: RedisOptions, timeout: float) -> Route:
     """Makes the connections of an alias.
 
     Args:
@@ -68,76 +55,27 @@ def connection_maker(options: AliasOptions, timeout: float) -> Route:
     Raises:
         InvalidLockBackend: ``OPTIONS``, the URL or the cache cannot be used.
     """
-    place = f"DLOCKS[{options.alias!r}]"
-    for key in options.options:
-        if key not in OPTIONS:
-            raise InvalidLockBackend(
-                f"{place}['OPTIONS'] has the unknown key {redacted(key)}; "
-                f"known: {['command_timeout', 'outage_patience', *OPTIONS]}"
-            )
     cache = options.cache
     try:
-        extra = _mapping(options, "connection_kwargs")
-        pool = _location_pool(options, timeout) if cache is None else _cache_pool(cache, timeout)
+        if cache is None:
+            pool = _location_pool(str(options.location), own, timeout)
+        else:
+            pool = _cache_pool(cache, timeout)
         kwargs = _ours(pool.connection_kwargs)
-        kwargs.update(_ours(extra), **_RESP2)
+        kwargs.update(_ours(own.connection_kwargs), **_RESP2)
         kwargs.update(_bounded(timeout))
-        route = Route(pool, kwargs, _cluster_nodes(options, kwargs))
+        if own.cluster_nodes and "host" not in kwargs:
+            raise TypeError("OPTIONS['cluster_nodes'] needs a URL with the host of a node")
+        route = Route(pool, kwargs, own.cluster_nodes)
         # Make one, so that wrong arguments raise here and not in the first acquire.
         route()
     except (*_UNUSABLE, RedisError) as error:
         source = "CACHE" if cache is not None else "LOCATION"
         # Without the frames of the client, which an error page would show with the password.
         raise InvalidLockBackend(
-            f"{place}: cannot connect with its {source!r} and 'OPTIONS': {error}"
+            f"DLOCKS[{options.alias!r}]: cannot connect with its {source!r} and 'OPTIONS': {error}"
         ) from error.with_traceback(None)
     return route
-
-
-def _cluster_nodes(options: AliasOptions, kwargs: Mapping[str, Any]) -> list[tuple[str, int]]:
-    nodes = options.options.get("cluster_nodes", ())
-    usable = isinstance(nodes, list | tuple) and all(
-        isinstance(node, list | tuple) and [type(part) for part in node] == [str, int]
-        for node in nodes
-    )
-    if not usable:
-        raise TypeError(
-            f"OPTIONS['cluster_nodes'] is {redacted(nodes)}; it takes (host, port) pairs"
-        )
-    if nodes and "host" not in kwargs:
-        raise TypeError("OPTIONS['cluster_nodes'] needs a URL with the host of a node")
-    return [(host, port) for host, port in nodes]
-
-
-def max_connections(options: AliasOptions) -> int:
-    """The most connections that all calls of a process use together.
-
-    Raises:
-        InvalidLockBackend: The value in ``OPTIONS`` is wrong.
-    """
-    # One is reserved for urgent calls. With only one other, a signal handler that locks would
-    # wait for the thread that it interrupts.
-    return _count(options, "max_connections", MAX_CONNECTIONS, at_least=3)
-
-
-def replicas(options: AliasOptions) -> int:
-    """How many replicas must confirm a grant or a renewal before it counts.
-
-    Raises:
-        InvalidLockBackend: The value in ``OPTIONS`` is wrong.
-    """
-    return _count(options, "replicas", 0, at_least=0)
-
-
-@sensitive_variables("count")
-def _count(options: AliasOptions, key: str, default: int, *, at_least: int) -> int:
-    count = options.options.get(key, default)
-    if not isinstance(count, int) or isinstance(count, bool) or count < at_least:
-        raise InvalidLockBackend(
-            f"DLOCKS[{options.alias!r}]['OPTIONS'][{key!r}] is {redacted(count)}; "
-            f"it takes an int of at least {at_least}"
-        )
-    return count
 
 
 def _ours(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,18 +94,16 @@ def _bounded(timeout: float) -> dict[str, Any]:
     }
 
 
-def _location_pool(options: AliasOptions, timeout: float) -> ConnectionPool:
-    sentinels = options.options.get("sentinels")
-    location = str(options.location)
+def _location_pool(location: str, own: RedisOptions, timeout: float) -> ConnectionPool:
     try:
-        if sentinels is None:
+        if own.sentinels is None:
             return ConnectionPool.from_url(location)
         parsed: dict[str, Any] = dict(parse_url(location))  # type: ignore[no-untyped-call]
     except ValueError as error:
         # Without the frames of redis-py, in which Django's error pages would show the password.
         raise ValueError(str(error)) from None
     # As in django-redis: the URL's host is the service, and its scheme turns TLS on.
-    service = options.options.get("service_name") or parsed.get("host")
+    service = own.service_name or parsed.get("host")
     if not service:
         raise ValueError("'sentinels' needs 'service_name', or the service as the URL's host")
     for key in ("host", "port", "connection_class"):
@@ -176,8 +112,8 @@ def _location_pool(options: AliasOptions, timeout: float) -> ConnectionPool:
         parsed["ssl"] = True
     return _sentinel_pool(
         service,
-        [tuple(pair) for pair in sentinels],
-        {**_ours(_mapping(options, "sentinel_kwargs")), **_bounded(timeout)},
+        own.sentinels,
+        {**_ours(own.sentinel_kwargs), **_bounded(timeout)},
         parsed,
     )
 
@@ -219,14 +155,3 @@ def _cache_pool(alias: str, timeout: float) -> ConnectionPool:
 def _sentinel_places(manager: Sentinel) -> list[tuple[str, int]]:
     places = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
     return [(place["host"], place["port"]) for place in places]
-
-
-def _mapping(options: AliasOptions, key: str) -> dict[str, Any]:
-    value = options.options.get(key, {})
-    if not isinstance(value, Mapping):
-        raise TypeError(f"OPTIONS[{key!r}] is {redacted(value)}; it must be a dict")
-    for name in value:
-        # Python's error would repeat what may be a URL with a password.
-        if not (isinstance(name, str) and name.isidentifier()):
-            raise TypeError(f"OPTIONS[{key!r}] has {redacted(name)}, which names no argument")
-    return dict(value)

@@ -10,9 +10,9 @@ from ...process import current
 from ..base import BaseLockBackend, Fact, Problem
 from . import config, information
 from .commands import Commands, text
+from .config import RedisOptions
 from .connection import FAILURES, Connection, ErrorReply
 from .handover import REFUSED, HandoverListener
-from .parameters import max_connections
 from .pool import Pool
 from .processes import read_processes
 
@@ -25,7 +25,7 @@ class ServerQuestions(BaseLockBackend):
     _commands: Commands
     _listener: HandoverListener
     _pool: Pool
-    _replicas: int
+    _own: RedisOptions
 
     def _ask(self, *command: Any) -> Any:
         raise NotImplementedError
@@ -37,7 +37,7 @@ class ServerQuestions(BaseLockBackend):
         deadline = self.call_deadline()
         with self._asking(deadline) as connection:
             values = self._information(connection, deadline)
-            confirms = not self._replicas or (
+            confirms = not self._own.replicas or (
                 self._refusable(connection, "WAIT", 0, 1, deadline=deadline) is not None
             )
             refused = self._listener.refusal(connection, deadline)
@@ -50,7 +50,7 @@ class ServerQuestions(BaseLockBackend):
             found.append(information.no_confirmation(self.alias))
         elif values:
             online = information.online_replicas(values)
-            found += config.replica_problems(self.alias, online, self._replicas)
+            found += config.replica_problems(self.alias, online, self._own.replicas)
         return found
 
     def run_id(self, *, deadline: float) -> str:
@@ -70,7 +70,7 @@ class ServerQuestions(BaseLockBackend):
             saves = self._refusable(connection, "CONFIG", "GET", "save", deadline=deadline)
         # The reply is the name of the setting, then its value.
         snapshots = None if saves is None else any(map(text, list(saves)[1:]))
-        return information.facts_of(values, snapshots, max_connections(self.options))
+        return information.facts_of(values, snapshots, self._own.max_connections)
 
     @contextlib.contextmanager
     def _asking(self, deadline: float) -> Iterator[Connection]:

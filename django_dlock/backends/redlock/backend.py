@@ -46,6 +46,7 @@ from ..base import (
     RenewalResults,
 )
 from ..redis.commands import Ask, Command, Commands, as_it_is
+from ..redis.config import RedisOptions
 from ..redis.connection import is_refusal
 from ..redis.listing import RedisListing
 from ..redis.parameters import connection_maker
@@ -73,19 +74,25 @@ class RedlockBackend(BaseLockBackend):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {"listing", "memory_of_ends", "min_hold"}
     )
+    own_options = config.RedlockOptions
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
         own = config.RedlockOptions.read(options)
         self.max_ttl = own.max_ttl
         self._one_node = [self._options_of(url) for url in options.location or ()]
+        of_each = RedisOptions(connection_kwargs=own.connection_kwargs or {})
         # A little less, so that a call can still be answered after a node was given up.
         timeout = 0.95 * self.command_timeout
         self._nodes = [
             Node(
                 config.address(str(one.location)),
                 partial(
-                    connect, connection_maker(one, timeout), timeout, one.key_prefix, self.max_ttl
+                    connect,
+                    connection_maker(one, of_each, timeout),
+                    timeout,
+                    one.key_prefix,
+                    self.max_ttl,
                 ),
                 timeout,
                 self._is_twice,
@@ -100,23 +107,17 @@ class RedlockBackend(BaseLockBackend):
         self._holders = Holders(self._commands.keys)
 
     def _options_of(self, url: str) -> AliasOptions:
-        kwargs = self.options.options.get("connection_kwargs")
         return AliasOptions(
             alias=self.alias,
             backend=self.options.backend,
             location=url,
             key_prefix=self.options.key_prefix,
             command_timeout=self.command_timeout,
-            options={} if kwargs is None else {"connection_kwargs": kwargs},
         )
 
     def _is_twice(self, node: Node, run_id: str) -> bool:
         links = [other.link for other in self._nodes if other is not node]
         return any(link is not None and link.run_id == run_id for link in links)
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        return config.problems(options)
 
     # -- leases ------------------------------------------------------------------------
 

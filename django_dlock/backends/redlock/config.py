@@ -1,91 +1,58 @@
-"""Checks an alias's settings for Redlock, without importing the client of Redis."""
+"""The settings of Redlock, and what is wrong with them; does not import the client of Redis."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-from django.views.decorators.debug import sensitive_variables
+from ..base import AliasOptions, BackendOptions, Problem
+from ..shared.options import arguments, fraction, longest_ttl, option, or_none
 
-from ... import clock
-from ...exceptions import InvalidLockBackend
-from ...redaction import redacted
-from ..base import AliasOptions, Problem
+__all__ = ["RedlockOptions", "address"]
 
-__all__ = ["OPTIONS", "RedlockOptions", "address", "problems"]
-
-OPTIONS = ("clock_drift", "connection_kwargs", "max_ttl")
-"""Keys of ``OPTIONS``, in addition to ``command_timeout`` and ``outage_patience``."""
-
-CLOCK_DRIFT = 0.01
 FEWEST = 3
 SCHEMES = ("redis", "rediss", "unix")
 PORT = 6379
 
 
-class RedlockOptions(NamedTuple):
-    """The options of the backend, checked.
+@dataclass(frozen=True, kw_only=True)
+class RedlockOptions(BackendOptions):
+    """The options of the backend.
 
-    Attributes:
-        max_ttl: The longest TTL that is granted, in seconds. A node that has lost its data grants
-            nothing for this long.
-        clock_drift: The fraction of a TTL by which the clocks of two nodes may drift apart.
+    A node that has lost its data grants nothing for ``max_ttl``.
     """
 
-    max_ttl: float
-    clock_drift: float
+    connects_by = ("LOCATION",)
+    connection = (
+        "LOCATION lists the URLs of 3 or 5 Redis servers that share no machine and replicate "
+        "nothing."
+    )
 
-    @classmethod
-    @sensitive_variables("clock_drift", "key", "max_ttl")
-    def read(cls, options: AliasOptions) -> RedlockOptions:
-        """Read ``OPTIONS``.
+    max_ttl: float = longest_ttl()
+    clock_drift: float = option(
+        fraction(below=0.5),
+        "the fraction of a TTL by which the clocks of two nodes may drift apart",
+        0.01,
+    )
+    connection_kwargs: Mapping[str, Any] | None = option(
+        or_none(arguments()), "further arguments for redis-py's connections", None
+    )
 
-        Raises:
-            InvalidLockBackend: It has an unknown key or a bad value.
-        """
-        place = f"DLOCKS[{options.alias!r}]['OPTIONS']"
-        for key in options.options:
-            if key not in OPTIONS:
-                raise InvalidLockBackend(
-                    f"{place} has the unknown key {redacted(key)}; "
-                    f"known: {['command_timeout', 'outage_patience', *OPTIONS]}"
-                )
-        max_ttl = options.options.get("max_ttl", options.ttl)
-        if not (_is_number(max_ttl) and max_ttl >= options.ttl):
-            raise InvalidLockBackend(
-                f"{place}['max_ttl'] is {redacted(max_ttl)}; it takes seconds, at least the "
-                f"alias's TTL of {options.ttl:g}"
+    def check(self, alias: AliasOptions) -> list[Problem]:
+        """E006, unless ``LOCATION`` lists an odd number of different servers."""
+        place, location = f"DLOCKS[{alias.alias!r}]['LOCATION']", alias.location
+        if not isinstance(location, tuple):
+            message = f"{place} is not a list of URLs, one for each of the servers."
+        elif len(location) < FEWEST or len(location) % 2 == 0:
+            message = (
+                f"{place} lists {len(location)} servers. An odd number, at least {FEWEST}, is "
+                "needed: an even one tolerates no more failures than one server less."
             )
-        clock_drift = options.options.get("clock_drift", CLOCK_DRIFT)
-        if not (_is_number(clock_drift) and 0 <= clock_drift < 0.5):
-            raise InvalidLockBackend(
-                f"{place}['clock_drift'] is {redacted(clock_drift)}; it takes a fraction of the "
-                "TTL, from 0 to less than 0.5"
-            )
-        return cls(float(max_ttl), float(clock_drift))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value <= clock.LONGEST
-
-
-def problems(options: AliasOptions) -> list[Problem]:
-    """E006, unless ``LOCATION`` lists an odd number of different servers."""
-    place, location = f"DLOCKS[{options.alias!r}]", options.location
-    hint = "List the URLs of 3 or 5 Redis servers that share no machine and replicate nothing."
-    if options.cache is not None:
-        message = f"{place} has 'CACHE', but Redlock needs several servers that are no cache."
-        return [Problem("E006", message, hint)]
-    if not isinstance(location, tuple):
-        message = f"{place}['LOCATION'] is not a list of URLs, one for each of the servers."
-        return [Problem("E006", message, hint)]
-    if len(location) < FEWEST or len(location) % 2 == 0:
-        message = (
-            f"{place}['LOCATION'] lists {len(location)} servers. An odd number, at least "
-            f"{FEWEST}, is needed: an even one tolerates no more failures than one server less."
-        )
-        return [Problem("E006", message, hint)]
-    return [*_wrong_urls(place, location), *_duplicates(place, location)]
+        else:
+            return [*_wrong_urls(place, location), *_duplicates(place, location)]
+        return [Problem("E006", message, self.connection)]
 
 
 def _wrong_urls(place: str, location: tuple[str, ...]) -> list[Problem]:
@@ -93,7 +60,7 @@ def _wrong_urls(place: str, location: tuple[str, ...]) -> list[Problem]:
     for number, url in enumerate(location, 1):
         if not address(url):
             # The URL may contain a password, so it is not repeated.
-            message = f"{place}['LOCATION'], URL number {number}, is not the URL of a Redis."
+            message = f"{place}, URL number {number}, is not the URL of a Redis."
             hint = "It is like redis://host:6379/0, rediss://host:6379/0 or unix:///path."
             found.append(Problem("E006", message, hint))
     return found
@@ -105,7 +72,7 @@ def _duplicates(place: str, location: tuple[str, ...]) -> list[Problem]:
     if not twice:
         return []
     message = (
-        f"{place}['LOCATION'] lists the server {twice[0]} more than once: a majority of one "
+        f"{place} lists the server {twice[0]} more than once: a majority of one "
         "server's votes is no majority of servers."
     )
     hint = "List each server once; another database of the same server is the same server."

@@ -43,7 +43,7 @@ from ..loop_event import LoopEvent
 from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
-from .config import problems, root_of
+from .config import ZooKeeperOptions, root_of
 from .listing import ZooKeeperListing
 from .nodes import LockNode, content, contents, node_of, other_nodes, path_of, queue, still_there
 from .session import Session
@@ -60,6 +60,7 @@ class ZooKeeperBackend(BaseLockBackend):
 
     capabilities = frozenset({"listing", "memory_of_ends", "wakeup"})
     heartbeat = None
+    own_options = ZooKeeperOptions
     # Each lease is one request, even if all of them are sent at once.
     renewals_per_call = 100
 
@@ -71,10 +72,6 @@ class ZooKeeperBackend(BaseLockBackend):
         self._attempts = Attempts(self._delete_expired)
         self._watches = Watches()
         self._listing = ZooKeeperListing(options, self._sessions, self._own_remaining)
-
-    @classmethod
-    def problems(cls, options: AliasOptions) -> list[Problem]:
-        return problems(options)
 
     def store_problems(self) -> list[Problem]:
         granted = self._sessions.call(lambda session: session.timeout, "", self.call_deadline())

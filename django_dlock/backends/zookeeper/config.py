@@ -1,45 +1,69 @@
-"""Checks an alias's settings for ZooKeeper, and makes the client's arguments from them."""
+"""The settings of ZooKeeper, what is wrong with them, and the client's arguments from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from django.views.decorators.debug import sensitive_variables
-
-from ... import clock
 from ...redaction import SecretText, redacted
-from ..base import AliasOptions, Problem
+from ..base import AliasOptions, BackendOptions, Problem
+from ..shared.options import arguments, duration, option, or_none, text
 
-__all__ = ["client_arguments", "problems", "root_of", "session_timeout"]
+__all__ = ["ZooKeeperOptions", "client_arguments", "root_of"]
 
-OPTIONS = ("client", "credentials", "session_timeout")
-EXAMPLES = "'host:2181', or 'host1:2181,host2:2181,host3:2181/chroot'"
 OWN_ARGUMENTS = ("hosts", "timeout", "client_id", "handler", "logger", "read_only")
 """Arguments of ``KazooClient`` that this backend sets itself."""
 LONGEST_SESSION = (2**31 - 1) / 1000
 """Seconds; the protocol has milliseconds in 32 bits. Servers grant much less."""
 
 
-def problems(options: AliasOptions) -> list[Problem]:
-    """E006 for the location, E008 for ``OPTIONS``, E005 and E007 for ``session_timeout``."""
-    return [*_location_problems(options), *_option_problems(options)]
+def shortest_session(alias: AliasOptions) -> float:
+    return round(6 * alias.command_timeout, 9)
 
 
-def _location_problems(options: AliasOptions) -> Iterator[Problem]:
-    place = f"DLOCKS[{options.alias!r}]"
-    if options.cache is not None:
-        message = f"{place} has 'CACHE', but this backend does not connect as a cache does."
-        yield Problem("E006", message, "Remove CACHE, and name the servers in LOCATION.")
-    if options.location is None:
-        message = f"{place} has no 'LOCATION' to say where its ZooKeeper is."
-        yield Problem(
-            "E006", message, "LOCATION is 'host:2181', or 'host1:2181,host2:2181/chroot'."
-        )
-    elif (wrong := _wrong_host(_hosts(options))) is not None:
-        message = f"{place}['LOCATION']: {redacted(wrong)} is not a host and port."
-        yield Problem("E006", message, f"LOCATION is {EXAMPLES}; it is no URL.")
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperOptions(BackendOptions):
+    """The options of the backend."""
+
+    connects_by = ("LOCATION",)
+    connection = (
+        "LOCATION is 'host:2181', or 'host1:2181,host2:2181,host3:2181/chroot'; it is no URL."
+    )
+
+    session_timeout: float = option(
+        duration(above=True),
+        "after how many seconds of silence the servers end the session of a process",
+        default_of=lambda alias: max(alias.ttl, shortest_session(alias)),
+        check_id="E005",
+    )
+    credentials: str | None = option(
+        or_none(text("'user:password'", "(?s:.*:.*)")), "for digest authentication", None
+    )
+    client: Mapping[str, Any] = option(arguments(), "further arguments of kazoo's KazooClient", {})
+
+    def check(self, alias: AliasOptions) -> Iterator[Problem]:
+        place, shortest = f"DLOCKS[{alias.alias!r}]", shortest_session(alias)
+        if (wrong := _wrong_host(_hosts(alias))) is not None:
+            message = f"{place}['LOCATION']: {redacted(wrong)} is not a host and port."
+            yield Problem("E006", message, self.connection)
+        for key in sorted(set(self.client) & set(OWN_ARGUMENTS)):
+            message = f"{place}['OPTIONS']['client'] sets {key!r}, which the backend sets itself."
+            hint = "Use LOCATION for the servers, and session_timeout."
+            yield Problem(self.check_id, message, hint)
+        if self.session_timeout < shortest:
+            message = (
+                f"{place}['OPTIONS']['session_timeout'] is {self.session_timeout:g} s, less than "
+                f"6 times the command_timeout of {alias.command_timeout:g} s: a lease is good for "
+                "half of it, and would not survive one slow answer."
+            )
+            yield Problem("E007", message, "Raise session_timeout, or lower command_timeout.")
+
+    @property
+    def session(self) -> float:
+        """Seconds that the server is asked to keep a session from which it hears nothing."""
+        return min(self.session_timeout, LONGEST_SESSION)
 
 
 def _wrong_host(hosts: str) -> str | None:
@@ -58,63 +82,21 @@ def _wrong_host(hosts: str) -> str | None:
     return hosts if "//" in hosts else None
 
 
-def _option_problems(options: AliasOptions) -> Iterator[Problem]:
-    given, place = options.options, f"DLOCKS[{options.alias!r}]['OPTIONS']"
-    for key in given:
-        if key not in OPTIONS:
-            message = f"{place} has the unknown key {redacted(key)}."
-            known = ["command_timeout", "outage_patience", *OPTIONS]
-            yield Problem("E008", message, f"The ZooKeeper backend knows {known}.")
-    credentials = given.get("credentials")
-    if credentials is not None and not (isinstance(credentials, str) and ":" in credentials):
-        message = f"{place}['credentials'] is not a user and a password."
-        yield Problem("E008", message, "Set it to 'user:password'.")
-    client = given.get("client", {})
-    if not isinstance(client, Mapping):
-        message = f"{place}['client'] is {redacted(client)}."
-        yield Problem("E008", message, "It is a dict of arguments of kazoo's KazooClient.")
-    else:
-        for key in sorted(set(client) & set(OWN_ARGUMENTS)):
-            message = f"{place}['client'] sets {key!r}, which the backend sets itself."
-            yield Problem("E008", message, "Use LOCATION for the servers, and session_timeout.")
-    seconds = given.get("session_timeout", 1)
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds <= clock.LONGEST:
-        message = f"{place}['session_timeout'] is {redacted(seconds)}."
-        hint = f"It is a number of seconds, more than 0 and at most {clock.LONGEST}."
-        yield Problem("E005", message, hint)
-    elif session_timeout(options) < round(6 * options.command_timeout, 9):
-        message = (
-            f"{place}['session_timeout'] is {seconds:g} s, less than 6 times the command_timeout "
-            f"of {options.command_timeout:g} s: a lease is good for half of it, and would not "
-            "survive one slow answer."
-        )
-        yield Problem("E007", message, "Raise session_timeout, or lower command_timeout.")
-
-
-def session_timeout(options: AliasOptions) -> float:
-    """Seconds that the server is asked to keep a session from which it hears nothing."""
-    shortest = 6 * options.command_timeout
-    asked = options.options.get("session_timeout", max(options.ttl, shortest))
-    return min(float(asked), LONGEST_SESSION)
-
-
 def _hosts(options: AliasOptions) -> str:
     location = options.location or ""
     return location if isinstance(location, str) else ",".join(location)
 
 
-@sensitive_variables("credentials")
 def client_arguments(options: AliasOptions) -> dict[str, Any]:
     """The arguments for ``KazooClient``."""
-    credentials = options.options.get("credentials")
+    own = ZooKeeperOptions.read(options)
     return {
         "hosts": _hosts(options),
-        "timeout": session_timeout(options),
-        "auth_data": [("digest", SecretText(credentials))] if credentials else None,
+        "timeout": own.session,
+        "auth_data": [("digest", SecretText(own.credentials))] if own.credentials else None,
         # For ever: the state of the client says whether there is a connection.
         "connection_retry": {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5},
-        **options.options.get("client", {}),
+        **own.client,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..base import AliasOptions, Fact, Problem
-from .config import session_timeout
+from .config import ZooKeeperOptions
 
 __all__ = ["COMMAND", "facts", "problems"]
 
@@ -15,7 +15,7 @@ COMMAND = b"srvr"
 
 def problems(options: AliasOptions, granted: float) -> list[Problem]:
     """W009, if the servers grant a shorter session than asked."""
-    wanted = session_timeout(options)
+    wanted = ZooKeeperOptions.read(options).session
     if granted >= wanted:
         return []
     message = (
