@@ -16,17 +16,23 @@ from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.options import addresses, arguments, option, or_none, text, whole
 
 __all__ = [
+    "NO_HOST",
     "REDIS_CACHES",
     "RedisOptions",
     "cache_entry",
     "is_redis_cache",
     "replica_problems",
     "store_problems",
+    "wrong_url",
 ]
 
 REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
 
 SCHEMES = ("redis://", "rediss://", "unix://")
+NO_HOST = (
+    "names no host; each machine would use a Redis of its own.",
+    "Is the variable with the host empty? For the same machine, write redis://localhost:6379/0.",
+)
 ESCAPES = "If the password contains / ? # or @, write %2F %3F %23 or %40 instead."
 
 
@@ -91,7 +97,7 @@ class RedisOptions(BackendOptions):
                 f"{place}['LOCATION'] is a list, but this backend keeps its locks on one Redis.",
                 "Name one URL. OPTIONS names Sentinels, or further nodes of a Redis Cluster.",
             )
-        elif wrong := _wrong_url(location or "") or self._no_host(location or ""):
+        elif wrong := wrong_url(location or "") or self._no_host(location or ""):
             found = f"{place}['LOCATION'] {wrong[0]}", wrong[1]
         if found is not None:
             yield Problem("E006", *found)
@@ -103,11 +109,7 @@ class RedisOptions(BackendOptions):
         named = parts.scheme == "unix" or parts.hostname or self.sentinels is not None
         if named or self.connection_kwargs.get("host") or parse_qs(parts.query).get("host"):
             return None
-        hint = (
-            "A URL is redis://host:6379/0; is the variable with the host empty? If the Redis of "
-            "the same machine is meant, write redis://localhost:6379/0."
-        )
-        return "names no host; each machine would use a Redis of its own.", hint
+        return NO_HOST
 
 
 def _wrong_cache(cache: str, place: str) -> tuple[str, str] | None:
@@ -145,7 +147,7 @@ def _has_port(url: object) -> bool:
     return True
 
 
-def _wrong_url(url: str) -> tuple[str, str] | None:
+def wrong_url(url: str) -> tuple[str, str] | None:
     """What is wrong with a URL, and how to correct it; repeats nothing that may be a password."""
     if not url.startswith(SCHEMES):
         begin = "Begin with one of these, as in redis://host:6379/0."

@@ -18,6 +18,7 @@ so two owners never hold the same name as long as no node forgets what it has gr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -80,7 +81,9 @@ class RedlockBackend(BaseLockBackend):
         super().__init__(options)
         own = config.RedlockOptions.read(options)
         self.max_ttl = own.max_ttl
-        self._one_node = [self._options_of(url) for url in options.location or ()]
+        self._one_node = [
+            replace(options, location=url, options={}) for url in options.location or ()
+        ]
         of_each = RedisOptions(connection_kwargs=own.connection_kwargs or {})
         # A little less, so that a call can still be answered after a node was given up.
         timeout = 0.95 * self.command_timeout
@@ -105,15 +108,6 @@ class RedlockBackend(BaseLockBackend):
         # For what any node may carry out at any time; other commands are made for each node.
         self._commands = Commands(options.key_prefix)
         self._holders = Holders(self._commands.keys)
-
-    def _options_of(self, url: str) -> AliasOptions:
-        return AliasOptions(
-            alias=self.alias,
-            backend=self.options.backend,
-            location=url,
-            key_prefix=self.options.key_prefix,
-            command_timeout=self.command_timeout,
-        )
 
     def _is_twice(self, node: Node, run_id: str) -> bool:
         links = [other.link for other in self._nodes if other is not node]

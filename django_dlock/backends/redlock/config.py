@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..base import AliasOptions, BackendOptions, Problem
+from ..redis.config import NO_HOST, wrong_url
 from ..shared.options import arguments, fraction, longest_ttl, option, or_none
 
 __all__ = ["RedlockOptions", "address"]
 
 FEWEST = 3
-SCHEMES = ("redis", "rediss", "unix")
 PORT = 6379
 
 
@@ -51,46 +51,33 @@ class RedlockOptions(BackendOptions):
                 "needed: an even one tolerates no more failures than one server less."
             )
         else:
-            return [*_wrong_urls(place, location), *_duplicates(place, location)]
+            return self._wrong_urls(place, location) or self._duplicates(place, location)
         return [Problem("E006", message, self.connection)]
 
+    @staticmethod
+    def _wrong_urls(place: str, location: tuple[str, ...]) -> list[Problem]:
+        return [
+            Problem("E006", f"{place}, URL number {number}, {wrong[0]}", wrong[1])
+            for number, url in enumerate(location, 1)
+            if (wrong := wrong_url(url) or (None if address(url) else NO_HOST))
+        ]
 
-def _wrong_urls(place: str, location: tuple[str, ...]) -> list[Problem]:
-    found: list[Problem] = []
-    for number, url in enumerate(location, 1):
-        if not address(url):
-            # The URL may contain a password, so it is not repeated.
-            message = f"{place}, URL number {number}, is not the URL of a Redis."
-            hint = "It is like redis://host:6379/0, rediss://host:6379/0 or unix:///path."
-            found.append(Problem("E006", message, hint))
-    return found
-
-
-def _duplicates(place: str, location: tuple[str, ...]) -> list[Problem]:
-    addresses = [address(url) for url in location]
-    twice = sorted({one for one in addresses if one and addresses.count(one) > 1})
-    if not twice:
-        return []
-    message = (
-        f"{place} lists the server {twice[0]} more than once: a majority of one "
-        "server's votes is no majority of servers."
-    )
-    hint = "List each server once; another database of the same server is the same server."
-    return [Problem("E006", message, hint)]
+    @staticmethod
+    def _duplicates(place: str, location: tuple[str, ...]) -> list[Problem]:
+        addresses = [address(url) for url in location]
+        twice = sorted({one for one in addresses if addresses.count(one) > 1})
+        message = (
+            f"{place} lists the server {{}} more than once: a majority of one server's votes is no "
+            "majority of servers."
+        )
+        hint = "List each server once; another database of the same server is the same server."
+        return [Problem("E006", message.format(one), hint) for one in twice]
 
 
 def address(url: str) -> str:
-    """The server in a URL, without the database and the password; empty if it names none."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or PORT
-    except ValueError:
-        return ""
-    if parts.scheme not in SCHEMES:
-        return ""
-    if parts.scheme == "unix":
-        return parts.path
-    # Without a host, redis-py would take localhost: another server on each machine.
-    if not parts.hostname:
-        return ""
-    return f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{port}"
+    """The server in a right URL, without the database and the password; empty without a host."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" or not parts.hostname:
+        return parts.path if parts.scheme == "unix" else ""
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return f"{host}:{parts.port or PORT}"
