@@ -178,7 +178,6 @@ def _caches_in_use() -> set[str]:
 
 def _cure(options: AliasOptions, kept: str | None, server: str, database: int) -> str:
     """What to change in the settings; it repeats none of their URLs, which may have passwords."""
-    own = options.options.get("connection_kwargs")
     unix = server.startswith("/")
     url = f"unix:///path?db={database}" if unix else f"redis://host:6379/{database}"
     place = f"DLOCKS[{options.alias!r}]"
@@ -189,7 +188,7 @@ def _cure(options: AliasOptions, kept: str | None, server: str, database: int) -
             "Keep the locks in another database, with this line in your settings: "
             f"DLOCKS = {{{options.alias!r}: {whole!r}}}"
         )
-    if isinstance(own, Mapping) and "db" in own:
+    if "db" in _dict(options.options.get("connection_kwargs")):
         # It overrides the database of CACHE and LOCATION.
         return (
             f'Keep the locks in another database, "db": {database}, in '
@@ -211,9 +210,9 @@ def _locations_of_locks(options: AliasOptions) -> Iterator[RedisLocation]:
     else:
         given = options.location or ()
         locations = [_location(url, {}) for url in ([given] if isinstance(given, str) else given)]
-    own = options.options.get("connection_kwargs")
+    own = _dict(options.options.get("connection_kwargs"))
     for server, database in filter(None, locations):
-        yield server, str(own["db"]) if isinstance(own, Mapping) and "db" in own else database
+        yield server, str(own.get("db", database))
 
 
 def _location_of_cache(cache: Mapping[str, Any]) -> RedisLocation | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -40,43 +41,39 @@ def check_names(**_: Any) -> list[checks.CheckMessage]:
 
 def check_admin(**_: Any) -> list[checks.CheckMessage]:
     """Errors in ``DLOCK_ADMIN``, E013."""
-    try:
-        task_url.read()
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_ADMIN in the settings; until then, the admin has no links to tasks."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E013")]
-    return []
+    return _errors_of(task_url.read, "DLOCK_ADMIN", "E013", "the admin has no links to tasks")
 
 
 def check_metrics(**_: Any) -> list[checks.CheckMessage]:
     """Errors in ``DLOCK_METRICS``, E014."""
-    try:
-        if (wanted := config.read()).exporters:
-            # Imported here, because a project without metrics does not need it.
-            from .metrics import recorder
-
-            recorder.modules(wanted)
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_METRICS in the settings; until then, nothing is counted."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E014")]
-    return []
+    return _errors_of(_read_metrics, "DLOCK_METRICS", "E014", "nothing is counted")
 
 
 def check_tracing(**_: Any) -> list[checks.CheckMessage]:
     """Errors in ``DLOCK_TRACING``, E015."""
-    try:
-        tracing_setting.tracer_class()
-    except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_TRACING in the settings; until then, nothing is traced."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E015")]
-    return []
+    read = tracing_setting.tracer_class
+    return _errors_of(read, "DLOCK_TRACING", "E015", "nothing is traced")
 
 
 def check_scope(**_: Any) -> list[checks.CheckMessage]:
     """Errors in ``DLOCK_SCOPE``, E016."""
+    return _errors_of(tenancy.read, "DLOCK_SCOPE", "E016", "every lock and record raises this")
+
+
+def _read_metrics() -> None:
+    if (wanted := config.read()).exporters:
+        # Imported here, because a project without metrics does not need it.
+        from .metrics import recorder
+
+        recorder.modules(wanted)
+
+
+def _errors_of(
+    read: Callable[[], object], name: str, number: str, until_then: str
+) -> list[checks.CheckMessage]:
     try:
-        tenancy.read()
+        read()
     except ImproperlyConfigured as error:
-        hint = "Correct DLOCK_SCOPE in the settings; until then, every lock and record raises this."
-        return [checks.Error(str(error), hint=hint, id="django_dlock.E016")]
+        hint = f"Correct {name} in the settings; until then, {until_then}."
+        return [checks.Error(str(error), hint=hint, id=f"django_dlock.{number}")]
     return []

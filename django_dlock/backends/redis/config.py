@@ -34,6 +34,7 @@ NO_HOST = (
     "Is the variable with the host empty? For the same machine, write redis://localhost:6379/0.",
 )
 ESCAPES = "If the password contains / ? # or @, write %2F %3F %23 or %40 instead."
+NO_PORT = "has a port that is not a number.", f"A URL is redis://host:6379/0. {ESCAPES}"
 
 
 def cache_entry(alias: str) -> Mapping[str, Any]:
@@ -126,10 +127,7 @@ def _wrong_cache(cache: str, place: str) -> tuple[str, str] | None:
         )
     if not _has_ports(entry.get("LOCATION")):
         # The client's own error would repeat a part of the password.
-        return (
-            f"CACHES[{cache!r}]['LOCATION'] has a port that is not a number.",
-            f"A URL is redis://host:6379/0. {ESCAPES}",
-        )
+        return f"CACHES[{cache!r}]['LOCATION'] {NO_PORT[0]}", NO_PORT[1]
     return None
 
 
@@ -140,6 +138,7 @@ def _has_ports(location: object) -> bool:
 
 
 def _has_port(url: object) -> bool:
+    """Whether the port is a number, or left out."""
     try:
         urlsplit(str(url)).port  # noqa: B018
     except ValueError:
@@ -152,12 +151,9 @@ def wrong_url(url: str) -> tuple[str, str] | None:
     if not url.startswith(SCHEMES):
         begin = "Begin with one of these, as in redis://host:6379/0."
         return f"does not begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}.", begin
-    try:
-        parts = urlsplit(url)
-        # Raises, too.
-        parts.port  # noqa: B018
-    except ValueError:
-        return "has a port that is not a number.", f"A URL is redis://host:6379/0. {ESCAPES}"
+    if not _has_port(url):
+        return NO_PORT
+    parts = urlsplit(url)
     # The path of a unix:// URL is that of the socket.
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
     if "@" in path:

@@ -106,13 +106,11 @@ def text(told: str = "a non-empty string", pattern: str = "(?s:.+)") -> Kind[str
 def texts() -> Kind[str | tuple[str, ...]]:
     """One text, or a list of them."""
 
+    one = text().read
+
     def read(value: Any) -> str | tuple[str, ...]:
-        one = text().read
-        if not isinstance(value, list | tuple):
-            return one(value)
-        if not value:
-            raise ValueError
-        return tuple(map(one, value))
+        is_list = isinstance(value, list | tuple) and value
+        return tuple(map(one, value)) if is_list else one(value)
 
     return Kind("a non-empty string, or a list of them", read)
 
