@@ -66,11 +66,8 @@ class EtcdOptions(BackendOptions):
 
 def members(options: AliasOptions) -> list[Member]:
     """The members that ``LOCATION`` names; ``EtcdOptions`` has found nothing wrong with it."""
-    found = []
-    for url in _urls(options):
-        parts = urlsplit(url)
-        found.append(Member(parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORT))
-    return found
+    urls = map(urlsplit, _urls(options))
+    return [Member(it.scheme, it.hostname or "", it.port or DEFAULT_PORT) for it in urls]
 
 
 def _urls(options: AliasOptions) -> tuple[str, ...]:
