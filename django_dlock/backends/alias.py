@@ -10,6 +10,7 @@ from ..exceptions import InvalidLockBackend
 from ..redaction import redacted_of
 from .shared.options import (
     Problem,
+    both,
     choice,
     dictionary,
     duration,
@@ -178,8 +179,7 @@ class BackendOptions(_Shown):
             message = f"{place} has {key!r}, which this backend does not take."
             yield Problem("E006", message, f"Remove it. {cls.connection}")
         if not wrong and len(keys) > 1:
-            message = f"{place} has both 'CACHE' and 'LOCATION'; it takes one of them."
-            yield Problem("E006", message, cls.connection)
+            yield Problem("E006", both("CACHE", "LOCATION", place), cls.connection)
         if not keys and cls.connects_by:
             which = " or ".join(map(repr, cls.connects_by))
             message = f"{place} has no {which} to say where its locks are kept."

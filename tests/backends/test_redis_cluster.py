@@ -292,7 +292,7 @@ def test_a_cluster_without_a_majority_is_unavailable(cluster):
         backend.renew(renewals(lease), process=current().id, deadline=clock.now() + 0.5)
 
 
-@pytest.mark.parametrize("nodes", ["redis-2:6379", [("redis-2", "6379")], ["redis-2"], [1], 1])
+@pytest.mark.parametrize("nodes", ["redis-2:6379", [("redis-2", "port")], ["redis-2"], [1], 1])
 def test_wrong_cluster_nodes_are_an_error(nodes):
     with pytest.raises(InvalidLockBackend, match=r"cluster_nodes.*pairs"):
         backend_for("redis://127.0.0.1:1/0", options={"cluster_nodes": nodes})
@@ -300,7 +300,9 @@ def test_wrong_cluster_nodes_are_an_error(nodes):
 
 def test_cluster_nodes_and_sentinels_exclude_each_other():
     options = {"cluster_nodes": [("h", 1)], "sentinels": [("h", 2)]}
-    with pytest.raises(InvalidLockBackend, match="needs a URL with the host of a node"):
+    with pytest.raises(
+        InvalidLockBackend, match="has both 'cluster_nodes' and 'sentinels'; it takes one"
+    ):
         backend_for("redis://mymaster/0", options=options)
 
 

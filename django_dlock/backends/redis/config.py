@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from ...redaction import redacted
 from ..base import AliasOptions, BackendOptions, Problem
-from ..shared.options import addresses, arguments, option, or_none, text, whole
+from ..shared.options import addresses, arguments, both, option, or_none, text, whole
 
 __all__ = [
     "NO_HOST",
@@ -88,8 +88,11 @@ class RedisOptions(BackendOptions):
     )
 
     def check(self, alias: AliasOptions) -> Iterator[Problem]:
-        """E006, unless the entry names exactly one Redis."""
+        """E008 for two kinds of servers; E006, unless the entry names exactly one Redis."""
         place, cache, location = f"DLOCKS[{alias.alias!r}]", alias.cache, alias.location
+        if self.cluster_nodes and self.sentinels is not None:
+            message = both("cluster_nodes", "sentinels", f"{place}['OPTIONS']")
+            yield Problem(self.check_id, message, "A cluster has no Sentinels: remove one of them.")
         found: tuple[str, str] | None = None
         if cache is not None:
             found = _wrong_cache(cache, f"{place}['CACHE']")

@@ -23,6 +23,7 @@ __all__ = [
     "Problem",
     "addresses",
     "arguments",
+    "both",
     "choice",
     "dictionary",
     "duration",
@@ -177,16 +178,14 @@ def seconds(
         TypeError: Neither a number nor a ``timedelta``.
         ValueError: Too small, too large, infinite or not a number.
     """
-    given = value
-    if isinstance(value, dt.timedelta):
-        value = value.total_seconds()
-    if not _is_number(value, int, float):
+    number = value.total_seconds() if isinstance(value, dt.timedelta) else value
+    if not _is_number(number, int, float):
         raise TypeError(f"{what} is {redacted(value)}; it takes seconds (a number) or a timedelta")
     # An integer may be too large for a float. Comparisons with NaN are false.
-    if not (value > minimum if above else value >= minimum) or not value <= maximum:
+    if not (number > minimum if above else number >= minimum) or not number <= maximum:
         bounds = _bounds(minimum, maximum, above)
-        raise ValueError(f"{what} is {redacted(given)}; it must be {bounds}")
-    return float(value)
+        raise ValueError(f"{what} is {redacted(value)}; it must be {bounds}")
+    return float(number)
 
 
 def or_none(kind: Kind[T]) -> Kind[T | None]:
@@ -317,6 +316,11 @@ def read_options(
             message = f"{place} has {key!r}, but no {it.needs!r}."
             found.append(Problem(its_id, message, f"Set {it.needs!r}, too."))
     return values, found
+
+
+def both(one: str, other: str, place: str) -> str:
+    """The message about two keys that exclude each other."""
+    return f"{place} has both {one!r} and {other!r}; it takes one of them."
 
 
 def unknown_keys(
