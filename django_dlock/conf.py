@@ -38,9 +38,8 @@ EXTRAS = {"redis": "redis", "kazoo": "zookeeper", "urllib3": "etcd"}
 DUMMY_ENGINE = "django.db.backends.dummy"
 """The engine that Django uses if a project defines no database."""
 
-_FIELDS = options_of(AliasOptions)
-_KEYS = {name.upper(): it for name, it in _FIELDS.items() if name not in COMMON}
-_OPTIONS = {name: _FIELDS[name] for name in COMMON}
+_KEYS = {name.upper(): it for name, it in options_of(AliasOptions).items() if name not in COMMON}
+_OPTIONS = {name: options_of(AliasOptions)[name] for name in COMMON}
 
 KEYS = sorted(_KEYS)
 

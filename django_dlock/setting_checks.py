@@ -51,8 +51,7 @@ def check_metrics(**_: Any) -> list[checks.CheckMessage]:
 
 def check_tracing(**_: Any) -> list[checks.CheckMessage]:
     """Errors in ``DLOCK_TRACING``, E015."""
-    read = tracing_setting.tracer_class
-    return _errors_of(read, "DLOCK_TRACING", "E015", "nothing is traced")
+    return _errors_of(tracing_setting.tracer_class, "DLOCK_TRACING", "E015", "nothing is traced")
 
 
 def check_scope(**_: Any) -> list[checks.CheckMessage]:

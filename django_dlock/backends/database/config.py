@@ -37,6 +37,4 @@ class DatabaseOptions(BackendOptions):
         elif self.proof and found not in ("", "postgresql"):
             named = self.database or "default"
             message = f"{place}['proof'] is True, but DATABASES[{named!r}] is {found!r}."
-            yield Problem(
-                self.check_id, message, "Only PostgreSQL supports this option; remove it."
-            )
+            yield Problem(self.check_id, message, "Only PostgreSQL supports it; remove it.")

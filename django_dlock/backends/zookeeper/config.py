@@ -50,8 +50,7 @@ class ZooKeeperOptions(BackendOptions):
             yield Problem("E006", message, self.connection)
         for key in sorted(set(self.client) & set(OWN_ARGUMENTS)):
             message = f"{place}['OPTIONS']['client'] sets {key!r}, which the backend sets itself."
-            hint = "Use LOCATION for the servers, and session_timeout."
-            yield Problem(self.check_id, message, hint)
+            yield Problem(self.check_id, message, "Set LOCATION and session_timeout instead.")
         if self.session_timeout < shortest:
             message = (
                 f"{place}['OPTIONS']['session_timeout'] is {self.session_timeout:g} s, less than "
