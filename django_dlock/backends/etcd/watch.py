@@ -15,27 +15,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from ... import clock
 from ...log import logger
 from ...process.points import reached
-from ..loop_event import LoopEvent
+from ..shared.waiting import CHECK_EVERY, POLL_INTERVAL, Waiter, Waiters, poll_at
 from .client import Client, Stream
 from .entries import Json, encoded, range_after
 
 __all__ = ["Watch"]
 
-POLL_INTERVAL = 0.1, 0.5
-"""Shortest and longest pause before a waiter asks again, in seconds, while there is no watch."""
-FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
-"""Seconds before a waiter first checks whether to stop, and between further checks."""
 SILENCE = 5.0
 """Seconds without a line after which a watch is replaced."""
 RETRY = 0.1, 5.0
@@ -54,13 +48,18 @@ class _StartOver(Exception):
         self.seen = seen
 
 
-class _Waiter:
-    """One thread or coroutine that waits for one key."""
+class _Waiter(Waiter):
+    """Waits until its key is deleted after a revision.
 
-    __slots__ = ("generation", "key", "revision", "wake")
+    Attributes:
+        relies: There is a watch, so it does not poll.
+    """
 
-    def __init__(self, key: str, revision: int, generation: int, wake: Callable[[], None]) -> None:
-        self.key, self.revision, self.generation, self.wake = key, revision, generation, wake
+    __slots__ = ("key", "relies", "revision")
+
+    def __init__(self, owner: str, key: str, revision: int, *, relies: bool) -> None:
+        super().__init__(owner)
+        self.key, self.revision, self.relies = key, revision, relies
 
 
 class Watch:
@@ -75,6 +74,7 @@ class Watch:
         # A forked child must not close these: a thread of the parent may have held their locks.
         self._left_to_parent: list[Stream] = []
         self._stream: Stream | None = None
+        self._waiters: Waiters[_Waiter] = Waiters()
         self.forget()
 
     def forget(self) -> None:
@@ -82,15 +82,13 @@ class Watch:
         if self._stream is not None:
             self._left_to_parent.append(self._stream)
         self._stream = None
-        self._waiters: dict[int, _Waiter] = {}
+        self._waiters.forget()
         self._thread: dict[str, threading.Thread] = {}
         self._deleted: dict[str, int] = {}
         # The deletions after the revision ``_floor`` and up to ``_seen`` are in ``_deleted``.
         self._floor = self._seen = 0
-        # Changes when deletions may have been missed.
-        self._generation = 0
         self._works = False
-        self._left_at = self._try_at = float("-inf")
+        self._try_at = float("-inf")
         self._failures = 0
 
     def close(self) -> None:
@@ -104,7 +102,7 @@ class Watch:
 
     def wake(self, key: str) -> None:
         """Make all waiters for the key check whether it was deleted."""
-        for waiter in list(self._waiters.values()):
+        for waiter in self._waiters:
             if waiter.key == key:
                 waiter.wake()
 
@@ -116,24 +114,11 @@ class Watch:
         Args:
             owner: Of the waiter.
             until: When to return at the latest, on ``clock.now()``.
-            interrupted: Called about twice a second; ends the wait if it returns true.
+            interrupted: See ``Waiters.wait``.
         """
-        event = threading.Lock()
-        event.acquire()
-        waiter = self._enter(key, revision, partial(_set, event))
-        try:
-            until = self._until(until)
-            check_at = clock.now() + FIRST_CHECK
-            while not self._is_over(waiter, until):
-                now = clock.now()
-                if now >= check_at:
-                    if interrupted():
-                        return
-                    check_at = now + CHECK_EVERY
-                reached("wait.asleep", waiter=owner)
-                event.acquire(timeout=max(0.0, min(until, check_at) - now))
-        finally:
-            self._leave(waiter)
+        waiter = _Waiter(owner, key, revision, relies=self._works)
+        until = until if waiter.relies else poll_at(until)
+        self._waiters.wait(waiter, until, interrupted, partial(self._is_over, waiter))
 
     async def async_wait(
         self,
@@ -148,48 +133,19 @@ class Watch:
         """As ``wait``, for coroutines; takes no thread.
 
         Args:
-            abandoned: See ``LoopEvent``.
+            abandoned: See ``Waiters.async_wait``.
         """
-        event = LoopEvent(abandoned)
-        waiter = self._enter(key, revision, event.wake)
-        try:
-            until = self._until(until)
-            check_at = clock.now() + FIRST_CHECK
-            while not self._is_over(waiter, until):
-                event.clear()
-                now = clock.now()
-                if now >= check_at:
-                    if interrupted():
-                        return
-                    check_at = now + CHECK_EVERY
-                reached("wait.asleep", waiter=owner)
-                await event.sleep(min(until, check_at))
-        finally:
-            self._leave(waiter)
+        waiter = _Waiter(owner, key, revision, relies=self._works)
+        until = until if waiter.relies else poll_at(until)
+        is_over = partial(self._is_over, waiter)
+        await self._waiters.async_wait(waiter, until, interrupted, abandoned, is_over)
 
-    # -- waiters -----------------------------------------------------------------------
-
-    def _enter(self, key: str, revision: int, wake: Callable[[], None]) -> _Waiter:
-        waiter = _Waiter(key, revision, self._generation, wake)
-        self._waiters[id(waiter)] = waiter
+    def _is_over(self, waiter: _Waiter) -> bool:
         self._ensure_thread()
-        return waiter
-
-    def _leave(self, waiter: _Waiter) -> None:
-        self._left_at = clock.now()
-        self._waiters.pop(id(waiter), None)
-
-    def _until(self, until: float) -> float:
-        if self._works:
-            return until
-        return min(until, clock.now() + random.uniform(*POLL_INTERVAL))
-
-    def _is_over(self, waiter: _Waiter, until: float) -> bool:
         return (
-            waiter.generation != self._generation
+            (waiter.relies and not self._works)
             or waiter.revision < self._floor
             or self._deleted.get(waiter.key, 0) > waiter.revision
-            or clock.now() >= until
         )
 
     # -- the thread --------------------------------------------------------------------
@@ -213,8 +169,7 @@ class Watch:
             self._thread.pop("", None)
 
     def _is_needed(self, me: threading.Thread) -> bool:
-        waited_for = self._waiters or clock.now() < self._left_at + LINGER
-        return bool(waited_for) and self._thread.get("") is me
+        return self._waiters.are_needed(LINGER) and self._thread.get("") is me
 
     def _run(self) -> None:
         me = threading.current_thread()
@@ -222,7 +177,7 @@ class Watch:
             # The watch begins at the oldest revision that a waiter knows. A waiter that comes later
             # with an older one asks again.
             self._floor = self._seen = min(
-                (waiter.revision for waiter in list(self._waiters.values())), default=self._seen
+                (waiter.revision for waiter in self._waiters), default=self._seen
             )
             self._deleted.clear()
             while self._is_needed(me):
@@ -234,7 +189,7 @@ class Watch:
             self._works = False
             self._end_thread(me)
             # A waiter that came meanwhile found this thread.
-            if self._waiters:
+            if self._waiters.by_owner:
                 self._ensure_thread()
 
     def _listen(self, me: threading.Thread) -> None:
@@ -292,7 +247,7 @@ class Watch:
             key, revision = deletion["kv"]["key"], int(deletion["kv"]["mod_revision"])
             self._deleted[key] = self._seen = revision
             keys.add(key)
-        for waiter in list(self._waiters.values()):
+        for waiter in self._waiters:
             # Only the one that has waited longest: the others would ask in vain. If it leaves
             # without asking, they notice the deletion at their next check.
             if waiter.key in keys:
@@ -305,7 +260,7 @@ class Watch:
         """Make each waiter ask again."""
         self._floor = self._seen = seen
         self._deleted.clear()
-        self._wake_all()
+        self._waiters.end_waits()
 
     def _failed(self, error: Exception) -> None:
         if not self._failures:
@@ -320,15 +275,5 @@ class Watch:
         self._failures = min(self._failures + 1, 10)
         self._try_at = clock.now() + pause
         self._works = False
-        self._wake_all()
+        self._waiters.end_waits()
         reached("listener.failed", store="etcd")
-
-    def _wake_all(self) -> None:
-        self._generation += 1
-        for waiter in list(self._waiters.values()):
-            waiter.wake()
-
-
-def _set(event: Any) -> None:
-    with contextlib.suppress(RuntimeError):
-        event.release()  # Unless it is set already.
