@@ -20,6 +20,7 @@ import psycopg2
 import pytest
 
 from django_dlock.backends.database import listener as module
+from django_dlock.backends.database.pending_notification import PendingNotification
 from django_dlock.backends.database.wakeup import Wakeup
 from tests.support.points import Heard, heard
 from tests.support.proxy import Proxy
@@ -100,8 +101,55 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
+def never() -> bool:
+    return False
+
+
+class Asking:
+    """A waiter that registers for each wait anew, as one that asks the database again."""
+
+    def __init__(self, wakeup: Wakeup, owner: str) -> None:
+        self._wakeup, self.owner = wakeup, owner
+        self.pending: PendingNotification | None = wakeup.pending(owner)
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.pending = None
+
+    def listen(self) -> None:
+        assert self.pending is not None
+        self.pending.listen()
+
+    def _asks_again(self) -> PendingNotification:
+        pending, self.pending = self.pending, None
+        assert pending is not None
+        return pending
+
+    def wait(self, timeout: float, interrupted: Callable[[], bool] = never) -> str | None:
+        payload = self._asks_again().wait(timeout, interrupted)
+        self.pending = self._wakeup.pending(self.owner)
+        return payload
+
+    async def async_wait(
+        self, timeout: float, interrupted: Callable[[], bool] = never
+    ) -> str | None:
+        payload = await self._asks_again().async_wait(timeout, interrupted, lambda: None)
+        self.pending = self._wakeup.pending(self.owner)
+        return payload
+
+    def notified(self, database: Database, payload: str) -> None:
+        """It receives the payload; at first it may ask again, because the process listens anew."""
+        for _ in range(3):
+            database.notify(self._wakeup.channel, payload)
+            if (received := self.wait(10 * PATIENCE)) is not None:
+                break
+        assert received == payload
+
+
 def listening(wakeup: Wakeup) -> None:
-    with wakeup.pending("nobody's") as pending:
+    with Asking(wakeup, "nobody's") as pending:
         give_up_at = time.monotonic() + PATIENCE
         while not wakeup.subscribed:
             assert time.monotonic() < give_up_at
@@ -153,7 +201,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_waiting_thread_is_woken_by_the_notification_of_its_ticket(wakeup, database, asleep):
-    with wakeup.pending("t1") as pending, wakeup.pending("t2") as other:
+    with Asking(wakeup, "t1") as pending, Asking(wakeup, "t2") as other:
         result = on_a_thread(lambda: pending.wait(PATIENCE))
         asleep.wait(waiter="t1")
         database.notify(wakeup.channel, "t1 token and all")
@@ -165,7 +213,7 @@ def test_a_waiting_thread_is_woken_by_the_notification_of_its_ticket(wakeup, dat
 async def test_a_waiting_coroutine_is_woken_by_the_notification_of_its_ticket(
     wakeup, database, asleep
 ):
-    with wakeup.pending("t1") as pending:
+    with Asking(wakeup, "t1") as pending:
         waiting = asyncio.create_task(pending.async_wait(PATIENCE))
         await asyncio.to_thread(asleep.wait, waiter="t1")
         database.notify(wakeup.channel, "t1 x")
@@ -173,7 +221,7 @@ async def test_a_waiting_coroutine_is_woken_by_the_notification_of_its_ticket(
 
 
 def test_g4_a_notification_that_comes_before_the_wait_is_kept(wakeup, database):
-    with wakeup.pending("t1") as early, wakeup.pending("t2") as later:
+    with Asking(wakeup, "t1") as early, Asking(wakeup, "t2") as later:
         database.notify(wakeup.channel, "t1 x")
         database.notify(wakeup.channel, "t2 x")
         assert later.wait(PATIENCE) == "t2 x"
@@ -183,7 +231,7 @@ def test_g4_a_notification_that_comes_before_the_wait_is_kept(wakeup, database):
 
 def test_g4_a_waiter_from_before_listening_began_asks_again(make, database):
     wakeup = make()
-    with wakeup.pending("t1") as pending:
+    with Asking(wakeup, "t1") as pending:
         # Sent before the process listens, so it is lost.
         database.notify(wakeup.channel, "t1 x")
         pending.listen()
@@ -194,7 +242,7 @@ def test_g4_a_waiter_from_before_listening_began_asks_again(make, database):
 
 
 def test_a_wait_ends_with_its_timeout_and_when_it_is_interrupted(wakeup):
-    with wakeup.pending("t1") as pending:
+    with Asking(wakeup, "t1") as pending:
         assert pending.wait(0.0) is None
         assert pending.wait(PATIENCE, interrupted=lambda: True) is None
         assert asyncio.run(pending.async_wait(0.0)) is None
@@ -203,8 +251,8 @@ def test_a_wait_ends_with_its_timeout_and_when_it_is_interrupted(wakeup):
 
 def test_a_notification_without_a_waiter_is_dropped(wakeup, database):
     database.notify(wakeup.channel, "gone x")
-    with wakeup.pending("t1") as left, wakeup.pending("t2") as last:
-        left.__exit__()
+    with Asking(wakeup, "t1") as left, Asking(wakeup, "t2") as last:
+        left.pending = None
         database.notify(wakeup.channel, "t1 x")
         database.notify(wakeup.channel, "t2 x")
         assert last.wait(PATIENCE) == "t2 x"
@@ -221,12 +269,12 @@ def test_a_thousand_waiters_share_one_connection_and_one_thread(
     async def coroutines(number: int) -> list[str | None]:
         with ExitStack() as stack:
             expected = [
-                stack.enter_context(wakeup.pending(f"c{number}-{index}")) for index in range(each)
+                stack.enter_context(Asking(wakeup, f"c{number}-{index}")) for index in range(each)
             ]
             return await asyncio.gather(*(it.async_wait(PATIENCE) for it in expected))
 
     def thread(number: int) -> str | None:
-        with wakeup.pending(f"t{number}") as pending:
+        with Asking(wakeup, f"t{number}") as pending:
             return pending.wait(PATIENCE)
 
     in_loops = [on_a_thread(lambda n=n: asyncio.run(coroutines(n))) for n in range(loops)]
@@ -246,7 +294,7 @@ def test_the_thread_ends_after_the_last_waiter_and_starts_again(listener_threads
     wakeup = make(linger=0.05)
     for _ in range(3):
         # Nobody may leave before the connection was seen.
-        with wakeup.pending("somebody's"):
+        with Asking(wakeup, "somebody's"):
             listening(wakeup)
             assert database.listeners()
         until(lambda: not (database.listeners() or listener_threads()))
@@ -255,7 +303,7 @@ def test_the_thread_ends_after_the_last_waiter_and_starts_again(listener_threads
 
 
 def test_closing_ends_the_thread_and_wakes_its_waiters(wakeup, database, asleep):
-    with wakeup.pending("t1") as pending:
+    with Asking(wakeup, "t1") as pending:
         result = on_a_thread(lambda: pending.wait(PATIENCE))
         asleep.wait(waiter="t1")
         wakeup.close()
@@ -270,12 +318,12 @@ async def test_g7_a_cancelled_wait_leaves_nothing(make, database):
     listening(wakeup)
 
     async def wait() -> None:
-        with wakeup.pending("t1") as pending:
+        with Asking(wakeup, "t1") as pending:
             await pending.async_wait(PATIENCE)
 
     task = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    with heard("listener.message") as read, wakeup.pending("t2"):
+    with heard("listener.message") as read, Asking(wakeup, "t2"):
         # The loop does not run before both have happened.
         database.notify(wakeup.channel, "t1 x")
         read.wait(waiter="t1")
@@ -289,18 +337,29 @@ async def test_g7_a_cancelled_wait_leaves_nothing(make, database):
         assert read.count(waiter="t1") == 1
 
 
+def test_g7_a_caller_that_never_waits_leaves_no_place(wakeup, database):
+    pending = wakeup.pending("gone")
+    with heard("listener.message") as read, Asking(wakeup, "t1") as other:
+        database.notify(wakeup.channel, "gone x")
+        read.wait(waiter="gone")
+        del pending
+        database.notify(wakeup.channel, "gone x")
+        database.notify(wakeup.channel, "t1 x")
+        assert other.wait(PATIENCE) == "t1 x"
+        assert read.count(waiter="gone") == 1
+
+
 def test_a_closed_loop_does_not_disturb_other_waiters(wakeup, database):
     loop = asyncio.new_event_loop()
-    pending = wakeup.pending("t1").__enter__()
+    pending = Asking(wakeup, "t1")
     task = loop.create_task(pending.async_wait(PATIENCE))
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()
-    with wakeup.pending("t2") as other:
+    with Asking(wakeup, "t2") as other:
         database.notify(wakeup.channel, "t1 x")
         database.notify(wakeup.channel, "t2 x")
         assert other.wait(PATIENCE) == "t2 x"
-    pending.__exit__()
     task._log_destroy_pending = False
 
 
@@ -310,7 +369,7 @@ def test_a_closed_loop_does_not_disturb_other_waiters(wakeup, database):
 def test_g4_the_end_of_the_connection_wakes_all_waiters_and_it_is_replaced(
     wakeup, database, asleep
 ):
-    with wakeup.pending("t1") as one, wakeup.pending("t2") as two:
+    with Asking(wakeup, "t1") as one, Asking(wakeup, "t2") as two:
         results = [on_a_thread(lambda it=it: it.wait(10 * PATIENCE)) for it in (one, two)]
         asleep.until(lambda it: {"t1", "t2"} <= it.each("waiter"))
         (before,) = database.listeners()
@@ -319,10 +378,7 @@ def test_g4_the_end_of_the_connection_wakes_all_waiters_and_it_is_replaced(
         until(lambda: wakeup.subscribed)
         assert wakeup.works
         for pending in (one, two):
-            database.notify(wakeup.channel, f"{pending.owner} x")
-            # It may be woken once more before, because the process listens again.
-            payloads = (pending.wait(PATIENCE) for _ in range(3))
-            assert next(filter(None, payloads)) == f"{pending.owner} x"
+            pending.notified(database, f"{pending.owner} x")
         (after,) = database.listeners()
         assert after != before
 
@@ -333,7 +389,7 @@ def test_g10_waiters_poll_while_the_process_cannot_listen(make, database, caplog
             urlsplit(database.url)._replace(netloc=f"postgres@127.0.0.1:{proxy.port}").geturl()
         )
         listening(wakeup)
-        with wakeup.pending("t1") as pending:
+        with Asking(wakeup, "t1") as pending:
             proxy.refuse()
             until(lambda: not wakeup.works)
             # Once it knows that.
@@ -355,7 +411,7 @@ def test_g4_a_connection_that_delivers_nothing_is_noticed(make, database, monkey
             urlsplit(database.url)._replace(netloc=f"postgres@127.0.0.1:{proxy.port}").geturl()
         )
         listening(wakeup)
-        with wakeup.pending("t1") as pending:
+        with Asking(wakeup, "t1") as pending:
             # The connection works, so it is kept.
             before = database.listeners()
             with heard("listener.tested") as tested, heard("listener.failed") as failed:
@@ -373,7 +429,7 @@ def test_g4_a_pooler_that_drops_notifications_is_noticed(make, database, pooler,
     with closing(through):
         # The pooler keeps its own connection.
         wakeup = make(through.url, name="pooled", probe=through.notify, test_again_after=0.2)
-        with wakeup.pending("t1") as pending:
+        with Asking(wakeup, "t1") as pending:
             assert not wakeup.subscribed
             pending.listen()
             until(lambda: not wakeup.works)
@@ -410,17 +466,14 @@ def test_g4_whatever_cannot_be_made_waiters_poll_until_it_can(
     # What a thread raises fails the test: it must not die.
     with monkeypatch.context() as patch:
         patch.setattr(f"django_dlock.backends.database.{place}", fails)
-        with wakeup.pending("t1") as pending:
+        with Asking(wakeup, "t1") as pending:
             for _ in range(2):
                 assert pending.wait(10 * PATIENCE) is None
             assert failed.wait(PATIENCE)
             patch.undo()
             while not wakeup.subscribed:
                 assert pending.wait(10 * PATIENCE) is None
-            database.notify(wakeup.channel, "t1 x")
-            while (payload := pending.wait(10 * PATIENCE)) is None:
-                pass
-            assert payload == "t1 x"
+            pending.notified(database, "t1 x")
 
 
 NO_FILES = """
@@ -449,19 +502,23 @@ except Failure as failure:
     assert failure.kind == "broken", failure.kind
 else:
     raise AssertionError("not cut")
-with wakeup.pending("t1") as pending:
-    while wakeup.works:
-        assert pending.wait(600) is None
-    assert pending.wait(600) is None
-    (thread,) = (t for t in threading.enumerate() if t.name == "dlock-listener-postgresql")
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    while not wakeup.subscribed:
-        assert pending.wait(600) is None
-    assert thread.is_alive()
+def wait():
+    return wakeup.pending("t1").wait(600, lambda: False)
+
+while wakeup.works:
+    assert wait() is None
+assert wait() is None
+(thread,) = (t for t in threading.enumerate() if t.name == "dlock-listener-postgresql")
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+while not wakeup.subscribed:
+    assert wait() is None
+assert thread.is_alive()
+received = None
+while received is None:
+    pending = wakeup.pending("t1")
     notify(wakeup.channel, "t1 x")
-    while (payload := pending.wait(600)) is None:
-        pass
-    assert payload == "t1 x"
+    received = pending.wait(600, lambda: False)
+assert received == "t1 x"
 wakeup.close()
 """
 
@@ -490,14 +547,14 @@ def test_g8_a_forked_child_listens_on_its_own_connection_only(make, database, dr
             wakeup.forget()
             assert wakeup.channel != channel
             listening(wakeup)
-            with wakeup.pending("child") as pending:
+            with Asking(wakeup, "child") as pending:
                 Database(database.url).notify(wakeup.channel, "child x")
                 status = 0 if pending.wait(PATIENCE) == "child x" else 2
             wakeup.close()
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    with wakeup.pending("t1") as pending:
+    with Asking(wakeup, "t1") as pending:
         database.notify(channel, "t1 x")
         assert pending.wait(PATIENCE) == "t1 x"
     until(lambda: database.listeners() == [before])
@@ -542,16 +599,16 @@ notify = lambda *args: ordinary.execute("SELECT pg_notify(%s, %s)", args)
 wakeup = Wakeup(connect, notify)
 
 def wait(ticket):
-    with wakeup.pending(ticket) as pending:
-        while (payload := pending.wait(20)) is None:
-            pass
-        return payload
+    while (payload := wakeup.pending(ticket).wait(20, lambda: False)) is None:
+        pass
+    return payload
 
 waiting = [gevent.spawn(wait, f"t{number}") for number in range(10)]
-while not (wakeup.subscribed and len(wakeup._waiters._pending) == 10):
-    gevent.sleep(0.01)
-for number in range(10):
-    notify(wakeup.channel, f"t{number} x")
+# One that asks again just now gets the next.
+while not all(one.ready() for one in waiting):
+    for number in range(10):
+        notify(wakeup.channel, f"t{number} x")
+    gevent.sleep(0.05)
 assert [one.get(timeout=20) for one in waiting] == [f"t{number} x" for number in range(10)]
 wakeup.close()
 """
@@ -582,7 +639,7 @@ def test_a_payload_in_another_encoding_does_not_end_the_listening(make, database
     mark = "&" if "?" in database.url else "?"
     wakeup = make(f"{database.url}{mark}client_encoding=LATIN1", driver=driver)
     listening(wakeup)
-    with wakeup.pending("t1") as pending:
+    with Asking(wakeup, "t1") as pending:
         database.notify(wakeup.channel, "stranger \u00e9")
         database.notify(wakeup.channel, "t1 x")
         assert pending.wait(PATIENCE) == "t1 x"

@@ -33,12 +33,13 @@ from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, Ren
 from .config import DatabaseOptions
 from .connection import Connection, Failure
 from .listing import DatabaseListing
+from .pending_notification import PendingNotification
 from .renewal import Renewals
 from .rows import MAC, SECOND, Message, Row, WaitInfo, is_dead, micro
 from .statements import Found, Released
 from .store import Store
 from .table import LeaseTable
-from .waiting import Registration, handed_over, pause
+from .waiting import handed_over, patience, pause
 
 __all__ = ["DatabaseBackend"]
 
@@ -97,7 +98,8 @@ class DatabaseBackend(BaseLockBackend):
         owner, table = request.owner, self._table
 
         # Registered before its ticket is stored, so that no notification is missed.
-        registration = Registration.of(self._store.wakeup, request)
+        wakeup = self._store.wakeup
+        registration = wakeup.pending(owner) if wakeup is not None and request.waits else None
         channel = registration.channel if registration else ""
         if registration:
             # For the hand-over that follows.
@@ -177,11 +179,11 @@ class DatabaseBackend(BaseLockBackend):
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         registration = cast(WaitInfo, contention.ticket).registration
-        if not isinstance(registration, Registration):
+        if not isinstance(registration, PendingNotification):
             time.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
-        heard = registration.wait(contention, until, over)
+        heard = registration.wait(patience(contention, until), over)
         return self._handed_over(request, contention, registration.channel, heard)
 
     async def async_wait(
@@ -193,12 +195,12 @@ class DatabaseBackend(BaseLockBackend):
         interrupted: Callable[[], bool],
     ) -> Lease | None:
         registration = cast(WaitInfo, contention.ticket).registration
-        if not isinstance(registration, Registration):
+        if not isinstance(registration, PendingNotification):
             await asyncio.sleep(pause(contention, until, self._longest_pause))
             return None
         over = self._or_dead(contention, interrupted)
         abandoned = partial(self._abandon, request)
-        heard = await registration.async_wait(contention, until, over, abandoned)
+        heard = await registration.async_wait(patience(contention, until), over, abandoned)
         return self._handed_over(request, contention, registration.channel, heard)
 
     def _handed_over(

@@ -19,8 +19,9 @@ from typing import Any
 from ... import clock
 from ...log import logger
 from ...process.points import reached
+from ..shared.waiting import POLL_INTERVAL, ThreadEvent
 from .listen_connection import Alarm, ListeningConnection, Stopped
-from .pending_notification import POLL_INTERVAL, State, Waiters, set_event, thread_event
+from .pending_notification import NotifiedWaiters
 from .sessions import SessionProof
 
 __all__ = ["Listener"]
@@ -44,7 +45,7 @@ class Listener:
 
     def __init__(
         self,
-        waiters: Waiters,
+        waiters: NotifiedWaiters,
         open_connection: Callable[[], Any],
         probe: Callable[[str, str], object],
         session: SessionProof | None,
@@ -66,7 +67,7 @@ class Listener:
         if self._alarm is not None:
             self._alarm.close()
         self.channel = f"dlock_{secrets.token_hex(8)}"
-        self._connection, self._alarm, self._stop = None, None, thread_event()
+        self._connection, self._alarm, self._stop = None, None, ThreadEvent()
         self._thread: dict[str, threading.Thread] = {}
         self._began_at = self._try_at = float("-inf")
         self._failures, self._missing = 0, ""
@@ -74,7 +75,7 @@ class Listener:
     def close(self) -> None:
         """Stop listening until somebody waits again."""
         thread, alarm = self._thread.pop("", None), self._alarm
-        set_event(self._stop)
+        self._stop.set()
         if alarm is not None:
             alarm.set()
         if thread not in (None, threading.current_thread()):
@@ -103,11 +104,11 @@ class Listener:
 
     def _run(self) -> None:
         me = threading.current_thread()
-        self._stop = stop = thread_event()
+        self._stop = stop = ThreadEvent()
         try:
             while self._is_needed(me):
-                if (pause := self._try_at - clock.now()) > 0.0:
-                    stop.acquire(timeout=min(pause, LOOK_EVERY))
+                if (now := clock.now()) < self._try_at:
+                    stop.sleep(min(self._try_at, now + LOOK_EVERY))
                     continue
                 try:
                     self._listen(me)
@@ -116,12 +117,11 @@ class Listener:
         finally:
             self._end_thread(me)
             # A waiter that came meanwhile saw this thread and started none.
-            if self._waiters:
+            if self._waiters.by_owner:
                 self.ensure_running()
 
     def _is_needed(self, me: threading.Thread) -> bool:
-        waited_for = self._waiters or clock.now() < self._waiters.needed_at + self._linger
-        return bool(waited_for) and self._thread.get("") is me
+        return self._waiters.are_needed(self._linger) and self._thread.get("") is me
 
     def _listen(self, me: threading.Thread) -> None:
         """Listen until nobody waits any more, ``close`` is called, or anything fails."""
@@ -133,7 +133,7 @@ class Listener:
             self._test(connection)
             if self._session is not None:
                 self._session.take(connection)
-            self._waiters.change(State(subscribed=True, works=True))
+            self._waiters.change(subscribed=True, works=True)
             reached("listener.listening", store="postgresql")
             self._read(connection, me)
         except Stopped:
@@ -142,8 +142,8 @@ class Listener:
             self._failed(error)
         finally:
             # Whatever comes now, the waiters must not rely on notifications any more.
-            if self._waiters.state.subscribed:
-                self._waiters.change(State(subscribed=False, works=True))
+            if self._waiters.subscribed:
+                self._waiters.change(subscribed=False, works=True)
             self._withdraw()
             opened, self._connection = self._connection, None
             if opened is not None:
@@ -170,7 +170,7 @@ class Listener:
             if payloads := connection.read(turn):
                 self._deliver(payloads)
                 heard_at = clock.now()
-            elif self._waiters and clock.now() - heard_at >= SILENCE:
+            elif self._waiters.by_owner and clock.now() - heard_at >= SILENCE:
                 self._test(connection)
                 heard_at = clock.now()
 
@@ -195,18 +195,18 @@ class Listener:
                 self._missing = ""
 
     def _failed(self, error: Exception) -> None:
-        was = self._waiters.state
+        subscribed, worked = self._waiters.subscribed, self._waiters.works
         if clock.now() - self._began_at > SILENCE:
             self._failures = 0
         pause = min(RETRY[0] * 2**self._failures, RETRY[1]) * random.uniform(0.5, 1.0)
         self._failures = min(self._failures + 1, 10)
-        if not was.subscribed and isinstance(error, _NotDelivered):
+        if not subscribed and isinstance(error, _NotDelivered):
             pause = self._test_again_after
         self._try_at = clock.now() + pause
         # A broken connection alone is no reason to expect the next attempt to fail.
-        self._waiters.change(State(subscribed=False, works=was.subscribed))
+        self._waiters.change(subscribed=False, works=subscribed)
         reached("listener.failed", store="postgresql")
-        if was.works and not was.subscribed:
+        if worked and not subscribed:
             logger.warning(
                 "Not listening for released locks; waiters poll every %s to %s s: %s",
                 *POLL_INTERVAL,

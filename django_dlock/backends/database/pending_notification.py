@@ -3,87 +3,52 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import random
-import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from ... import clock
 from ...process.points import reached
-from ..loop_event import LoopEvent
+from ..shared.waiting import Waiter, Waiters, poll_at
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+__all__ = ["NotifiedWaiters", "PendingNotification"]
 
-__all__ = ["POLL_INTERVAL", "PendingNotification", "State", "Waiters", "set_event", "thread_event"]
-
-POLL_INTERVAL = 0.1, 0.5
-"""Shortest and longest pause before a waiter asks again, in seconds, while nothing listens."""
 MOST_KEPT = 2
 """Notifications that are kept for one waiter; a stranger may send any number."""
-FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
-"""Seconds before a waiter first checks whether to stop, and between further checks."""
 
 
-class State:
-    """Whether the process listens. Each change makes a new object, so waiters notice it.
+class _Notified(Waiter):
+    __slots__ = ("payloads",)
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(owner)
+        # Only the first one counts, because after any of them its waiter asks again.
+        self.payloads = collections.deque[str](maxlen=MOST_KEPT)
+
+
+class NotifiedWaiters(Waiters[_Notified]):
+    """Everybody in this process who waits for a notification.
+
+    Args:
+        ensure_listening: Called for each of them, and again while nothing listens; never blocks.
 
     Attributes:
         subscribed: A notification sent now will arrive, as far as is known.
         works: False if listening has failed, or a pooler drops notifications.
     """
 
-    __slots__ = ("subscribed", "works")
-
-    def __init__(self, *, subscribed: bool, works: bool) -> None:
-        self.subscribed, self.works = subscribed, works
-
-
-class Waiters:
-    """Everybody in this process who waits for a notification.
-
-    Every operation on a dictionary here is atomic by itself, so that no lock can be left held by a
-    fork, a signal handler or a finalizer.
-
-    Args:
-        ensure_listening: Called for each of them, and again while nothing listens; never blocks.
-
-    Attributes:
-        state: Whether the process listens.
-        needed_at: When somebody last needed the connection; it stays open for a while after that.
-    """
-
     def __init__(self, ensure_listening: Callable[[], None]) -> None:
+        super().__init__()
         self.ensure_listening = ensure_listening
-        self.forget()
+        self.subscribed, self.works = False, True
 
     def forget(self) -> None:
-        """Reset in a forked child, which has no other thread."""
-        self.state = State(subscribed=False, works=True)
-        self.needed_at = float("-inf")
-        self._pending: dict[str, PendingNotification] = {}
+        super().forget()
+        self.subscribed, self.works = False, True
 
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def register(self, pending: PendingNotification) -> None:
-        self._pending[pending.owner] = pending
-
-    def unregister(self, pending: PendingNotification) -> None:
-        """Forget it; a second call does no harm."""
-        if self._pending.get(pending.owner) is pending:
-            if pending.listened:
-                self.needed_at = clock.now()
-            self._pending.pop(pending.owner, None)
-
-    def change(self, state: State) -> None:
-        """Replace the state; each waiter notices and asks again."""
-        self.state = state
-        for pending in self._pending.copy().values():
-            pending.wake()
+    def change(self, *, subscribed: bool, works: bool) -> None:
+        """Note whether the process listens; each waiter asks again."""
+        self.subscribed, self.works = subscribed, works
+        self.end_waits()
 
     def deliver(self, payload: str) -> None:
         """Wake the waiter whose owner is the first word.
@@ -91,136 +56,69 @@ class Waiters:
         If it has left, the payload is dropped: a waiter that leaves asks once more or cancels its
         acquire, and the row has the lease.
         """
-        pending = self._pending.get(payload.partition(" ")[0])
-        if pending is not None:
+        waiter = self.by_owner.get(payload.partition(" ")[0])
+        if waiter is not None:
             # Store the payload first: a waiter that calls ``wait`` now finds it.
-            pending.payloads.append(payload)
-            reached("listener.message", waiter=pending.owner)
-            pending.wake()
+            waiter.payloads.append(payload)
+            reached("listener.message", waiter=waiter.owner)
+            waiter.wake()
 
 
 class PendingNotification:
-    """Receives what is sent to one waiter.
+    """What is sent to one waiter until the end of its wait.
 
-    A context manager, entered before the ticket is stored.
+    Made before the ticket is stored. It is unregistered after the wait, or when it is garbage: a
+    caller that asked may never wait.
     """
 
-    __slots__ = ("__weakref__", "_state", "_waiters", "listened", "owner", "payloads", "wake")
+    __slots__ = ("_waiter", "_waiters", "channel")
 
-    def __init__(self, waiters: Waiters, owner: str) -> None:
-        # Only the first one counts, because after any of them its waiter asks again.
-        self.owner, self.payloads = owner, collections.deque[str](maxlen=MOST_KEPT)
-        self.wake: Callable[[], None] = wake_nobody
-        self._waiters, self._state = waiters, waiters.state
-        # Most callers get their lease at once. They do not keep the connection open.
-        self.listened = False
+    def __init__(self, waiters: NotifiedWaiters, owner: str, channel: str) -> None:
+        self._waiters, self._waiter, self.channel = waiters, _Notified(owner), channel
+        waiters.enter(self._waiter)
 
-    def __enter__(self) -> Self:
-        self._waiters.register(self)
-        # Earlier states of the connection do not matter to this ticket.
-        self._state = self._waiters.state
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._waiters.unregister(self)
+    def __del__(self) -> None:
+        self._waiters.leave(self._waiter)
 
     def listen(self) -> None:
-        """Begin to listen, if the process does not; ``wait`` does it, too.
+        """Begin to listen, if the process does not, because the caller has to wait.
 
-        A ticket that was stored before misses nothing: its waiter asks again when listening begins.
+        Most callers get their lease at once, and do not keep the connection open. A ticket that was
+        stored before misses nothing: its waiter asks again when listening begins.
         """
-        self.listened = True
+        self._waiter.waits = True
         self._waiters.ensure_listening()
 
-    def wait(self, timeout: float, interrupted: Callable[[], bool] = lambda: False) -> str | None:
+    def wait(self, timeout: float, interrupted: Callable[[], bool]) -> str | None:
         """Block until the owner is notified; ``None`` means "ask again", and may be a false alarm.
 
         Args:
             timeout: Seconds; shortened to a few tenths of a second while nothing listens.
-            interrupted: Called about twice a second; ends the wait if it returns true.
+            interrupted: See ``Waiters.wait``.
 
         Returns:
             The payload as it was sent, including the owner.
         """
-        event = thread_event()
-        self.wake = partial(set_event, event)
-        until = self._until(timeout)
-        check_at = clock.now() + FIRST_CHECK
-        while True:
-            over, payload = self._result(until)
-            if over:
-                return payload
-            now = clock.now()
-            if now >= check_at:
-                if interrupted():
-                    return None
-                check_at = now + CHECK_EVERY
-            reached("wait.asleep", waiter=self.owner)
-            event.acquire(timeout=max(0.0, min(until, check_at) - now))
+        waiter = self._waiter
+        is_over = partial(bool, waiter.payloads)
+        self._waiters.wait(waiter, self._until(timeout), interrupted, is_over)
+        return waiter.payloads.popleft() if waiter.payloads else None
 
     async def async_wait(
-        self,
-        timeout: float,
-        interrupted: Callable[[], bool] = lambda: False,
-        abandoned: Callable[[], object] = lambda: None,
+        self, timeout: float, interrupted: Callable[[], bool], abandoned: Callable[[], object]
     ) -> str | None:
         """As ``wait``, for coroutines; uses no thread.
 
         Args:
-            abandoned: See ``LoopEvent``.
+            abandoned: See ``Waiters.async_wait``.
         """
-        event = LoopEvent(partial(_abandoned, weakref.ref(self), abandoned))
-        self.wake = event.wake
+        waiter = self._waiter
+        is_over = partial(bool, waiter.payloads)
         until = self._until(timeout)
-        check_at = clock.now() + FIRST_CHECK
-        while True:
-            event.clear()
-            over, payload = self._result(until)
-            if over:
-                return payload
-            now = clock.now()
-            if now >= check_at:
-                if interrupted():
-                    return None
-                check_at = now + CHECK_EVERY
-            reached("wait.asleep", waiter=self.owner)
-            await event.sleep(min(until, check_at))
+        await self._waiters.async_wait(waiter, until, interrupted, abandoned, is_over)
+        return waiter.payloads.popleft() if waiter.payloads else None
 
     def _until(self, timeout: float) -> float:
         self.listen()
-        if not self._state.subscribed:
-            timeout = min(timeout, random.uniform(*POLL_INTERVAL))
-        return clock.now() + timeout
-
-    def _result(self, until: float) -> tuple[bool, str | None]:
-        """Whether the wait is over, and the payload received."""
-        if self.payloads:
-            return True, self.payloads.popleft()
-        state, self._state = self._state, self._waiters.state
-        return state is not self._state or clock.now() >= until, None
-
-
-def wake_nobody() -> None:
-    """The wake function of a waiter that does not wait yet."""
-
-
-def thread_event() -> Any:
-    # A bare lock that is held until the event is set. An Event has a lock inside, which an
-    # interrupt can leave held forever.
-    event = threading.Lock()
-    event.acquire()
-    return event
-
-
-def set_event(event: Any) -> None:
-    with contextlib.suppress(RuntimeError):
-        event.release()  # Suppressed: the event is set already.
-
-
-def _abandoned(
-    reference: weakref.ref[PendingNotification], abandoned: Callable[[], object]
-) -> None:
-    pending = reference()
-    if pending is not None:
-        pending.__exit__()
-    abandoned()
+        until = clock.now() + timeout
+        return until if self._waiters.subscribed else poll_at(until)

@@ -3,81 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import cast
 
 from ... import clock
 from ...lease import Contention, Lease, LeaseRequest
-from .pending_notification import PendingNotification
 from .rows import TICKET_TTL, WaitInfo
-from .wakeup import Wakeup
 
-__all__ = ["Registration", "handed_over", "pause"]
+__all__ = ["handed_over", "patience", "pause"]
 
 SHORTEST_PAUSE = 0.005
 """Seconds before a waiter that gets no notification asks again."""
 
 
-class Registration:
-    """The pending notification of one waiter, registered before its ticket is stored.
-
-    It is unregistered after the wait, or when this object is garbage: a caller that asked may never
-    wait.
-    """
-
-    __slots__ = ("_pending", "channel")
-
-    def __init__(self, wakeup: Wakeup, owner: str) -> None:
-        self.channel = wakeup.channel
-        self._pending: PendingNotification | None = wakeup.pending(owner)
-        self._pending.__enter__()
-
-    @classmethod
-    def of(cls, wakeup: Wakeup | None, request: LeaseRequest) -> Registration | None:
-        """``None`` for a caller that does not wait, and if there are no notifications."""
-        return cls(wakeup, request.owner) if wakeup is not None and request.waits else None
-
-    def listen(self) -> None:
-        """Begin to listen, because the caller has to wait; most callers need not."""
-        if self._pending is not None:
-            self._pending.listen()
-
-    def __del__(self) -> None:
-        self._unregister()
-
-    def _unregister(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.__exit__()
-
-    def wait(self, met: Contention, until: float, interrupted: Callable[[], bool]) -> str | None:
-        """The notification for this waiter; ``None`` if the owner should ask again."""
-        pending = self._pending
-        if pending is None:
-            return None
-        try:
-            return pending.wait(_patience(met, until), interrupted)
-        finally:
-            self._unregister()
-
-    async def async_wait(
-        self,
-        met: Contention,
-        until: float,
-        interrupted: Callable[[], bool],
-        abandoned: Callable[[], object],
-    ) -> str | None:
-        """As ``wait``, for coroutines."""
-        pending = self._pending
-        if pending is None:
-            return None
-        try:
-            return await pending.async_wait(_patience(met, until), interrupted, abandoned)
-        finally:
-            self._unregister()
-
-
-def _patience(met: Contention, until: float) -> float:
+def patience(met: Contention, until: float) -> float:
+    """Seconds after which a waiter that gets no notification asks again."""
     # Asking again renews the ticket.
     ask_again = TICKET_TTL * random.uniform(0.4, 0.5)
     return max(0.0, min(until - clock.now(), met.remaining + 0.002, ask_again))

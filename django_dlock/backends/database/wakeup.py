@@ -15,7 +15,7 @@ from typing import Any
 
 from ... import clock
 from .listener import Listener
-from .pending_notification import PendingNotification, Waiters
+from .pending_notification import NotifiedWaiters, PendingNotification
 from .sessions import SessionProof
 
 __all__ = ["Wakeup"]
@@ -43,7 +43,7 @@ class Wakeup:
         linger: float = 60.0,
         test_again_after: float = 60.0,
     ) -> None:
-        self._waiters = Waiters(self._ensure_listening)
+        self._waiters = NotifiedWaiters(self._ensure_listening)
         self._listener = Listener(
             self._waiters,
             open_connection,
@@ -73,12 +73,12 @@ class Wakeup:
     @property
     def subscribed(self) -> bool:
         """Whether a notification sent now will arrive, as far as is known."""
-        return self._waiters.state.subscribed
+        return self._waiters.subscribed
 
     @property
     def works(self) -> bool:
         """False if listening has failed, or a pooler drops notifications."""
-        return self._waiters.state.works
+        return self._waiters.works
 
     def keep_listening(self) -> None:
         """Listen for a while, even if nobody waits; never blocks."""
@@ -86,9 +86,9 @@ class Wakeup:
         self._listener.ensure_running()
 
     def pending(self, owner: str) -> PendingNotification:
-        """The pending notification of a waiter: ``with wakeup.pending(owner) as pending``.
+        """The pending notification of a waiter.
 
         Args:
             owner: First word of the payload; unique to the waiter.
         """
-        return PendingNotification(self._waiters, owner)
+        return PendingNotification(self._waiters, owner, self.channel)

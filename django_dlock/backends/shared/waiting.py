@@ -133,10 +133,11 @@ class Waiters(Generic[W]):
         """
         try:
             try:
-                event = ThreadEvent(waiter.owner)
+                event = ThreadEvent()
                 waiter.wake = event.set
                 for turn in self._turns(waiter, until, interrupted, is_over):
                     if sleep is None:
+                        reached("wait.asleep", waiter=waiter.owner)
                         event.sleep(turn)
                     else:
                         sleep(event, turn)
@@ -161,9 +162,10 @@ class Waiters(Generic[W]):
             abandoned: Called if the loop was closed, on the thread that wakes; never blocks.
         """
         try:
-            event = LoopEvent(waiter.owner, partial(self._abandoned, waiter, abandoned))
+            event = LoopEvent(partial(self._abandoned, waiter, abandoned))
             waiter.wake = event.wake
             for turn in self._turns(waiter, until, interrupted, is_over):
+                reached("wait.asleep", waiter=waiter.owner)
                 await event.sleep(turn)
         finally:
             self.leave(waiter)
@@ -201,10 +203,9 @@ class ThreadEvent:
     ``threading.Event`` held forever.
     """
 
-    __slots__ = ("_lock", "_owner")
+    __slots__ = ("_lock",)
 
-    def __init__(self, owner: str = "") -> None:
-        self._owner = owner
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
 
@@ -214,7 +215,6 @@ class ThreadEvent:
 
     def sleep(self, until: float) -> None:
         """Wait until it is set, or until that time on ``clock.now()``."""
-        reached("wait.asleep", waiter=self._owner)
         self._lock.acquire(timeout=max(0.0, until - clock.now()))
 
 
@@ -228,10 +228,9 @@ class LoopEvent:
         wake: Sets the event; from any thread.
     """
 
-    __slots__ = ("__weakref__", "_event", "_loop", "_owner", "wake")
+    __slots__ = ("__weakref__", "_event", "_loop", "wake")
 
-    def __init__(self, owner: str, abandoned: Callable[[], object]) -> None:
-        self._owner = owner
+    def __init__(self, abandoned: Callable[[], object]) -> None:
         self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
         self.wake: Callable[[], None] = partial(_wake, self._loop, weakref.ref(self), abandoned)
 
@@ -241,7 +240,6 @@ class LoopEvent:
 
     async def sleep(self, until: float) -> None:
         """Wait until it is set, or until that time on ``clock.now()``."""
-        reached("wait.asleep", waiter=self._owner)
         # Not ``asyncio.wait_for``, which makes a task for each turn.
         timer = self._loop.call_later(max(0.0, until - clock.now()), self._event.set)
         try:
