@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,9 +36,7 @@ from ...lease import (
     RenewalResult,
     Waiter,
 )
-from ...process.points import reached
 from ..base import AliasOptions, BaseLockBackend, Fact, Problem, RenewalResults
-from ..loop_event import LoopEvent
 from . import status
 from .attempts import Attempt, Attempts
 from .calls import SessionCalls
@@ -50,9 +47,6 @@ from .session import Session
 from .watches import Watches
 
 __all__ = ["ZooKeeperBackend"]
-
-ASK_EVERY = 0.5
-"""Seconds between two checks whether a waiter is interrupted."""
 
 
 class ZooKeeperBackend(BaseLockBackend):
@@ -182,13 +176,10 @@ class ZooKeeperBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        gone, session = threading.Event(), self._sessions.session
-        if session is not None and isinstance(contention.ticket, LockNode):
-            with self._watches.told(session, contention.ticket, gone.set):
-                reached("wait.asleep", waiter=request.owner)
-                while not gone.wait(max(0.0, min(ASK_EVERY, until - clock.now()))):
-                    if clock.now() >= until or interrupted():
-                        break
+        session, node = self._sessions.session, contention.ticket
+        if session is not None and isinstance(node, LockNode):
+            owner = request.owner
+            self._watches.wait(session, owner, node, until=until, interrupted=interrupted)
         return None
 
     async def async_wait(
@@ -199,13 +190,14 @@ class ZooKeeperBackend(BaseLockBackend):
         until: float,
         interrupted: Callable[[], bool],
     ) -> Lease | None:
-        gone, session = LoopEvent(partial(self._abandon, request)), self._sessions.session
-        if session is not None and isinstance(contention.ticket, LockNode):
-            with self._watches.told(session, contention.ticket, gone.wake):
-                reached("wait.asleep", waiter=request.owner)
-                while not await gone.sleep(min(until, clock.now() + ASK_EVERY)):
-                    if clock.now() >= until or interrupted():
-                        break
+        session, node = self._sessions.session, contention.ticket
+        if session is not None and isinstance(node, LockNode):
+            await self._watches.async_wait(
+                *(session, request.owner, node),
+                until=until,
+                interrupted=interrupted,
+                abandoned=partial(self._abandon, request),
+            )
         return None
 
     # -- renew and release -------------------------------------------------------------
@@ -346,7 +338,8 @@ class ZooKeeperBackend(BaseLockBackend):
         self._end_session(deadline - clock.now())
 
     def after_fork(self) -> None:
-        self._attempts, self._watches = Attempts(self._delete_expired), Watches()
+        self._attempts = Attempts(self._delete_expired)
+        self._watches.forget()
         self._closing = False
         self._sessions.forget()
 

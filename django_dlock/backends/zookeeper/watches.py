@@ -2,39 +2,86 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..shared.waiting import Waiter, Waiters
 from .nodes import LockNode
 from .session import Session
 
 __all__ = ["Watches"]
 
-Tell = Callable[[], object]
-"""Called on a thread of the client; never blocks."""
+
+class _Waiter(Waiter):
+    __slots__ = ("node",)
+
+    def __init__(self, owner: str, node: LockNode) -> None:
+        super().__init__(owner)
+        self.node = node
 
 
 class Watches:
     """What this process waits for."""
 
     def __init__(self) -> None:
-        # Reentrant: a signal handler may wait while its thread is in here.
-        self._lock = threading.RLock()
-        self._waiting: dict[LockNode, list[Tell]] = {}
+        self._waiters: Waiters[_Waiter] = Waiters()
+        # A node stays until its watch has fired, even if everybody has left: a second watch on it
+        # would be one more to keep.
+        self._watched: dict[LockNode, object] = {}
 
-    @contextmanager
-    def told(self, session: Session, node: LockNode, tell: Tell) -> Iterator[None]:
-        """Call ``tell`` when the node is gone, and when the connection breaks."""
-        with self._lock:
-            # The list stays until the watch has fired, even if everybody has left: a second watch
-            # on the same node would be one more to keep.
-            is_new = node not in self._waiting
-            self._waiting.setdefault(node, []).append(tell)
+    def forget(self) -> None:
+        """Start again in a forked child."""
+        self._waiters.forget()
+        self._watched = {}
+
+    def wait(
+        self,
+        session: Session,
+        owner: str,
+        node: LockNode,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """Block until the node may be gone.
+
+        Args:
+            owner: Of the waiter.
+            until: When to return at the latest, on ``clock.now()``.
+            interrupted: See ``Waiters.wait``.
+        """
+        waiter = _Waiter(owner, node)
+        self._waiters.wait(waiter, until, interrupted, partial(self._is_over, session, node))
+
+    async def async_wait(
+        self,
+        session: Session,
+        owner: str,
+        node: LockNode,
+        *,
+        until: float,
+        interrupted: Callable[[], bool],
+        abandoned: Callable[[], object],
+    ) -> None:
+        """As ``wait``, for coroutines; takes no thread.
+
+        Args:
+            abandoned: See ``Waiters.async_wait``.
+        """
+        waiter, is_over = _Waiter(owner, node), partial(self._is_over, session, node)
+        await self._waiters.async_wait(waiter, until, interrupted, abandoned, is_over)
+
+    def fire_all(self) -> None:
+        """Tell all waiters, because watches end with the connection."""
+        self._watched.clear()
+        self._waiters.end_waits()
+
+    def _is_over(self, session: Session, node: LockNode) -> bool:
+        """Watch the node, unless that is done."""
+        mine = object()
         try:
-            if is_new:
+            if self._watched.setdefault(node, mine) is mine:
                 # Asks for the node's children, of which it has none: a watch on them fires when the
                 # node goes, but not when its owner writes it. And unlike ``exists``, it leaves no
                 # watch if the node is gone.
@@ -42,19 +89,11 @@ class Watches:
                     node.path, watch=lambda event: self._fire(node), include_data=True
                 )
                 request.rawlink(partial(self._answered, node))
-            if not session.connected:
-                tell()
-            yield
-        finally:
-            with self._lock, suppress(KeyError, ValueError):
-                self._waiting[node].remove(tell)
-
-    def fire_all(self) -> None:
-        """Tell all waiters, because watches end with the connection."""
-        with self._lock:
-            nodes = list(self._waiting)
-        for node in nodes:
+        except BaseException:
+            # Nobody has asked, perhaps; those who came meanwhile rely on it.
             self._fire(node)
+            raise
+        return not session.connected
 
     def _answered(self, node: LockNode, request: Any) -> None:
         # Its owner may have lost it, and joined again with the same path at the end of the queue.
@@ -62,7 +101,7 @@ class Watches:
             self._fire(node)
 
     def _fire(self, node: LockNode) -> None:
-        with self._lock:
-            waiting = self._waiting.pop(node, [])
-        for tell in waiting:
-            tell()
+        self._watched.pop(node, None)
+        for waiter in self._waiters:
+            if waiter.node == node:
+                waiter.end_wait()
