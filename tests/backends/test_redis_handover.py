@@ -740,7 +740,7 @@ def test_a_thousand_threads_wait_on_one_connection(direct, listener, own_redis, 
         handed = result()
         # Long after its request it asks again and finds its own grant, or a free name.
         assert handed is None or handed.owner == attempt.owner
-    assert not listener._listener._waiting
+    assert not listener._listener._waiters.by_owner
 
 
 def test_g8_a_child_gets_leases_through_its_own_subscription(direct, listener, own_redis):

@@ -28,9 +28,8 @@ For coroutines, one thread reads in the same way as long as any of them waits.
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -39,7 +38,7 @@ from redis import exceptions as errors
 from ... import clock
 from ...lease import Contention
 from ...process.points import reached
-from ..loop_event import LoopEvent
+from ..shared.waiting import ThreadEvent, Waiter, Waiters, poll_at
 from .commands import HandoverMessage, Ticket, read_message
 from .connection import Connection, ConnectionBroken, ErrorReply
 from .keys import Keys
@@ -51,12 +50,8 @@ REFUSED = frozenset({"ERR", "NOPERM"})
 """Errors of a server that does not know a command, or whose user may not use it."""
 SHORTEST_WAIT = 0.05
 """The shortest time between two requests of one waiter, in seconds."""
-POLL_INTERVAL = 0.1, 0.5
-"""Seconds between two requests if the user may not subscribe: minimum and maximum."""
 REFUSED_FOR = 60.0
 """Seconds after which subscribing is tried again if the user was not allowed to."""
-FIRST_CHECK, CHECK_EVERY = 0.05, 0.5
-"""Seconds after which a waiter first checks whether to stop, and between further checks."""
 SILENCE = 10.0
 """Seconds without a message after which the connection must answer a PING."""
 KEPT_FOR = 60.0
@@ -75,30 +70,16 @@ _NEVER = Contention("", "held", float("inf"), 0.0, ticket=Ticket(0, float("inf")
 """For the reading thread, which itself never gets a message."""
 
 
-class _Waiter:
+class _Waiter(Waiter):
     """One caller of ``wait`` or ``async_wait``."""
 
-    __slots__ = ("error", "message", "owner", "wake")
+    __slots__ = ("error", "is_coroutine", "message")
 
-    def __init__(self, owner: str, wake: Callable[[], None]) -> None:
-        self.owner, self.wake = owner, wake
+    def __init__(self, owner: str, *, is_coroutine: bool = False) -> None:
+        super().__init__(owner)
+        self.is_coroutine = is_coroutine
         self.error: BaseException | None = None
         self.message: HandoverMessage | None = None
-
-
-def _thread_event() -> Any:
-    # A plain lock, locked until the event is set: an interrupt can leave the lock inside a
-    # ``threading.Event`` locked for ever.
-    event = threading.Lock()
-    event.acquire()
-    return event
-
-
-def _set(event: Any) -> None:
-    try:
-        event.release()
-    except RuntimeError:
-        pass  # It is set already.
 
 
 class HandoverListener:
@@ -110,14 +91,14 @@ class HandoverListener:
 
     def __init__(self, pool: Pool, keys: Keys, timeout: float) -> None:
         self._pool, self._keys, self._timeout = pool, keys, timeout
+        self._waiters: Waiters[_Waiter] = Waiters(self._left)
         self.after_fork()
         pool.suspected = self._suspect
 
     def after_fork(self) -> None:
         """Discard everything without a message to the server: the session is the parent's."""
         self._connection: Connection | None = None
-        self._waiting: dict[str, _Waiter] = {}
-        self._coroutines: dict[str, _Waiter] = {}
+        self._waiters.forget()
         self._messages: dict[str, HandoverMessage] = {}
         self._reading: dict[str, _Waiter] = {}
         self._subscribed_at = self._heard_at = self._pinged_at = 0.0
@@ -127,12 +108,12 @@ class HandoverListener:
 
     def close(self) -> None:
         """Close the connection, unless a waiter is reading it."""
-        nobody = _Waiter("", lambda: None)
+        nobody = _Waiter("")
         try:
             if self._reading.setdefault("", nobody) is nobody:
                 self._drop(self._connection)
         finally:
-            self._leave(nobody)
+            self._left(nobody)
 
     def _suspect(self, since: float) -> None:
         """Have the subscription answer a PING soon: a call that began then was not answered."""
@@ -169,27 +150,15 @@ class HandoverListener:
         Raises:
             redis.exceptions.RedisError, OSError: Subscribing or reading failed.
         """
-        event = _thread_event()
-        waiter = _Waiter(owner, partial(_set, event))
-        try:
-            try:
-                self._waiting[owner] = waiter
-                for turn in self._turns(waiter, met, until, interrupted):
-                    if self.refused or self._reading.setdefault("", waiter) is not waiter:
-                        reached("wait.asleep", waiter=owner)
-                        event.acquire(timeout=max(0.0, turn - clock.now()))
-                    elif self._connection is None:
-                        self._subscribe(clock.now() + self._timeout)
-                    elif not self._listen(turn, owner):
-                        break
-                return waiter.message
-            finally:
-                self._leave(waiter)
-        except BaseException:
-            # Repeated because an interrupt may land inside the first attempt; without it, no
-            # other waiter would read.
-            self._leave(waiter)
-            raise
+        waiter = _Waiter(owner)
+        is_over, until = (
+            partial(self._heard, waiter, met, self.refused),
+            self._asks_again_at(met, until),
+        )
+        self._waiters.wait(
+            waiter, until, interrupted, is_over, partial(self._read_or_sleep, waiter)
+        )
+        return waiter.message
 
     async def async_wait(
         self,
@@ -203,54 +172,45 @@ class HandoverListener:
         """As ``wait``, for coroutines.
 
         Args:
-            abandoned: See ``LoopEvent``.
+            abandoned: See ``Waiters.async_wait``.
         """
-        event = LoopEvent(partial(self._abandoned, owner, abandoned))
-        waiter = _Waiter(owner, event.wake)
-        try:
-            self._waiting[owner] = self._coroutines[owner] = waiter
-            for turn in self._turns(waiter, met, until, interrupted):
-                if waiter.error is not None:
-                    raise waiter.error
-                self._read_for_coroutines()
-                reached("wait.asleep", waiter=owner)
-                await event.sleep(turn)
-                event.clear()
-            return waiter.message
-        finally:
-            self._coroutines.pop(owner, None)
-            self._leave(waiter)
+        waiter = _Waiter(owner, is_coroutine=True)
+        heard, until = (
+            partial(self._heard, waiter, met, self.refused),
+            self._asks_again_at(met, until),
+        )
 
-    def _abandoned(self, owner: str, abandoned: Callable[[], object]) -> None:
-        """The coroutine of this owner never runs again."""
-        waiter = self._coroutines.pop(owner, None)
-        if waiter is not None:
-            self._leave(waiter)
-        self._messages.pop(owner, None)
-        abandoned()
+        def is_over() -> bool:
+            if heard():
+                return True
+            if waiter.error is not None:
+                raise waiter.error
+            self._read_for_coroutines()
+            return False
 
-    def _turns(
-        self, waiter: _Waiter, met: Contention, until: float, interrupted: Callable[[], bool]
-    ) -> Iterator[float]:
-        """Yield until when to wait next, as long as the wait is not over."""
-        refused, until = self.refused, self._asks_again_at(met, until)
-        check_at = clock.now() + FIRST_CHECK
-        while not self._heard(waiter, met, until, refused):
-            now = clock.now()
-            if now >= check_at:
-                if interrupted():
-                    return
-                check_at = now + CHECK_EVERY
-            yield min(until, check_at)
+        def forget() -> None:
+            self._messages.pop(owner, None)
+            abandoned()
+
+        await self._waiters.async_wait(waiter, until, interrupted, forget, is_over)
+        return waiter.message
+
+    def _read_or_sleep(self, waiter: _Waiter, event: ThreadEvent, until: float) -> None:
+        """What a thread does until it is woken."""
+        if self.refused or self._reading.setdefault("", waiter) is not waiter:
+            reached("wait.asleep", waiter=waiter.owner)
+            event.sleep(until)
+        elif self._connection is None:
+            self._subscribe(clock.now() + self._timeout)
+        elif not self._listen(until, waiter.owner):
+            waiter.asks_again = True
 
     def _asks_again_at(self, met: Contention, until: float) -> float:
         """When a waiter that gets no message asks again."""
-        pause = max(SHORTEST_WAIT, met.remaining + 0.002)
-        if self.refused:
-            pause = min(pause, random.uniform(*POLL_INTERVAL))
-        return min(until, clock.now() + pause)
+        until = min(until, clock.now() + max(SHORTEST_WAIT, met.remaining + 0.002))
+        return poll_at(until) if self.refused else until
 
-    def _heard(self, waiter: _Waiter, met: Contention, until: float, refused: bool) -> bool:
+    def _heard(self, waiter: _Waiter, met: Contention, refused: bool) -> bool:
         """Whether the wait is over; sets ``waiter.message`` if a message ended it.
 
         Args:
@@ -270,51 +230,51 @@ class HandoverListener:
         if listening and not (asked_too_early or ticket.listens):
             self._subscribed_elsewhere()
             return True
-        asks_anew = asked_too_early or self.refused is not refused
-        return asks_anew or clock.now() >= until
+        return asked_too_early or self.refused is not refused
 
-    def _leave(self, waiter: _Waiter) -> None:
-        """Stop waiting, and wake another waiter to read; may be called twice."""
-        if self._waiting.get(waiter.owner) is waiter:
-            self._waiting.pop(waiter.owner, None)
+    def _left(self, waiter: _Waiter) -> None:
+        """Wake another waiter to read; may be called twice."""
         if self._reading.get("") is waiter:
             self._reading.pop("", None)
         # Even if this waiter was not the reader: the last reader may have just woken it to read.
-        if self._waiting and not self._reading:
-            for other in self._waiting.copy().values():
-                if other.owner not in self._coroutines:
+        if not self._reading:
+            for other in self._waiters:
+                if not other.is_coroutine:
                     other.wake()
                     break
 
     def _read_for_coroutines(self) -> None:
         """Make sure that a thread is reading while coroutines wait."""
-        if _READER in self._waiting or self.refused:
+        if _READER in self._waiters.by_owner or self.refused:
             return
         # Entered before the thread starts, so that two coroutines do not start two.
-        starting = _Waiter(_READER, lambda: None)
-        if self._waiting.setdefault(_READER, starting) is starting:
+        starting = _Waiter(_READER)
+        if self._waiters.by_owner.setdefault(_READER, starting) is starting:
             run = partial(self._run, starting)
             try:
                 threading.Thread(target=run, name="dlock-listener-redis", daemon=True).start()
             except BaseException:
-                self._leave(starting)
+                self._waiters.leave(starting)
                 raise
 
     def _run(self, starting: _Waiter) -> None:
         try:
-            while self._coroutines:
+            while self._coroutines():
                 self.wait(
-                    _READER, _NEVER, until=float("inf"), interrupted=lambda: not self._coroutines
+                    _READER, _NEVER, until=float("inf"), interrupted=lambda: not self._coroutines()
                 )
         except BaseException as error:  # noqa: BLE001 - its waiters raise it
-            for waiter in self._coroutines.copy().values():
+            for waiter in self._coroutines():
                 waiter.error = error
                 waiter.wake()
         finally:
             # If all coroutines were gone, it has not waited at all; but a new one may have come.
-            self._leave(starting)
-            if self._coroutines:
+            self._waiters.leave(starting)
+            if self._coroutines():
                 self._wake_all()
+
+    def _coroutines(self) -> list[_Waiter]:
+        return [waiter for waiter in self._waiters if waiter.is_coroutine]
 
     def leave(self) -> None:
         """Another server is the master now: let the waiters subscribe and ask there."""
@@ -408,7 +368,7 @@ class HandoverListener:
         # Store the message first, so that a waiter that starts right now finds it.
         self._messages[message.owner] = message
         reached("listener.message", waiter=message.owner)
-        waiter = self._waiting.get(message.owner)
+        waiter = self._waiters.by_owner.get(message.owner)
         if waiter is not None:
             waiter.wake()
 
@@ -419,7 +379,7 @@ class HandoverListener:
         others = {
             owner: message.read_at
             for owner, message in self._messages.copy().items()
-            if owner not in self._waiting
+            if owner not in self._waiters.by_owner
         }
         too_many = len(others) > MOST_KEPT / 2
         if too_many:
@@ -437,7 +397,7 @@ class HandoverListener:
             self._wake_all()
 
     def _wake_all(self) -> None:
-        for waiter in self._waiting.copy().values():
+        for waiter in self._waiters:
             waiter.wake()
 
 
