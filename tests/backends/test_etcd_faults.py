@@ -504,7 +504,7 @@ def test_all_waiters_of_a_process_share_one_watch(
     async def main() -> Counter[str]:
         tasks = [asyncio.create_task(wait(f"n{number % 3}")) for number in range(60)]
         await asyncio.to_thread(asleep.until, lambda it: len(it.each("waiter")) == 69)
-        names = Counter(thread.name for thread in threading.enumerate())
+        names = Counter(thread.name for thread in set(threading.enumerate()) - earlier)
         for lease in leases:
             await alias.acall(
                 alias.release,
@@ -516,6 +516,8 @@ def test_all_waiters_of_a_process_share_one_watch(
         await asyncio.gather(*tasks)
         return names
 
+    # Those of other tests may still be idle.
+    earlier = set(threading.enumerate())
     with heard("wait.asleep") as asleep:
         threads = [Waiting(f"n{number % 3}") for number in range(9)]
         names = asyncio.run(main())
