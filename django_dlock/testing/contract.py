@@ -295,6 +295,21 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         self.outlive(backend, short.name)
         assert self.renew(backend, short) == [self.outcome(backend, "released")]
 
+    def test_g5_a_release_is_no_loss_although_the_cooling_name_was_broken(
+        self, backend: BaseLockBackend
+    ) -> None:
+        """On every store: the store must not note the break as the end of the lease."""
+        self.needs(backend, "min_hold", "memory_of_ends")
+        lease = self.grant(backend, self.request(self.name()))
+        assert self.release(backend, lease, min_hold=2 * self.PATIENCE) == "released"
+        assert backend.break_silently(lease.name, owner=lease.owner)
+        for _ in range(2):
+            # As if the first reply had been lost.
+            assert self.release(backend, lease) == "released"
+            assert self.renew(backend, lease) == ["released"]
+            self.grant(backend, self.request(lease.name, ttl=self.SHORT))
+            self.outlive(backend, lease.name)
+
     def test_min_hold_counts_from_the_grant(self, backend: BaseLockBackend) -> None:
         """On every store: the store must count from the grant, and not from the release."""
         self.needs(backend, "min_hold")

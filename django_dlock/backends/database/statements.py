@@ -115,7 +115,7 @@ RETURNING token"""
         )
 
     ENDING: ClassVar[str] = (
-        "CASE WHEN l.ended <> '' THEN l.ended WHEN l.kind = 'cooling' THEN 'r' ELSE 'e' END"
+        "CASE WHEN l.kind = 'cooling' THEN 'r' WHEN l.ended <> '' THEN l.ended ELSE 'e' END"
     )
     """Code of how the last lease of a free row ended; see ``Row.outcome``."""
     KEPT: ClassVar[str] = (

@@ -28,7 +28,9 @@ local l = read('HMGET', lock, 'owner', 'until', 'kind', 'ttl', 'token', 'past')
 local last, till, kind, ttl, token, past = unpack(l or {}, 1, 6)
 if l and last == holder and not ended(kind)
   and (lives(last, till, kind) or redis.call('PTTL', lock) == -1) then
-  if not hand_over(secret, token, last, 'b', past) then stay_free('broken', ttl) end
+  -- The owner of a name that cools has released it, and may repeat that.
+  local how = kind == 'cooling' and 'released' or 'broken'
+  if not hand_over(secret, token, last, string.sub(how, 1, 1), past) then stay_free(how, ttl) end
   redis.call('HSET', lock, 'breaker', breaker)
   return 1
 end
