@@ -115,7 +115,8 @@ class Contention(NamedTuple):
     """The answer that the name is held by someone else; not an error.
 
     Attributes:
-        owner: The present owner; needed to break the lease if its process is proven dead.
+        owner: The present owner; needed to break the lease if its process is proven dead. Empty if
+            this request had a lease that has ended: its caller goes on with a new request.
         kind: Of the present lease.
         remaining: Seconds until that lease ends unless it is renewed.
         now: Seconds since the epoch on the backend's clock, to measure a time across processes

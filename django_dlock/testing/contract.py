@@ -142,6 +142,20 @@ class BackendContract(RenewalContract, OperatorContract, WaitingContract, Proces
         self.refuse(backend, request)
         assert not self.locked(backend, request.name)
 
+    def test_g5_a_repeated_acquire_after_its_expiry_grants_nothing(
+        self, backend: BaseLockBackend
+    ) -> None:
+        """On every store: nothing happens at the store when a lease expires."""
+        self.needs(backend, "memory_of_ends")
+        request = self.request(self.name(), ttl=self.SHORT)
+        self.grant(backend, request)
+        self.outlive(backend, request.name)
+        # Without an owner, so that the caller goes on with a new request.
+        assert self.refuse(backend, request).owner == ""
+        assert not self.locked(backend, request.name)
+        self.grant(backend, self.request(request.name))
+        assert self.refuse(backend, request).owner == ""
+
     def test_g9_a_lease_counts_from_before_its_request(self, backend: BaseLockBackend) -> None:
         """On every store: the backend reads the clock before it sends."""
         before = clock.now()

@@ -58,9 +58,9 @@ end
 if passed and not mine then
   living, kind = false, 'released'
 end
--- A late copy of a request whose lease was released or broken must not get it again. A waiter that
--- did not notice a lease handed to it goes on with a new request, and so becomes a waiter again.
-local over = mark == 'granted' or ended(owner == me and end_of(kind) or end_before(past, me))
+-- A late copy of a request whose lease has ended must not get it again. A waiter that did not notice
+-- a lease handed to it goes on with a new request, and so becomes a waiter again.
+local over = mark == 'granted' or owner == me or end_before(past, me)
 
 -- A copy that arrives after the lease has ended, perhaps many leases later, is granted nothing.
 local function mark_granted()
@@ -82,7 +82,7 @@ local function answer()
     end
     local new = above(token)
     grant(me, new, asked, my_kind, my_process, my_meta, '0',
-      remember(past, owner ~= me and owner, string.sub(end_of(kind), 1, 1)))
+      remember(past, owner, string.sub(end_of(kind), 1, 1)))
     mark_granted()
     return tonumber(new)
   end
