@@ -75,8 +75,9 @@ class LocalBackend(BaseLockBackend):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._entries: dict[str, _Entry] = {}
-        # Name and owner → how the lease ended, and until when that is remembered. Such an owner
-        # holds nothing and is never granted the name again.
+        # Name and owner → how the lease ended, and until when that is remembered; ``refused`` for a
+        # request that was cancelled and had none. Such an owner holds nothing and is never granted
+        # the name again.
         self._ends: dict[tuple[str, str], tuple[Outcome, float]] = {}
         # Name and owner → when it began to wait, and its metadata; in the order of arrival.
         self._waiters: dict[tuple[str, str], tuple[float, str]] = {}
@@ -92,8 +93,9 @@ class LocalBackend(BaseLockBackend):
             entry = self._living(name, now)
             if entry is None or not request.waits or waiter in self._ends:
                 self._waiters.pop(waiter, None)
-            if waiter in self._ends:
-                return self._contention(entry, now)
+            if end := self._ends.get(waiter):
+                # Its caller goes on with a new attempt if it had a lease.
+                return self._contention(None if end[0] != "refused" else entry, now)
             if entry is not None and entry.owner == request.replaces and entry.kind != "cooling":
                 self._end(name, "released", now)
                 entry = None
@@ -104,6 +106,7 @@ class LocalBackend(BaseLockBackend):
             self._waiters.pop(waiter, None)
             if entry is None:
                 entry = self._grant(request, now)
+            entry.ttl = max(entry.ttl, request.ttl)
             entry.until = max(entry.until, now + request.ttl)
             return Lease(name, entry.owner, entry.token, request.ttl, asked_at=now)
 
@@ -158,7 +161,7 @@ class LocalBackend(BaseLockBackend):
             self._changed.notify_all()
         else:
             until = max(entry.until, until)
-        entry.ttl, entry.until = renewal.ttl, until
+        entry.ttl, entry.until = max(renewal.ttl, until - now), until
         entry.renewals += 1
         return RenewalResult("renewed", renewal.ttl)
 
@@ -182,7 +185,8 @@ class LocalBackend(BaseLockBackend):
             self._waiters.pop((name, owner), None)
             if isinstance(self._owned(name, owner, now), _Entry):
                 self._end(name, "released", now)
-            self._remember(name, owner, "released", now + request.ttl)
+            # If it was granted, the end of that lease is remembered.
+            self._remember(name, owner, "refused", now + request.ttl)
 
     async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         # Nothing here blocks.

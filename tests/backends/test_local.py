@@ -8,7 +8,7 @@ import pytest
 
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
-from django_dlock.lease import Lease, LeaseRequest
+from django_dlock.lease import Lease, LeaseRequest, Renewal
 from django_dlock.process import current
 from django_dlock.testing import BackendContract, FakeClock
 from django_dlock.testing.contract_waiting import WaitingContract
@@ -65,3 +65,38 @@ def test_waiters_of_a_process_that_has_ended_are_dead(local_backend):
     assert [it.state for it in local_backend.waiters("a")] == ["alive"]
     local_backend.deregister(current().id, deadline=deadline)
     assert [it.state for it in local_backend.waiters("a")] == ["dead"]
+
+
+def test_a_renewal_that_leaves_a_later_end_grants_what_is_left(local_backend):
+    with FakeClock() as time:
+        attempt = LeaseRequest("a", "one", 90.0)
+        local_backend.acquire(attempt, deadline=time() + 1)
+        for shorten, left in ((0, 90.0), (1, 30.0)):
+            renewal = Renewal("a", "one", 30.0, shorten)
+            local_backend.renew([renewal], process=current().id, deadline=time() + 1)
+            info = local_backend.get("a")
+            assert (info.ttl, info.granted_ttl) == pytest.approx((left, left))
+        # A repeated request grants the whole TTL again.
+        local_backend.acquire(attempt, deadline=time() + 1)
+        info = local_backend.get("a")
+        assert (info.ttl, info.granted_ttl) == pytest.approx((90.0, 90.0))
+
+
+def test_a_request_that_was_granted_before_is_told_to_begin_anew(local_backend):
+    deadline = local_backend.call_deadline()
+    over, cancelled = LeaseRequest("a", "one", 30.0), LeaseRequest("a", "two", 30.0)
+    local_backend.acquire(over, deadline=deadline)
+    local_backend.release("a", "one", min_hold=0.0, deadline=deadline)
+    local_backend.cancel_acquire(cancelled, deadline=deadline)
+    local_backend.acquire(LeaseRequest("a", "three", 30.0), deadline=deadline)
+    assert local_backend.acquire(over, deadline=deadline).owner == ""
+    assert local_backend.acquire(cancelled, deadline=deadline).owner == "three"
+
+
+def test_a_cancelled_request_that_had_no_lease_has_released_none(local_backend):
+    deadline = local_backend.call_deadline()
+    local_backend.cancel_acquire(LeaseRequest("a", "one", 30.0), deadline=deadline)
+    assert local_backend.release("a", "one", min_hold=0.0, deadline=deadline) == "refused"
+    local_backend.acquire(LeaseRequest("a", "two", 30.0), deadline=deadline)
+    local_backend.cancel_acquire(LeaseRequest("a", "two", 30.0), deadline=deadline)
+    assert local_backend.release("a", "two", min_hold=0.0, deadline=deadline) == "released"

@@ -31,6 +31,14 @@ def test_g7_an_attempt_cancelled_before_many_others_is_not_granted_late() -> Non
     assert not row.lives(NOW + 2000)
 
 
+def test_a_cancelled_attempt_that_had_no_lease_has_released_none() -> None:
+    row = cancelled("a")
+    assert row.release("a", 0.0, NOW + 1) == ("refused", [])
+    row.acquire(request("b"), NOW + 1, "{}", "")
+    row.cancel(request("b"), NOW + 2)
+    assert row.release("b", 0.0, NOW + 3) == ("released", [])
+
+
 def test_a_row_remembers_no_more_cancelled_attempts_than_it_has_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -197,8 +197,7 @@ class Row:
             if self.lives(now) and self.kind != "cooling":
                 return None
             return self.outcome()
-        ended = OUTCOMES.get(memory.end_of(self.past, owner))
-        return ended or ("released" if self._is_cancelled(owner) else "refused")
+        return OUTCOMES.get(memory.end_of(self.past, owner), "refused")
 
     def _late_mark(self, owner: str) -> str | None:
         """The mark of this owner's late request; ``None`` if there is none."""
