@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .handler import locks
     from .keys import keyed_digest
     from .lock import DEFAULT, Lock
-    from .mistakes import LockNameWarning
+    from .text.mistakes import LockNameWarning
     from .views import locked_view
     from .views.idempotency_key import BodyField
     from .views.idempotent import idempotent_view
@@ -78,7 +78,7 @@ _MODULES = {
     "DEFAULT": "lock",
     "FencingTokenField": "fields",
     "Lock": "lock",
-    "LockNameWarning": "mistakes",
+    "LockNameWarning": "text.mistakes",
     "LockedTask": "celery",
     "idempotent_view": "views.idempotent",
     "keyed_digest": "keys",

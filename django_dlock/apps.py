@@ -24,11 +24,15 @@ class DjangoDlockConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here, because models cannot be imported before the apps are loaded.
-        from . import audit, checks, process, uwsgi
+        from . import checks, process
         from .backends import sqlite_forks
+        from .checks import uwsgi
         from .handler import locks
         from .log import logger
         from .metrics import config
+        from .models.records import IdempotencyRecordManager
+        from .operators import audit
+        from .records import retention
 
         checks.register()
         # Registered before all other fork hooks, because those may take locks; hooks run in
@@ -38,6 +42,7 @@ class DjangoDlockConfig(AppConfig):
         audit.connect()
         uwsgi.log_problems()
         locks.on_break, locks.on_switch = _tell_break, _tell_switch
+        IdempotencyRecordManager.on_forget = staticmethod(retention.forget)
         # Logged and not raised, so that ``manage.py check`` can run and report it.
         try:
             if config.read().exporters:
@@ -52,7 +57,7 @@ class DjangoDlockConfig(AppConfig):
 
 
 def _tell_break(alias: str, name: str, owner: str, info: LeaseInfo | None) -> None:
-    from .inspection import report_break
+    from .operators.inspection import report_break
 
     report_break(alias, name, owner, info, reason="code")
 
@@ -73,8 +78,8 @@ def _connect_metrics() -> None:
 
 
 def _connect_tracing() -> None:
-    from . import tracing_setting
     from .core import tracing
+    from .tracing import setting as tracing_setting
 
     tracer = tracing_setting.tracer_class()
     tracing.use(None if tracer is None else tracer())

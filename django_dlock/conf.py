@@ -13,7 +13,7 @@ from .backends.base import AliasOptions, BaseLockBackend, Problem
 from .backends.redis.config import cache_entry, is_redis_cache
 from .backends.shared.options import joined, options_of, read_options, seconds, unknown_keys
 from .exceptions import InvalidLockBackend
-from .redaction import redacted
+from .text.redaction import redacted
 
 __all__ = [
     "IF_UNAVAILABLE",

@@ -12,10 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
 from .core.options import Default, IfUnavailable, Seconds
+from .core.unfinished import refuse_unfinished
 from .handler import locks
 from .keys import KeySpec, compile_key, template_of
 from .lock import Lock, of_template
-from .unfinished import refuse_unfinished
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -144,7 +144,7 @@ def check_options(options: LockKeywords) -> None:
         # is wrong with those. It imports this module, so it could not run if this raised.
         known = inspect.signature(Lock.__init__).parameters
         if unknown := [name for name in options if name not in known]:
-            from .mistakes import unknown_option
+            from .text.mistakes import unknown_option
 
             raise unknown_option(known, *unknown)
 

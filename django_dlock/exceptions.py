@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .printable import printable
+from .text.printable import printable
 
 if TYPE_CHECKING:
     from .lease import LeaseInfo

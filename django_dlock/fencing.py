@@ -23,7 +23,7 @@ from django.db.models.manager import BaseManager
 
 from .core import transactions
 from .core.held_lease import HeldLease
-from .database_time import Now
+from .databases.time import Now
 from .exceptions import BackendUnavailable, StaleToken
 from .fields import FencingTokenField
 from .models import Fence

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from .printable import printable
 from .process import ProcessIdentity
-from .request_path import cut
+from .text.printable import printable
+from .text.request_path import cut
 
 __all__ = [
     "HOLDING",

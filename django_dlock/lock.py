@@ -18,7 +18,7 @@ from .core.options import DEFAULT, Default, IfUnavailable, LockOptions, Seconds
 from .core.status import LockStatus
 from .handler import locks
 from .lease import LeaseRequest
-from .names import check_name
+from .text.names import check_name
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
@@ -87,7 +87,7 @@ class Lock(LockStatus):
         **unknown: Never,
     ) -> None:
         if unknown:
-            from .mistakes import unknown_option
+            from .text.mistakes import unknown_option
 
             raise unknown_option(Lock.__init__.__annotations__, *unknown)
         backend = locks[using]
@@ -97,7 +97,7 @@ class Lock(LockStatus):
         )
         super().__init__(check_name(name), backend, HandleHolds(bound), options)
         if "{" in name:
-            from .mistakes import warn_of_field
+            from .text.mistakes import warn_of_field
 
             warn_of_field(name)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from .exceptions import LockError
-from .printable import printable
+from .text.printable import printable
 
 __all__ = ["FIELDS", "Line", "logger"]
 

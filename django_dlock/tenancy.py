@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from .names import MAX_NAME, fit, plain
+from .text.names import MAX_NAME, fit, plain
 
 __all__ = [
     "current",
@@ -64,7 +64,7 @@ def read() -> Callable[[], str] | None:
     from django.core.exceptions import ImproperlyConfigured
     from django.utils.module_loading import import_string
 
-    from .redaction import redacted
+    from .text.redaction import redacted
 
     path: Any = getattr(settings, "DLOCK_SCOPE", None)
     if path is None:

@@ -111,16 +111,16 @@ def _write_no_events() -> None:
     """
     from django_dlock import signals
 
-    signals.lost.disconnect(dispatch_uid="django_dlock.audit.lost")
-    signals.broken.disconnect(dispatch_uid="django_dlock.audit.broken")
-    signals.waited_long.disconnect(dispatch_uid="django_dlock.audit.waited")
+    signals.lost.disconnect(dispatch_uid="django_dlock.operators.audit.lost")
+    signals.broken.disconnect(dispatch_uid="django_dlock.operators.audit.broken")
+    signals.waited_long.disconnect(dispatch_uid="django_dlock.operators.audit.waited")
 
 
 @pytest.fixture
 def lock_events() -> Iterator[None]:
     """Lock events are written to their table, as in a project."""
-    from django_dlock import audit
     from django_dlock.core import dispatch
+    from django_dlock.operators import audit
 
     audit.connect()
     yield

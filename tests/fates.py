@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from django_dlock import exceptions
-from django_dlock.database_errors import (
+from django_dlock.databases.errors import (
     FATES,
     MYSQL,
     NO_ANSWER,

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from django.utils.translation import gettext
 
-from ..blocking import LockId
 from ..core.held_lease import RENEWALS_PER_TTL
-from ..inspection import duration, is_running
 from ..lease import LeaseInfo, Waiter
-from ..printable import printable
+from ..operators.blocking import LockId
+from ..operators.inspection import duration, is_running
+from ..text.printable import printable
 from .cells import left_text
 
 __all__ = ["Reading", "Step", "steps_for", "verdict"]

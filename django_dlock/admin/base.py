@@ -26,9 +26,9 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from ..database_errors import of_ours
-from ..database_time import local_time
-from ..printable import printable
+from ..databases.errors import of_ours
+from ..databases.time import local_time
+from ..text.printable import printable
 from .lookups import NamedLookups
 from .text_columns import PrintableColumns
 

@@ -11,9 +11,9 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from ..blocking import NAMES, WAITERS_OF_EACH, survey
-from ..database_time import local_time
-from ..inspection import AliasQuery
+from ..databases.time import local_time
+from ..operators.blocking import NAMES, WAITERS_OF_EACH, survey
+from ..operators.inspection import AliasQuery
 from .base import GuardedAdmin
 from .filters import known_aliases
 from .people import People

@@ -10,11 +10,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inspection import duration
 from ..lease import LeaseInfo, Waiter
+from ..operators.inspection import duration
+from ..operators.task_url import url_of_task
 from ..process import ProcessIdentity
-from ..request_path import cut
-from ..task_url import url_of_task
+from ..text.request_path import cut
 from .base import badge, breakable, lines
 from .links import task_link
 

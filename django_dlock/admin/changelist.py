@@ -14,11 +14,11 @@ from django.http import HttpRequest
 
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
-from ..inspection import AliasQuery
 from ..lease import SORT_KEYS, LeaseInfo, LeasePage, LeaseQuery, in_order
 from ..models import HeldLock
-from ..names import check_name
-from ..printable import printable
+from ..operators.inspection import AliasQuery
+from ..text.names import check_name
+from ..text.printable import printable
 from .base import may_see_users
 from .filters import LeaseFilter, TextFilter, known_aliases
 from .links import id_of

@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponseRedirect, QueryDict
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..audit import is_defined
 from ..models import IdempotencyRecord
+from ..operators.audit import is_defined
 
 __all__ = ["DatabaseFilter", "InChosenDatabase", "database_of", "databases"]
 

@@ -13,9 +13,9 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inspection import duration
 from ..models import LockEvent
-from ..printable import printable
+from ..operators.inspection import duration
+from ..text.printable import printable
 from .base import (
     badge,
     lines,

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..database_errors import explained
+from ..databases.errors import explained
 from ..models import FollowUp
 from .base import (
     CHANGE,

@@ -17,13 +17,13 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import audit
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
-from ..inspection import AliasQuery, age_text, break_lease, is_running
 from ..lease import LeaseInfo
 from ..models import HeldLock
-from ..printable import printable
+from ..operators import audit
+from ..operators.inspection import AliasQuery, age_text, break_lease, is_running
+from ..text.printable import printable
 from .base import CHANGE, atomic_in, badge, breakable, log
 from .cells import holder_of, known, time_left, with_damage, with_deadlock, with_late_renewal
 from .changelist import HeldLockChangeList, alias_and_name, as_row

@@ -13,9 +13,9 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from ..database_errors import of_ours
+from ..databases.errors import of_ours
 from ..models import IdempotencyRecord, LockEvent
-from ..printable import printable
+from ..text.printable import printable
 from .base import local_text, may_see_users
 
 __all__ = ["history_of"]

@@ -11,14 +11,14 @@ from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
-from ..blocking import Blocking, LockId, survey
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
-from ..inspection import AliasQuery
 from ..lease import LeaseInfo
 from ..models import LockEvent
-from ..names import check_name
-from ..printable import printable
+from ..operators.blocking import Blocking, LockId, survey
+from ..operators.inspection import AliasQuery
+from ..text.names import check_name
+from ..text.printable import printable
 from .advice import Reading, steps_for, verdict
 from .base import breakable
 from .blocking_page import BlockingAdmin

@@ -12,11 +12,11 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from .. import tenancy
-from ..blocking import LockId
-from ..database_errors import explained
+from ..databases.errors import explained
 from ..lease import LeaseInfo
 from ..models import IdempotencyRecord, LockEvent
-from ..printable import printable
+from ..operators.blocking import LockId
+from ..text.printable import printable
 from .base import BoundedPaginator, may_see_users
 from .events import LockEventAdmin
 from .links import events_url

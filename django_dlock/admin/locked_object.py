@@ -23,10 +23,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import conf, tenancy
-from ..inspection import AliasQuery
 from ..keys import Key, MissingValue, compile_key
 from ..log import logger
 from ..models import HeldLock
+from ..operators.inspection import AliasQuery
 from .base import remember, request_of
 from .cells import holder_of
 from .changelist import alias_and_name, as_row

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 from django.utils.translation import gettext, ngettext
 
 from ..backends.base import BaseLockBackend
-from ..blocking import LockId, survey
-from ..inspection import AliasQuery
 from ..lease import LeaseInfo, LeasePage, LeaseQuery
-from ..printable import printable
+from ..operators.blocking import LockId, survey
+from ..operators.inspection import AliasQuery
+from ..text.printable import printable
 from ..trouble import NO_TROUBLE, trouble
 
 __all__ = ["OLDEST_FIRST", "TROUBLE_FIRST", "Overview", "Tile"]

@@ -11,11 +11,11 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 
-from ..blocking import Blocking, Line, LockId
-from ..inspection import age_text, duration
 from ..lease import LeaseInfo, Waiter
-from ..printable import printable
+from ..operators.blocking import Blocking, Line, LockId
+from ..operators.inspection import age_text, duration
 from ..process import ProcessIdentity, death_proof
+from ..text.printable import printable
 from .base import badge, breakable, local_text, may_see_users
 from .cells import known, time_left, who, with_damage
 from .filters import HOLDER_STATES, KINDS

@@ -12,10 +12,11 @@ from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import audit, retention
-from ..database_errors import of_ours
+from ..databases.errors import of_ours
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..models import FollowUp, IdempotencyRecord, LockEvent
+from ..operators import audit
+from ..records import retention
 from .base import DELETION, GuardedAdmin, atomic_in, log
 
 __all__ = ["RecordSteps"]

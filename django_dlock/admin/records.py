@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
 from ..models import FollowUp, IdempotencyRecord
-from ..printable import printable
+from ..text.printable import printable
 from .base import (
     BoundedChangeList,
     BoundedPaginator,

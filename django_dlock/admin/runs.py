@@ -15,8 +15,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..liveness import INTERRUPTED, NEEDED, RunState, states_of
 from ..models import IdempotencyRecord
+from ..records.liveness import INTERRUPTED, NEEDED, RunState, states_of
 from .base import BoundedPaginator, badge, lines, local_text, request_of
 
 __all__ = [

@@ -13,7 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
-from ..database_errors import fate_of, migrate_command
+from ..databases.errors import fate_of, migrate_command
 from ..metrics import config, recorder
 from ..metrics.groups import OTHER
 from ..models import LockStatistics

@@ -11,7 +11,7 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import models
 from django.http import HttpRequest
 
-from ..printable import printable
+from ..text.printable import printable
 
 __all__ = ["PrintableColumns"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from ..exceptions import InvalidLockBackend
-from ..redaction import redacted_of
+from ..text.redaction import redacted_of
 from .shared.options import (
     Problem,
     both,

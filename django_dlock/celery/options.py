@@ -15,12 +15,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from kombu import serialization
 
-from .. import conf, payloads
+from .. import conf
 from ..backends.base import Capability
 from ..core.options import DEFAULT, Default, Seconds
 from ..handler import locks
 from ..keys import ALL_ARGUMENTS, Key, compile_key
-from ..names import plain
+from ..records import payloads
+from ..text.names import plain
 from .spelling import refuse_unknown
 
 __all__ = ["RecordOptions", "TaskOptions", "TaskWithOptions", "UniqueOptions"]

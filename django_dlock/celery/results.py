@@ -13,7 +13,7 @@ from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
 from ..log import logger
-from ..printable import storable
+from ..text.printable import storable
 
 __all__ = ["MAX_RESULT", "decode", "describe", "encode", "ignores_result", "stored_failure"]
 

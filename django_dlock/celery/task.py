@@ -7,7 +7,8 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 
-from .. import database_errors, tenancy
+from .. import tenancy
+from ..databases import errors as database_errors
 from ..exceptions import LeaseLost, LockError, LockNotAcquired, RecordedFailure
 from ..log import logger
 from .binding import bind_body, wrapper_of

@@ -1,6 +1,6 @@
 """Notes what becomes a span: an acquire, a held lease, its renewals, a step of a record.
 
-Nothing is noted unless ``DLOCK_TRACING`` is on; then ``django_dlock.tracing`` sets the tracer.
+Nothing is noted unless ``DLOCK_TRACING`` is on; then ``tracing/spans.py`` sets the tracer.
 Times and the caller's span are noted where something happens. The spans are made on a thread of
 their own, because an exporter may block, and nothing may wait for it.
 """

@@ -18,14 +18,14 @@ from django.db import Error, connections, router
 from django.db.models import Model
 
 from .. import clock
-from ..blocking import LockId
-from ..database_errors import explained
+from ..databases.errors import explained
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
-from ..inspection import AliasQuery
 from ..lease import LeaseInfo, Waiter
 from ..models import IdempotencyRecord
-from ..printable import printable
+from ..operators.blocking import LockId
+from ..operators.inspection import AliasQuery
+from ..text.printable import printable
 from .locked import WRONG_USAGE
 from .output import encoding_of, error_of, open_output
 from .progress import Progress

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..blocking import NAMES, WAITERS_OF_EACH, Blocking, LockId, Survey, survey
-from ..inspection import AliasQuery, duration
-from ..printable import printable
+from ..operators.blocking import NAMES, WAITERS_OF_EACH, Blocking, LockId, Survey, survey
+from ..operators.inspection import AliasQuery, duration
+from ..text.printable import printable
 from .table import who
 
 __all__ = ["Deadlocks"]

@@ -16,9 +16,9 @@ from django.db import connections, router
 from .. import checks, conf
 from ..backends.failover import FailoverBackend
 from ..exceptions import BackendUnavailable, InvalidLockBackend
-from ..findings import Finding, Severity, of_alias
 from ..handler import locks
 from ..models import IdempotencyRecord, LockEvent
+from ..operators.findings import Finding, Severity, of_alias
 
 __all__ = ["Finding", "diagnose_alias", "diagnose_project"]
 

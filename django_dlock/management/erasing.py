@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
-from ..erasure import Criterion, Erasure, Subject, erase
-from ..printable import printable
+from ..records.erasure import Criterion, Erasure, Subject, erase
+from ..text.printable import printable
 from .base import FAILED, PurgeCommand
 from .progress import Progress
 

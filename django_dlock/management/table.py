@@ -7,11 +7,11 @@ from typing import Any
 
 from django.core.management.color import Style, no_style
 
-from ..blocking import LockId
-from ..inspection import age_text, duration
 from ..lease import LeaseInfo, Waiter
-from ..printable import printable
-from ..request_path import cut
+from ..operators.blocking import LockId
+from ..operators.inspection import age_text, duration
+from ..text.printable import printable
+from ..text.request_path import cut
 from .columns import Column, aligned, cut_host, cut_middle, cut_task
 
 __all__ = ["by_trouble", "lease_table", "waiter_table", "who"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..inspection import AliasQuery
 from ..lease import LeaseInfo, LeaseQuery
+from ..operators.inspection import AliasQuery
 
 __all__ = ["Wanted", "unless_unanswered"]
 

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from django.db import Error, OperationalError
 from django.db.utils import InterfaceError
 
-from .. import clock, process, retention
-from ..audit import is_defined, not_while_forking
+from .. import clock, process
 from ..backends.failover.own_connection import OwnConnection
 from ..core import dispatch
-from ..database_errors import explained
+from ..databases.errors import explained
 from ..log import logger
+from ..operators.audit import is_defined, not_while_forking
+from ..records import retention
 from . import table
 from .config import MetricsSettings
 from .counts import Counts, Minutes

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..redaction import redacted
+from ..text.redaction import redacted
 
 __all__ = ["EXPORTERS", "LONGEST_GROUP", "MOST_GROUPS", "MetricsSettings", "read"]
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Collection
 
 from .. import tenancy
+from ..keys.views import OF_VIEWS
 from ..log import logger
-from ..view_keys import OF_VIEWS
 from .config import LONGEST_GROUP
 
 __all__ = ["OTHER", "Groups", "before_the_colon"]

@@ -19,12 +19,12 @@ from django.db import router
 from django.db.models import Count
 
 from .. import clock
-from ..audit import is_defined, not_while_forking
 from ..backends.failover.own_connection import OwnConnection
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 from ..lease import HolderState
 from ..log import logger
+from ..operators.audit import is_defined, not_while_forking
 from . import instruments
 from .parts import Part, Round, Sample
 

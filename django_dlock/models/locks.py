@@ -12,7 +12,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..lease import LeaseInfo
-from ..printable import printable
+from ..text.printable import printable
 from .digests import digest_of
 
 __all__ = ["Fence", "HeldLock", "LockEvent"]

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .. import tenancy
-from ..names import plain
-from ..printable import printable
+from ..text.names import plain
+from ..text.printable import printable
 from .digests import digest_of
 
 __all__ = ["FollowUp", "IdempotencyRecord"]
 
 
+class Forget(Protocol):
+    def __call__(
+        self, records: models.QuerySet[IdempotencyRecord], *, force: bool, user: str
+    ) -> bool: ...
+
+
 class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
     """Finds a record by scope and key, exactly."""
+
+    on_forget: ClassVar[Forget]
+    """Deletes the records that it may; set by ``apps.py``, because its rules ask the backends,
+    which are above the models."""
 
     def for_key(self, scope: str, key: str) -> models.QuerySet[IdempotencyRecord]:
         """The record of ``key`` in ``scope``, if there is one; case-sensitive.
@@ -65,19 +75,16 @@ class IdempotencyRecordManager(models.Manager["IdempotencyRecord"]):
         Returns:
             Whether a record was deleted.
         """
-        # Imported here, because that module is above the models: it asks the backends.
-        from .. import retention
-
         found = self.for_key(scope, key)
         if attempt is not None:
             found = found.filter(attempt=attempt)
-        return retention.forget(found, force=force, user=user)
+        return self.on_forget(found, force=force, user=user)
 
 
 class IdempotencyRecord(models.Model):
     """The state of the work of one business key.
 
-    Records are written only by single conditional statements (see ``django_dlock.idempotency``),
+    Records are written only by single conditional statements (see ``records/idempotency.py``),
     so an object of this class may be out of date.
     """
 

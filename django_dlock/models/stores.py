@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..printable import printable
+from ..text.printable import printable
 
 __all__ = ["FailoverRecord", "LeaseRecord", "ProcessRecord"]
 

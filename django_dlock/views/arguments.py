@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..call_arguments import Arguments
-from ..digests import Digest
 from ..keys import SHOWN, root_of, value_of
-from ..template_secrets import secret_in
+from ..keys.arguments import Arguments
+from ..keys.digests import Digest
+from ..keys.template_secrets import secret_in
 
 __all__ = ["FieldsDigest"]
 

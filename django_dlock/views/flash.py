@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeData, mark_safe
 
 from ..log import logger
-from ..request_path import path_of
+from ..text.request_path import path_of
 
 __all__ = ["add_again", "added"]
 

@@ -15,8 +15,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext
 
 from ..keys import Key, KeySpec, MissingValue, compile_key
+from ..keys.template_secrets import secret_in
 from ..log import logger
-from ..template_secrets import secret_in
 from .body import values_of
 from .requests import of_list
 from .signature import CLASS_BASED, is_made_by_class, name_of

@@ -21,8 +21,8 @@ from django.utils.decorators import method_decorator
 
 from ..core.options import DEFAULT, Default, Seconds
 from ..decorators import CommonKeywords, LockKeywords, check_options, full_name
-from ..idempotency import Finished
 from ..keys import compile_key
+from ..records.idempotency import Finished
 from . import disconnects
 from .done import DoneIf, done_test
 from .idempotency_key import WHAT, KeyOption, key_source

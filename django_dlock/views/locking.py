@@ -17,7 +17,7 @@ from ..handler import locks
 from ..keys import Key, MissingValue, template_of
 from ..lock import Lock, of_template
 from ..log import logger
-from ..request_path import path_of
+from ..text.request_path import path_of
 
 __all__ = ["AFTER_TRANSACTION", "IfUnavailable", "ViewRules"]
 

@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 from django.db import Error, connections
 from django.http import HttpRequest, HttpResponseBase
 
-from .. import idempotency, retention
 from ..exceptions import BackendUnavailable, StaleToken
 from ..handler import locks
-from ..idempotency import Claim
 from ..lock import Lock
 from ..log import logger
 from ..models import IdempotencyRecord
-from ..request_path import path_of
+from ..records import idempotency, retention
+from ..records.idempotency import Claim
+from ..text.request_path import path_of
 from . import flash, refusals, stored
 from .disconnects import keep_until_exit
 from .requests import explain_upload

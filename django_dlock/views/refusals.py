@@ -17,11 +17,11 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext
 
-from .. import database_errors
+from ..databases import errors as database_errors
 from ..keys import MissingValue
 from ..lease import LeaseInfo
 from ..log import logger
-from ..request_path import path_of
+from ..text.request_path import path_of
 from .signature import name_of
 from .visitors import is_chosen
 

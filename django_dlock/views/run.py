@@ -15,16 +15,18 @@ from django.db import Error, router
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext
 
-from .. import database_errors, idempotency, retention, tenancy
+from .. import tenancy
+from ..databases import errors as database_errors
 from ..decorators import LockKeywords
 from ..exceptions import BackendUnavailable, LeaseLost, PayloadMismatch
-from ..idempotency import Claim, ClaimRequest, Finished
 from ..keys import Key, MissingValue
+from ..keys.views import lock_name_of, record_key
 from ..lock import Lock
 from ..log import logger
 from ..models import IdempotencyRecord
-from ..request_path import path_of
-from ..view_keys import lock_name_of, record_key
+from ..records import idempotency, retention
+from ..records.idempotency import Claim, ClaimRequest, Finished
+from ..text.request_path import path_of
 from . import flash, refusals, sessions, stored
 from .idempotency_key import KeySource, MalformedKey
 from .payload import Fingerprint

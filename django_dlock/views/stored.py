@@ -14,8 +14,8 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import RawPostDataException
 
-from ..names import REFUSED
-from ..printable import storable
+from ..text.names import REFUSED
+from ..text.printable import storable
 from .body import FORMS, digest_of_file
 from .wrapped import unwrapped
 

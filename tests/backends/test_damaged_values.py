@@ -17,8 +17,8 @@ from django_dlock import locks
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redis.commands import HOUSEKEEPING_EVERY
 from django_dlock.lease import LeaseQuery
-from django_dlock.printable import printable
 from django_dlock.process import current
+from django_dlock.text.printable import printable
 from testproject.servers import RedisServer
 from tests.support.redis_calls import backend_for, client, grant, refuse, release, renew, request
 

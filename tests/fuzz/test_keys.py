@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as some
 
-from django_dlock.digests import fingerprint
 from django_dlock.keys import ALL_ARGUMENTS, compile_key, keyed_digest
-from django_dlock.names import MAX_KEY, check_name
+from django_dlock.keys.digests import fingerprint
+from django_dlock.text.names import MAX_KEY, check_name
 from tests.support.fuzzing import examples, json_values, texts
 
 REFUSALS = (TypeError, ValueError)

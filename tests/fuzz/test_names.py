@@ -20,7 +20,7 @@ from pytest_django.plugin import DjangoDbBlocker
 from django_dlock import Lock, LockNotAcquired, locks
 from django_dlock.core import watchdog
 from django_dlock.log import logger
-from django_dlock.names import check_name
+from django_dlock.text.names import check_name
 from tests.fuzz.test_texts import is_safe
 from tests.support import databases
 from tests.support.aliases import configured

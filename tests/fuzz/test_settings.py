@@ -19,11 +19,12 @@ from django.utils.translation import gettext_lazy
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from django_dlock import checks, conf, locks, tenancy, tracing_setting
+from django_dlock import checks, conf, locks, tenancy
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.shared.options import Option, options_of
 from django_dlock.metrics import config
-from django_dlock.task_url import url_of_task
+from django_dlock.operators.task_url import url_of_task
+from django_dlock.tracing import setting as tracing_setting
 from tests.support.backend_tables import BACKENDS, NOBODY, SEVERAL, all_fields, entry_of, table_of
 from tests.support.fuzzing import examples, json_values, texts
 

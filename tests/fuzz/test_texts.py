@@ -18,11 +18,11 @@ from django_dlock.admin.base import breakable, lines, long_text
 from django_dlock.celery import owners
 from django_dlock.log import logger
 from django_dlock.metrics.groups import OTHER, Groups
-from django_dlock.names import MAX_KEY, check_name, fit
-from django_dlock.printable import printable
-from django_dlock.redaction import HIDDEN, redacted
-from django_dlock.request_path import MAX_PATH, cut
-from django_dlock.task_url import url_of_task
+from django_dlock.operators.task_url import url_of_task
+from django_dlock.text.names import MAX_KEY, check_name, fit
+from django_dlock.text.printable import printable
+from django_dlock.text.redaction import HIDDEN, redacted
+from django_dlock.text.request_path import MAX_PATH, cut
 from tests.support.fuzzing import examples, json_values, texts
 
 UNSAFE = {"Cc", "Cs", "Zl", "Zp", "Cf", "Co", "Cn"}

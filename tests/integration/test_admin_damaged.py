@@ -9,8 +9,8 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 
 from django_dlock import Lock, locks
-from django_dlock.inspection import age_text
 from django_dlock.models import LockEvent
+from django_dlock.operators.inspection import age_text
 from django_dlock.process import current
 from tests.support.aliases import LONG, alias, configured
 from tests.support.redis_calls import client as redis_client

@@ -16,13 +16,14 @@ from django.db import DatabaseError, InterfaceError, transaction
 from django.test import Client
 from django.urls import reverse
 
-from django_dlock import audit, locks, process, signals
+from django_dlock import locks, process, signals
 from django_dlock.admin import held_locks
 from django_dlock.backends.local import LocalBackend
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import LockEvent
+from django_dlock.operators import audit
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 LIST = "/admin/django_dlock/heldlock/"

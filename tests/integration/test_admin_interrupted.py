@@ -20,8 +20,8 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.celery.publishing.redelivery import redelivery_of
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import LeaseInfo
-from django_dlock.liveness import states_of
 from django_dlock.models import IdempotencyRecord
+from django_dlock.records.liveness import states_of
 from testproject.celery import app as usual
 
 RECORDS = "/admin/django_dlock/idempotencyrecord/"

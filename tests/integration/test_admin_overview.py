@@ -321,7 +321,7 @@ def test_the_search_for_deadlocks_has_the_limits_of_who_blocks_whom(admin_client
     # A store so slow that the time is over after the first answer.
     moments = iter([0.0, 1.0])
     clock = type("Clock", (), {"now": staticmethod(lambda: next(moments, 99.0))})
-    monkeypatch.setattr("django_dlock.blocking.clock", clock)
+    monkeypatch.setattr("django_dlock.operators.blocking.clock", clock)
     ASKED.clear()
     admin_client.get(LIST)
     assert len(ASKED) == 3 + 1

@@ -16,7 +16,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dlock import audit, locks, process
+from django_dlock import locks, process
 from django_dlock.admin import databases, records
 from django_dlock.admin.base import BoundedPaginator, may_see_users
 from django_dlock.admin.records import IdempotencyRecordAdmin
@@ -24,6 +24,7 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
+from django_dlock.operators import audit
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 RECORDS = "/admin/django_dlock/idempotencyrecord/"

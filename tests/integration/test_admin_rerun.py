@@ -19,13 +19,15 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 from kombu.utils import json
 
-from django_dlock import audit, idempotency, locks
+from django_dlock import locks
 from django_dlock.admin import record_steps
 from django_dlock.admin.base import atomic_in
 from django_dlock.celery.publishing import follow_ups, rerun
-from django_dlock.idempotency import ClaimRequest
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
+from django_dlock.operators import audit
+from django_dlock.records import idempotency
+from django_dlock.records.idempotency import ClaimRequest
 from testproject.shop.models import Effect
 from tests.support.deliveries import effects, in_memory, recorded, states, waiting, work
 

@@ -14,7 +14,8 @@ import redis
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from django_dlock import findings, locks
+from django_dlock import locks
+from django_dlock.operators import findings
 from testproject.servers import RedisServer, free_port
 from tests.support import databases
 from tests.support.aliases import alias, configured

@@ -22,7 +22,6 @@ from django.utils import timezone
 from django_dlock import idempotent_view, keyed_digest, locked_view, locks, signals
 from django_dlock.celery.options import DEFAULT
 from django_dlock.core import dispatch
-from django_dlock.erasure import Erasure, Subject, erase
 from django_dlock.keys import keyed_digests
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import (
@@ -34,7 +33,8 @@ from django_dlock.models import (
     LockEvent,
     LockStatistics,
 )
-from django_dlock.names import fit
+from django_dlock.records.erasure import Erasure, Subject, erase
+from django_dlock.text.names import fit
 from tests.support.deliveries import in_memory, recorded, task, work
 from tests.support.tenants import active, scoped
 

@@ -15,10 +15,11 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_dlock import audit, locks
+from django_dlock import locks
 from django_dlock.core import dispatch
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import LockEvent
+from django_dlock.operators import audit
 from testproject.postgres import PostgresServer
 from testproject.servers import RedisServer
 from tests.conftest import started

@@ -12,9 +12,10 @@ from django.db import connections, transaction
 from django.db.models.signals import post_delete
 from django.test import override_settings
 
-from django_dlock import Lock, StaleToken, locks, retention
-from django_dlock.database_time import Now
+from django_dlock import Lock, StaleToken, locks
+from django_dlock.databases.time import Now
 from django_dlock.models import Fence
+from django_dlock.records import retention
 from tests.support.aliases import configured
 
 LOCAL = "django_dlock.backends.local.LocalBackend"

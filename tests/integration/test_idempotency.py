@@ -10,7 +10,6 @@ import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from django_dlock import idempotency, payloads
 from django_dlock.exceptions import (
     AttemptsExhausted,
     BackendUnavailable,
@@ -18,8 +17,9 @@ from django_dlock.exceptions import (
     PayloadMismatch,
     StaleToken,
 )
-from django_dlock.idempotency import Claim, ClaimRequest, Finished, InFlight
 from django_dlock.models import IdempotencyRecord
+from django_dlock.records import idempotency, payloads
+from django_dlock.records.idempotency import Claim, ClaimRequest, Finished, InFlight
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

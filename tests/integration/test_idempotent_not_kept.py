@@ -17,8 +17,9 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
-from django_dlock import idempotency, idempotent_view, locks
+from django_dlock import idempotent_view, locks
 from django_dlock.models import IdempotencyRecord
+from django_dlock.records import idempotency
 from django_dlock.testing import local_locks
 from testproject.shop.models import Effect
 

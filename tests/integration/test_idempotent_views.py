@@ -25,17 +25,10 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_dlock import (
-    BackendUnavailable,
-    Lock,
-    idempotency,
-    idempotent_view,
-    locked_view,
-    locks,
-    retention,
-)
-from django_dlock.inspection import break_lease
+from django_dlock import BackendUnavailable, Lock, idempotent_view, locked_view, locks
 from django_dlock.models import IdempotencyRecord
+from django_dlock.operators.inspection import break_lease
+from django_dlock.records import idempotency, retention
 from django_dlock.testing import local_locks
 from testproject.shop.models import Effect
 

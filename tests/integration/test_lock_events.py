@@ -12,9 +12,10 @@ import threading
 import pytest
 from django.db import DatabaseError
 
-from django_dlock import Lock, audit, locks, process, signals
+from django_dlock import Lock, locks, process, signals
 from django_dlock.core import dispatch
 from django_dlock.models import LockEvent
+from django_dlock.operators import audit
 
 FACTS = {
     "name": "order:1",

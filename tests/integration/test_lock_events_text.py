@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from django.db import models
 
-from django_dlock import audit
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.local import LocalBackend
 from django_dlock.lease import LeaseRequest
 from django_dlock.models import LockEvent
+from django_dlock.operators import audit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

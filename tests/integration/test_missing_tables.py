@@ -16,7 +16,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_dlock import checks, locks
-from django_dlock.database_checks import check_migrations
+from django_dlock.checks.databases import check_migrations
 from tests.support import databases, mariadb, postgres
 from tests.support.aliases import configured
 
@@ -105,7 +105,7 @@ def test_a_command_about_a_table_says_what_to_run(command: tuple[str, ...]) -> N
 @pytest.mark.usefixtures("routed")
 def test_to_find_no_table_is_not_to_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     only = {EMPTY: connections.settings[EMPTY]}
-    monkeypatch.setattr("django_dlock.erasure.tables.connections", _Only(only))
+    monkeypatch.setattr("django_dlock.records.erasure.tables.connections", _Only(only))
     assert_says_what_to_run(run("purge_lock_events", "--name", "x"))
 
 

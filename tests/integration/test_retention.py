@@ -15,12 +15,14 @@ from django.db.models.functions import Now
 from django.db.models.signals import pre_delete
 from django.test.utils import CaptureQueriesContext
 
-from django_dlock import audit, idempotency, locks, retention
+from django_dlock import locks
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.idempotency import Claim, ClaimRequest
 from django_dlock.lease import Lease, LeaseRequest
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
+from django_dlock.operators import audit
+from django_dlock.records import idempotency, retention
+from django_dlock.records.idempotency import Claim, ClaimRequest
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

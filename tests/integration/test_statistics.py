@@ -16,15 +16,16 @@ from django.db import OperationalError, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_dlock import Lock, locks, process, retention
+from django_dlock import Lock, locks, process
 from django_dlock.core import dispatch
-from django_dlock.database_errors import migrate_command
+from django_dlock.databases.errors import migrate_command
 from django_dlock.metrics import admin, instruments, table
 from django_dlock.metrics.admin import AdminExporter
 from django_dlock.metrics.counts import Point, Series
 from django_dlock.metrics.groups import Groups
 from django_dlock.metrics.recorder import Recorder
 from django_dlock.models import LockStatistics
+from django_dlock.records import retention
 from testproject.servers import RedisServer, ServerNotFound
 from tests.conftest import missing
 from tests.support.databases import added, until

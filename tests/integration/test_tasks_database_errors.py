@@ -16,10 +16,11 @@ from django.db import connections, transaction
 from kombu.utils import json
 from pytest_django import DjangoDbBlocker
 
-from django_dlock import Lock, idempotency
+from django_dlock import Lock
 from django_dlock.celery.delivery.interrupt import BodyRunner
 from django_dlock.exceptions import AttemptsExhausted
 from django_dlock.models import FollowUp, IdempotencyRecord
+from django_dlock.records import idempotency
 from testproject.shop.models import Effect
 from tests.support import mariadb, postgres
 from tests.support.databases import added

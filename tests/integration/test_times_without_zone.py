@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dlock.database_time import Now, local_time
+from django_dlock.databases.time import Now, local_time
 from django_dlock.models import HeldLock, IdempotencyRecord, LockEvent, LockStatistics
 from tests.support.aliases import configured
 from tests.support.databases import ALL

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_dlock.core import dispatch, tracing
-from django_dlock.tracing import OpenTelemetryTracer
+from django_dlock.tracing.spans import OpenTelemetryTracer
 from tests.support.deliveries import in_memory, recorded, states, work
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -15,7 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from django_dlock import Lock, locks, uwsgi
+from django_dlock import Lock, locks
+from django_dlock.checks import uwsgi
 from testproject.processes import HOST, free_port
 from testproject.servers import RedisServer
 from tests.conftest import missing

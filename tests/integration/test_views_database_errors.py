@@ -17,7 +17,7 @@ from django.test import RequestFactory
 from pytest_django import DjangoDbBlocker
 
 from django_dlock import idempotent_view, locked_view
-from django_dlock.database_errors import TablesMissing
+from django_dlock.databases.errors import TablesMissing
 from django_dlock.testing import local_locks
 from testproject.shop.models import Effect
 from tests.support.databases import added

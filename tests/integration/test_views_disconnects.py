@@ -23,8 +23,9 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_dlock import Lock, idempotency, idempotent_view, locked_view, locks
+from django_dlock import Lock, idempotent_view, locked_view, locks
 from django_dlock.models import IdempotencyRecord
+from django_dlock.records import idempotency
 from django_dlock.testing import local_locks
 from django_dlock.views import run
 from testproject.shop.models import Effect

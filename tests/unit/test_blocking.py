@@ -10,11 +10,11 @@ import pytest
 
 from django_dlock import Lock, locks
 from django_dlock.backends.base import BaseLockBackend
-from django_dlock.blocking import Blocking, survey
 from django_dlock.exceptions import BackendUnavailable
-from django_dlock.inspection import AliasQuery
 from django_dlock.lease import HOLDING, LeaseInfo, LeaseQuery, LeaseRequest, Waiter
 from django_dlock.lease_info import LeasePage
+from django_dlock.operators.blocking import Blocking, survey
+from django_dlock.operators.inspection import AliasQuery
 from django_dlock.testing import local_locks
 
 NOW = dt.datetime(2026, 11, 1, tzinfo=dt.timezone.utc)

@@ -19,11 +19,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
 import django_dlock
-from django_dlock import checks, database_checks, idempotency, locks
+from django_dlock import checks, locks
 from django_dlock.backends.base import AliasOptions, Problem
 from django_dlock.backends.local import LocalBackend
-from django_dlock.idempotency import ClaimRequest
-from django_dlock.task_url import url_of_task
+from django_dlock.checks import databases as database_checks
+from django_dlock.operators.task_url import url_of_task
+from django_dlock.records import idempotency
+from django_dlock.records.idempotency import ClaimRequest
 
 REDIS = "django_dlock.backends.redis.RedisBackend"
 LOCAL = "django_dlock.backends.local.LocalBackend"

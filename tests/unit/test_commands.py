@@ -17,14 +17,15 @@ from django.db.utils import ConnectionHandler
 from django.test import override_settings
 from django.utils import timezone
 
-from django_dlock import audit, clock, locks, process, signals
+from django_dlock import clock, locks, process, signals
 from django_dlock.backends.local import LocalBackend
-from django_dlock.erasure import Erasure
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Lease, LeaseInfo, LeaseRequest, Renewal
 from django_dlock.management.commands.clear_stale_locks import _is_stale
 from django_dlock.management.wanted import Wanted
 from django_dlock.models import IdempotencyRecord, LockEvent
+from django_dlock.operators import audit
+from django_dlock.records.erasure import Erasure
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 KEYS = {
@@ -461,7 +462,7 @@ def test_locks_are_cleared_even_if_the_database_does_not_answer(monkeypatch):
     def refuse(*args, **facts):
         raise DatabaseError("no database")
 
-    monkeypatch.setattr("django_dlock.audit.record", refuse)
+    monkeypatch.setattr("django_dlock.operators.audit.record", refuse)
     hold("order:1")
     say_goodbye()
     out = io.StringIO()
@@ -600,7 +601,7 @@ def test_purging_fails_with_exit_code_1_when_the_database_does_not_answer(monkey
         yield 3
         raise DatabaseError("gone")
 
-    monkeypatch.setattr("django_dlock.retention.purge", purge)
+    monkeypatch.setattr("django_dlock.records.retention.purge", purge)
     out = io.StringIO()
     with pytest.raises(CommandError) as failed:
         call_command("purge_idempotency_records", format="json", stdout=out)

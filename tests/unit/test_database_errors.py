@@ -13,7 +13,7 @@ from django import db
 from django.core.management import CommandError, call_command
 from django.db.transaction import TransactionManagementError
 
-from django_dlock.database_errors import TablesMissing, explained, fate_of, is_about_our_tables
+from django_dlock.databases.errors import TablesMissing, explained, fate_of, is_about_our_tables
 
 APPS_TABLE, OUR_TABLE = "shop_order", "django_dlock_followup"
 

@@ -13,12 +13,13 @@ from django.core import checks as django_checks
 from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
-from django_dlock import checks, clock, findings, locks
+from django_dlock import checks, clock, locks
 from django_dlock.backends.base import Fact
 from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendRefused, BackendUnavailable
 from django_dlock.lease import Contention, Lease, RenewalResult
 from django_dlock.management import diagnosis
+from django_dlock.operators import findings
 
 LOCAL = "django_dlock.backends.local.LocalBackend"
 

@@ -19,9 +19,9 @@ from django.http import HttpRequest
 from django.test import override_settings
 
 from django_dlock import keyed_digest
-from django_dlock.digests import fingerprint
 from django_dlock.keys import ALL_ARGUMENTS, KeySpec, MissingValue, compile_key
-from django_dlock.names import MAX_KEY, check_name
+from django_dlock.keys.digests import fingerprint
+from django_dlock.text.names import MAX_KEY, check_name
 
 UUID = uuid.UUID("12345678123456781234567812345678")
 WHAT = "the key of the test"

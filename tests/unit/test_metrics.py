@@ -22,11 +22,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
-from django_dlock import Lock, audit, clock, locks
+from django_dlock import Lock, clock, locks
 from django_dlock.checks import check_metrics
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable, LeaseLost, LockNotAcquired
-from django_dlock.inspection import break_lease
 from django_dlock.lease import RenewalResult
 from django_dlock.metrics import config, instruments, recorder
 from django_dlock.metrics.config import LONGEST_GROUP, MOST_GROUPS
@@ -35,6 +34,8 @@ from django_dlock.metrics.opentelemetry import OpenTelemetryExporter
 from django_dlock.metrics.prometheus import PrometheusExporter, StoreCollector, metrics_view
 from django_dlock.metrics.recorder import Recorder
 from django_dlock.metrics.stores import StoreFacts
+from django_dlock.operators import audit
+from django_dlock.operators.inspection import break_lease
 from django_dlock.testing import local_locks
 from tests.support.databases import until
 

@@ -6,8 +6,8 @@ import pytest
 from django.utils import timezone
 
 from django_dlock import process
-from django_dlock.inspection import duration, is_running
 from django_dlock.lease import LeaseInfo
+from django_dlock.operators.inspection import duration, is_running
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from django_dlock import payloads
-from django_dlock.digests import fingerprint
+from django_dlock.keys.digests import fingerprint
 from django_dlock.models import IdempotencyRecord
+from django_dlock.records import payloads
 
 SCOPE, KEY = "shop.unlock", "door:7"
 

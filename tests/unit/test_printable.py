@@ -25,7 +25,7 @@ from django_dlock.log import LockLogger, logger
 from django_dlock.management import LockedCommand
 from django_dlock.management.commands import switch_locks
 from django_dlock.models import FollowUp, IdempotencyRecord
-from django_dlock.printable import JOINERS, printable
+from django_dlock.text.printable import JOINERS, printable
 from tests.support.deliveries import in_memory, task, work
 
 CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
@@ -181,7 +181,7 @@ def test_clear_stale_locks_reports_an_event_that_is_not_written(monkeypatch):
     def record(*_, **__):
         raise DatabaseError(f"Failing row contains {PATH}")
 
-    monkeypatch.setattr("django_dlock.audit.record_break", record)
+    monkeypatch.setattr("django_dlock.operators.audit.record_break", record)
     hold()
     assert_harmless(run("clear_stale_locks", force=True, name="export").err, lines=True)
 

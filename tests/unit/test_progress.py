@@ -105,7 +105,7 @@ def test_a_failure_leaves_no_line_behind(monkeypatch):
         yield 3
         raise DatabaseError("gone")
 
-    monkeypatch.setattr("django_dlock.retention.purge_events", purge)
+    monkeypatch.setattr("django_dlock.records.retention.purge_events", purge)
     err = Terminal()
     with pytest.raises(CommandError, match="Stopped after 3 lock events"):
         call_command("purge_lock_events", stdout=io.StringIO(), stderr=err)

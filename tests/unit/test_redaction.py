@@ -17,13 +17,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory, override_settings
 from django.views.debug import ExceptionReporter
 
-from django_dlock import BackendUnavailable, checks, clock, conf, locks, task_url, tracing_setting
+from django_dlock import BackendUnavailable, checks, clock, conf, locks
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.backends.etcd.client import Client
 from django_dlock.exceptions import InvalidLockBackend
 from django_dlock.metrics import config
-from django_dlock.redaction import HIDDEN, SecretBytes, SecretText, redacted
+from django_dlock.operators import task_url
+from django_dlock.text.redaction import HIDDEN, SecretBytes, SecretText, redacted
+from django_dlock.tracing import setting as tracing_setting
 from testproject.processes import free_port
 
 BACKENDS = {

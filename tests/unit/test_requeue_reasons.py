@@ -10,11 +10,12 @@ import pytest
 from celery import Celery
 from django.db import OperationalError
 
-from django_dlock import Lock, LockNotAcquired, idempotency, locks, signals
+from django_dlock import Lock, LockNotAcquired, locks, signals
 from django_dlock.backends.local import LocalBackend
-from django_dlock.claims import InFlight
 from django_dlock.core import dispatch
 from django_dlock.exceptions import BackendUnavailable
+from django_dlock.records import idempotency
+from django_dlock.records.claims import InFlight
 from tests.support.deliveries import held, in_memory, recorded, task, work
 
 pytestmark = pytest.mark.django_db(transaction=True)

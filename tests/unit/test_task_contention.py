@@ -16,10 +16,11 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from django.db import InterfaceError, OperationalError
 
-from django_dlock import Lock, idempotency, locks
+from django_dlock import Lock, locks
 from django_dlock.celery.publishing import broker, requeue
 from django_dlock.celery.publishing.unique import send_safely
 from django_dlock.exceptions import AcquireTimeout, BackendUnavailable, LockNotAcquired
+from django_dlock.records import idempotency
 from tests.conftest import NOBODY
 from tests.support.deliveries import effects, held, in_memory, recorded, task, waiting, work
 

@@ -16,9 +16,11 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from django_dlock import database_time, idempotency, locks, retention
+from django_dlock import locks
 from django_dlock.celery.publishing import follow_ups, requeue
+from django_dlock.databases import time as database_time
 from django_dlock.models import FollowUp, IdempotencyRecord
+from django_dlock.records import idempotency, retention
 from testproject.shop.models import Effect
 from tests.support.deliveries import effects, held, in_memory, recorded, states, task, waiting, work
 

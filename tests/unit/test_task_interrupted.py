@@ -13,11 +13,12 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from django.db import connection, connections
 
-from django_dlock import Lock, idempotency, locks
+from django_dlock import Lock, locks
 from django_dlock.celery.delivery.interrupt import BodyRunner, LeaseAborted
 from django_dlock.celery.publishing import requeue
 from django_dlock.exceptions import AttemptsExhausted, LeaseLost
 from django_dlock.models import IdempotencyRecord
+from django_dlock.records import idempotency
 from testproject.shop.models import Effect
 from tests.support.deliveries import (
     effects,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dlock import task_url
 from django_dlock.checks import check_admin
+from django_dlock.operators import task_url
 
 
 @pytest.mark.parametrize(

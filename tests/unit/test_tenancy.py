@@ -15,7 +15,7 @@ from django.test import override_settings
 from django_dlock import AlreadyHeld, Lock, LockNotAcquired, locked, locks, signals, tenancy
 from django_dlock.checks import check_scope
 from django_dlock.metrics.groups import Groups
-from django_dlock.names import MAX_NAME
+from django_dlock.text.names import MAX_NAME
 from tests.support.tenants import active
 from tests.support.tenants import scoped as tenants
 

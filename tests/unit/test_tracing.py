@@ -22,12 +22,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from django_dlock import Lock, LockNotAcquired, idempotency, locks
+from django_dlock import Lock, LockNotAcquired, locks
 from django_dlock.core import dispatch, tracing
 from django_dlock.exceptions import BackendUnavailable, LeaseLost, StaleToken
-from django_dlock.inspection import break_lease
 from django_dlock.lease import Renewal, RenewalResult
-from django_dlock.tracing import OpenTelemetryTracer
+from django_dlock.operators.inspection import break_lease
+from django_dlock.records import idempotency
+from django_dlock.tracing.spans import OpenTelemetryTracer
 from tests.support.databases import until
 
 LOCAL = {"default": {"BACKEND": "django_dlock.backends.local.LocalBackend", "TTL": 3.0}}

@@ -26,8 +26,8 @@ from ...lease import (
     Renewal,
     Waiter,
 )
-from ...names import plain
 from ...process import ProcessIdentity, current
+from ...text.names import plain
 from .. import handover_mac
 from ..base import AliasOptions, BaseLockBackend, Capability, Fact, Problem, RenewalResults
 from .config import DatabaseOptions

@@ -17,7 +17,7 @@ from django.core import mail
 from django.db import connections
 from django.db.utils import load_backend
 
-from ...database_errors import Kind, kind_of
+from ...databases.errors import Kind, kind_of
 from .prepared import Prepared
 from .socket_handle import SocketHandle, handle_of
 

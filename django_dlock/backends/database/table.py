@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from ... import clock
-from ...database_errors import migrate_command
+from ...databases.errors import migrate_command
 from ...exceptions import BackendRefused, BackendUnavailable
 from .. import handover_mac
 from ..base import AliasOptions

@@ -25,7 +25,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ... import clock, process
 from ...exceptions import BackendRefused, BackendUnavailable
-from ...redaction import SecretBytes, SecretText
+from ...text.redaction import SecretBytes, SecretText
 from ..base import AliasOptions
 from ..shared.keepalive import keep_alive
 from ..shared.pool import MOST_IDLE, IdleConnections

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ... import clock
-from ...database_errors import explaining
+from ...databases.errors import explaining
 from ...exceptions import BackendRefused, BackendUnavailable
 from ...log import logger
 from ..base import AliasOptions, BaseLockBackend, StoreSwitch

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ...database_errors import TablesMissing, migrate_command
+from ...databases.errors import TablesMissing, migrate_command
 from ...exceptions import BackendUnavailable
 from ...lease import LeaseInfo, LeasePage, LeaseQuery, Waiter
 from ..base import BaseLockBackend, Fact, Problem

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from django.db import Error
 
 from ... import clock, process
-from ...database_errors import TablesMissing, explained, migrate_command
+from ...databases.errors import TablesMissing, explained, migrate_command
 from ...exceptions import BackendUnavailable
 from ...log import logger
 from ...process.points import reached

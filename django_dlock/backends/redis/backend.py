@@ -24,7 +24,7 @@ from ...lease import (
     RenewalResult,
     Waiter,
 )
-from ...names import plain
+from ...text.names import plain
 from .. import handover_mac
 from ..base import (
     AliasOptions,

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from ...redaction import redacted
+from ...text.redaction import redacted
 from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.options import addresses, arguments, both, option, or_none, text, whole
 

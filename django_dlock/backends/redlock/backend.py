@@ -36,7 +36,7 @@ from ...lease import (
     Renewal,
     Waiter,
 )
-from ...names import plain
+from ...text.names import plain
 from ..base import (
     AliasOptions,
     BaseLockBackend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db.utils import load_backend
 
-from ...redaction import redacted
+from ...text.redaction import redacted
 from .options import Problem
 
 __all__ = ["VENDORS", "vendor_of", "vendor_or_problem"]

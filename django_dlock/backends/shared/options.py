@@ -14,8 +14,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from ... import clock
-from ...names import plain
-from ...redaction import redacted, redacted_of
+from ...text.names import plain
+from ...text.redaction import redacted, redacted_of
 
 __all__ = [
     "Kind",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ...redaction import SecretText, redacted
+from ...text.redaction import SecretText, redacted
 from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.options import arguments, duration, option, or_none, text
 

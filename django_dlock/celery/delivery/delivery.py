@@ -10,12 +10,12 @@ from typing import Any
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 from django.db import Error
 
-from ... import database_errors
+from ...core.unfinished import refuse_unfinished
+from ...databases import errors as database_errors
 from ...exceptions import AttemptsExhausted, BackendUnavailable, LeaseLost, NotHeld
-from ...idempotency import Claim
 from ...lock import Lock
 from ...log import logger
-from ...unfinished import refuse_unfinished
+from ...records.idempotency import Claim
 from ..binding import call_before_start
 from ..canvas import chords
 from ..options import TaskWithOptions

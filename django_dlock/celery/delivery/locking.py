@@ -11,8 +11,9 @@ from typing import Any, NoReturn, TypeAlias
 
 from django.db import Error
 
-from ... import clock, database_errors
+from ... import clock
 from ...core import cleanup, fallback, watchdog
+from ...databases import errors as database_errors
 from ...exceptions import (
     AcquireTimeout,
     BackendUnavailable,
@@ -25,7 +26,7 @@ from ...keys import template_of
 from ...lease import Contention, Kind, LeaseRequest
 from ...lock import Lock, of_template
 from ...log import logger
-from ...printable import printable
+from ...text.printable import printable
 from .. import owners
 from ..options import TaskWithOptions
 from ..publishing.broker import visibility_timeout

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from celery.exceptions import Ignore
 from django.db import Error
 
-from ... import database_errors, idempotency, retention, tenancy
+from ... import tenancy
+from ...databases import errors as database_errors
 from ...exceptions import (
     BackendUnavailable,
     DuplicateRun,
@@ -17,8 +18,9 @@ from ...exceptions import (
     LockNotAcquired,
     RecordedFailure,
 )
-from ...idempotency import ClaimRequest, Ending, Finished, InFlight
 from ...log import logger
+from ...records import idempotency, retention
+from ...records.idempotency import ClaimRequest, Ending, Finished, InFlight
 from .. import results
 from ..options import RecordOptions, TaskWithOptions
 from ..publishing.follow_ups import FollowUps

@@ -20,11 +20,13 @@ from celery.exceptions import (
 )
 from django.db import Error, transaction
 
-from ... import database_errors, idempotency, process
+from ... import process
+from ...databases import errors as database_errors
 from ...exceptions import BackendUnavailable, RecordedFailure, StaleToken
 from ...handler import locks
-from ...idempotency import Claim, Ending, Finished, InFlight
 from ...log import logger
+from ...records import idempotency
+from ...records.idempotency import Claim, Ending, Finished, InFlight
 from .. import results
 from ..options import RecordOptions
 from ..publishing import rerun

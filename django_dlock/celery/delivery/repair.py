@@ -6,7 +6,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import Error, connections
 from django.db.transaction import TransactionManagementError
 
-from ... import database_errors
+from ...databases import errors as database_errors
 from ...log import logger
 from .interrupt import LeaseAborted
 

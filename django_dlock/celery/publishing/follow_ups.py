@@ -26,11 +26,12 @@ from celery.utils import uuid
 from django.db import Error, connections, transaction
 from kombu.utils import json
 
-from ... import database_errors, tenancy
-from ...database_time import Now
+from ... import tenancy
+from ...databases import errors as database_errors
+from ...databases.time import Now
 from ...log import logger
 from ...models import FollowUp
-from ...retention import in_batches
+from ...records.retention import in_batches
 from .. import results
 from ..options import TaskWithOptions
 from ..times import seconds_until

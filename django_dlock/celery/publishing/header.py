@@ -14,7 +14,7 @@ from celery.app.task import Context
 
 from ... import tenancy
 from ...log import logger
-from ...names import REFUSED
+from ...text.names import REFUSED
 
 __all__ = [
     "HEADER",

@@ -19,9 +19,9 @@ from celery.utils import uuid
 from django.db import transaction
 from kombu.utils import json
 
-from ... import retention
-from ...database_time import Now
+from ...databases.time import Now
 from ...models import FollowUp, IdempotencyRecord
+from ...records import retention
 from ..options import TaskWithOptions
 from . import copies, follow_ups
 from .chosen_words import chosen_words

@@ -24,7 +24,7 @@ from ...core import transactions
 from ...exceptions import BackendUnavailable
 from ...lease import Contention
 from ...log import logger
-from ...names import MAX_NAME, fit
+from ...text.names import MAX_NAME, fit
 from ..options import TaskWithOptions, UniqueOptions
 from ..times import seconds_until
 from .broker import confirming, write_connection

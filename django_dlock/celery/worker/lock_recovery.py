@@ -15,13 +15,14 @@ from typing import Any
 
 from django.db import connections
 
-from ... import clock, inspection, process, tenancy
+from ... import clock, process, tenancy
 from ...core import cleanup
 from ...exceptions import BackendUnavailable
 from ...handler import locks
 from ...keys import Key
 from ...lease import LeaseRequest
 from ...log import logger
+from ...operators import inspection
 from .. import owners, results
 from ..options import TaskWithOptions
 

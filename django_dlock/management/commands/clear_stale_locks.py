@@ -6,11 +6,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ... import audit
 from ...core import dispatch
 from ...exceptions import BackendUnavailable
-from ...inspection import AliasQuery, break_lease
 from ...lease import LeaseInfo
+from ...operators import audit
+from ...operators.inspection import AliasQuery, break_lease
 from ..base import LockCommand, as_errors
 from ..progress import Progress
 from ..wanted import Wanted, unless_unanswered

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...exceptions import InvalidLockBackend
 from ...handler import locks
-from ...printable import printable
+from ...text.printable import printable
 from ..base import FAILED, AliasCommand
 from ..diagnosis import Finding, diagnose_alias, diagnose_project
 from ..output import encodable, encoding_of

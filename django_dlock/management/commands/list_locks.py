@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...backends.base import BaseLockBackend
-from ...blocking import LockId
-from ...inspection import AliasQuery
 from ...lease import LeaseInfo, Waiter
+from ...operators.blocking import LockId
+from ...operators.inspection import AliasQuery
 from ..base import LockCommand, as_errors
 from ..deadlocks import Deadlocks
 from ..output import encodable, encoding_of

@@ -9,9 +9,9 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
 from ... import clock
-from ...database_errors import explained
+from ...databases.errors import explained
 from ...models import FollowUp
-from ...printable import printable
+from ...text.printable import printable
 from ..base import FAILED, RecordCommand
 
 

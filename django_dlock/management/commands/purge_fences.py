@@ -9,9 +9,10 @@ from typing import Any
 from django.core.management import CommandError
 from django.core.management.base import CommandParser
 
-from ... import clock, conf, retention
+from ... import clock, conf
 from ...exceptions import InvalidLockBackend
 from ...models import Fence
+from ...records import retention
 from ..base import FAILED, PurgeCommand
 
 DAYS = 90.0

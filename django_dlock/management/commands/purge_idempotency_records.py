@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ... import retention
+from ...records import retention
 from ..erasing import ErasingCommand
 
 

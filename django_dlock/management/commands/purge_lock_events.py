@@ -7,8 +7,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ... import clock, retention
+from ... import clock
 from ...models import LockEvent
+from ...records import retention
 from ..erasing import ErasingCommand
 
 DAYS = 90.0

@@ -16,7 +16,7 @@ from ...backends.failover.record import Reading, SwitchRefused
 from ...backends.failover.rules import quiet_after
 from ...exceptions import BackendUnavailable, InvalidLockBackend
 from ...handler import locks
-from ...printable import printable
+from ...text.printable import printable
 from ..base import FAILED, OperatorCommand
 
 PAUSE = 0.2

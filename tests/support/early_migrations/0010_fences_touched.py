@@ -2,7 +2,7 @@ from typing import Any
 
 from django.db import migrations, models
 
-from django_dlock.database_time import Now
+from django_dlock.databases.time import Now
 
 BATCH = 1000
 

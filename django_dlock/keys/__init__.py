@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from django.conf import settings
 from django.utils.crypto import salted_hmac
 
-from .call_arguments import Arguments
-from .names import DIGEST_LENGTH, REFUSED, fit, plain
+from ..text.names import DIGEST_LENGTH, REFUSED, fit, plain
+from .arguments import Arguments
 from .template_secrets import secret_in
 
 __all__ = [
@@ -356,7 +356,7 @@ class _Called:
             kind = MissingValue if missing else TypeError
             raise kind(f"{self.what}: {self.function!r} returned {got}, not a non-empty string")
         if "{" in key:
-            from .mistakes import warn_of_argument
+            from ..text.mistakes import warn_of_argument
 
             warn_of_argument(key, self.function, self.what)
         return fit(key)

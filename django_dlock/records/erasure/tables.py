@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from django.apps import apps
 from django.db import OperationalError, ProgrammingError, connections, models, router, transaction
 
-from .. import retention
-from ..database_errors import explaining, missing_in, of_ours
-from ..models import (
+from ...databases.errors import explaining, missing_in, of_ours
+from ...keys.views import OF_VIEWS
+from ...models import (
     FailoverRecord,
     Fence,
     FollowUp,
@@ -24,7 +24,7 @@ from ..models import (
     LockEvent,
     LockStatistics,
 )
-from ..view_keys import OF_VIEWS
+from .. import retention
 from .subject import Criterion, Subject
 
 __all__ = ["Erasure", "erase"]

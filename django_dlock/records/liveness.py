@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from .exceptions import BackendUnavailable, InvalidLockBackend
-from .handler import locks
-from .lease import LeaseInfo
-from .models import IdempotencyRecord
+from ..exceptions import BackendUnavailable, InvalidLockBackend
+from ..handler import locks
+from ..lease import LeaseInfo
+from ..models import IdempotencyRecord
 
 __all__ = ["INTERRUPTED", "NEEDED", "RunState", "states_of"]
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import Error, connections, models, router, transaction
 from django.utils import timezone
 
-from . import audit
-from .database_time import Now
-from .exceptions import BackendUnavailable, InvalidLockBackend
-from .handler import locks
-from .log import logger
-from .models import Fence, FollowUp, IdempotencyRecord, LockEvent, LockStatistics
+from ..databases.time import Now
+from ..exceptions import BackendUnavailable, InvalidLockBackend
+from ..handler import locks
+from ..log import logger
+from ..models import Fence, FollowUp, IdempotencyRecord, LockEvent, LockStatistics
+from ..operators import audit
 
 __all__ = [
     "Forgotten",

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from . import signals
-from .backends.base import BaseLockBackend
-from .core import dispatch
-from .exceptions import BackendUnavailable, InvalidLockBackend
-from .handler import locks
-from .lease import LeaseInfo
-from .lock import Lock
+from .. import signals
+from ..backends.base import BaseLockBackend
+from ..core import dispatch
+from ..exceptions import BackendUnavailable, InvalidLockBackend
+from ..handler import locks
+from ..lease import LeaseInfo
+from ..lock import Lock
 
 __all__ = ["AliasQuery", "age_text", "break_lease", "duration", "is_running", "report_break"]
 

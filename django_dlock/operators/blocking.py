@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from . import clock
-from .backends.base import BaseLockBackend
+from .. import clock
+from ..backends.base import BaseLockBackend
+from ..lease import OWNER_PART, LeaseInfo, LeasePage, LeaseQuery, Waiter
 from .inspection import AliasQuery
-from .lease import OWNER_PART, LeaseInfo, LeasePage, LeaseQuery, Waiter
 
 __all__ = ["NAMES", "WAITERS_OF_EACH", "Blocking", "Line", "LockId", "Survey", "survey"]
 

@@ -12,19 +12,13 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from . import conf
-from .backends.base import AliasOptions, Problem
-from .backends.redis.config import cache_entry, is_redis_cache
-from .database_checks import check_databases, check_migrations, check_records
-from .exceptions import BackendRefused, BackendUnavailable
-from .handler import locks
-from .setting_checks import (
-    check_admin,
-    check_metrics,
-    check_names,
-    check_scope,
-    check_tracing,
-)
+from .. import conf
+from ..backends.base import AliasOptions, Problem
+from ..backends.redis.config import cache_entry, is_redis_cache
+from ..exceptions import BackendRefused, BackendUnavailable
+from ..handler import locks
+from .databases import check_databases, check_migrations, check_records
+from .dlock_settings import check_admin, check_metrics, check_names, check_scope, check_tracing
 from .uwsgi import check_uwsgi
 
 __all__ = [
@@ -347,7 +341,7 @@ def check_tasks(**_: Any) -> list[checks.CheckMessage]:
     if "celery" not in sys.modules:
         # The project has not imported Celery, so there is no app to check.
         return []
-    from .celery.checks import check_tasks
+    from ..celery.checks import check_tasks
 
     return check_tasks()
 
@@ -355,7 +349,7 @@ def check_tasks(**_: Any) -> list[checks.CheckMessage]:
 def check_views(**_: Any) -> list[checks.CheckMessage]:
     """W017 to W019, W021: keys of views that visitors can choose, or that never change."""
     # Imported here, because serving processes do not need it.
-    from .views.checks import check_views
+    from ..views.checks import check_views
 
     return check_views()
 

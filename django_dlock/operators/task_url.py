@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .names import plain
-from .redaction import redacted
+from ..text.names import plain
+from ..text.redaction import redacted
 
 __all__ = ["read", "url_of_task"]
 

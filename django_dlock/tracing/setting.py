@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from .redaction import redacted
+from ..text.redaction import redacted
 
 __all__ = ["tracer_class"]
 
@@ -25,7 +25,7 @@ def tracer_class() -> Any:
     if not wanted:
         return None
     try:
-        return import_string("django_dlock.tracing.OpenTelemetryTracer")
+        return import_string("django_dlock.tracing.spans.OpenTelemetryTracer")
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise

@@ -9,7 +9,7 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
-from .core.tracing import Facts
+from ..core.tracing import Facts
 
 __all__ = ["OpenTelemetryTracer"]
 

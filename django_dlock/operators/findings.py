@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from . import clock, process
-from .backends.base import BaseLockBackend
-from .core.cleanup import cancel_later, cancel_unanswered
-from .exceptions import BackendRefused, BackendUnavailable
-from .lease import Contention, Lease, LeaseRequest, Renewal
+from .. import clock, process
+from ..backends.base import BaseLockBackend
+from ..core.cleanup import cancel_later, cancel_unanswered
+from ..exceptions import BackendRefused, BackendUnavailable
+from ..lease import Contention, Lease, LeaseRequest, Renewal
 
 __all__ = ["NAME", "Finding", "Severity", "of_alias"]
 

@@ -15,14 +15,14 @@ from typing import Any
 from django.db import Error, connections, router, transaction
 from django.utils import timezone
 
-from . import clock, process, signals
-from .core import dispatch
-from .database_errors import explained
-from .lease import LeaseInfo
-from .log import logger
-from .models import LockEvent
-from .printable import storable
-from .request_path import MAX_PATH
+from .. import clock, process, signals
+from ..core import dispatch
+from ..databases.errors import explained
+from ..lease import LeaseInfo
+from ..log import logger
+from ..models import LockEvent
+from ..text.printable import storable
+from ..text.request_path import MAX_PATH
 
 __all__ = [
     "BY_HAND",
@@ -52,9 +52,9 @@ def is_defined(database: str) -> bool:
 
 def connect() -> None:
     """Connect the receivers; called once, when the apps are ready."""
-    signals.lost.connect(_on_lost, dispatch_uid="django_dlock.audit.lost")
-    signals.broken.connect(_on_broken, dispatch_uid="django_dlock.audit.broken")
-    signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.audit.waited")
+    signals.lost.connect(_on_lost, dispatch_uid="django_dlock.operators.audit.lost")
+    signals.broken.connect(_on_broken, dispatch_uid="django_dlock.operators.audit.broken")
+    signals.waited_long.connect(_on_long_wait, dispatch_uid="django_dlock.operators.audit.waited")
     # Registered now, not with the first row: a fork hook that sends signals must be registered
     # after these; see ``dispatch.take_part_in_forks``.
     process.at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_begin)

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .call_arguments import Arguments
-from .names import digest, fit
+from ..text.names import digest, fit
+from .arguments import Arguments
 
 __all__ = ["Digest", "fingerprint"]
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from django.contrib.auth import get_user_model
 from django.db import models
 
-from .. import tenancy
-from ..digests import fingerprint
-from ..keys import keyed_digests
-from ..models import IdempotencyRecord
-from ..names import DIGEST_LENGTH, fit
-from ..view_keys import beginning_of_key, lock_name_of, record_key
+from ... import tenancy
+from ...keys import keyed_digests
+from ...keys.digests import fingerprint
+from ...keys.views import beginning_of_key, lock_name_of, record_key
+from ...models import IdempotencyRecord
+from ...text.names import DIGEST_LENGTH, fit
 
 __all__ = ["Criterion", "Subject"]
 

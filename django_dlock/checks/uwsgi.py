@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core import checks
 
-from .log import logger
+from ..log import logger
 
 __all__ = ["check_uwsgi", "log_problems"]
 

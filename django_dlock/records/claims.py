@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from django.db import models
 
-from .exceptions import LockError
-from .models import IdempotencyRecord
+from ..exceptions import LockError
+from ..models import IdempotencyRecord
 
 __all__ = ["Claim", "ClaimRequest", "Finished", "Holds", "InFlight"]
 

@@ -16,9 +16,9 @@ from django.core.management.base import BaseCommand
 from django.db import Error, connections, router, transaction
 from django.db.models import Max, Model
 
-from . import conf
-from .audit import is_defined
-from .database_errors import fate_of, migrate_command
+from .. import conf
+from ..databases.errors import fate_of, migrate_command
+from ..operators.audit import is_defined
 
 __all__ = ["check_databases", "check_migrations", "check_records"]
 
@@ -172,7 +172,7 @@ def check_records(databases: Sequence[str] | None = None, **_: Any) -> list[chec
 
     There is no index on the state of records, so only the latest ones are read.
     """
-    from .models import IdempotencyRecord
+    from ..models import IdempotencyRecord
 
     if conf.problems():
         return []

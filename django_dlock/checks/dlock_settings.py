@@ -11,8 +11,10 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
-from . import task_url, tenancy, tracing_setting
-from .metrics import config
+from .. import tenancy
+from ..metrics import config
+from ..operators import task_url
+from ..tracing import setting as tracing_setting
 
 __all__ = ["check_admin", "check_metrics", "check_names", "check_scope", "check_tracing"]
 
@@ -62,7 +64,7 @@ def check_scope(**_: Any) -> list[checks.CheckMessage]:
 def _read_metrics() -> None:
     if (wanted := config.read()).exporters:
         # Imported here, because a project without metrics does not need it.
-        from .metrics import recorder
+        from ..metrics import recorder
 
         recorder.modules(wanted)
 

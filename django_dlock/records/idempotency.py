@@ -18,11 +18,10 @@ from typing import Any, TypeAlias
 
 from django.db import Error, IntegrityError, connections, models, router, transaction
 
-from . import database_errors, payloads
-from .claims import Claim, ClaimRequest, Finished, Holds, InFlight
-from .core import tracing
-from .database_time import Now
-from .exceptions import (
+from ..core import tracing
+from ..databases import errors as database_errors
+from ..databases.time import Now
+from ..exceptions import (
     AttemptsExhausted,
     DuplicateRun,
     LockError,
@@ -30,7 +29,9 @@ from .exceptions import (
     RecordedFailure,
     StaleToken,
 )
-from .models import IdempotencyRecord
+from ..models import IdempotencyRecord
+from . import payloads
+from .claims import Claim, ClaimRequest, Finished, Holds, InFlight
 
 __all__ = [
     "Claim",
